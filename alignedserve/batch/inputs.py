@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from alignedserve.batch.placed_inputs import PlacedInputs
-from alignedserve.batch.retry import retried
 from alignedserve.store import Contents, JobRecord, PlacedInput, Store
 from alignedserve.store.contents import CHUNK_BYTES
+from alignedserve.store.retry import retried
 
 
 class FileGone(Exception):

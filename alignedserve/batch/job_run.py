@@ -37,7 +37,6 @@ from alignedserve.batch.results import (
     too_late,
     write_results,
 )
-from alignedserve.batch.retry import retried
 from alignedserve.batch.validate import Validator
 from alignedserve.store import (
     Contents,
@@ -51,6 +50,7 @@ from alignedserve.store import (
     Store,
     StoreFull,
 )
+from alignedserve.store.retry import retried
 
 # Calls the endpoint with (endpoint, body as JSON, deadline on time.time()'s clock, the job's owner) and returns its
 # answer. It does not raise for an invalid body.

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from alignedserve.batch.config import MAX_RESULT_BYTES
-from alignedserve.batch.retry import RETRY_S, retried
 from alignedserve.store import (
     BrokenOff,
     Contents,
@@ -25,6 +24,7 @@ from alignedserve.store import (
     StoreAway,
 )
 from alignedserve.store.contents import CHUNK_BYTES
+from alignedserve.store.retry import RETRY_S, retried
 
 # The number of results that are fetched at a time when files are written.
 _STEP = 256

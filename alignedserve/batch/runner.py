@@ -34,6 +34,7 @@ from alignedserve.store import (
     Store,
     StoreAway,
 )
+from alignedserve.store.looking import Looking
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class BatchRunner:
         )
         self.forecast = Forecast(store, config.max_num_jobs)
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
-        self._wake = asyncio.Event()
+        self._looking = Looking(self._look_and_tell, config.look_s, "jobs")
         # A directory or a bucket may take long, and leases have to be renewed meanwhile.
         self._tidying: asyncio.Task[None] | None = None
         self._patience_s = 0.0
@@ -92,7 +93,7 @@ class BatchRunner:
 
     def wake(self) -> None:
         """Makes the next look happen now: there is a new job, or one to be brought to an end."""
-        self._wake.set()
+        self._looking.wake()
 
     def cancel(self, job_id: JobId) -> None:
         """Stops the job's lines here, since it is being cancelled; other gateways find that at their next look."""
@@ -106,15 +107,12 @@ class BatchRunner:
         the next start."""
         self._patience_s = patience_s
         self._shared.stopping.set()
-        self._wake.set()
+        self._looking.stop()
 
     async def run(self) -> None:
         """Runs until it is stopped."""
         try:
-            while not self._shared.stopping.is_set():
-                self._wake.clear()
-                await self._look_if_possible()
-                await self._until_woken()
+            await self._looking.run()
             await self._until_done()
         finally:
             for _, task in self._held.values():
@@ -124,11 +122,6 @@ class BatchRunner:
                 await asyncio.wait({self._tidying})
             await asyncio.gather(*self._tasks(), return_exceptions=True)
             await self._shared.reader.aclose()
-
-    async def _until_woken(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.look_s):
-                await self._wake.wait()
 
     async def _until_done(self) -> None:
         """Waits for the lines that still run, and renews their jobs' leases meanwhile."""
@@ -141,14 +134,11 @@ class BatchRunner:
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for _, task in self._held.values()]
 
-    async def _look_if_possible(self) -> None:
+    async def _look_and_tell(self) -> None:
         try:
-            with contextlib.suppress(StoreAway):
-                await self._look()
-        except Exception:
-            # If this task ended, this gateway would take no jobs any more, and nobody would notice.
-            log.exception("looking for jobs failed, and is tried again")
-        self._tell_of_store()
+            await self._look()
+        finally:
+            self._tell_of_store()
 
     async def _look(self) -> None:
         if self._store.is_down:

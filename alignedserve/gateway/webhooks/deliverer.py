@@ -20,11 +20,12 @@ import httpx
 from msgspec.structs import replace
 
 import alignedserve
-from alignedserve.batch.retry import retried
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.gateway.webhooks.network import PublicNetwork
 from alignedserve.gateway.webhooks.sign import signed_headers
 from alignedserve.store import Delivery, DeliveryStore, Lease, LeaseLost, StoreAway
+from alignedserve.store.looking import Looking
+from alignedserve.store.retry import retried
 
 log = logging.getLogger(__name__)
 
@@ -58,28 +59,16 @@ class Deliverer:
             network_backend=PublicNetwork(config.allow_private),
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wake = asyncio.Event()
-        self._is_stopping = False
+        self._looking = Looking(self._look, config.look_s, "webhooks")
 
     def stop(self) -> None:
         """What is under way is tried again after the next start, or by another gateway."""
-        self._is_stopping = True
-        self._wake.set()
+        self._looking.stop()
 
     async def run(self) -> None:
         """Runs until it is stopped."""
         try:
-            while not self._is_stopping:
-                self._wake.clear()
-                try:
-                    with contextlib.suppress(StoreAway):
-                        await self._look()
-                except Exception:
-                    # If this task ended, this gateway would deliver nothing any more, and nobody would notice.
-                    log.exception("looking for webhooks failed, and is tried again")
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._config.look_s):
-                        await self._wake.wait()
+            await self._looking.run()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -100,7 +89,7 @@ class Deliverer:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._wake.set()
+        self._looking.wake()
 
     async def _work(self, lease: Lease) -> None:
         try:

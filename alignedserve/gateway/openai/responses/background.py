@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from alignedserve.batch.config import BatchConfig
-from alignedserve.batch.retry import retried
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.request_builder import RequestBuilder
@@ -31,6 +30,8 @@ from alignedserve.store import (
     ResponseStore,
     StoreAway,
 )
+from alignedserve.store.looking import Looking
+from alignedserve.store.retry import retried
 from alignedserve.types import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,7 @@ class BackgroundResponses:
         self._deliveries_of = deliveries_of
         self._config = config or BatchConfig()
         self._held: dict[Lease, asyncio.Task[None]] = {}
-        self._wake = asyncio.Event()
-        self._is_stopping = False
+        self._looking = Looking(self._look, self._config.look_s, "responses")
 
     # ---- what routes call ----
 
@@ -70,7 +70,7 @@ class BackgroundResponses:
         builder = self._builder(call, int(time.time()))
         found = builder.body("queued")
         await self._store.add(record_of(call, owner, "queued", builder.id, encode(found), body))
-        self._wake.set()
+        self._looking.wake()
         return found
 
     async def cancel(self, record: ResponseRecord) -> ResponseRecord:
@@ -88,23 +88,12 @@ class BackgroundResponses:
 
     def stop(self) -> None:
         """What runs is begun again after the next start, or by another gateway."""
-        self._is_stopping = True
-        self._wake.set()
+        self._looking.stop()
 
     async def run(self) -> None:
         """Runs until it is stopped."""
         try:
-            while not self._is_stopping:
-                self._wake.clear()
-                try:
-                    with contextlib.suppress(StoreAway):
-                        await self._look()
-                except Exception:
-                    # If this task ended, this gateway would answer none any more, and nobody would notice.
-                    log.exception("looking for responses failed, and is tried again")
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._config.look_s):
-                        await self._wake.wait()
+            await self._looking.run()
         finally:
             for task in self._held.values():
                 task.cancel()
@@ -133,7 +122,7 @@ class BackgroundResponses:
 
     def _over(self, lease: Lease) -> None:
         del self._held[lease]
-        self._wake.set()
+        self._looking.wake()
 
     async def _work(self, lease: Lease) -> None:
         try:

@@ -11,7 +11,6 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from alignedserve.batch.retry import retried
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, respond
@@ -27,6 +26,7 @@ from alignedserve.gateway.openai.responses.kept import KeptResponses
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse, response
 from alignedserve.gateway.openai.responses.replay import written
 from alignedserve.store import ResponseRecord, ResponseStore, StoreFull, TooManyJobs
+from alignedserve.store.retry import retried
 
 RESPONSES = Endpoint("/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True)
 # The seconds between two looks at a response in the background, while a stream waits for it.

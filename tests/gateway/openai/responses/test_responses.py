@@ -311,7 +311,7 @@ def test_another_gateway_answers_what_one_has_begun() -> None:
         async def look() -> None:
             raise StoreAway("it hangs")
 
-        background._look = look  # type: ignore[method-assign]
+        background._looking._look = look
         async with gateway_on(at.router_port, at.redis.url, name="gateway-1") as other:
             while len(at.router.submitted) < 2:
                 await asyncio.sleep(0.01)
