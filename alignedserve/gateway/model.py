@@ -100,6 +100,11 @@ class ServedModel:
         return thinking_of(tokenizer.chat_template(has_tools), end)
 
     @property
+    def has_place_for_tools(self) -> bool:
+        """Whether a chat's template tells the model of tools."""
+        return self._need_tokenizer("tools").tool_template is not None
+
+    @property
     def tool_template(self) -> str:
         """Returns the template for chats with tools. Raises ApiError if this model has none."""
         template = self._need_tokenizer("tools").tool_template

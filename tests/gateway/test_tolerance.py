@@ -59,6 +59,47 @@ def test_the_log_does_not_grow_with_what_clients_think_up(caplog: pytest.LogCapt
     assert ignored.note(["line\nbreak"]) == {HEADER: "other"} and ignored.note([]) == {}
 
 
+TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+# With tools that the model may call.
+WITH_TOOLS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": QUESTION, "tools": [{"type": "function", "function": TOOL}]},
+    "/v1/responses": {"input": QUESTION, "tools": [{"type": "function", **TOOL}], "tool_choice": "auto"},
+    "/v1/messages": {
+        "messages": QUESTION,
+        "max_tokens": 50,
+        "tools": [{"name": "weather", "input_schema": TOOL["parameters"]}],
+    },
+}
+
+
+@pytest.mark.parametrize("path", WITH_TOOLS)
+def test_tools_that_a_model_is_not_told_of_and_need_not_call_are_ignored(path: str) -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            plain = {name: value for name, value in WITH_TOOLS[path].items() if not name.startswith("tool")}
+            for body in (plain, WITH_TOOLS[path]):
+                response = await at.post(path, {"model": "demo"} | body)
+                assert response.status_code == 200, response.text
+                assert "one two three" in response.text
+            assert response.headers[HEADER] == "tools"
+            one, other = at.router.submitted
+            assert one.request.prompt == other.request.prompt
+            assert other.request.params.structured_outputs is None
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("path", WITH_TOOLS)
+def test_a_strict_server_refuses_them(path: str) -> None:
+    async def scenario() -> None:
+        async with served(strict_parameters=True) as at:
+            response = await at.post(path, {"model": "demo"} | WITH_TOOLS[path])
+            assert response.status_code == 400 and "tools" in response.json()["error"]["message"]
+            assert at.router.submitted == []
+
+    play(scenario)
+
+
 def test_a_strict_server_refuses_what_it_does_not_know() -> None:
     async def scenario() -> None:
         async with served(strict_parameters=True) as at:

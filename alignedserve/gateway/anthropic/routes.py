@@ -32,7 +32,8 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
         found = chat_fields(body, body.conversation(), model, limits)
         found["shows_reasoning"] = found["shows_reasoning"] and body.thinks
         found["service_tier"] = body.tier
-        return PreparedMessage(**found, ignored=_ignored(body))
+        found["ignored"] += _other_tools(body)
+        return PreparedMessage(**found)
 
 
 def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> Answered:
@@ -40,10 +41,11 @@ def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> A
     with body.naming():
         found = chat_fields(body, body.conversation(), model, limits)
         num_tokens = len(found["prompts"][0]) // TOKEN_BYTES
-        return Answered(msgspec.json.encode({"input_tokens": num_tokens}), ignored=_ignored(body))
+        ignored = [*found["ignored"], *_other_tools(body)]
+        return Answered(msgspec.json.encode({"input_tokens": num_tokens}), ignored=ignored)
 
 
-def _ignored(body: CountTokensBody) -> list[str]:
+def _other_tools(body: CountTokensBody) -> list[str]:
     return [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
 
 

@@ -51,6 +51,9 @@ def chat_fields(
 ) -> dict[str, Any]:
     """Returns the fields of a PreparedChat. Raises ApiError and InvalidRequest."""
     check_body(body, model, limits)
+    ignored = _useless_in(chat, model)
+    if ignored:
+        chat = replace(chat, tools=())
     tooling = _tooling_of(chat, model)
     params, structure_name = _params(body, tooling)
     limits.check(1, params)
@@ -64,7 +67,15 @@ def chat_fields(
     return fields_of(body, [prompt], params, structure_name) | {
         "reading": msgspec.structs.replace(tooling.reading, thinking=thinking),
         "shows_reasoning": body.include_reasoning is not False,
+        "ignored": ignored,
     }
+
+
+def _useless_in(chat: Conversation, model: ServedModel) -> list[str]:
+    """Returns the names of what this model can make nothing of, and may leave aside: tools that nobody tells it of, and
+    that it need not call. Many clients send some with every call."""
+    is_useless = bool(chat.tools) and chat.choice == "auto" and not model.has_place_for_tools
+    return ["tools"] if is_useless else []
 
 
 def _thinking_of(

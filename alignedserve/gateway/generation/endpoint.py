@@ -7,7 +7,7 @@ and a process of its own for large ones (preparer.py). The result is bounded by 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,6 +48,7 @@ class Endpoint:
             made = self.make(body, model, limits)
         except InvalidRequest as error:
             raise invalid(error) from error
+        _check_ignored(made.ignored, is_strict)
         return msgspec.structs.replace(made, ignored=[*ignored, *made.ignored]) if ignored else made
 
 
@@ -59,9 +60,13 @@ def unknown_in(body: BaseModel, is_strict: bool) -> list[str]:
     """Removes the unknown parameters from the body, and returns their names. Raises ApiError if it `is_strict` and
     there are any, and InvalidRequest for those that are always refused."""
     ignored = take_unknown(body)
+    _check_ignored(ignored, is_strict)
+    return ignored
+
+
+def _check_ignored(ignored: Sequence[str], is_strict: bool) -> None:
     if ignored and is_strict:
         raise misshapen({"type": "extra_forbidden"}, ignored[0].split("."))
-    return ignored
 
 
 def _parsed(data: bytes) -> Any:

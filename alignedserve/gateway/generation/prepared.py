@@ -43,7 +43,7 @@ class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: ServiceTier | None
     ttft_ms: float | None
     cache_salt: str
-    # The parameters of the body that are unknown here, and were ignored.
+    # The parameters of the body that were ignored: they are unknown here, or this model can make nothing of them.
     ignored: list[str] = []
 
     async def whole(

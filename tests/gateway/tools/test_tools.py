@@ -293,7 +293,7 @@ def test_a_call_and_its_result_go_back_through_the_template() -> None:
 @pytest.mark.parametrize(
     ("template", "fields", "param", "message"),
     [
-        (None, {}, "tools", "no place for tools"),
+        (None, {"tool_choice": "required", "stream": True}, "tools", "no place for tools"),
         (TEMPLATE.replace("<tool_call>", ""), {}, "tool_choice", "is not known"),
         (TEMPLATE, {"tools": None, "tool_choice": "required"}, "tool_choice", "there are no tools"),
         (

@@ -44,6 +44,8 @@ def response(body: ResponseBody, model: ServedModel, limits: Limits) -> Prepared
             raise InvalidRequest("previous_response_id: not possible in a batch")
         earlier, items = body.items()
         found = chat_fields(body, body.conversation_of([*earlier, *items]), model, limits)
+        # Tools that OpenAI's servers run themselves.
+        found["ignored"] += [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
         return PreparedResponse(
             **found,
             repeated=msgspec.json.encode(_repeated(body)),
@@ -52,8 +54,6 @@ def response(body: ResponseBody, model: ServedModel, limits: Limits) -> Prepared
             is_background=bool(body.background),
             previous_response_id=body.previous_response_id,
             num_logprobs=body.num_logprobs,
-            # Tools that OpenAI's servers run themselves.
-            ignored=[f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)],
         )
 
 
