@@ -28,6 +28,7 @@ from alignedserve.gateway.page.routes import add_page
 from alignedserve.gateway.telemetry.health import cluster_body, health
 from alignedserve.gateway.telemetry.ignored_parameters import HEADER as IGNORED
 from alignedserve.store import Store
+from alignedserve.store.homes import WatchedHome
 
 # The endpoints read these bodies themselves, so FastAPI does not know of them.
 BODIES = tuple(endpoint.body for endpoint in ENDPOINTS.values())
@@ -41,8 +42,10 @@ def create_app(
     allowed_origins: Sequence[str] = (),
     store: Store | None = None,
     callers: Callers = ANY_CALLER,
+    home: WatchedHome | None = None,
 ) -> FastAPI:
-    """`routers` are added to the routes that always exist. `store` keeps files and batches, if there is one."""
+    """`routers` are added to the routes that always exist. `store` keeps files and batches, if there is one, and `home`
+    the content of files, if that is apart."""
     islands = request_builder.islands
     drain_state, keys = drain_state or DrainState(), keys or Keys()
     # FastAPI's pages for the description would load scripts from elsewhere, so there are none.
@@ -57,7 +60,7 @@ def create_app(
 
     @app.get("/health", responses={503: {"description": "It can't answer, and why"}})
     async def health_route() -> Response:
-        status, body = await health(islands.cluster, drain_state, store)
+        status, body = await health(islands.cluster, drain_state, store, home)
         return JSONResponse(body, status)
 
     public = {health_route, *add_page(app)}

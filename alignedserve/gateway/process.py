@@ -43,7 +43,7 @@ from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.store import ContentsInStore, DeliveryStore, JobRecord, ResponseStore, Store
 from alignedserve.store.contents import ContentsApart
-from alignedserve.store.homes import Home, make_home
+from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
 
 
@@ -114,9 +114,8 @@ class GatewayProcess:
             routers.append(responses)
             routers.append(metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs))
             keys, origins = Keys(self._config.key_owners), self._config.http.allowed_origins
-            app = create_app(
-                request_builder, self.drain_state, keys, routers, origins, store, self._callers(sock)
-            )
+            callers, home = self._callers(sock), self._home if store else None
+            app = create_app(request_builder, self.drain_state, keys, routers, origins, store, callers, home)
             await self._serve(app, sock)
 
     def _callers(self, sock: socket.socket) -> Callers:
@@ -140,9 +139,9 @@ class GatewayProcess:
             await store.close()
 
     @functools.cached_property
-    def _home(self) -> Home | None:
+    def _home(self) -> WatchedHome | None:
         """Where the content of files is, if that is not the store. Raises ValueError."""
-        return make_home(self._config.files_at) if self._config.files_at else None
+        return WatchedHome(make_home(self._config.files_at)) if self._config.files_at else None
 
     @contextlib.asynccontextmanager
     async def _batches(

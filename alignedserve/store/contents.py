@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 from alignedserve.store.base import UNCOMMITTED_S, Store, StoreAway
-from alignedserve.store.homes import Home, Writer
+from alignedserve.store.homes import WatchedHome, Writer
 from alignedserve.store.records import FileId, FileRecord, new_file_id
 
 # A file is written and read in chunks of so many bytes; only its last one may have fewer. Large enough for few round
@@ -113,7 +113,7 @@ class _NewInStore(NewFile):
 class ContentsApart(Contents):
     """All of one store is in a folder of its own: what another store has is nobody's here."""
 
-    def __init__(self, store: Store, home: Home) -> None:
+    def __init__(self, store: Store, home: WatchedHome) -> None:
         super().__init__(store)
         self._home = home
         self._folder = ""
@@ -139,6 +139,9 @@ class ContentsApart(Contents):
 
     async def tidy(self, now: float) -> None:
         await super().tidy(now)
+        if self._home.is_down:
+            # Whatever a process that dies here leaves is swept later.
+            await self._home.probe(await self.name(new_file_id()))
         if now >= self._next_sweep:
             await self._sweep(now)
             self._next_sweep = now + SWEEP_EVERY_S
@@ -158,7 +161,7 @@ class ContentsApart(Contents):
 
 class _NewApart(NewFile):
     def __init__(
-        self, contents: ContentsApart, store: Store, home: Home, owner: str, is_bounded: bool
+        self, contents: ContentsApart, store: Store, home: WatchedHome, owner: str, is_bounded: bool
     ) -> None:
         super().__init__()
         self._contents = contents

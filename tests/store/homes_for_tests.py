@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alignedserve.store import Contents, ContentsInStore, StoreLimits
 from alignedserve.store.contents import ContentsApart
-from alignedserve.store.homes import make_home
+from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
 from tests.store.redis_process import RedisProcess, redis_store
 from tests.store.s3_process import BUCKET, S3Process
@@ -44,5 +44,5 @@ async def kept_in(
             yield Kept(redis, store, ContentsInStore(store), None, None)
         else:
             place = str(tmp_path / "files") if kind == "directory" else f"s3://{BUCKET}/some/where"
-            contents = ContentsApart(store, make_home(place))
+            contents = ContentsApart(store, WatchedHome(make_home(place)))
             yield Kept(redis, store, contents, place, s3 if kind == "bucket" else None)

@@ -13,7 +13,7 @@ import pytest
 from alignedserve.store import FileRecord, StoreAway, StoreFull, StoreLimits
 from alignedserve.store.base import UNCOMMITTED_S
 from alignedserve.store.contents import CHUNK_BYTES, LEFT_BEHIND_S, ContentsApart, ContentsInStore, NewFile
-from alignedserve.store.homes import BrokenOff, make_home
+from alignedserve.store.homes import BrokenOff, WatchedHome, make_home
 from alignedserve.store.homes.bucket import MAX_WRITERS, PART_BYTES
 from tests.store.homes_for_tests import HOMES, Kept, kept_in
 from tests.store.s3_process import S3Process
@@ -156,12 +156,12 @@ def test_what_was_left_behind_is_swept_and_nothing_else(play: Play, kind: str) -
             await writer.write(b"mine")
             await writer.finish()
         before = set(kept.leftovers())
-        later = ContentsApart(kept.store, make_home(kept.place or ""))
+        later = ContentsApart(kept.store, WatchedHome(make_home(kept.place or "")))
         # a moment later all is too young, and an hour later what has room is too
         for seconds in (0.0, UNCOMMITTED_S - 60):
             await later.tidy(time.time() + seconds)
             assert set(kept.leftovers()) == before
-        later = ContentsApart(kept.store, make_home(kept.place or ""))
+        later = ContentsApart(kept.store, WatchedHome(make_home(kept.place or "")))
         await later.tidy(time.time() + LEFT_BEHIND_S + 60)
         left = [each for each in kept.leftovers() if each != "part"]
         assert sorted(name.split("/")[-1] for name in left) == sorted([file.id, "file-" + "0" * 24, "notes"])

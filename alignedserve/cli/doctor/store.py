@@ -1,4 +1,4 @@
-"""Where files and batch jobs are kept: the Redis that was named, or a private one."""
+"""Where files and batch jobs are kept: the Redis that was named, or a private one, and the place of `--files-at`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, fail, ok
 from alignedserve.launch.store import end_process, locate_store, until_answering
 from alignedserve.store import StoreAway
+from alignedserve.store.homes import WatchedHome, make_home
+from alignedserve.store.records import new_file_id
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer, find_server
 
@@ -35,6 +37,23 @@ def check_private_redis(case: Case) -> Iterator[Finding]:
         open(Path(name) / "lock", "w") as lock,
     ):
         yield asyncio.run(_starts(PrivateServer(find_server(), Path(name), lock.fileno())))
+
+
+def check_files_at(case: Case) -> Iterator[Finding]:
+    if case.settings.launch.files_at is not None:
+        home = WatchedHome(make_home(case.settings.launch.files_at))
+        yield asyncio.run(_written(home))
+
+
+async def _written(home: WatchedHome) -> Finding:
+    try:
+        await home.probe(new_file_id())
+    except StoreAway as error:
+        return fail(
+            f"files_at: a file can't be written there: {error}",
+            "the address, the credentials and rights, or another --files-at",
+        )
+    return ok("files_at: a file can be written there, and deleted")
 
 
 async def _named(url: str) -> Finding:

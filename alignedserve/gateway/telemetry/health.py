@@ -10,11 +10,16 @@ from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.protocol.messages import Cluster, ProcessStatus
 from alignedserve.store import Store
+from alignedserve.store.homes import WatchedHome
 
 # An island without one of each answers nothing; instead of the last two it may have colocated instances.
 NEEDED = ("kvpool", "prefill", "decode")
 NEEDED_COLOCATED = ("kvpool", "colocated")
 _STORE_REASON = "files and batches answer 503, and batches wait: their store can't be reached, or can't write"
+
+_FILES_REASON = (
+    "files answer 503, and batches wait: what --files-at names can't be reached, or can't be written"
+)
 
 
 # Asks each island's router and returns the answers by the islands' numbers. Raises ApiError when none answers.
@@ -22,10 +27,10 @@ AskClusters = Callable[[], Awaitable[Mapping[int, Cluster]]]
 
 
 async def health(
-    ask_clusters: AskClusters, drain_state: DrainState, store: Store | None
+    ask_clusters: AskClusters, drain_state: DrainState, store: Store | None, home: WatchedHome | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Returns the HTTP status and the body. One island that can answer is enough; without the store, real time goes
-    on."""
+    """Returns the HTTP status and the body. One island that can answer is enough; without the store, or the home of
+    files, real time goes on."""
     if drain_state.is_draining:
         return 503, {"status": "unavailable", "reason": "this server is stopping"}
     try:
@@ -41,6 +46,8 @@ async def health(
     found: dict[str, Any] = {"down": down} if down else {}
     if store and store.is_down:
         found |= {"store": "down", "reason": _STORE_REASON}
+    elif home and home.is_down:
+        found |= {"files": "down", "reason": _FILES_REASON}
     return 200, {"status": "degraded" if found else "ok"} | found
 
 

@@ -37,7 +37,9 @@ class IgnoredParameters:
         shown = [name for name in names if _NAME.fullmatch(name)]
         for name in shown:
             if name not in self._logged and len(self._logged) < MAX_LOGGED:
-                log.info("%s: this parameter is not known here, or of no use to this model, and is ignored", name)
+                log.info(
+                    "%s: this parameter is not known here, or of no use to this model, and is ignored", name
+                )
                 self._logged.add(name)
         self.counts.update({name if name in NAMES else OTHER for name in names})
         return {HEADER: ", ".join(shown) or OTHER} if names else {}

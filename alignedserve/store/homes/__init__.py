@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alignedserve.store.homes.base import BrokenOff, Home, Listed, Writer
 from alignedserve.store.homes.places import BucketPlace, DirectoryPlace, parse_place
+from alignedserve.store.homes.watched import WatchedHome
 
 __all__ = [
     "BrokenOff",
@@ -11,6 +12,7 @@ __all__ = [
     "DirectoryPlace",
     "Home",
     "Listed",
+    "WatchedHome",
     "Writer",
     "make_home",
     "parse_place",

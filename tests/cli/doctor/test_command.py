@@ -192,6 +192,19 @@ def test_a_state_directory_that_can_not_be(failures: Failures, tmp_path: Path) -
     assert set(failed) == {"store"} and "Not a directory" in failed["store"]
 
 
+def test_a_place_of_files_that_can_not_be_written(
+    failures: Failures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "file" in failures("--files-at", str(file))["files-at"]
+    # nobody listens there
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert "can't be written" in failures("--files-at", "s3://bucket/files")["files-at"]
+    assert not failures("--files-at", str(tmp_path / "files"))
+    assert not list((tmp_path / "files").iterdir())
+
+
 def test_a_redis_that_is_not_there(failures: Failures) -> None:
     failed = failures("--redis-url", f"redis://127.0.0.1:{free_port('127.0.0.1')}")
     assert set(failed) == {"store"} and "does not answer" in failed["store"]

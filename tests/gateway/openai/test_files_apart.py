@@ -27,7 +27,7 @@ from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.store.contents import LEFT_BEHIND_S, ContentsApart
-from alignedserve.store.homes import make_home
+from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
 from tests.gateway.batching import CHATS, QUICK, Gateway, System, gateway_on, jsonl, questions
@@ -79,7 +79,7 @@ async def stored(redis_url: str, name: str = "bytes-apart") -> int:
 async def swept(redis_url: str, place: str) -> None:
     """So much time goes by that what was left behind is swept."""
     store = RedisStore(redis_url)
-    await ContentsApart(store, make_home(place)).tidy(time.time() + LEFT_BEHIND_S + 60)
+    await ContentsApart(store, WatchedHome(make_home(place))).tidy(time.time() + LEFT_BEHIND_S + 60)
     await store.close()
 
 
@@ -159,12 +159,16 @@ def test_while_the_bucket_is_away_files_answer_503_and_jobs_wait(s3: S3Process) 
         while len(at.router.submitted) < 2:
             await asyncio.sleep(0.02)
         s3.kill()
+        assert (await at.gateway.http.get("/health")).json() == {"status": "ok"}
         for size in (10, len(LARGE)):
             with pytest.raises(openai.InternalServerError, match="store can't be reached") as error:
                 await at.gateway.upload(LARGE[:size])
             assert error.value.status_code == 503 and error.value.response.headers["retry-after"] == "1"
         with pytest.raises(httpx.TransportError):
             await at.gateway.http.get(f"/v1/files/{sent.id}/content")
+        health = (await at.gateway.http.get("/health")).json()
+        assert (health["status"], health["files"]) == ("degraded", "down")
+        assert "--files-at" in health["reason"]
         batch = await at.client.batches.create(
             input_file_id=waiting.id, endpoint=CHATS, completion_window="24h"
         )
@@ -178,6 +182,8 @@ def test_while_the_bucket_is_away_files_answer_503_and_jobs_wait(s3: S3Process) 
         failed = await at.gateway.until(batch, "failed")
         assert failed.errors and failed.errors.data
         assert [each.code for each in failed.errors.data] == ["file_not_found"]
+        while (await at.gateway.http.get("/health")).json() != {"status": "ok"}:
+            await asyncio.sleep(0.05)
 
     play(scenario, files_at=f"s3://{BUCKET}/kept")
 

@@ -27,6 +27,27 @@ def page(browser: Browser, host: Hosted) -> Browser:
     return browser
 
 
+# ---- the state ----
+
+
+@pytest.mark.parametrize(
+    ("health", "text"),
+    [
+        ({"status": "ok"}, "● Ready"),
+        ({"status": "degraded", "down": ["decode-0", "decode-1"]}, "◐ Degraded: decode-0, decode-1 down"),
+        ({"status": "degraded", "store": "down", "reason": "…"}, "◐ Degraded: the store down"),
+        (
+            {"status": "degraded", "down": ["decode-0"], "files": "down", "reason": "…"},
+            "◐ Degraded: decode-0, the place of files down",
+        ),
+        ({"status": "unavailable", "reason": "the router is down"}, "✕ Unavailable: the router is down"),
+    ],
+)
+def test_it_says_what_is_down(page: Browser, health: dict[str, Any], text: str) -> None:
+    said = f"(m.showHealth({json.dumps(health)}), document.getElementById('state').textContent)"
+    assert page.imported("state.js", said) == text
+
+
 # ---- metrics ----
 
 

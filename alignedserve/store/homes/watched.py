@@ -1,0 +1,73 @@
+"""A home of content which knows whether it could be reached when it was last tried."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from alignedserve.store.base import StoreAway
+from alignedserve.store.homes.base import Home, Listed, Writer
+
+_PROBE = b"probe"
+
+
+class WatchedHome(Home):
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self.is_down = False
+
+    @property
+    def num_bytes(self) -> int | None:
+        return self._home.num_bytes
+
+    def writer(self, name: str) -> Writer:
+        return _WatchedWriter(self, self._home.writer(name))
+
+    async def read(self, name: str, start: int, num_bytes: int) -> bytes | None:
+        with self.watching():
+            return await self._home.read(name, start, num_bytes)
+
+    async def delete(self, name: str) -> None:
+        with self.watching():
+            await self._home.delete(name)
+
+    async def listed(self, folder: str) -> AsyncIterator[Sequence[Listed]]:
+        with self.watching():
+            async for some in self._home.listed(folder):
+                yield some
+
+    async def probe(self, name: str) -> None:
+        """Writes some bytes under a name that nobody else uses, and deletes them. Raises StoreAway."""
+        writer = self.writer(name)
+        try:
+            await writer.write(_PROBE)
+            await writer.finish()
+        finally:
+            await writer.abort()
+        await self.delete(name)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreAway:
+            self.is_down = True
+            raise
+        self.is_down = False
+
+
+class _WatchedWriter(Writer):
+    def __init__(self, home: WatchedHome, writer: Writer) -> None:
+        self._home = home
+        self._writer = writer
+
+    async def write(self, data: bytes) -> None:
+        with self._home.watching():
+            await self._writer.write(data)
+
+    async def finish(self) -> None:
+        with self._home.watching():
+            await self._writer.finish()
+
+    async def abort(self) -> None:
+        await self._writer.abort()

@@ -1,0 +1,60 @@
+"""A home knows whether it could be reached when it was last tried."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from alignedserve.store import StoreAway
+from alignedserve.store.homes import WatchedHome, make_home
+
+
+def test_it_is_down_from_a_call_that_fails_to_one_that_does_not(tmp_path: Path) -> None:
+    place = tmp_path / "files"
+
+    async def scenario() -> None:
+        home = WatchedHome(make_home(str(place)))
+        await home.probe("one")
+        assert not home.is_down and not list(place.iterdir())
+        # a file in the directory's place
+        shutil.rmtree(place)
+        place.write_text("")
+        with pytest.raises(StoreAway):
+            await home.probe("two")
+        assert home.is_down
+        with pytest.raises(StoreAway):
+            await home.read("two/x", 0, 1)
+        assert home.is_down
+        place.unlink()
+        place.mkdir()
+        assert await home.read("two", 0, 1) is None
+        assert not home.is_down
+        async for _ in home.listed("nobody's"):
+            raise AssertionError("there is nothing")
+        assert not home.is_down
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_writer_that_fails_tells_it(tmp_path: Path, is_one: bool) -> None:
+    place = tmp_path / "files"
+
+    async def scenario() -> None:
+        home = WatchedHome(make_home(str(place)))
+        writer = home.writer("folder/one")
+        await writer.write(b"some")
+        if not is_one:
+            shutil.rmtree(place)
+            with pytest.raises(StoreAway):
+                await writer.finish()
+        else:
+            await writer.finish()
+            assert await home.read("folder/one", 0, 4) == b"some"
+        assert home.is_down is not is_one
+        await writer.abort()
+
+    asyncio.run(scenario())
