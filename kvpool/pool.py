@@ -111,9 +111,11 @@ class Pool:
         self._tree.check()
 
     def check_idle(self) -> None:
-        """Raises as `check` does, and if a request has blocks."""
+        """Raises as `check` does, and if a request has blocks, or is a candidate."""
         self.check()
         self._allocator.check_idle()
+        if num_left := len(self._tree):
+            raise RuntimeError(f"idle, but {num_left} requests are candidates")
 
     def _reserve(self, reserve: Reserve, now: float) -> list[Message]:
         grant = self._allocator.reserve(reserve.key, reserve.num_tokens, now + self._config.lapse_s)

@@ -63,17 +63,22 @@ def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
 
 
 def page(hunts: Sequence[Hunt], minutes: float, num_jobs: int) -> str:
-    num_found = sum(each.is_found for each in hunts)
+    num_found, survives = (
+        sum(each.is_found for each in hunts),
+        {each.name: each.survives for each in mutants()},
+    )
     head = (
         f"# Mutants\n\n{num_found} of {len(hunts)} one-line mutants of the deciding code are found by `alignedserve "
         f"vopr` within {minutes:g} minutes on {num_jobs} cores (`python -m benchmarks.mutants`).\n\n"
         "Those of gateways and batch jobs, whose lines run in no others, are looked for in whole systems alone "
         "(`--system whole`), the others in all.\n\n"
-        "| mutant | file | systems | seconds | what did not hold |\n| --- | --- | --- | --- | --- |\n"
+        "| mutant | file | systems | seconds | what did not hold, or what else holds |\n"
+        "| --- | --- | --- | --- | --- |\n"
     )
     return head + "".join(
         f"| {each.name} | `{each.file}` | {each.system or 'all'} "
-        f"| {f'{each.seconds:.0f}' if each.is_found else 'not found'} | {each.failure.replace('|', '/')[:160]} |\n"
+        f"| {f'{each.seconds:.0f}' if each.is_found else 'not found'} "
+        f"| {each.failure.replace('|', '/')[:160] or survives.get(each.name, '')} |\n"
         for each in hunts
     )
 

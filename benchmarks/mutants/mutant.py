@@ -24,6 +24,8 @@ class Mutant:
     new: str
     # The systems in which it is looked for, as for `alignedserve vopr --system`: its line runs in no others.
     system: str | None = None
+    # Why it may not be found: what else makes up for it.
+    survives: str = ""
 
     def applied(self, text: str) -> str:
         """Raises ValueError if the text is not what the mutant was made of."""
