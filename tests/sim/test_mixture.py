@@ -152,15 +152,15 @@ def test_after_an_eviction_that_failed_it_can_sit_out_again() -> None:
 def test_a_prompt_that_waits_between_chunks_was_interrupted() -> None:
     pauses = Pauses()
 
-    def computed(progress: list[tuple[RequestKey, int]], done: list[RequestKey]) -> None:
+    def computed(progress: list[tuple[RequestKey, int, int]], done: list[RequestKey]) -> None:
         news = [NewTokens(key, 0, [1]) for key in done]
         pauses(0.0, Received(PREFILL, PrefillReport(news, [], [], progress, 0)), [])
 
-    computed([(A, 16)], [])
+    computed([(A, 16, 0)], [])
     computed([], [])  # a copy has ended, and nothing was computed
-    computed([(B, 16)], [])
+    computed([(B, 16, 0)], [])
     computed([], [B])
-    computed([(A, 32)], [])
+    computed([(A, 32, 0)], [])
     computed([], [A])
     computed([], [C])
     assert pauses.interrupted == [A]
