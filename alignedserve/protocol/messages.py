@@ -222,11 +222,11 @@ class Tokens(Message):
     """The new tokens of all requests of this gateway in one report."""
 
     news: list[NewTokens]
-    # Of requests that have no tokens before these.
-    progress: list[PromptProgress] = []
     # For requests with their first or last token, and requests that the gateway has aborted: (state, seconds since the
     # router took the request) for each state that the request has entered.
     timelines: dict[RequestKey, list[tuple[str, float]]] = {}
+    # Of requests that had no tokens before these.
+    progress: list[PromptProgress] = []
 
 
 class Rejected(Message):

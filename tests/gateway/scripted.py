@@ -86,7 +86,7 @@ class ScriptedRouter:
             if request.reports_progress:
                 num_tokens = len(request.prompt)
                 progress = PromptProgress(key, num_tokens, num_computed, num_reused, seconds)
-                self.hub.send(gateway, Tokens([], [progress]))
+                self.hub.send(gateway, Tokens([], progress=[progress]))
 
     def fail(self, reason: str) -> None:
         for key, (gateway, _, first) in list(self._open.items()):

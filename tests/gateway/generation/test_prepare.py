@@ -40,7 +40,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 WRONG: list[tuple[str, Any, str | None]] = [
     (CHAT, {"messages": [1]}, "messages"),
-    (CHAT, {"messages": QUESTION, "tools": TOOLS}, "tools"),
+    (CHAT, {"messages": QUESTION, "tools": TOOLS, "tool_choice": "required"}, "tools"),
     (CHAT, {"messages": QUESTION, "model": "another"}, "model"),
     (CHAT, {"messages": QUESTION, "max_completion_tokens": -1}, "max_completion_tokens"),
     (COMPLETIONS, {"prompt": "x", "n": "y"}, "n"),
