@@ -42,7 +42,7 @@ class OutputProcessor:
                 f"{sender}: request {news.key} has {len(state.output)} tokens, and {news.first} before the new ones"
             )
         is_first = not state.output
-        if is_first:
+        if is_first and news.tokens:
             self._output.add_progress(state, len(state.request.prompt), news.num_reused, self._clock.now)
         state.output.extend(news.tokens)
         if is_first:

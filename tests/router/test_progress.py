@@ -71,6 +71,13 @@ def test_who_asks_hears_of_every_chunk_and_that_all_is_computed(instance: str) -
 
 
 @pytest.mark.parametrize("instance", [PREFILL, COLOCATED])
+def test_a_prompt_that_fails_is_not_said_to_be_computed(instance: str) -> None:
+    at = prompted(instance)
+    at.report(news=[NewTokens(ONE, 0, [], finish_reason="error", error="NaN in its logits")])
+    assert at.heard() == []
+
+
+@pytest.mark.parametrize("instance", [PREFILL, COLOCATED])
 def test_nobody_else_does(instance: str) -> None:
     at = prompted(instance, wants=False)
     at.report(progress=[(ONE, 4, 0)])
