@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -16,22 +15,11 @@ from alignedserve.protocol.messages import Cluster, Request
 from alignedserve.protocol.pooling import DTYPE, NO_SAMPLING, POOLINGS
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected
-from tests.cluster.processes import COLOCATED, PREFILLS, ROUTER, Processes, Setup, running
+from tests.cluster.processes import COLOCATED, PREFILLS, ROUTER, Processes
 from tests.cluster.requests import alone, greedy_requests, make_request, results
 from tests.tiny_models import VOCAB_SIZE, embeddings
 
-FAMILY = "llama-gqa-tied"
 NUM_EMBEDDED = 8
-Directory = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module", params=[0, 1], ids=["apart", "colocated"])
-def processes(
-    request: pytest.FixtureRequest, tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Processes]:
-    setup = Setup(tiny_model(FAMILY), num_colocated=request.param, is_slow=True)
-    with running(setup, tmp_path_factory.mktemp("events")) as found:
-        yield found
 
 
 def to_embed() -> list[Request]:
@@ -62,19 +50,19 @@ def is_computing(cluster: Cluster) -> bool:
 
 
 @pytest.mark.parametrize("victim", [None, PREFILLS[0], ROUTER], ids=str)
-def test_embeddings_beside_answers(processes: Processes, victim: InstanceId | None) -> None:
-    if victim not in (None, ROUTER) and processes.setup.num_colocated:
+def test_embeddings_beside_answers(slow_processes: Processes, victim: InstanceId | None) -> None:
+    if victim not in (None, ROUTER) and slow_processes.setup.num_colocated:
         victim = COLOCATED
 
     async def scenario() -> None:
-        async with connected(processes) as client:
+        async with connected(slow_processes) as client:
             answered = [client.submit(request) for request in greedy_requests(3, seed=5)]
             embedded = [client.submit(request) for request in to_embed()]
             if victim is not None:
                 await client.until_cluster(is_computing)
-                processes.kill(victim)
-                processes.start(victim)
+                slow_processes.kill(victim)
+                slow_processes.start(victim)
             await client.until(partial(all_ended, [*answered, *embedded]))
-            check(client, processes.setup.directory, embedded, answered)
+            check(client, slow_processes.setup.directory, embedded, answered)
 
     asyncio.run(scenario())

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from random import Random
 
-import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import PromptProgress, Request
 from tests.cluster.client import Stream, all_ended, connected
-from tests.cluster.processes import COLOCATED, PREFILLS, Processes, Setup, running
+from tests.cluster.processes import COLOCATED, PREFILLS, Processes
 from tests.cluster.requests import alone, make_request, results
 from tests.engine.helpers import greedy_params
 from tests.tiny_models import VOCAB_SIZE
 
-FAMILY = "llama-gqa-tied"
 # Several chunks of the 64 tokens that an iteration has here.
 NUM_PROMPT = 250
-Directory = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module", params=[0, 1], ids=["apart", "colocated"])
-def processes(
-    request: pytest.FixtureRequest, tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Processes]:
-    setup = Setup(tiny_model(FAMILY), num_colocated=request.param, is_slow=True)
-    with running(setup, tmp_path_factory.mktemp("events")) as found:
-        yield found
 
 
 def asked(seed: int) -> Request:
@@ -47,9 +33,9 @@ def check_whole(progress: list[PromptProgress]) -> None:
     assert progress[-1].num_computed == NUM_PROMPT
 
 
-def test_it_grows_chunk_by_chunk(processes: Processes) -> None:
+def test_it_grows_chunk_by_chunk(slow_processes: Processes) -> None:
     async def scenario() -> None:
-        async with connected(processes) as client:
+        async with connected(slow_processes) as client:
             request = asked(seed=1)
             first = client.submit(request)
             await client.until(partial(all_ended, [first]))
@@ -61,17 +47,17 @@ def test_it_grows_chunk_by_chunk(processes: Processes) -> None:
     asyncio.run(scenario())
 
 
-def test_it_goes_on_elsewhere(processes: Processes) -> None:
-    victim = COLOCATED if processes.setup.num_colocated else PREFILLS[0]
+def test_it_goes_on_elsewhere(slow_processes: Processes) -> None:
+    victim = COLOCATED if slow_processes.setup.num_colocated else PREFILLS[0]
 
     async def scenario() -> None:
-        async with connected(processes) as client:
+        async with connected(slow_processes) as client:
             streams = [client.submit(asked(seed)) for seed in range(10, 16)]
             await client.until(lambda: any(stream.progress for stream in streams))
-            processes.kill(victim)
-            processes.start(victim)
+            slow_processes.kill(victim)
+            slow_processes.start(victim)
             await client.until(partial(all_ended, streams))
-            check(processes, streams)
+            check(slow_processes, streams)
 
     asyncio.run(scenario())
 
