@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class Told:
 @dataclass
 class Receiver:
     port: int = 0
+    scheme: str = "http"
     told: list[Told] = field(default_factory=list)
     # Returns what is answered to the call of this number; None: nothing, and the connection stays open.
     answer: Callable[[int], bytes | None] = lambda number: b"HTTP/1.1 204 No Content\r\n\r\n"
@@ -45,7 +47,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/hooks/all"
+        return f"{self.scheme}://127.0.0.1:{self.port}/hooks/all"
 
     async def until(self, count: int) -> list[Told]:
         """Waits until so many calls have come."""
@@ -86,9 +88,9 @@ def status(code: int, *headers: str) -> bytes:
 
 
 @asynccontextmanager
-async def receiving(port: int = 0) -> AsyncIterator[Receiver]:
-    receiver = Receiver()
-    server = await asyncio.start_server(receiver.serve, "127.0.0.1", port)
+async def receiving(port: int = 0, tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
+    receiver = Receiver(scheme="https" if tls else "http")
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", port, ssl=tls)
     receiver.port = server.sockets[0].getsockname()[1]
     try:
         yield receiver

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import sys
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+import trustme
 from openai import InvalidWebhookSignatureError
 
 from alignedserve.gateway.webhooks.config import WebhookConfig
@@ -79,12 +81,12 @@ def play(scenario: Callable[[At], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def delivering(
-    at: At, config: WebhookConfig = QUICK, secret: str = SECRET
+    at: At, config: WebhookConfig = QUICK, secret: str = SECRET, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Counter[str]]:
     counts: Counter[str] = Counter()
     used = replace(config, url=("https://unused.example/",))
     secrets = used.secrets({"ALIGNEDSERVE_WEBHOOK_SECRET": secret})
-    deliverer = Deliverer(at.store.deliveries, config, secrets, counts, "test")
+    deliverer = Deliverer(at.store.deliveries, config, secrets, counts, "test", tls)
     running = asyncio.create_task(deliverer.run())
     try:
         yield counts
@@ -206,6 +208,34 @@ def test_this_machine_is_told_only_if_the_operator_lets_it() -> None:
         assert at.receiver.told == []
 
     play(scenario)
+
+
+def test_over_tls_only_who_has_the_name_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A receiver whose certificate is of another name hears nothing; the right one is told, at the same address."""
+    caplog.set_level(logging.INFO, "alignedserve.gateway.webhooks.deliverer")
+    authority = trustme.CA()
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+
+    def named(name: str) -> ssl.SSLContext:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert(name).configure_cert(tls)
+        return tls
+
+    async def scenario(at: At) -> None:
+        async with receiving(tls=named("other.example")) as wrong:
+            job = await at.ended_job(wrong.url)
+            async with delivering(at, tls=trusting) as counts:
+                while not counts["failed"]:
+                    await asyncio.sleep(0.01)
+            assert not wrong.told
+        async with receiving(wrong.port, named("127.0.0.1")) as right, delivering(at, tls=trusting):
+            (told,) = await right.until(1)
+            await at.until_none_is_pending()
+        assert told.unwrapped().data.id == job.id
+
+    play(scenario)
+    assert any("certificate verify failed" in record.getMessage() for record in caplog.records)
 
 
 def test_what_dies_with_its_process_is_told_by_the_next() -> None:
