@@ -101,6 +101,7 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": {"http"},
     "island": {"http", "pacing", "telemetry"},
     "islands": {"island", "telemetry"},
+    "launcher_link": {"islands"},
     "lengths": {"model", "telemetry"},
     "generation": {
         *(
@@ -127,7 +128,8 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "prepare_process": {"endpoints", "generation"},
     "app": {"anthropic", "endpoints", "generation", "http", "openai", "page", "telemetry"},
     "process": {
-        *("app", "config", "endpoints", "generation", "grammars", "http", "islands", "lengths", "model"),
+        *("app", "config", "endpoints", "generation", "grammars", "http", "islands", "lengths"),
+        *("launcher_link", "model"),
         *("openai", "prepare_process", "telemetry", "webhooks"),
     },
     "actor": {"config", "process"},

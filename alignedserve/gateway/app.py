@@ -60,7 +60,7 @@ def create_app(
 
     @app.get("/health", responses={503: {"description": "It can't answer, and why"}})
     async def health_route() -> Response:
-        status, body = await health(islands.cluster, drain_state, store, home)
+        status, body = await health(islands.cluster, drain_state, store, home, islands.missing)
         return JSONResponse(body, status)
 
     public = {health_route, *add_page(app)}

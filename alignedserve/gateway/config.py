@@ -133,7 +133,7 @@ class SloConfig:
 @dataclass(frozen=True)
 class GatewayConfig:
     instance_id: InstanceId
-    # The address of each island's router.
+    # The address of each island's router, at first.
     routers: tuple[RouterAddress, ...]
     engine: EngineConfig
     # The name under which clients know the model.
@@ -155,3 +155,5 @@ class GatewayConfig:
     webhooks: WebhookConfig = field(default_factory=WebhookConfig)
     # What signs webhooks.
     webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    # Where the launcher says which islands there are; None: those of `routers`, always.
+    launcher: RouterAddress | None = None

@@ -78,6 +78,7 @@ class Island:
         hello = Hello(
             "gateway", me, epoch, os.getpid(), dict(fingerprint), InstanceLimits(), started_s=started_s
         )
+        self.address = address
         self._link = RouterConnection(address, lambda: hello, self)
         self._pacing = Pacing(self._link.send, self._later)
         # This event is pulsed when `has_room` may have changed.

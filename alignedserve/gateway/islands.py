@@ -1,12 +1,15 @@
 """All islands: a request goes to the one with the fewest open requests; those of an island that is lost go to the
-others."""
+others.
+
+Islands may come and go while the gateway runs (`set`). There is always at least one, though it may be down.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry.telemetry import Telemetry
@@ -30,22 +33,65 @@ class Islands:
     ) -> None:
         """`on_drain` is called when the launcher orders the gateway to accept no new requests."""
         self._telemetry = telemetry
-        self._islands = [Island(router, me, fingerprint, self._rescue, on_drain) for router in routers]
+        self._me = me
+        self._fingerprint = fingerprint
+        self._on_drain = on_drain
+        # By the island's number.
+        self._islands: dict[int, Island] = {
+            number: self._make(router) for number, router in enumerate(routers)
+        }
+        # What should be there and is not, for people to read.
+        self.missing: Sequence[str] = ()
+        self._running: dict[asyncio.Task[None], Island] = {}
+        # This is set when `run` has something to do.
+        self._changed = asyncio.Event()
+        self._is_stopped = False
         # The best-effort call which is opening its requests holds this.
         self._best_effort = asyncio.Lock()
         self._closing: deque[RequestKey] = deque()
 
     async def run(self) -> None:
-        """Runs until all routers have sent Stop."""
-        await asyncio.gather(*(island.run() for island in self._islands))
+        """Runs until all routers have sent Stop, or until `stop`. Raises RefusedByRouter."""
+        for island in self._islands.values():
+            self._start(island)
+        try:
+            while self._running and not self._is_stopped:
+                await self._changed.wait()
+                self._changed.clear()
+                self._take_ended()
+        finally:
+            for island in self._running.values():
+                island.stop()
+            await asyncio.gather(*self._running)
+
+    def set(self, routers: Mapping[int, RouterAddress]) -> None:
+        """Makes these the islands, by their numbers. What is open at those that are not there any more goes on at the
+        others, as soon as they are up."""
+        if not routers:
+            raise ValueError("there must be an island")
+        before = self._islands
+        self._islands = {
+            number: before[number]
+            if number in before and before[number].address == router
+            else self._make(router)
+            for number, router in routers.items()
+        }
+        here = list(self._islands.values())
+        for island in here:
+            if island not in before.values():
+                self._start(island)
+        for island in before.values():
+            if island not in here:
+                self._move(island, here)
+                island.stop()
 
     @property
     def num_open(self) -> int:
-        return sum(island.num_open for island in self._islands)
+        return sum(island.num_open for island in self._islands.values())
 
     def stop(self) -> None:
-        for island in self._islands:
-            island.stop()
+        self._is_stopped = True
+        self._changed.set()
 
     @contextlib.asynccontextmanager
     async def opening(self, tier: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
@@ -60,7 +106,7 @@ class Islands:
 
     async def _until_room(self) -> None:
         await asyncio.sleep(0)
-        while not (island := self._best(self._islands)).has_room:
+        while not (island := self._best(self._islands.values())).has_room:
             await island.until_changed()
 
     def open(
@@ -68,12 +114,12 @@ class Islands:
     ) -> None:
         """Opens the request at the island with the fewest open ones (Island.open). `prediction` is that of its
         length."""
-        self._best(self._islands).open(request, tell, self._telemetry.opened(request, prediction))
+        self._best(self._islands.values()).open(request, tell, self._telemetry.opened(request, prediction))
 
     def close(self, key: RequestKey, reason: str = "abort") -> None:
         """Ends a request which no client waits for any more: the client has gone, or (`stop`) has all it wants. Safe
         to repeat."""
-        for island in self._islands:
+        for island in self._islands.values():
             island.close(key, reason)
 
     def close_all(self, keys: Sequence[RequestKey]) -> None:
@@ -94,21 +140,42 @@ class Islands:
 
     async def cluster(self) -> dict[int, Cluster]:
         """Returns the answer of each router by the island's number. Raises ApiError when none answers."""
+        islands = dict(self._islands)
         answers = await asyncio.gather(
-            *(island.cluster() for island in self._islands), return_exceptions=True
+            *(island.cluster() for island in islands.values()), return_exceptions=True
         )
-        clusters = {number: answer for number, answer in enumerate(answers) if isinstance(answer, Cluster)}
+        clusters = {
+            number: answer
+            for number, answer in zip(islands, answers, strict=True)
+            if isinstance(answer, Cluster)
+        }
         for answer in answers:
             if isinstance(answer, BaseException) and not clusters:
                 raise answer
         return clusters
 
+    def _make(self, router: RouterAddress) -> Island:
+        return Island(router, self._me, self._fingerprint, self._rescue, self._on_drain)
+
+    def _start(self, island: Island) -> None:
+        task = asyncio.create_task(island.run())
+        self._running[task] = island
+        task.add_done_callback(lambda _: self._changed.set())
+
+    def _take_ended(self) -> None:
+        """Raises what ended an island."""
+        for task in [task for task in self._running if task.done()]:
+            del self._running[task]
+            task.result()
+
     def _rescue(self, lost: Island) -> None:
-        others = [island for island in self._islands if island is not lost and island.is_up]
+        self._move(lost, [island for island in self._islands.values() if island is not lost and island.is_up])
+
+    def _move(self, lost: Island, others: Sequence[Island]) -> None:
         if others:
             for entry in lost.take_all():
                 self._best(others).adopt(entry)
 
     @staticmethod
-    def _best(islands: Sequence[Island]) -> Island:
+    def _best(islands: Iterable[Island]) -> Island:
         return min(islands, key=lambda island: (not island.is_up, island.is_given_up, island.num_open))

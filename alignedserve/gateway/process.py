@@ -28,6 +28,7 @@ from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.keys import Keys
 from alignedserve.gateway.http.server import MAX_WAITING, Server
 from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.launcher_link import LauncherLink
 from alignedserve.gateway.lengths import Lengths
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.batches import batch_routes
@@ -242,7 +243,7 @@ class GatewayProcess:
         server = self.make_server(app)
         stop_on_sigterm(self._signalled)
         serving = asyncio.create_task(server.serve([sock]))
-        linked = asyncio.create_task(self._islands.run())
+        linked = asyncio.create_task(self._run_islands())
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
         # When one of them ends, the other one is stopped.
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
@@ -254,6 +255,21 @@ class GatewayProcess:
         await asyncio.gather(serving, linked)
         # Closing them waits for the receiver, which may be away.
         await asyncio.to_thread(self.telemetry.traces.close)
+
+    async def _run_islands(self) -> None:
+        """Runs until the launcher, or all routers, have sent Stop, or until `stop`."""
+        config = self._config
+        if config.launcher is None:
+            await self._islands.run()
+            return
+        link = LauncherLink(
+            config.launcher, config.instance_id, config.fingerprint, self._islands, self.drain
+        )
+        tasks = [asyncio.create_task(each.run()) for each in (self._islands, link)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._islands.stop()
+        link.stop()
+        await asyncio.gather(*tasks)
 
     def make_server(self, app: FastAPI) -> HttpServer:
         """Returns what serves clients. A simulation's clients call the application themselves."""

@@ -41,3 +41,7 @@ class RayActor:
 
     def restart(self) -> None:
         ray.kill(self._handle, no_restart=False)
+
+    def kill(self) -> None:
+        """Kills the process for good. Safe to repeat."""
+        ray.kill(self._handle, no_restart=True)

@@ -28,7 +28,10 @@ class LaunchConfig:
     address: Annotated[
         str | None, "of a Ray cluster to join: its nodes become islands [default: Ray on this machine]"
     ] = None
-    num_islands: Annotated[int | None, "nodes of the cluster to use, and to wait for [default: all]"] = None
+    min_islands: Annotated[
+        int, "nodes of the cluster that there should be; it starts when they are there"
+    ] = 1
+    max_islands: Annotated[int | None, "nodes of the cluster to use at most [default: all]"] = None
     redis_url: Annotated[
         str | None, "Redis that keeps files and batch jobs [default: a private one, in the state directory]"
     ] = None
@@ -47,7 +50,7 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         apart = ("prefill_instances", "decode_instances")
-        for name in (*apart, "colocated_instances", "num_islands"):
+        for name in (*apart, "colocated_instances", "min_islands", "max_islands"):
             _in_range(name, getattr(self, name), 1, 1024)
         _in_range("pool_memory_bytes", self.pool_memory_bytes, 1, 2**63 - 1)
         if self.pool_kv_dtype not in POOL_KV_DTYPES:
@@ -61,9 +64,13 @@ class LaunchConfig:
                     f"colocated_instances={self.colocated_instances} and {name}={getattr(self, name)}: "
                     "an island has one or the other"
                 )
-        if (self.num_islands or 1) > 1 and self.address is None:
+        if self.max_islands is not None and self.max_islands < self.min_islands:
             raise ValueError(
-                f"num_islands={self.num_islands}: this machine is one island; give the --address of a Ray cluster"
+                f"max_islands={self.max_islands}: must be at least min_islands={self.min_islands}"
+            )
+        if self.min_islands > 1 and self.address is None:
+            raise ValueError(
+                f"min_islands={self.min_islands}: this machine is one island; give the --address of a Ray cluster"
             )
 
     def instances(self, num_gpus: int = 0) -> dict[str, int]:

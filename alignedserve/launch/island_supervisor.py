@@ -13,7 +13,6 @@ from alignedserve.protocol.connection import RouterConnection, new_epoch
 from alignedserve.protocol.messages import (
     AnyMessage,
     Cluster,
-    Drain,
     Hello,
     InstanceLimits,
     ProcessStatus,
@@ -32,59 +31,61 @@ class IslandSupervisor:
         plan: IslandPlan,
         name_of: Callable[[ProcessSpec], str],
         say: Callable[[str], None],
-        others: dict[InstanceId, ProcessSupervisor],
     ) -> None:
-        """`others` are the supervisors of processes that this island does not own, and that its router sees too."""
         self.plan = plan
-        self.supervisors = {
-            spec.instance_id: ProcessSupervisor(name_of(spec), RayActor(spec, plan.node.node_id), say)
+        self.name = plan.node.name
+        self._actors = {spec.instance_id: RayActor(spec, plan.node.node_id) for spec in plan.processes}
+        self._supervisors = {
+            spec.instance_id: ProcessSupervisor(name_of(spec), self._actors[spec.instance_id], say)
             for spec in plan.processes
         }
-        self._router = self.supervisors[InstanceId("router")]
-        self._others = others
-        self._name = plan.node.name
+        self._router = self._supervisors[InstanceId("router")]
         self._connection = RouterConnection(plan.router, self._hello, self)
         self._epoch = new_epoch()
-        self._is_draining = False
 
     async def supervise(self) -> None:
         """Runs until it is told to stop. Raises ProcessFailed, in a group."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._connection.run())
-            for supervisor in self.supervisors.values():
+            for supervisor in self._supervisors.values():
                 group.create_task(supervisor.supervise())
 
-    def drain(self) -> None:
-        """Orders the router, and through it the gateways, to drain."""
-        self._is_draining = True
-        self._connection.send(Drain())
+    @property
+    def is_up(self) -> bool:
+        return all(supervisor.is_up for supervisor in self._supervisors.values())
 
     def stop(self) -> None:
         """Orders the router, and through it the other processes, to stop."""
-        for supervisor in self.supervisors.values():
+        for supervisor in self._supervisors.values():
             supervisor.stopping()
         self._connection.send(Stop())
+
+    def abandon(self) -> None:
+        """Ends what is left of an island that failed, or whose node is gone."""
+        for supervisor in self._supervisors.values():
+            supervisor.stopping()
+        self._connection.stop()
+        for actor in self._actors.values():
+            actor.kill()
 
     # ---- the connection's handler ----
 
     def on_up(self, welcome: Welcome) -> None:
-        if self._is_draining:
-            self._connection.send(Drain())
-        self._router.seen(self._name, f"epoch {welcome.router_epoch}, at {self.plan.router}")
+        self._router.seen(self.name, f"epoch {welcome.router_epoch}, at {self.plan.router}")
 
     def on_down(self) -> None:
-        self._router.unseen(self._name, is_dead=True)
-        for supervisor in [*self.supervisors.values(), *self._others.values()]:
-            supervisor.unseen(self._name, is_dead=False)
+        self._router.unseen(self.name, is_dead=True)
+        for supervisor in self._supervisors.values():
+            supervisor.unseen(self.name, is_dead=False)
 
     def on_message(self, message: AnyMessage) -> None:
         if isinstance(message, Cluster):
             here = {process.instance_id: process for process in message.processes if process.state == "up"}
-            for name, supervisor in (self.supervisors | self._others).items():
+            for name, supervisor in self._supervisors.items():
                 if process := here.get(name):
-                    supervisor.seen(self._name, _detail(process))
+                    supervisor.seen(self.name, _detail(process))
                 else:
-                    supervisor.unseen(self._name, is_dead=True)
+                    supervisor.unseen(self.name, is_dead=True)
 
     def _hello(self) -> Hello:
         return Hello("launcher", LAUNCHER, self._epoch, os.getpid(), {}, InstanceLimits())

@@ -1,36 +1,95 @@
-"""Where islands can be: on this machine, under a Ray of its own; or on the nodes of a Ray cluster, one island each."""
+"""Where islands can be: on this machine, under a Ray of its own; or on the nodes of a Ray cluster, one island each.
+
+The nodes of a cluster come and go while the system runs.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.leftovers import removing
+from alignedserve.launch.node_choice import NodeChoice
 from alignedserve.launch.plan import Node, free_shm_bytes
 from alignedserve.launch.ports import free_port
 from alignedserve.launch.ray_cluster import directory_of, joined_ray, local_ray
 from alignedserve.process.private_files import can_others_write
 from alignedserve.protocol.address import RouterAddress
 
-# The name of the socket, which is in a directory of this system's own.
-_ROUTER_SOCKET = "router.sock"
-_NODES_POLL_S = 1.0
+# The names of the sockets, which are in a directory of this system's own.
+_ROUTER_SOCKET, _LAUNCHER_SOCKET = "router.sock", "launcher.sock"
+LOOK_S = 1.0
+# A node on which nothing runs after so many seconds is no island.
+PROBE_S = 60.0
+
+
+@dataclass
+class Change:
+    """What has changed since the last look."""
+
+    come: list[Node] = field(default_factory=list)
+    # The numbers of those that have gone.
+    gone: list[int] = field(default_factory=list)
+    # What prevents nodes from being islands, a line each.
+    problems: list[str] = field(default_factory=list)
+
+
+class Nodes(Protocol):
+    # Those that are there at first, at least one.
+    first: list[Node]
+    # Where the launcher listens.
+    launcher: RouterAddress
+    # Whether nodes come and go.
+    may_change: bool
+    # So many should be there.
+    num_wanted: int
+
+    async def look(self) -> Change: ...
+
+    def failed(self, number: int) -> None:
+        """The island of this number can't be: its node is tried again later, as a new one."""
+
+    def worked(self, number: int) -> None:
+        """The island of this number is up."""
+
+
+class ThisMachine:
+    may_change = False
+    num_wanted = 1
+
+    def __init__(self, node: Node, launcher: RouterAddress) -> None:
+        self.first = [node]
+        self.launcher = launcher
+
+    async def look(self) -> Change:
+        return Change()
+
+    def failed(self, number: int) -> None:
+        """There is no other node."""
+
+    def worked(self, number: int) -> None:
+        """There is no other node."""
 
 
 @contextmanager
-def this_machine(config: LaunchConfig, token: str, prefix: str) -> Iterator[list[Node]]:
+def this_machine(config: LaunchConfig, token: str, prefix: str) -> Iterator[Nodes]:
     """Names of shared memory begin with `prefix`; what is left of it at the end is removed."""
     num_instances = sum(config.instances().values())
     num_threads = threads_of_each(config)
     with removing(prefix) as left, local_ray(left.directory, num_instances + 3, num_threads) as ray:
         left.note_processes()
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
-        address = RouterAddress.unix(str(left.directory / _ROUTER_SOCKET), token)
-        yield [Node("localhost", None, num_gpus, free_shm_bytes(), address)]
+        router, launcher = (
+            RouterAddress.unix(str(left.directory / name), token)
+            for name in (_ROUTER_SOCKET, _LAUNCHER_SOCKET)
+        )
+        yield ThisMachine(Node("localhost", None, num_gpus, free_shm_bytes(), router), launcher)
 
 
 def threads_of_each(config: LaunchConfig) -> int:
@@ -41,40 +100,84 @@ def threads_of_each(config: LaunchConfig) -> int:
 @contextmanager
 def nodes_of(
     address: str, config: LaunchConfig, needs_gpus: bool, token: str, say: Callable[[str], None]
-) -> Iterator[list[Node]]:
+) -> Iterator[Nodes]:
     with joined_ray(address) as ray:
         if can_others_write(directory := directory_of(ray)):
             say(
                 f"other users of this machine can write in Ray's directory, {directory}: start Ray with RAY_TMPDIR"
             )
-        nodes = _usable_nodes(ray, needs_gpus)
-        while len(nodes) < (config.num_islands or 1):
-            say(f"{len(nodes)} of {config.num_islands or 1} nodes are there")
-            time.sleep(_NODES_POLL_S)
-            nodes = _usable_nodes(ray, needs_gpus)
-        chosen = nodes[: config.num_islands]
-        yield [_node(ray, ray_node, number, token) for number, ray_node in enumerate(chosen)]
+        nodes = ClusterNodes(ray, config, needs_gpus, token)
+        while num_missing := nodes.take_first():
+            say(f"{nodes.num_wanted - num_missing} of {nodes.num_wanted} nodes are there")
+            time.sleep(LOOK_S)
+        yield nodes
 
 
-def _usable_nodes(ray: Any, needs_gpus: bool) -> list[dict[str, Any]]:
-    """Returns the nodes with GPUs if there are any or GPUs are needed, else all nodes."""
-    alive = sorted(
-        (ray_node for ray_node in ray.nodes() if ray_node["Alive"]),
-        key=lambda ray_node: str(ray_node["NodeID"]),
-    )
-    with_gpus = [ray_node for ray_node in alive if ray_node["Resources"].get("GPU", 0) >= 1]
-    return with_gpus if with_gpus or needs_gpus else alive
+class ClusterNodes:
+    may_change = True
 
+    def __init__(self, ray: Any, config: LaunchConfig, needs_gpus: bool, token: str) -> None:
+        self._ray = ray
+        self._needs_gpus = needs_gpus
+        self._token = token
+        self._choice = NodeChoice(config.max_islands)
+        self.num_wanted = config.min_islands
+        self.first: list[Node] = []
+        here = ray.util.get_node_ip_address()
+        self.launcher = RouterAddress(here, free_port(here), token)
 
-def _node(ray: Any, ray_node: dict[str, Any], number: int, token: str) -> Node:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    def take_first(self) -> int:
+        """Takes the nodes that are there if they are enough; returns how many are missing."""
+        nodes = self._usable()
+        if len(nodes) < self.num_wanted:
+            return self.num_wanted - len(nodes)
+        come, _ = self._choice.look(list(nodes), time.monotonic())
+        self.first = [self._node(nodes[node_id], number) for number, node_id in come.items()]
+        return 0
 
-    host = ray_node["NodeManagerAddress"]
-    there = NodeAffinitySchedulingStrategy(ray_node["NodeID"], soft=False)
-    probe = ray.remote(_probe).options(num_cpus=0, scheduling_strategy=there)
-    port, free_bytes = ray.get(probe.remote(host))
-    num_gpus = int(ray_node["Resources"].get("GPU", 0))
-    return Node(f"node-{number}", ray_node["NodeID"], num_gpus, free_bytes, RouterAddress(host, port, token))
+    async def look(self) -> Change:
+        from ray.exceptions import RayError
+
+        nodes = await asyncio.to_thread(self._usable)
+        come, gone = self._choice.look(list(nodes), time.monotonic())
+        change = Change(gone=gone)
+        for number, node_id in come.items():
+            try:
+                change.come.append(await asyncio.to_thread(self._node, nodes[node_id], number))
+            except RayError as error:
+                self.failed(number)
+                reason = str(error).strip().split("\n")[0]
+                change.problems.append(f"{nodes[node_id]['NodeManagerAddress']}: {reason}")
+        return change
+
+    def failed(self, number: int) -> None:
+        self._choice.failed(number, time.monotonic())
+
+    def worked(self, number: int) -> None:
+        self._choice.worked(number)
+
+    def _usable(self) -> dict[str, dict[str, Any]]:
+        """Returns the nodes with GPUs if there are any or GPUs are needed, else all nodes, by their ids."""
+        alive = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        with_gpus = {node_id: node for node_id, node in alive.items() if node["Resources"].get("GPU", 0) >= 1}
+        return dict(sorted((with_gpus if with_gpus or self._needs_gpus else alive).items()))
+
+    def _node(self, found: dict[str, Any], number: int) -> Node:
+        """Raises RayError when nothing can be run there."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        host = found["NodeManagerAddress"]
+        there = NodeAffinitySchedulingStrategy(found["NodeID"], soft=False)
+        probe = self._ray.remote(_probe).options(num_cpus=0, scheduling_strategy=there)
+        port, free_bytes = self._ray.get(probe.remote(host), timeout=PROBE_S)
+        return Node(
+            f"node-{number}",
+            found["NodeID"],
+            int(found["Resources"].get("GPU", 0)),
+            free_bytes,
+            RouterAddress(host, port, self._token),
+            number,
+        )
 
 
 def _probe(host: str) -> tuple[int, int]:

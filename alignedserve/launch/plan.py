@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,8 @@ class Node:
     num_gpus: int
     free_shm_bytes: int
     router: RouterAddress
+    # The island's number, different for each that there ever was in the system.
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,11 @@ def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:
 
 
 def plan_gateway(
-    settings: Settings, model: Location, islands: list[IslandPlan], store_url: str
+    settings: Settings,
+    model: Location,
+    islands: Sequence[IslandPlan],
+    store_url: str,
+    launcher: RouterAddress | None = None,
 ) -> ProcessSpec:
     engine = _local(settings, model)
     config = GatewayConfig(
@@ -193,6 +199,7 @@ def plan_gateway(
         slo=settings.slo,
         webhooks=settings.webhooks,
         webhook_secrets=settings.webhooks.secrets(os.environ),
+        launcher=launcher,
     )
     return ProcessSpec("gateway", GATEWAY, config)
 

@@ -13,8 +13,8 @@ from types import FrameType
 
 from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import LaunchConfig
-from alignedserve.launch.nodes import nodes_of, this_machine
-from alignedserve.launch.plan import Node, check, log_of, plan_gateway, plan_island
+from alignedserve.launch.nodes import Nodes, nodes_of, this_machine
+from alignedserve.launch.plan import IslandPlan, Node, check, log_of, plan_gateway, plan_island
 from alignedserve.launch.ports import check_address
 from alignedserve.launch.settings import Settings
 from alignedserve.launch.store import locate_store
@@ -103,13 +103,15 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
         # Ray has installed a handler of its own.
         signals.hear()
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
-        islands = [plan_island(settings, model, node, prefix) for node in nodes]
-        for island in islands:
+
+        def plan(node: Node) -> IslandPlan:
+            island = plan_island(settings, model, node, prefix)
             if island.shares_gpus:
-                say(
-                    f"{island.node.name} has fewer GPUs than instances: they take turns, and share the memory"
-                )
-        gateway = plan_gateway(settings, model, islands, store.url)
+                say(f"{node.name} has fewer GPUs than instances: they take turns, and share the memory")
+            return island
+
+        islands = [plan(node) for node in nodes.first]
+        gateway = plan_gateway(settings, model, islands, store.url, nodes.launcher)
         url = f"http://{http.host}:{http.port}/v1"
 
         def ready() -> None:
@@ -119,7 +121,9 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
         from alignedserve.launch.system_supervisor import SystemSupervisor
 
         async def supervise() -> None:
-            supervisor = SystemSupervisor(islands, gateway, store, say, ready, http.shutdown_timeout)
+            supervisor = SystemSupervisor(
+                nodes, islands, plan, gateway, store, say, ready, http.shutdown_timeout
+            )
             signals.tell(supervisor.stop)
             try:
                 await supervisor.run()
@@ -163,7 +167,7 @@ def _check_files_at(config: LaunchConfig) -> None:
             raise ValueError(f"files_at: {error}") from None
 
 
-def _nodes(settings: Settings, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[list[Node]]:
+def _nodes(settings: Settings, prefix: str, say: Callable[[str], None]) -> AbstractContextManager[Nodes]:
     token = secrets.token_hex(32)
     if settings.launch.address is None:
         return this_machine(settings.launch, token, prefix)

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 import ray
 
 from alignedserve.launch.actors import RayActor
+from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
-from alignedserve.launch.plan import IslandPlan, ProcessSpec
-from alignedserve.launch.process_supervisor import ProcessFailed, ProcessSupervisor
+from alignedserve.launch.islands import Islands, first_failure
+from alignedserve.launch.nodes import Nodes
+from alignedserve.launch.plan import IslandPlan, Node, ProcessSpec
+from alignedserve.launch.process_supervisor import ProcessSupervisor
 from alignedserve.launch.store import StoreLocation
 from alignedserve.launch.store_supervisor import StoreSupervisor
 
@@ -18,30 +21,42 @@ from alignedserve.launch.store_supervisor import StoreSupervisor
 class SystemSupervisor:
     def __init__(
         self,
+        nodes: Nodes,
         islands: Sequence[IslandPlan],
+        plan: Callable[[Node], IslandPlan],
         gateway: ProcessSpec,
         store: StoreLocation,
         say: Callable[[str], None],
         ready: Callable[[], None],
         shutdown_timeout_s: float = 0.0,
     ) -> None:
-        """`ready` is called when everything is up for the first time. Requests that run at the end get
-        `shutdown_timeout_s` seconds to finish."""
+        """`islands` are the plans of the first nodes; `plan` makes those of nodes that come later. `ready` is called
+        when everything is up for the first time. Requests that run at the end get `shutdown_timeout_s` seconds to
+        finish."""
         self._say = say
         self._ready = ready
         self._shutdown_timeout_s = shutdown_timeout_s
         here = ray.get_runtime_context().get_node_id()
         self._gateway = ProcessSupervisor("gateway", RayActor(gateway, here), say)
+        self._links = GatewayLinks(nodes.launcher, {gateway.instance_id: self._gateway})
         self._store = StoreSupervisor(store, say)
-        others = {gateway.instance_id: self._gateway}
-        self._islands = [
-            IslandSupervisor(plan, _naming(plan, is_only=len(islands) == 1), say, others) for plan in islands
-        ]
+
+        def make(plan: IslandPlan) -> IslandSupervisor:
+            return IslandSupervisor(plan, _naming(plan, is_only=not nodes.may_change), say)
+
+        self._islands = Islands(nodes, islands, plan, make, self._links.tell, say)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
     async def run(self) -> None:
         """Runs until `stop`. Raises ProcessFailed when something can't be started, or not be started again."""
+        await self._links.listen()
+        try:
+            await self._run()
+        finally:
+            self._links.close()
+
+    async def _run(self) -> None:
         supervising = asyncio.create_task(self._supervise())
         storing = asyncio.create_task(self._store.supervise())
         stopping = asyncio.create_task(self._stop.wait())
@@ -51,8 +66,8 @@ class SystemSupervisor:
         if self._gateway.is_up and not supervising.done():
             await self._drain(supervising)
         self._say("stopping")
-        for island in self._islands:
-            island.stop()
+        self._islands.stop()
+        self._links.stop()
         await asyncio.wait({supervising}, timeout=STOP_S)
         supervising.cancel()
         await asyncio.wait({supervising})
@@ -70,8 +85,7 @@ class SystemSupervisor:
     async def _drain(self, supervising: asyncio.Task[None]) -> None:
         """Waits until the gateway has ended, time is up, `stop` was called again, or something has failed."""
         self._say(f"stopping when all requests have ended, in {self._shutdown_timeout_s:g} s at the latest")
-        for island in self._islands:
-            island.drain()
+        self._links.drain()
         ended = asyncio.create_task(self._gateway.until_ended())
         hurried = asyncio.create_task(self._hurry.wait())
         await asyncio.wait(
@@ -87,41 +101,11 @@ class SystemSupervisor:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._announce())
             group.create_task(self._gateway.supervise())
-            group.create_task(self._supervise_islands())
+            group.create_task(self._islands.supervise())
 
     async def _announce(self) -> None:
-        supervisors = [
-            self._gateway,
-            *(each for island in self._islands for each in island.supervisors.values()),
-        ]
-        await asyncio.gather(self._store.until_up(), *(supervisor.until_up() for supervisor in supervisors))
+        await asyncio.gather(self._store.until_up(), self._gateway.until_up(), self._islands.until_up())
         self._ready()
-
-    async def _supervise_islands(self) -> None:
-        """The loss of an island is only logged, unless it is the last one: then the system fails."""
-        running = {asyncio.create_task(island.supervise()) for island in self._islands}
-        try:
-            while running:
-                ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in ended:
-                    if error := task.exception():
-                        failure = first_failure(error)
-                        if not running:
-                            raise failure
-                        self._say(f"an island is lost: {failure}")
-        finally:
-            for task in running:
-                task.cancel()
-            if running:
-                await asyncio.wait(running)
-
-
-def first_failure(error: BaseException) -> BaseException:
-    """Returns the failure that came first in a group: the others were cancelled or follow from it."""
-    while isinstance(error, BaseExceptionGroup):
-        failed = [each for each in error.exceptions if isinstance(each, ProcessFailed)]
-        error = (failed or error.exceptions)[0]
-    return error
 
 
 def _naming(plan: IslandPlan, is_only: bool) -> Callable[[ProcessSpec], str]:

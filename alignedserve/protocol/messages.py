@@ -595,6 +595,25 @@ class Stop(Message):
     """From a launcher: the system shuts down. The router sends it on to all processes, and then stops itself."""
 
 
+class IslandAt(Message):
+    """The address of an island's router; the system's token is the same everywhere."""
+
+    # Different for each island that there ever was in this system.
+    number: int
+    host: str
+    port: int
+    # See RouterAddress.
+    path: str | None = None
+
+
+class Membership(Message):
+    """From the launcher to gateways, when they connect and whenever it changes: these islands are there."""
+
+    islands: list[IslandAt]
+    # What should be there and is not, a line each, for people to read.
+    missing: list[str] = []
+
+
 AnyMessage = (
     Hello
     | Welcome
@@ -630,4 +649,5 @@ AnyMessage = (
     | Cluster
     | Drain
     | Stop
+    | Membership
 )

@@ -180,7 +180,7 @@ def test_what_has_not_left_when_its_client_leaves_never_does() -> None:
         async with served(router) as at:
             with pytest.raises(httpx.ReadTimeout):
                 await at.http.post("/v1/completions", json=FLEX, timeout=0.5)
-            (island,) = at.process._islands._islands
+            (island,) = at.process._islands._islands.values()
             while island.num_open:
                 await asyncio.sleep(0.01)
             router.go_on()
@@ -199,7 +199,7 @@ def test_a_call_opens_no_more_than_can_leave_soon() -> None:
             call = asyncio.create_task(at.post("/v1/completions", FLEX))
             await router.until(lambda: bool(router.held))
             assert (await at.http.get("/health")).status_code == 200
-            (island,) = at.process._islands._islands
+            (island,) = at.process._islands._islands.values()
             assert island.num_open <= MAX_AHEAD + MAX_WAITING + NUM_AT_ONCE
             call.cancel()
 

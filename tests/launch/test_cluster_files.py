@@ -43,7 +43,7 @@ def test_the_head_ends_in_a_service_with_options_that_exist(name: str) -> None:
     arguments = words[words.index("serve") + 1 : words.index(">")]
     parsed = command.make_context("serve", arguments).params
     assert parsed["address"] == "auto" and parsed["model"]
-    assert parsed["num_islands"] <= prepare_config(config)["max_workers"] + 1
+    assert parsed["min_islands"] <= prepare_config(config)["max_workers"] + 1
 
 
 @pytest.mark.parametrize("name", FILES)

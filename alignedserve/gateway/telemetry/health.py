@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from alignedserve.gateway.http.drain_state import DrainState
@@ -27,23 +27,30 @@ AskClusters = Callable[[], Awaitable[Mapping[int, Cluster]]]
 
 
 async def health(
-    ask_clusters: AskClusters, drain_state: DrainState, store: Store | None, home: WatchedHome | None = None
+    ask_clusters: AskClusters,
+    drain_state: DrainState,
+    store: Store | None,
+    home: WatchedHome | None = None,
+    missing: Sequence[str] = (),
 ) -> tuple[int, dict[str, Any]]:
     """Returns the HTTP status and the body. One island that can answer is enough; without the store, or the home of
-    files, real time goes on."""
+    files, real time goes on. `missing` says which islands should be there and are not."""
     if drain_state.is_draining:
         return 503, {"status": "unavailable", "reason": "this server is stopping"}
+    lacking = {"missing": list(missing)} if missing else {}
     try:
         clusters = (await ask_clusters()).values()
     except ApiError as error:
-        return 503, {"status": "unavailable", "reason": str(error)}
-    missing = [_missing(cluster) for cluster in clusters]
-    if all(missing):
-        return 503, {"status": "unavailable", "reason": f"no {' and no '.join(missing[0])} process is up"}
+        return 503, {"status": "unavailable", "reason": str(error)} | lacking
+    roles = [_missing(cluster) for cluster in clusters]
+    if all(roles):
+        reason = f"no {' and no '.join(roles[0])} process is up"
+        return 503, {"status": "unavailable", "reason": reason} | lacking
     down = [
         process.instance_id for cluster in clusters for process in cluster.processes if process.state != "up"
     ]
     found: dict[str, Any] = {"down": down} if down else {}
+    found |= lacking
     if store and store.is_down:
         found |= {"store": "down", "reason": _STORE_REASON}
     elif home and home.is_down:

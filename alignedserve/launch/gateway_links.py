@@ -1,0 +1,86 @@
+"""The launcher's end of its links to gateways: it tells them which islands there are, when to take no more requests,
+and when to end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import new_epoch
+from alignedserve.protocol.frames import WireError
+from alignedserve.protocol.hub import SILENCE_S, Hub
+from alignedserve.protocol.messages import (
+    AnyMessage,
+    Drain,
+    Hello,
+    IslandAt,
+    Membership,
+    Message,
+    Stop,
+    Welcome,
+)
+from alignedserve.types import LAUNCHER, Epoch, InstanceId
+
+
+class Seer(Protocol):
+    """What is told whether a process is connected (ProcessSupervisor)."""
+
+    def seen(self, by: str, detail: str) -> None: ...
+
+    def unseen(self, by: str, is_dead: bool) -> None: ...
+
+
+class GatewayLinks:
+    def __init__(self, address: RouterAddress, gateways: Mapping[InstanceId, Seer]) -> None:
+        self._address = address
+        self._gateways = gateways
+        self._epoch = new_epoch()
+        self._hub = Hub(address.token, self, members=dict.fromkeys(gateways, "gateway"))
+        self._membership = Membership([])
+        self._is_draining = False
+
+    async def listen(self) -> None:
+        """Raises OSError when another process listens there."""
+        if self._address.path is not None:
+            await self._hub.listen_unix(self._address.path)
+        else:
+            await self._hub.listen(self._address.host, self._address.port)
+
+    def tell(self, routers: Mapping[int, RouterAddress], missing: Sequence[str]) -> None:
+        """Says which islands there are, by their numbers, and what is missing."""
+        islands = [IslandAt(number, each.host, each.port, each.path) for number, each in routers.items()]
+        found = Membership(islands, list(missing))
+        if found != self._membership:
+            self._membership = found
+            self._tell_all(found)
+
+    def drain(self) -> None:
+        self._is_draining = True
+        self._tell_all(Drain())
+
+    def stop(self) -> None:
+        self._tell_all(Stop())
+
+    def close(self) -> None:
+        self._hub.close()
+
+    # ---- what the hub hears ----
+
+    def connected(self, hello: Hello) -> None:
+        to = hello.instance_id
+        self._hub.send(to, Welcome(self._epoch, SILENCE_S))
+        self._hub.send(to, self._membership)
+        if self._is_draining:
+            self._hub.send(to, Drain())
+        self._gateways[to].seen(LAUNCHER, f"pid {hello.pid}")
+
+    def received(self, hello: Hello, message: AnyMessage) -> None:
+        raise WireError(f"a {type(message).__name__} does not come from a gateway")
+
+    def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
+        self._gateways[instance_id].unseen(LAUNCHER, is_dead=True)
+
+    def _tell_all(self, message: Message) -> None:
+        for hello in self._hub:
+            self._hub.send(hello.instance_id, message)

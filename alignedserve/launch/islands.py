@@ -1,0 +1,166 @@
+"""Keeps the islands: one on each node that is there, as nodes come, go and fail.
+
+On one machine there is one island, and the system ends with it. In a cluster the system goes on with the islands that
+it has: a node that is gone takes its island with it, one that comes becomes an island, and one whose island failed is
+tried again later. Only when no island was ever up does the failure of the last one end the system: its settings do not
+fit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from alignedserve.launch.island_supervisor import IslandSupervisor
+from alignedserve.launch.nodes import LOOK_S, Change, Nodes
+from alignedserve.launch.plan import IslandPlan, Node
+from alignedserve.launch.process_supervisor import ProcessFailed
+from alignedserve.protocol.address import RouterAddress
+
+# The seconds between two looks whether all is up, at the start.
+UP_LOOK_S = 0.05
+
+
+class Tell(Protocol):
+    def __call__(self, routers: Mapping[int, RouterAddress], missing: Sequence[str]) -> None: ...
+
+
+class Islands:
+    def __init__(
+        self,
+        nodes: Nodes,
+        first: Sequence[IslandPlan],
+        plan: Callable[[Node], IslandPlan],
+        make: Callable[[IslandPlan], IslandSupervisor],
+        tell: Tell,
+        say: Callable[[str], None],
+    ) -> None:
+        """`first` are the plans of the first nodes; `plan` makes those of later ones, and raises ValueError. `tell` is
+        told which islands there are, and what is missing."""
+        self._nodes = nodes
+        self._plan = plan
+        self._make = make
+        self._tell = tell
+        self._say = say
+        self._islands: dict[int, IslandSupervisor] = {}
+        self._running: dict[asyncio.Task[None], int] = {}
+        # Why a node is no island, by its id, until it is one or is gone.
+        self._problems: dict[str | None, str] = {}
+        # The islands as gateways know them. Without any, they keep the last.
+        self._told: dict[int, RouterAddress] = {}
+        self._was_up = False
+        self._is_stopping = False
+        for each in first:
+            self._islands[each.node.number] = make(each)
+
+    async def supervise(self) -> None:
+        """Runs until all islands have stopped, having been told to. Raises ProcessFailed when there is no hope."""
+        for number in self._islands:
+            self._start(number)
+        self._tell_gateways()
+        try:
+            while not self._is_over:
+                if self._nodes.may_change and not self._is_stopping:
+                    self._changed(await self._nodes.look())
+                if self._running:
+                    await asyncio.wait(self._running, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.sleep(LOOK_S)
+                self._take_ended()
+                self._tell_gateways()
+        finally:
+            for task in self._running:
+                task.cancel()
+            if self._running:
+                await asyncio.wait(self._running)
+
+    async def until_up(self) -> None:
+        """Returns when as many islands are up as there should be."""
+        while sum(island.is_up for island in self._islands.values()) < self._nodes.num_wanted:
+            await asyncio.sleep(UP_LOOK_S)
+
+    def stop(self) -> None:
+        """Orders all islands to stop."""
+        self._is_stopping = True
+        for island in self._islands.values():
+            island.stop()
+
+    @property
+    def _is_over(self) -> bool:
+        return not self._running and (self._is_stopping or not self._nodes.may_change)
+
+    def _start(self, number: int) -> None:
+        self._running[asyncio.create_task(self._islands[number].supervise())] = number
+
+    def _changed(self, change: Change) -> None:
+        for number in change.gone:
+            island = self._islands[number]
+            self._say(f"{island.name} is gone")
+            self._problems.pop(island.plan.node.node_id, None)
+            self._let_go(number)
+        for problem in change.problems:
+            self._say(problem)
+        for node in change.come:
+            try:
+                plan = self._plan(node)
+            except ValueError as error:
+                self._failed(node, f"{node.name} can't be an island: {error}")
+                continue
+            self._say(f"{node.name} becomes an island, at {node.router.host}")
+            self._islands[node.number] = self._make(plan)
+            self._start(node.number)
+
+    def _let_go(self, number: int) -> None:
+        self._islands.pop(number).abandon()
+        for task in [task for task, of in self._running.items() if of == number]:
+            task.cancel()
+
+    def _take_ended(self) -> None:
+        for number, island in self._islands.items():
+            if island.is_up:
+                self._was_up = True
+                self._nodes.worked(number)
+                self._problems.pop(island.plan.node.node_id, None)
+        for task in [task for task in self._running if task.done()]:
+            number = self._running.pop(task)
+            if number not in self._islands or task.cancelled():
+                continue
+            error = task.exception()
+            if error is not None:
+                self._lost(number, first_failure(error))
+            elif self._nodes.may_change and not self._is_stopping:
+                self._lost(number, ProcessFailed("its router has stopped"))
+
+    def _lost(self, number: int, failure: BaseException) -> None:
+        is_hopeless = len(self._islands) == 1 and not (self._nodes.may_change and self._was_up)
+        if is_hopeless or not isinstance(failure, ProcessFailed):
+            raise failure
+        node = self._islands[number].plan.node
+        self._let_go(number)
+        self._failed(node, f"an island is lost: {failure}")
+
+    def _failed(self, node: Node, problem: str) -> None:
+        self._nodes.failed(node.number)
+        self._say(problem)
+        self._problems[node.node_id] = problem
+
+    def _tell_gateways(self) -> None:
+        here = {number: island.plan.router for number, island in self._islands.items()}
+        self._told = here or self._told
+        self._tell(self._told, self._missing())
+
+    def _missing(self) -> list[str]:
+        num_missing = self._nodes.num_wanted - len(self._islands)
+        if num_missing <= 0:
+            return []
+        wanted = self._nodes.num_wanted
+        return [f"{len(self._islands)} of {wanted} islands are there", *self._problems.values()]
+
+
+def first_failure(error: BaseException) -> BaseException:
+    """Returns the failure that came first in a group: the others were cancelled or follow from it."""
+    while isinstance(error, BaseExceptionGroup):
+        failed = [each for each in error.exceptions if isinstance(each, ProcessFailed)]
+        error = (failed or error.exceptions)[0]
+    return error

@@ -1,0 +1,223 @@
+"""Islands come and go while the gateway runs, as the launcher's real end of the link says: no stream loses a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from alignedserve.launch.gateway_links import GatewayLinks
+from alignedserve.launch.ports import free_port
+from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.connection import RefusedByRouter, RouterConnection
+from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Welcome
+from alignedserve.types import Epoch, InstanceId
+from tests.gateway.scripted import TOKEN, ScriptedRouter
+from tests.gateway.served import GATEWAY, Served, play, served
+
+
+@dataclass
+class Seen:
+    """What a supervisor hears of its process."""
+
+    is_up: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def seen(self, by: str, detail: str) -> None:
+        self.is_up = True
+        self.changed.set()
+
+    def unseen(self, by: str, is_dead: bool) -> None:
+        self.is_up = False
+        self.changed.set()
+
+    async def until(self, is_up: bool) -> None:
+        while self.is_up != is_up:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+@dataclass
+class Launcher:
+    address: RouterAddress
+    links: GatewayLinks
+    gateway: Seen
+
+
+@asynccontextmanager
+async def launcher(address: RouterAddress | None = None) -> AsyncIterator[Launcher]:
+    gateway = Seen()
+    address = address or RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
+    links = GatewayLinks(address, {GATEWAY: gateway})
+    await links.listen()
+    try:
+        yield Launcher(address, links, gateway)
+    finally:
+        links.close()
+
+
+async def one_more() -> tuple[ScriptedRouter, RouterAddress]:
+    router = ScriptedRouter(epoch=2)
+    return router, RouterAddress("127.0.0.1", await router.hub.listen("127.0.0.1", 0), TOKEN)
+
+
+def first_of(at: Served) -> RouterAddress:
+    return RouterAddress("127.0.0.1", at.router_port, TOKEN)
+
+
+async def begun(at: Served) -> Any:
+    """A stream of which one token has come."""
+    stream = await at.client.completions.create(model="demo", prompt="x", stream=True)
+    chunk = await anext(stream)
+    assert chunk.choices[0].text
+    return stream, chunk.choices[0].text
+
+
+async def rest(stream: Any) -> str:
+    return "".join([chunk.choices[0].text async for chunk in stream])
+
+
+@pytest.mark.parametrize("is_dead", [False, True], ids=["given back", "dead"])
+def test_what_is_open_goes_on_where_another_island_has_come(is_dead: bool) -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            at.router.allow(2)
+            stream, text = await begun(at)
+            other, address = await one_more()
+            if is_dead:
+                at.router.hub.close()
+            launched.links.tell({1: address}, [])
+            assert text + await rest(stream) == "one two three"
+            (again,) = other.submitted
+            assert len(again.delivered) == 2
+            await at.router.until(lambda: list(at.router.hub) == [])
+            body = (await at.http.get("/v1/cluster")).json()
+            assert {each["island"] for each in body["processes"]} == {1}
+            other.hub.close()
+
+    play(scenario)
+
+
+def test_what_is_open_waits_for_an_island_that_is_not_up_yet() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            at.router.allow(1)
+            stream, text = await begun(at)
+            address = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
+            launched.links.tell({1: address}, [])
+            await at.router.until(lambda: list(at.router.hub) == [])
+            asking = asyncio.create_task(at.post("/v1/completions", {"prompt": "x"}))
+            other = ScriptedRouter(epoch=2)
+            await other.hub.listen(address.host, address.port)
+            assert text + await rest(stream) == "one two three"
+            assert (await asking).status_code == 200
+            other.hub.close()
+
+    play(scenario)
+
+
+def test_an_island_that_stays_keeps_what_is_open() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            at.router.allow(1)
+            stream, text = await begun(at)
+            other, address = await one_more()
+            launched.links.tell({0: first_of(at), 1: address}, [])
+            await other.until(lambda: list(other.hub) != [])
+            at.router.allow(None)
+            assert text + await rest(stream) == "one two three"
+            assert not other.submitted and len(at.router.submitted) == 1
+            # The fewest open requests are there now: none at either, so the first; with one open, the other.
+            at.router.allow(1)
+            stream, _ = await begun(at)
+            assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
+            assert len(other.submitted) == 1
+            at.router.allow(None)
+            await rest(stream)
+            other.hub.close()
+
+    play(scenario)
+
+
+def test_health_says_what_is_missing() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            await at.router.until(lambda: list(at.router.hub) != [])
+            assert (await at.http.get("/health")).json() == {"status": "ok"}
+            launched.links.tell({0: first_of(at)}, ["1 of 2 islands are there"])
+            while (health := (await at.http.get("/health")).json()) == {"status": "ok"}:
+                await asyncio.sleep(0.01)
+            assert health == {"status": "degraded", "missing": ["1 of 2 islands are there"]}
+
+    play(scenario)
+
+
+def test_a_launcher_that_is_back_says_what_has_changed() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            launched.links.close()
+            # Nothing changes while it is away.
+            assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
+            other, address = await one_more()
+            async with launcher(launched.address) as back:
+                back.links.tell({1: address}, [])
+                await other.until(lambda: list(other.hub) != [])
+            other.hub.close()
+
+    play(scenario)
+
+
+def test_it_drains_and_ends_as_the_launcher_says() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            at.router.allow(1)
+            stream, text = await begun(at)
+            launched.links.drain()
+            while (await at.http.get("/health")).status_code == 200:
+                await asyncio.sleep(0.01)
+            at.router.allow(None)
+            assert text + await rest(stream) == "one two three"
+            await launched.gateway.until(is_up=False)
+
+    play(scenario)
+
+
+def test_stop_ends_it_at_once() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            launched.links.stop()
+            await launched.gateway.until(is_up=False)
+            await at.router.until(lambda: list(at.router.hub) == [])
+
+    play(scenario)
+
+
+def test_only_gateways_of_the_system_are_told() -> None:
+    class Nobody:
+        def on_up(self, welcome: Welcome) -> None:
+            raise AssertionError("it was taken in")
+
+        def on_down(self) -> None: ...
+
+        def on_message(self, message: AnyMessage) -> None: ...
+
+    async def scenario() -> None:
+        async with launcher() as launched:
+            for role, name in (("gateway", "gateway-9"), ("decode", "gateway-0")):
+                hello = Hello(role, InstanceId(name), Epoch(1), 1, {}, InstanceLimits())
+                with pytest.raises(RefusedByRouter, match=f"there is no {role} of this name here"):
+                    await RouterConnection(launched.address, lambda hello=hello: hello, Nobody()).run()  # type: ignore[misc]
+            assert not launched.gateway.is_up
+
+    play(scenario)
