@@ -8,14 +8,15 @@ const TITLES = { ready: "AlignedServe", degraded: "◐ AlignedServe", bad: "✕ 
 
 export function showHealth(health) {
   if (health.status === "ok") show("ready", "● Ready");
-  else if (health.status === "degraded") show("degraded", `◐ Degraded: ${whatIsDown(health).join(", ")} down`);
+  else if (health.status === "degraded") show("degraded", `◐ Degraded: ${whatIsWrong(health)}`);
   else if (health.reason === STOPPING) show("degraded", "◐ Stopping: what runs finishes, nothing new is taken");
   else show("bad", `✕ Unavailable: ${health.reason}`);
 }
 
-function whatIsDown(health) {
+function whatIsWrong(health) {
   const stores = [health.store && "the store", health.files && "the place of files"];
-  return [...(health.down ?? []), ...stores.filter(Boolean)];
+  const down = [...(health.down ?? []), ...stores.filter(Boolean)];
+  return [down.length && `${down.join(", ")} down`, ...(health.missing ?? [])].filter(Boolean).join("; ");
 }
 
 export function showAway(error, retryMs) {

@@ -35,6 +35,18 @@ def page(browser: Browser, host: Hosted) -> Browser:
     [
         ({"status": "ok"}, "● Ready"),
         ({"status": "degraded", "down": ["decode-0", "decode-1"]}, "◐ Degraded: decode-0, decode-1 down"),
+        (
+            {"status": "degraded", "missing": ["1 of 2 islands are there"]},
+            "◐ Degraded: 1 of 2 islands are there",
+        ),
+        (
+            {
+                "status": "degraded",
+                "down": ["decode-0"],
+                "missing": ["1 of 2 islands are there", "node-1 is slow"],
+            },
+            "◐ Degraded: decode-0 down; 1 of 2 islands are there; node-1 is slow",
+        ),
         ({"status": "degraded", "store": "down", "reason": "…"}, "◐ Degraded: the store down"),
         (
             {"status": "degraded", "down": ["decode-0"], "files": "down", "reason": "…"},
