@@ -12,10 +12,14 @@ PoolBlockId = NewType("PoolBlockId", int)
 RequestKey = NewType("RequestKey", int)
 # "prefill-0"
 InstanceId = NewType("InstanceId", str)
-# of these there is one each, and they connect to every router
+# they connect to every router; there may be more gateways
 GATEWAY, LAUNCHER = InstanceId("gateway-0"), InstanceId("launcher-0")
 # one start of one process; later starts have greater ones
 Epoch = NewType("Epoch", int)
+
+
+def gateway_ids(count: int) -> tuple[InstanceId, ...]:
+    return tuple(InstanceId(f"gateway-{number}") for number in range(count))
 
 
 def is_text(value: object) -> bool:

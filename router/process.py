@@ -18,7 +18,7 @@ from alignedserve.router.eventlog import EventLog
 from alignedserve.router.router import Router
 from alignedserve.router.server import RouterServer
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.types import GATEWAY, Epoch, InstanceId
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class RouterProcessConfig:
     event_log: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    gateways: tuple[InstanceId, ...] = (GATEWAY,)
 
 
 class RouterProcess:
@@ -49,7 +50,7 @@ class RouterProcess:
         config = self._config
         log = self._event_log(epoch, files)
         router = Router(config.router, epoch, config.scheduling)
-        server = RouterServer(router, epoch, config.address.token, config.expected, log)
+        server = RouterServer(router, epoch, config.address.token, config.expected, log, config.gateways)
         await server.listen_at(config.address)
         stop_on_sigterm(server.stop)
         await server.run()

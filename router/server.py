@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 from alignedserve.process.steady import collect_when_idle
 from alignedserve.protocol.address import RouterAddress
@@ -47,9 +48,6 @@ logger = logging.getLogger(__name__)
 # The core hears of the time each so many seconds: nothing in it waits for less.
 TICK_S = 0.1
 
-# Processes that belong to no island and connect to each.
-OUTSIDE = {GATEWAY: "gateway", LAUNCHER: "launcher"}
-
 # What each role may send. Any other message closes the connection.
 _MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
     "kvpool": (Reserved, Candidates, PoolUse),
@@ -69,9 +67,10 @@ class RouterServer:
         token: str,
         expected: dict[InstanceId, str] | None = None,
         event_log: EventLog | None = None,
+        gateways: Sequence[InstanceId] = (GATEWAY,),
     ) -> None:
-        """`expected`: the role of each process that should be there. Beside them, only the gateway and the launcher may
-        connect."""
+        """`expected`: the role of each process that should be there. Beside them, only gateways of these names and the
+        launcher may connect."""
         self._router = router
         self._me = Hello(
             "router",
@@ -84,9 +83,8 @@ class RouterServer:
         )
         self._expected = expected or {}
         self._log = event_log
-        self._hub = Hub(
-            token, self, router.config.silence_s, self._silent, self._expected | OUTSIDE, self._puts_off
-        )
+        members = self._expected | dict.fromkeys(gateways, "gateway") | {LAUNCHER: "launcher"}
+        self._hub = Hub(token, self, router.config.silence_s, self._silent, members, self._puts_off)
         self._parting = Parting(router.config.silence_s)
         # What each process that is connected has said.
         self._hellos: dict[InstanceId, Hello] = {}

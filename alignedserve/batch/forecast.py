@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from alignedserve.batch.estimate import Done, Estimate, Job, estimates, speed_of
@@ -17,6 +17,8 @@ MAX_NUM_WAITING = 32
 MIN_WINDOW_S, MAX_WINDOW_S, ENOUGH_S = 10.0, 1800.0, 3.0
 # The most that is kept of a job's history; of a longer one every other entry is dropped.
 _NUM_STEPS = 32
+# What another gateway has said counts for so many seconds.
+HEARD_S = 10.0
 
 
 @dataclass
@@ -55,6 +57,8 @@ class Forecast:
         # The estimates of the last look, and when that was.
         self._found: dict[JobId, Estimate] = {}
         self._found_s = 0.0
+        # What other gateways said of their jobs, and when, by their names.
+        self._heard: dict[str, tuple[float, Mapping[str, tuple[float | None, float]]]] = {}
         # (when, the work that was done in all until then), since jobs run.
         self._samples: deque[tuple[float, float]] = deque()
         self._work = 0.0
@@ -63,11 +67,24 @@ class Forecast:
         self._work_per_byte = 0.0
 
     def of(self, job_id: JobId) -> Estimate | None:
-        """Returns the estimate as of now; None for a job that neither runs here nor is among the next ones."""
-        found = self._found.get(job_id)
-        if found is None or found.left_s is None:
-            return found
-        return Estimate(max(0.0, found.left_s - (self._clock() - self._found_s)), found.progress)
+        """Returns the estimate as of now; None for a job that runs nowhere and is not among the next ones."""
+        if job_id in self._found:
+            return _aged(self._found[job_id], self._clock() - self._found_s)
+        for heard_s, elsewhere in self._heard.values():
+            age_s = self._clock() - heard_s
+            if job_id in elsewhere and age_s < HEARD_S:
+                return _aged(Estimate(*elsewhere[job_id]), age_s)
+        return None
+
+    def said(self) -> dict[str, tuple[float | None, float]]:
+        """Returns what other gateways should hear: the seconds until each job is done, if that is known, and the share
+        of it that is done."""
+        age_s = self._clock() - self._found_s
+        aged = {job_id: _aged(found, age_s) for job_id, found in self._found.items()}
+        return {job_id: (each.left_s, each.progress) for job_id, each in aged.items()}
+
+    def hear(self, gateway: str, said: Mapping[str, tuple[float | None, float]]) -> None:
+        self._heard[gateway] = self._clock(), said
 
     async def look(self, running: Sequence[JobId]) -> None:
         """Looks at the jobs once. Raises StoreAway."""
@@ -135,6 +152,10 @@ class Forecast:
             samples.popleft()
         if now - samples[0][0] >= ENOUGH_S:
             self._speed = speed_of(samples) or self._speed
+
+
+def _aged(found: Estimate, age_s: float) -> Estimate:
+    return found if found.left_s is None else Estimate(max(0.0, found.left_s - age_s), found.progress)
 
 
 def _done(tally: Tally) -> Done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -122,12 +122,13 @@ def _asked(http: httpx.Client, path: str) -> httpx.Response:
 
 def _tiers(text: str) -> dict[str, Tier]:
     sums: defaultdict[tuple[str, str], float] = defaultdict(float)
-    buckets: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    # By tier and bound, of all gateways together.
+    buckets: defaultdict[str, Counter[float]] = defaultdict(Counter)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             tier = sample.labels.get("tier", "")
             if sample.name == f"{PREFIX}time_to_first_token_seconds_bucket":
-                buckets[tier].append((float(sample.labels["le"]), sample.value))
+                buckets[tier][float(sample.labels["le"])] += sample.value  # type: ignore[assignment]
             else:
                 sums[sample.name.removeprefix(PREFIX), tier] += sample.value
     return {
@@ -135,7 +136,7 @@ def _tiers(text: str) -> dict[str, Tier]:
             sums["generation_tokens_total", tier],
             sums["num_requests_running", tier],
             sums["num_requests_waiting", tier],
-            buckets[tier],
+            sorted(buckets[tier].items()),
         )
         for tier in TIERS
     }

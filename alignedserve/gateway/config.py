@@ -157,3 +157,5 @@ class GatewayConfig:
     webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
     # Where the launcher says which islands there are; None: those of `routers`, always.
     launcher: RouterAddress | None = None
+    # So many gateways listen at the same port.
+    num_gateways: int = 1

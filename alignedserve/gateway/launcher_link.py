@@ -1,7 +1,9 @@
-"""What the launcher tells the gateway: which islands there are, and when to end."""
+"""The gateway's link to the launcher, which says which islands there are, and when to end; and, by way of the launcher,
+to the other gateways of its host."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,8 +11,19 @@ from dataclasses import replace
 from alignedserve.gateway.islands import Islands
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
-from alignedserve.protocol.messages import AnyMessage, Drain, Hello, InstanceLimits, Membership, Welcome
+from alignedserve.protocol.messages import (
+    AnyMessage,
+    Drain,
+    GatewayNews,
+    Hello,
+    InstanceLimits,
+    Membership,
+    Welcome,
+)
 from alignedserve.types import InstanceId
+
+# The seconds between two times that a gateway tells the others its news.
+NEWS_S = 1.0
 
 
 class LauncherLink:
@@ -21,7 +34,10 @@ class LauncherLink:
         fingerprint: Mapping[str, str],
         islands: Islands,
         on_drain: Callable[[], None],
+        news: Callable[[], GatewayNews] | None = None,
+        hear: Callable[[GatewayNews], None] = lambda news: None,
     ) -> None:
+        """`news` is what the other gateways should hear, if there are some; `hear` hears theirs."""
         epoch = new_epoch()
         hello = Hello(
             "gateway",
@@ -35,15 +51,28 @@ class LauncherLink:
         self._address = address
         self._islands = islands
         self._on_drain = on_drain
+        self._news = news
+        self._hear = hear
         self._link = RouterConnection(address, lambda: hello, self)
 
     async def run(self) -> None:
         """Runs until the launcher sends Stop, or until `stop`. While the launcher is away, the islands stay as they
         are."""
-        await self._link.run()
+        telling = asyncio.create_task(self._tell_news(self._news)) if self._news else None
+        try:
+            await self._link.run()
+        finally:
+            if telling:
+                telling.cancel()
 
     def stop(self) -> None:
         self._link.stop()
+
+    async def _tell_news(self, news: Callable[[], GatewayNews]) -> None:
+        while True:
+            await asyncio.sleep(NEWS_S)
+            if self._link.is_up:
+                self._link.send(news())
 
     # ---- what the link hears ----
 
@@ -65,3 +94,5 @@ class LauncherLink:
                     self._islands.set(routers)
             case Drain():
                 self._on_drain()
+            case GatewayNews():
+                self._hear(message)

@@ -36,11 +36,12 @@ from alignedserve.gateway.openai.files import file_routes
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.routes import RESPONSES, response_routes
 from alignedserve.gateway.prepare_process import MODULE as PREPARING
-from alignedserve.gateway.telemetry.exposition import metrics_route
+from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
 from alignedserve.process.steady import collect_when_idle, settle
+from alignedserve.protocol.messages import GatewayNews
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.store import ContentsInStore, DeliveryStore, JobRecord, ResponseStore, Store
 from alignedserve.store.contents import ContentsApart
@@ -70,6 +71,8 @@ class GatewayProcess:
         self._background: BackgroundResponses | None = None
         self._draining: asyncio.Task[None] | None = None
         self._events = Events(config.webhooks.url)
+        # What all gateways at this port have measured, if there are several.
+        self._gateways = Gateways(config.instance_id) if config.num_gateways > 1 else None
 
     def run(self) -> None:
         """Runs until the router tells it to stop. Raises ValueError for a model that can't be loaded, OSError for a
@@ -79,7 +82,8 @@ class GatewayProcess:
         self._lengths.prepare(model)
         settle()
         allow_descriptors(self._config.limits.max_connections)
-        with listen(self._config.http.host, self._config.http.port) as sock:
+        http, is_shared = self._config.http, self._config.num_gateways > 1
+        with listen(http.host, http.port, is_shared) as sock:
             asyncio.run(self.serve(model, sock, is_prepared=True))
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
@@ -113,7 +117,9 @@ class GatewayProcess:
             if is_prepared:
                 await asyncio.gather(compiler.prepare(), preparer.start())
             routers.append(responses)
-            routers.append(metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs))
+            routers.append(
+                metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs, self._gateways)
+            )
             keys, origins = Keys(self._config.key_owners), self._config.http.allowed_origins
             callers, home = self._callers(sock), self._home if store else None
             app = create_app(request_builder, self.drain_state, keys, routers, origins, store, callers, home)
@@ -263,13 +269,29 @@ class GatewayProcess:
             await self._islands.run()
             return
         link = LauncherLink(
-            config.launcher, config.instance_id, config.fingerprint, self._islands, self.drain
+            config.launcher,
+            config.instance_id,
+            config.fingerprint,
+            self._islands,
+            self.drain,
+            self._news if self._gateways else None,
+            self._hear,
         )
         tasks = [asyncio.create_task(each.run()) for each in (self._islands, link)]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         self._islands.stop()
         link.stop()
         await asyncio.gather(*tasks)
+
+    def _news(self) -> GatewayNews:
+        estimates = self._runner[0].forecast.said() if self._runner else {}
+        return GatewayNews(self._config.instance_id, written(self.telemetry.metrics), estimates)
+
+    def _hear(self, news: GatewayNews) -> None:
+        if self._gateways:
+            self._gateways.hear(news.gateway, news.metrics)
+        if self._runner:
+            self._runner[0].forecast.hear(news.gateway, news.estimates)
 
     def make_server(self, app: FastAPI) -> HttpServer:
         """Returns what serves clients. A simulation's clients call the application themselves."""
@@ -311,11 +333,14 @@ def _traces(config: GatewayConfig) -> Traces | None:
     return OtlpTraces(config.http.otlp_endpoint)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Raises OSError, which names the address, when it can't be bound."""
+def listen(host: str, port: int, is_shared: bool = False) -> socket.socket:
+    """With `is_shared`, other processes of this user may listen there too: the kernel spreads connections over them.
+    Raises OSError, which names the address, when it can't be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=MAX_WAITING)
+        listener = socket.create_server(
+            (host, port), family=family, backlog=MAX_WAITING, reuse_port=is_shared
+        )
     except OSError as error:
         raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from None
     # Connections inherit it; asyncio sets it only where it made the listener. Without it a token waits for the client's

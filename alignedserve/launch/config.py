@@ -9,6 +9,8 @@ from typing import Annotated
 from alignedserve.protocol.kv_format import POOL_KV_DTYPES
 from alignedserve.store.homes import parse_place
 
+MAX_GATEWAYS = 64
+
 
 @dataclass(frozen=True)
 class LaunchConfig:
@@ -19,6 +21,7 @@ class LaunchConfig:
     colocated_instances: Annotated[
         int | None, "instead of those, each computes prompts and decodes [default: 1 where there is one GPU]"
     ] = None
+    gateways: Annotated[int, "processes that answer HTTP, all at the same port"] = 1
     pool_memory_bytes: Annotated[
         int | None, "shared memory of each island for KV [default: 1 GiB at most]"
     ] = None
@@ -52,6 +55,7 @@ class LaunchConfig:
         apart = ("prefill_instances", "decode_instances")
         for name in (*apart, "colocated_instances", "min_islands", "max_islands"):
             _in_range(name, getattr(self, name), 1, 1024)
+        _in_range("gateways", self.gateways, 1, MAX_GATEWAYS)
         _in_range("pool_memory_bytes", self.pool_memory_bytes, 1, 2**63 - 1)
         if self.pool_kv_dtype not in POOL_KV_DTYPES:
             raise ValueError(

@@ -13,6 +13,7 @@ from alignedserve.protocol.hub import SILENCE_S, Hub
 from alignedserve.protocol.messages import (
     AnyMessage,
     Drain,
+    GatewayNews,
     Hello,
     IslandAt,
     Membership,
@@ -76,7 +77,11 @@ class GatewayLinks:
         self._gateways[to].seen(LAUNCHER, f"pid {hello.pid}")
 
     def received(self, hello: Hello, message: AnyMessage) -> None:
-        raise WireError(f"a {type(message).__name__} does not come from a gateway")
+        if not isinstance(message, GatewayNews) or message.gateway != hello.instance_id:
+            raise WireError(f"a {type(message).__name__} does not come from {hello.instance_id}")
+        for other in self._hub:
+            if other.instance_id != message.gateway:
+                self._hub.send(other.instance_id, message)
 
     def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
         self._gateways[instance_id].unseen(LAUNCHER, is_dead=True)

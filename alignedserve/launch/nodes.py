@@ -80,9 +80,10 @@ class ThisMachine:
 @contextmanager
 def this_machine(config: LaunchConfig, token: str, prefix: str) -> Iterator[Nodes]:
     """Names of shared memory begin with `prefix`; what is left of it at the end is removed."""
-    num_instances = sum(config.instances().values())
+    # The router and the pool too.
+    num_processes = sum(config.instances().values()) + config.gateways + 2
     num_threads = threads_of_each(config)
-    with removing(prefix) as left, local_ray(left.directory, num_instances + 3, num_threads) as ray:
+    with removing(prefix) as left, local_ray(left.directory, num_processes, num_threads) as ray:
         left.note_processes()
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         router, launcher = (

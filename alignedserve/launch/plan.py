@@ -28,7 +28,7 @@ from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place
 from alignedserve.transport.choose import choose_transport
-from alignedserve.types import GATEWAY, InstanceId
+from alignedserve.types import GATEWAY, InstanceId, gateway_ids
 
 # The most bytes that the pool takes where no size is given, and the largest share of the free memory.
 DEFAULT_POOL_BYTES = 1 << 30
@@ -160,7 +160,13 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
     router = RouterProcessConfig(
-        node.router, settings.router, expected, settings.launch.event_log, log, settings.scheduling
+        node.router,
+        settings.router,
+        expected,
+        settings.launch.event_log,
+        log,
+        settings.scheduling,
+        gateway_ids(settings.launch.gateways),
     )
     processes = (
         ProcessSpec("router", InstanceId("router"), router),
@@ -174,16 +180,17 @@ def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:
     return engine.device == "cpu" or (engine.device == "auto" and not num_gpus)
 
 
-def plan_gateway(
+def plan_gateways(
     settings: Settings,
     model: Location,
     islands: Sequence[IslandPlan],
     store_url: str,
     launcher: RouterAddress | None = None,
-) -> ProcessSpec:
+) -> list[ProcessSpec]:
     engine = _local(settings, model)
     config = GatewayConfig(
         instance_id=GATEWAY,
+        num_gateways=settings.launch.gateways,
         routers=tuple(island.router for island in islands),
         engine=engine,
         model_name=settings.served_name,
@@ -201,7 +208,8 @@ def plan_gateway(
         webhook_secrets=settings.webhooks.secrets(os.environ),
         launcher=launcher,
     )
-    return ProcessSpec("gateway", GATEWAY, config)
+    names = gateway_ids(settings.launch.gateways)
+    return [ProcessSpec("gateway", name, replace(config, instance_id=name)) for name in names]
 
 
 def log_of(settings: Settings) -> LogConfig:

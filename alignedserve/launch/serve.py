@@ -14,7 +14,7 @@ from types import FrameType
 from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.nodes import Nodes, nodes_of, this_machine
-from alignedserve.launch.plan import IslandPlan, Node, check, log_of, plan_gateway, plan_island
+from alignedserve.launch.plan import IslandPlan, Node, check, log_of, plan_gateways, plan_island
 from alignedserve.launch.ports import check_address
 from alignedserve.launch.settings import Settings
 from alignedserve.launch.store import locate_store
@@ -111,7 +111,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
             return island
 
         islands = [plan(node) for node in nodes.first]
-        gateway = plan_gateway(settings, model, islands, store.url, nodes.launcher)
+        gateways = plan_gateways(settings, model, islands, store.url, nodes.launcher)
         url = f"http://{http.host}:{http.port}/v1"
 
         def ready() -> None:
@@ -122,7 +122,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
 
         async def supervise() -> None:
             supervisor = SystemSupervisor(
-                nodes, islands, plan, gateway, store, say, ready, http.shutdown_timeout
+                nodes, islands, plan, gateways, store, say, ready, http.shutdown_timeout
             )
             signals.tell(supervisor.stop)
             try:

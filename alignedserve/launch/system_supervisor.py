@@ -24,7 +24,7 @@ class SystemSupervisor:
         nodes: Nodes,
         islands: Sequence[IslandPlan],
         plan: Callable[[Node], IslandPlan],
-        gateway: ProcessSpec,
+        gateways: Sequence[ProcessSpec],
         store: StoreLocation,
         say: Callable[[str], None],
         ready: Callable[[], None],
@@ -37,8 +37,13 @@ class SystemSupervisor:
         self._ready = ready
         self._shutdown_timeout_s = shutdown_timeout_s
         here = ray.get_runtime_context().get_node_id()
-        self._gateway = ProcessSupervisor("gateway", RayActor(gateway, here), say)
-        self._links = GatewayLinks(nodes.launcher, {gateway.instance_id: self._gateway})
+        self._gateways = {
+            spec.instance_id: ProcessSupervisor(
+                "gateway" if len(gateways) == 1 else spec.instance_id, RayActor(spec, here), say
+            )
+            for spec in gateways
+        }
+        self._links = GatewayLinks(nodes.launcher, self._gateways)
         self._store = StoreSupervisor(store, say)
 
         def make(plan: IslandPlan) -> IslandSupervisor:
@@ -62,8 +67,9 @@ class SystemSupervisor:
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({supervising, storing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        self._gateway.stopping()
-        if self._gateway.is_up and not supervising.done():
+        for gateway in self._gateways.values():
+            gateway.stopping()
+        if any(gateway.is_up for gateway in self._gateways.values()) and not supervising.done():
             await self._drain(supervising)
         self._say("stopping")
         self._islands.stop()
@@ -83,14 +89,14 @@ class SystemSupervisor:
         self._hurry.set() if self._stop.is_set() else self._stop.set()
 
     async def _drain(self, supervising: asyncio.Task[None]) -> None:
-        """Waits until the gateway has ended, time is up, `stop` was called again, or something has failed."""
+        """Waits until the gateways have ended, time is up, `stop` was called again, or something has failed."""
         self._say(f"stopping when all requests have ended, in {self._shutdown_timeout_s:g} s at the latest")
         self._links.drain()
-        ended = asyncio.create_task(self._gateway.until_ended())
+        ended = asyncio.create_task(self._until_gateways_ended())
         hurried = asyncio.create_task(self._hurry.wait())
         await asyncio.wait(
             {ended, hurried, supervising},
-            # The gateway ends by its own clock; this time-out is for when it receives no order.
+            # Gateways end by their own clocks; this time-out is for when one receives no order.
             timeout=self._shutdown_timeout_s + STOP_S,
             return_when=asyncio.FIRST_COMPLETED,
         )
@@ -100,12 +106,17 @@ class SystemSupervisor:
     async def _supervise(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._announce())
-            group.create_task(self._gateway.supervise())
+            for gateway in self._gateways.values():
+                group.create_task(gateway.supervise())
             group.create_task(self._islands.supervise())
 
     async def _announce(self) -> None:
-        await asyncio.gather(self._store.until_up(), self._gateway.until_up(), self._islands.until_up())
+        gateways = (gateway.until_up() for gateway in self._gateways.values())
+        await asyncio.gather(self._store.until_up(), self._islands.until_up(), *gateways)
         self._ready()
+
+    async def _until_gateways_ended(self) -> None:
+        await asyncio.gather(*(gateway.until_ended() for gateway in self._gateways.values()))
 
 
 def _naming(plan: IslandPlan, is_only: bool) -> Callable[[ProcessSpec], str]:

@@ -614,6 +614,16 @@ class Membership(Message):
     missing: list[str] = []
 
 
+class GatewayNews(Message):
+    """What a gateway tells the other gateways of its host, each second; the launcher passes it on."""
+
+    gateway: InstanceId
+    # What it has measured (see gateway/telemetry/exposition.py).
+    metrics: bytes
+    # Of batch jobs: the seconds until each is done, if that is known, and the share of it that is done.
+    estimates: dict[str, tuple[float | None, float]]
+
+
 AnyMessage = (
     Hello
     | Welcome
@@ -650,4 +660,5 @@ AnyMessage = (
     | Drain
     | Stop
     | Membership
+    | GatewayNews
 )

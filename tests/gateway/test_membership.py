@@ -14,8 +14,8 @@ from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RefusedByRouter, RouterConnection
-from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Welcome
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.protocol.messages import AnyMessage, GatewayNews, Hello, InstanceLimits, Welcome
+from alignedserve.types import Epoch, InstanceId, gateway_ids
 from tests.gateway.scripted import TOKEN, ScriptedRouter
 from tests.gateway.served import GATEWAY, Served, play, served
 
@@ -46,16 +46,18 @@ class Launcher:
     address: RouterAddress
     links: GatewayLinks
     gateway: Seen
+    others: list[Seen]
 
 
 @asynccontextmanager
-async def launcher(address: RouterAddress | None = None) -> AsyncIterator[Launcher]:
-    gateway = Seen()
+async def launcher(address: RouterAddress | None = None, gateways: int = 1) -> AsyncIterator[Launcher]:
+    seen = {name: Seen() for name in gateway_ids(gateways)}
     address = address or RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
-    links = GatewayLinks(address, {GATEWAY: gateway})
+    links = GatewayLinks(address, seen)
     await links.listen()
+    gateway, *others = seen.values()
     try:
-        yield Launcher(address, links, gateway)
+        yield Launcher(address, links, gateway, others)
     finally:
         links.close()
 
@@ -221,3 +223,68 @@ def test_only_gateways_of_the_system_are_told() -> None:
             assert not launched.gateway.is_up
 
     play(scenario)
+
+
+def test_gateways_at_one_port_know_what_the_others_have_measured() -> None:
+    """Prometheus asks any of them."""
+    prompts = "alignedserve:prompt_tokens_total"
+
+    async def scenario() -> None:
+        async with launcher(gateways=2) as launched:
+            heard: asyncio.Queue[GatewayNews] = asyncio.Queue()
+            other = Other(launched.address, heard)
+            running = asyncio.create_task(other.link.run())
+            async with served(launcher=launched.address, num_gateways=2) as at:
+                await launched.gateway.until(is_up=True)
+                assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
+                while f'{prompts}{{gateway="gateway-0",tier="rt"}} 1.0' not in await metrics(at):
+                    await asyncio.sleep(0.01)
+                # What it said of itself is heard; the other one has measured the same, and a job as well.
+                news = await heard.get()
+                while b"gateway-1" not in (text := (await metrics(at)).encode()):
+                    other.link.send(GatewayNews(InstanceId("gateway-1"), news.metrics, {}))
+                    await asyncio.sleep(0.01)
+                names = {line.split(b"{")[0] for line in text.splitlines() if b'gateway="gateway-1"' in line}
+                assert {prompts.encode(), b"alignedserve:request_success_total"} <= names
+                again = {line.split(b"{")[0] for line in text.splitlines() if b'gateway="gateway-0"' in line}
+                assert names == again
+                assert b"process_up{gateway" not in text, "what routers say is not this gateway's"
+            other.link.stop()
+            await running
+
+    play(scenario)
+
+
+def test_a_gateway_says_nothing_in_the_name_of_another() -> None:
+    async def scenario() -> None:
+        async with launcher(gateways=2) as launched:
+            other = Other(launched.address, asyncio.Queue())
+            running = asyncio.create_task(other.link.run())
+            await launched.others[0].until(is_up=True)
+            other.link.send(GatewayNews(GATEWAY, b"", {}))
+            await launched.others[0].until(is_up=False)
+            other.link.stop()
+            await running
+
+    play(scenario)
+
+
+async def metrics(at: Served) -> str:
+    return (await at.http.get("/metrics")).text
+
+
+class Other:
+    """Another gateway, as far as the launcher knows."""
+
+    def __init__(self, address: RouterAddress, heard: asyncio.Queue[GatewayNews]) -> None:
+        hello = Hello("gateway", InstanceId("gateway-1"), Epoch(1), 1, {}, InstanceLimits())
+        self.link = RouterConnection(address, lambda: hello, self)
+        self._heard = heard
+
+    def on_up(self, welcome: Welcome) -> None: ...
+
+    def on_down(self) -> None: ...
+
+    def on_message(self, message: AnyMessage) -> None:
+        if isinstance(message, GatewayNews):
+            self._heard.put_nowait(message)

@@ -9,15 +9,15 @@ from typing import Any
 
 from alignedserve.cli.main import main
 from alignedserve.launch import serve
-from alignedserve.launch.plan import plan_gateway
+from alignedserve.launch.plan import plan_gateways
 
 
 def deaf(*planned: Any) -> Any:
     with contextlib.suppress(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-    return plan_gateway(*planned)
+    return plan_gateways(*planned)
 
 
 if __name__ == "__main__":
-    serve.plan_gateway = deaf
+    serve.plan_gateways = deaf
     main()

@@ -11,7 +11,7 @@ import pytest
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.config import LaunchConfig
-from alignedserve.launch.plan import DEFAULT_POOL_BYTES, IslandPlan, Node, check, plan_gateway, plan_island
+from alignedserve.launch.plan import DEFAULT_POOL_BYTES, IslandPlan, Node, check, plan_gateways, plan_island
 from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.protocol.address import RouterAddress
@@ -52,14 +52,14 @@ def test_all_parts_agree_on_what_was_left_open() -> None:
     assert len(engines) == 1
     engine = engines.pop()
     assert (engine.model, engine.dtype, engine.device, engine.use_tqdm) == (MODEL, "bfloat16", "cpu", False)
-    gateway = plan_gateway(told(), FOUND, [plan], "unix:///redis.sock")
+    (gateway,) = plan_gateways(told(), FOUND, [plan], "unix:///redis.sock")
     assert gateway.config.fingerprint == {"model": engine.model}
     assert gateway.config.routers == (NODE.router,) and gateway.config.model_name == MODEL
 
 
 def test_the_gateway_is_told_whose_pages_may_call() -> None:
     wanted = told(allowed_origins=("https://a.example",), allowed_hosts=("a.example",))
-    gateway = plan_gateway(wanted, FOUND, [island(wanted)], "unix:///redis.sock")
+    (gateway,) = plan_gateways(wanted, FOUND, [island(wanted)], "unix:///redis.sock")
     assert gateway.config.http.allowed_origins == ("https://a.example",)
     assert gateway.config.http.allowed_hosts == ("a.example",)
 

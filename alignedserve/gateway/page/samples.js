@@ -31,9 +31,13 @@ export class Samples {
     return found.length ? found.reduce((total, sample) => total + sample.value, 0) : null;
   }
 
-  // Returns a histogram's [bound, number of values up to it], by rising bounds.
+  // Returns a histogram's [bound, number of values up to it], by rising bounds, of all gateways together.
   buckets(name, labels) {
-    return this.find(`${name}_bucket`, labels).map((sample) => [toNumber(sample.labels.le), sample.value]);
+    const counts = new Map();
+    for (const { labels: { le }, value } of this.find(`${name}_bucket`, labels)) {
+      counts.set(le, (counts.get(le) ?? 0) + value);
+    }
+    return [...counts].map(([le, count]) => [toNumber(le), count]);
   }
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -23,6 +24,7 @@ from alignedserve.gateway.telemetry.ignored_parameters import NAMES, OTHER
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.lengths.prediction import SOURCES
 from alignedserve.protocol.messages import SCHEDULING_S, Cluster, ProcessStatus
+from alignedserve.types import InstanceId
 
 PREFIX = "alignedserve:"
 # The states of requests that an instance computes; all others wait, or are about to leave.
@@ -39,7 +41,13 @@ async def no_jobs() -> Mapping[str, int]:
     return {}
 
 
-def metrics_route(metrics: Metrics, ask_clusters: AskClusters, count_jobs: CountJobs = no_jobs) -> APIRouter:
+def metrics_route(
+    metrics: Metrics,
+    ask_clusters: AskClusters,
+    count_jobs: CountJobs = no_jobs,
+    gateways: Gateways | None = None,
+) -> APIRouter:
+    """`gateways`: all that listen at this port, if there are several."""
     routes = APIRouter()
 
     @routes.get("/metrics", response_class=Response, include_in_schema=False)
@@ -48,13 +56,55 @@ def metrics_route(metrics: Metrics, ask_clusters: AskClusters, count_jobs: Count
             clusters = await ask_clusters()
         except ApiError:
             clusters = {}
-        families = _Families([*_of_gateway(metrics), *_of_islands(clusters), _jobs(await count_jobs())])
+        own = list(_of_gateway(metrics))
+        if gateways:
+            gateways.complete(own)
+        families = _Families([*own, *_of_islands(clusters), _jobs(await count_jobs())])
         registry = CollectorRegistry()
         registry.register(families)
         encode, content_type = choose_encoder(http.headers.get("accept", ""))
         return Response(encode(registry), media_type=content_type)
 
     return routes
+
+
+# A metric's name, and its samples: name, labels and value.
+_Written = list[tuple[str, list[tuple[str, dict[str, str], float]]]]
+
+
+class Gateways:
+    """What gateways that listen at one port have measured, since Prometheus asks any of them: with a label for each,
+    so that one that is started again begins series anew, and not all of them."""
+
+    def __init__(self, me: InstanceId) -> None:
+        self._me = me
+        self._heard: dict[InstanceId, _Written] = {}
+
+    def hear(self, gateway: InstanceId, written: bytes) -> None:
+        """Raises msgspec.MsgspecError."""
+        self._heard[gateway] = msgspec.msgpack.decode(written, type=_Written)
+
+    def complete(self, families: Iterable[Metric]) -> None:
+        """Labels this gateway's samples, and adds those of the others."""
+        for family in families:
+            family.samples = [
+                sample._replace(labels={**sample.labels, "gateway": self._me}) for sample in family.samples
+            ]
+        by_name = {family.name: family for family in families}
+        for gateway, written in self._heard.items():
+            for name, samples in written:
+                for sample, labels, value in samples:
+                    by_name[name].add_sample(sample, {**labels, "gateway": gateway}, value)
+
+
+def written(metrics: Metrics) -> bytes:
+    """Returns what this gateway has measured, for the others."""
+    return msgspec.msgpack.encode(
+        [
+            (family.name, [(sample.name, sample.labels, sample.value) for sample in family.samples])
+            for family in _of_gateway(metrics)
+        ]
+    )
 
 
 @dataclass(eq=False)

@@ -167,3 +167,14 @@ def test_of_an_island_without_a_router_nothing_is_known(page: Browser) -> None:
     states, events = looked(page, both + other, both)
     assert states["router"] == "up 7" and states["decode-0-b"] == "unknown 8"
     assert events == ["router (pid 7) does not answer, island 1"]
+
+
+def test_a_histogram_is_that_of_all_gateways(page: Browser) -> None:
+    lines = [
+        f'alignedserve:wait_bucket{{gateway="gateway-{number}",le="{bound}",tier="rt"}} {count}'
+        for number in (0, 1)
+        for bound, count in (("0.5", 2.0 + number), ("+Inf", 5.0 + number))
+    ]
+    text = json.dumps("\n".join(lines))
+    found = page.imported("samples.js", f"new m.Samples({text}).buckets('wait', {{tier: 'rt'}}).map(String)")
+    assert found == ["0.5,5", "Infinity,11"]

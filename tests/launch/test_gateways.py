@@ -1,0 +1,133 @@
+"""Two gateways at one port: connections are spread, and a gateway that dies costs its own and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.launch.batch_job import check_answers, client_of, num_completed, submit, until
+from tests.launch.server import Server, serving
+from tests.launch.streams import QUESTIONS, SETTINGS, engine_alone
+
+GATEWAYS = ("gateway-0", "gateway-1")
+NUM_LINES = 60
+
+
+@dataclass
+class Stream:
+    """A stream over a connection of its own."""
+
+    number: int
+    # This end's port.
+    port: int = 0
+    text: str = ""
+    is_whole: bool = False
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def ask(self, url: str) -> None:
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": QUESTIONS[self.number]}],
+            "stream": True,
+            "seed": 7,
+            **SETTINGS[self.number],
+        }
+        try:
+            async with (
+                httpx.AsyncClient(timeout=170) as client,
+                client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
+            ):
+                self.port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
+                async for line in answer.aiter_lines():
+                    self._line(line)
+        except httpx.TransportError:
+            assert not self.is_whole
+
+    def _line(self, line: str) -> None:
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            self.is_whole = True
+        elif data:
+            self.text += json.loads(data)["choices"][0]["delta"].get("content") or ""
+            if len(self.text) > 20:
+                self.begun.set()
+
+
+def ports_at(pid: int) -> set[int]:
+    """The ports at the other ends of a process's connections."""
+    inodes = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path)):
+            inodes.add(found[1])
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[2].split(":")[1], 16) for row in rows if row[9] in inodes}
+
+
+async def ask_all(url: str, in_the_middle: Callable[[list[Stream]], None]) -> list[Stream]:
+    streams = [Stream(number) for number in range(len(QUESTIONS))]
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        for stream in streams:
+            group.create_task(stream.ask(url))
+        await asyncio.gather(*(stream.begun.wait() for stream in streams))
+        await asyncio.to_thread(in_the_middle, streams)
+    return streams
+
+
+@pytest.mark.slow
+def test_a_gateway_that_dies_costs_only_its_own_connections() -> None:
+    options = ["--gateways", "2", "--dtype", "float32", "--pool-memory-bytes", str(64 << 20)]
+    with serving(*options) as server:
+        pids = {name: server.until_up(name) for name in GATEWAYS}
+        client = client_of(server)
+        job = submit(client, NUM_LINES)
+        cut: set[int] = set()
+
+        def kill_one(streams: list[Stream]) -> None:
+            ports = ports_at(pids["gateway-0"])
+            cut.update(stream.number for stream in streams if stream.port in ports)
+            if 0 < len(cut) < len(streams):
+                os.kill(pids["gateway-0"], signal.SIGKILL)
+                # The port is served all the same.
+                assert all(server.get("/v1/models").status_code == 200 for _ in range(20))
+            else:
+                # All happen to be at one of them: there is nothing to tell apart.
+                cut.clear()
+
+        while not cut:
+            streams = asyncio.run(ask_all(server.url, kill_one))
+        for stream, right in zip(streams, engine_alone(), strict=True):
+            assert stream.is_whole == (stream.number not in cut)
+            assert right.startswith(stream.text)
+            assert stream.text == right or not stream.is_whole
+
+        assert server.until_up("gateway-0", killed=[pids["gateway-0"]])
+        until(client, job, lambda batch: num_completed(batch) == NUM_LINES)
+        check_answers(client, job, NUM_LINES)
+        streams = asyncio.run(ask_all(server.url, lambda streams: None))
+        assert [stream.text for stream in streams] == engine_alone()
+        check_metrics(server)
+
+
+def check_metrics(server: Server) -> None:
+    """Whichever is asked, it knows of both: the second one has counted since the start, and the first one since it was
+    started again."""
+    pattern = re.compile(
+        r'^alignedserve:generation_tokens_total\{gateway="(.*)",tier="rt"\} (.*)$', re.MULTILINE
+    )
+    total = sum(len(text) > 0 for text in engine_alone()) * SETTINGS[0]["max_tokens"]
+    while True:
+        counts = {name: float(count) for name, count in pattern.findall(server.get("/metrics").text)}
+        # What another gateway has measured is a second old at most.
+        if set(counts) == set(GATEWAYS) and sum(counts.values()) >= total:
+            return
