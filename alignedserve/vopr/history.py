@@ -141,6 +141,14 @@ class Stop(Action, frozen=True, tag="stop"):
     seconds: float
 
 
+class Regroup(Action, frozen=True, tag="regroup"):
+    """Gateways are told that only these islands are there, and so many seconds later that all are. A gateway that
+    starts meanwhile knows all."""
+
+    islands: list[int]
+    seconds: float
+
+
 class Disturb(Action, frozen=True, tag="disturb"):
     """Something happens to one of a process's connections to routers: the oldest, or a later one."""
 
@@ -174,7 +182,7 @@ class StoreForgetful(Action, frozen=True, tag="store answers lost"):
 
 OfClients = Arrive | Leave | Ask | Batch
 OfIslands = Kill | Hang | Cut | Late | FailingCopies | SlowCopies | Jump | Drift
-OfFronts = Stop | Disturb | StoreAway | StoreSlow | StoreForgetful
+OfFronts = Stop | Regroup | Disturb | StoreAway | StoreSlow | StoreForgetful
 AnyAction = OfClients | OfIslands | OfFronts
 
 

@@ -16,6 +16,7 @@ from alignedserve.vopr.history import (
     Jump,
     Kill,
     Late,
+    Regroup,
     Stop,
     StoreAway,
     StoreForgetful,
@@ -91,6 +92,13 @@ def _cut(random: Random, plan: Plan, when: When) -> Action:
     return make(Cut, when, process=_linked(random, plan))
 
 
+def _regrouping(random: Random, plan: Plan, when: When) -> Action:
+    assert plan.front
+    num_islands = plan.front.num_islands
+    islands = random.sample(range(num_islands), random.randint(1, num_islands))
+    return make(Regroup, when, islands=sorted(islands), seconds=random.choice([0.0, 0.0004, 0.5, 10.0]))
+
+
 def _disturbance(random: Random, plan: Plan, when: When) -> Action:
     return make(
         Disturb,
@@ -146,6 +154,6 @@ def _store_forgetful(random: Random, plan: Plan, when: When) -> Action:
 
 
 _KINDS = (
-    *(_death, _gateway_death, _router_death, _stop, _hang, _cut, _disturbance, _late, _jump),
+    *(_death, _gateway_death, _router_death, _stop, _regrouping, _hang, _cut, _disturbance, _late, _jump),
     *(failing_copies, slow_copies, _store_away, _store_slow, _store_forgetful),
 )

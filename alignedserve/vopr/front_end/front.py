@@ -6,7 +6,7 @@ routers and instances, sets the faults of the network and the store, and sends c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,11 @@ class Front:
     @property
     def island_names(self) -> list[str]:
         return [self._address(number).host for number in range(self.config.num_islands)]
+
+    def regroup(self, islands: Iterable[int]) -> None:
+        """Gateways are told that these islands are there."""
+        for gateway in self.gateways:
+            gateway.set_islands({number: self._address(number) for number in islands})
 
     def on_fenced(self, fenced: Callable[[InstanceId], None]) -> None:
         """`fenced` is called with each process that a router has killed."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import cast
 
 from fastapi import FastAPI
@@ -16,6 +16,7 @@ from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.request_id import RequestIdMiddleware
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.process import GatewayProcess
+from alignedserve.protocol.address import RouterAddress
 from alignedserve.store import Store
 from alignedserve.vopr.front_end.http_call import JSON, HttpCall
 from alignedserve.vopr.front_end.live_router import watched
@@ -82,6 +83,11 @@ class VirtualGateway:
         if self.process:
             self.process.wake_up()
 
+    def set_islands(self, routers: Mapping[int, RouterAddress]) -> None:
+        """The launcher tells it which islands there are."""
+        if self.process and self._life and self._life.server and self._life.server.is_serving:
+            self._loop.call_soon(self._life.gateway.set_islands, routers, context=self.process.context)
+
     def set_clock_ahead(self, seconds: float) -> None:
         """Its wall clock jumps; that of its next life is right."""
         if self.process:
@@ -139,6 +145,9 @@ class _Gateway(GatewayProcess):
     @property
     def num_open(self) -> int:
         return self._islands.num_open
+
+    def set_islands(self, routers: Mapping[int, RouterAddress]) -> None:
+        self._islands.set(routers)
 
     @contextlib.asynccontextmanager
     async def open_store(self) -> AsyncIterator[Store | None]:

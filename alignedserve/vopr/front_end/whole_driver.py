@@ -23,6 +23,7 @@ from alignedserve.vopr.history import (
     Jump,
     Kill,
     Late,
+    Regroup,
     SlowCopies,
     Stop,
     StoreAway,
@@ -63,6 +64,7 @@ class WholeDriver(Driver, StoreObserver):
         self._conditions.calm()
         self._copies.calm()
         self._launcher.calm()
+        self._regroup_all()
         for gateway in self._front.gateways:
             gateway.set_clock_right()
         # What has begun may have to be missed first.
@@ -82,6 +84,9 @@ class WholeDriver(Driver, StoreObserver):
                 self._launcher.hang(action)
             case Stop():
                 self._launcher.stop(action)
+            case Regroup(islands=islands, seconds=seconds):
+                self._front.regroup(islands)
+                self._front.clock.after(seconds, self._regroup_all)
             case Jump(process=name, seconds=seconds):
                 self._gateways[name].set_clock_ahead(seconds)
             case Cut(process=name):
@@ -95,6 +100,9 @@ class WholeDriver(Driver, StoreObserver):
                 self._conditions.add(action)
             case _:
                 raise ValueError(f"{action}: happens to islands alone only")
+
+    def _regroup_all(self) -> None:
+        self._front.regroup(range(len(self._front.islands)))
 
     def _disturb(self, action: Disturb) -> None:
         connections = self._connections_of(action.process)
@@ -123,7 +131,7 @@ class WholeDriver(Driver, StoreObserver):
                 return max(downs.values()) + missed_s
             case Stop(seconds=seconds):
                 return STOP_S + seconds
-            case Disturb() | Hang() | Late():
+            case Disturb() | Hang() | Late() | Regroup():
                 return action.seconds + missed_s
             case FailingCopies() | SlowCopies() | StoreAway() | StoreSlow() | StoreForgetful():
                 return action.seconds
