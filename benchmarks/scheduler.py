@@ -123,7 +123,7 @@ class RunningRouter:
     """Brought by events to where so many requests run on one decode instance, and as many wait in the pool."""
 
     def __init__(self, policy: str, num_running: int, dice: random.Random) -> None:
-        self._router = Router(RouterConfig(), Epoch(1), SchedulingConfig(policy))
+        self._router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig(policy))
         self._keys = [RequestKey(number) for number in range(1, num_running + 1)]
         limits = InstanceLimits(100_000, BLOCK_SIZE, num_running, 2048, 16_384)
         for role in ("kvpool", "prefill", "decode", "gateway"):

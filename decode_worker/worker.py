@@ -28,6 +28,7 @@ from alignedserve.protocol.messages import (
     DecodeReport,
     Evict,
     Failed,
+    FailedPull,
     Gone,
     InstanceLimits,
     Moved,
@@ -57,6 +58,7 @@ class Changes:
     num_asked: int = 0
     num_found: int = 0
     num_computed: int = 0
+    failed_pulls: list[FailedPull] = field(default_factory=list)
 
 
 @dataclass
@@ -240,15 +242,20 @@ class DecodeWorker(Worker[DecodeStep]):
             self._pull_from(source, specs)
 
     def _pull_from(self, source: InstanceId, specs: Sequence[TransferSpec]) -> None:
-        pulled = self._pulled if len(specs) == 1 else partial(self._pulled_together, source, specs)
-        done = self._counted([key for key, _ in specs], pulled)
+        done = self._counted([key for key, _ in specs], partial(self._pulled_from, source, specs))
         self.transfers.pull(source, self._addresses[source], specs, done)
 
-    def _pulled_together(self, source: InstanceId, specs: Sequence[TransferSpec], outcome: Outcome) -> None:
-        """If the transfer failed because one request is no longer there, each is pulled again by itself."""
-        if outcome.error is None or not self.transfers.is_reachable(source):
-            self._pulled(outcome)
+    def _pulled_from(self, source: InstanceId, specs: Sequence[TransferSpec], outcome: Outcome) -> None:
+        if outcome.is_denied and len(specs) > 1:
+            self._pull_each(source, specs, outcome)
             return
+        wanted = [key for key in outcome.keys if key not in self._last_messages]
+        if outcome.error is not None and not outcome.is_denied and wanted:
+            self._changes.failed_pulls.append(FailedPull(source, wanted, outcome.error))
+        self._pulled(outcome)
+
+    def _pull_each(self, source: InstanceId, specs: Sequence[TransferSpec], outcome: Outcome) -> None:
+        """One request is no longer there: each is pulled again by itself."""
         for key, blocks in specs:
             if key in self._last_messages:
                 self._pulled(replace(outcome, keys=(key,)))
@@ -425,6 +432,7 @@ class DecodeWorker(Worker[DecodeStep]):
             outside_s=schedule.outside_s,
             dropped=changes.dropped,
             overrun=schedule.last_overrun,
+            failed_pulls=changes.failed_pulls,
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:

@@ -16,7 +16,11 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class RouterConfig:
-    link: Annotated[str, "how KV gets to decode instances: host, ipc, gloo or nccl"] = "host"
+    # The plan puts a name in the place of "auto" (`transport/choose.py`): a router is never told that.
+    link: Annotated[
+        str,
+        "how KV gets to decode instances: host, ipc, gloo, nccl; or auto: ipc where instances have GPUs, else host",
+    ] = "auto"
     max_num_queued_reqs: Annotated[
         int, "more than these wait for prefill: 503 (real time counts its own only)"
     ] = 4096

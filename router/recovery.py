@@ -9,6 +9,7 @@ from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
 from alignedserve.router.decode_queue import DecodeQueue
 from alignedserve.router.instance_views import Process
+from alignedserve.router.link_health import LinkHealth
 from alignedserve.router.outbox import Outbox
 from alignedserve.router.pool_recovery import PoolRecovery
 from alignedserve.router.recaller import Recaller
@@ -30,6 +31,7 @@ class Recovery:
     _pool_recovery: PoolRecovery
     _outbox: Outbox
     _counters: Counters
+    _link_health: LinkHealth
 
     def connected(self, hello: Hello) -> None:
         if hello.instance_id in self._cluster:
@@ -48,6 +50,7 @@ class Recovery:
         process = self._cluster.remove(instance_id)
         if process is None:
             return
+        self._link_health.forget(instance_id)
         if process.hello.role == "kvpool":
             self._pool_recovery.closed()
         for state in self._requests:

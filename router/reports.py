@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.protocol.messages import DecodeReport, MakeSpare, PrefillReport
+from alignedserve.protocol.messages import DecodeReport, FailedPull, MakeSpare, PrefillReport
 from alignedserve.router.clock import Clock
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
 from alignedserve.router.eviction import Eviction
 from alignedserve.router.instance_views import ColocatedView, DecodeView
+from alignedserve.router.link_health import LinkHealth
 from alignedserve.router.output_coalescing import OutputCoalescing
 from alignedserve.router.output_processor import OutputProcessor
 from alignedserve.router.pool_client import PoolClient
@@ -35,6 +36,7 @@ class InstanceReports:
     _eviction: Eviction
     _pool: PoolClient
     _counters: Counters
+    _link_health: LinkHealth
 
     def prefill(self, sender: InstanceId, report: PrefillReport) -> None:
         view = self._cluster.prefill(sender)
@@ -60,6 +62,8 @@ class InstanceReports:
         self._counters.of(sender).add_report(report)
         view.report, view.num_free_blocks = report, report.num_free_blocks
         self._admitted(view, report.admitted)
+        for pull in report.failed_pulls:
+            self._pull_failed(sender, pull)
         self._output_processor.process(sender, report.news)
         view.pace = report.pace
         if isinstance(view, ColocatedView):
@@ -84,7 +88,16 @@ class InstanceReports:
             view.is_batch_begun = True
             self._counters.of(instance_id).num_batch_switches += 1
         for state in states:
+            if state.staged_at:
+                self._link_health.succeeded(state.staged_at, instance_id, state.key)
             self._transitions.enter(state, Phase.RUNNING, instance_id)
         self._staging.unstage(states)
         if pooled := [state.key for state in states if state.blocks]:
             self._pool.send(MakeSpare(pooled))
+
+    def _pull_failed(self, decode: InstanceId, pull: FailedPull) -> None:
+        """A pull from an instance that is gone, or of requests that were recalled, says nothing of the link."""
+        found = [self._requests.find(key, decode, Phase.OFFERED) for key in pull.keys]
+        if any(state and state.staged_at == pull.source for state in found):
+            self._counters.of(decode).num_failed_pulls += 1
+            self._link_health.failed(decode, pull)

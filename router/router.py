@@ -8,6 +8,7 @@ owner, and each part is given the owners that it needs:
     requests that wait               PrefillQueue, DecodeQueue
     what the pool will have to hold  PoolDemand
     what is to be sent               Outbox, OutputCoalescing
+    which links work                 LinkHealth
     what happened                    Counters
 """
 
@@ -36,6 +37,7 @@ from alignedserve.router.eviction import Eviction
 from alignedserve.router.failed_copies import FailedCopies
 from alignedserve.router.instance_views import PrefillView
 from alignedserve.router.island_view import IslandView
+from alignedserve.router.link_health import LinkHealth
 from alignedserve.router.offers import Offers
 from alignedserve.router.orphans import Orphans
 from alignedserve.router.outbox import Outbox
@@ -65,10 +67,13 @@ class Router:
     def __init__(
         self, config: RouterConfig, epoch: Epoch, scheduling: SchedulingConfig | None = None
     ) -> None:
+        if config.link == "auto":
+            raise ValueError("link='auto': a router is told which link was chosen")
         self.config = config
         self.policy = make_policy(scheduling or SchedulingConfig()).router()
         self.clock = Clock()
         self.cluster = ClusterState()
+        self.link_health = LinkHealth(self.clock)
         self.requests = RequestTable()
         self.counts = RequestCounts()
         self.counters = Counters()
@@ -88,7 +93,7 @@ class Router:
         config, policy, island, clock = self.config, self.policy, self.island, self.clock
         cluster, requests, counters, demand = self.cluster, self.requests, self.counters, self.demand
         prefill_queue, decode_queue, orphans = self.prefill_queue, self.decode_queue, self._orphans
-        outbox, output = self._outbox, self._output
+        outbox, output, link_health = self._outbox, self._output, self.link_health
         pool = PoolClient(cluster, prefill_queue, outbox, policy, island)
         transitions = PhaseTransitions(
             clock, cluster, self.counts, prefill_queue, decode_queue, demand, policy, island
@@ -96,7 +101,7 @@ class Router:
         requeuer = Requeuer(transitions, prefill_queue, demand, pool, policy, island)
         recaller = Recaller(cluster, requests, transitions, requeuer, demand, pool, outbox, output, counters)
         offers = Offers(clock, cluster, transitions, outbox)
-        staging = Staging(config.link, cluster, requests, transitions, recaller, outbox, offers)
+        staging = Staging(config.link, cluster, requests, transitions, recaller, outbox, offers, link_health)
         eviction = Eviction(
             clock, cluster, requests, transitions, requeuer, recaller, demand, pool, outbox, counters
         )
@@ -120,13 +125,23 @@ class Router:
             eviction,
             pool,
             counters,
+            link_health,
         )
         self._submissions = Submissions(
             config, clock, cluster, requests, prefill_queue, requeuer, recaller, orphans, output, outbox
         )
         welcome = Welcome(epoch, config.silence_s)
         self._recovery = Recovery(
-            welcome, cluster, requests, decode_queue, transitions, recaller, pool_recovery, outbox, counters
+            welcome,
+            cluster,
+            requests,
+            decode_queue,
+            transitions,
+            recaller,
+            pool_recovery,
+            outbox,
+            counters,
+            link_health,
         )
         self._failed_copies = FailedCopies(requests, self._recovery, eviction)
         self._pool, self._recaller, self._eviction = pool, recaller, eviction
@@ -142,6 +157,7 @@ class Router:
             case Received():
                 self._received(event.sender, event.message)
             case Tick():
+                self.link_health.tick()
                 self._failed_copies.retry()
                 self._pool.retry_refused()
                 self._pool_recovery.release_expired_orphans()
@@ -185,7 +201,7 @@ class Router:
 
     def take_remarks(self) -> list[str]:
         """Returns sentences for the log, each once."""
-        return self._submissions.take_remarks()
+        return self._submissions.take_remarks() + self.link_health.take_remarks()
 
     @property
     def is_idle(self) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 from alignedserve.protocol.messages import Stage, Unstage, Work
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.instance_views import PrefillView
+from alignedserve.router.link_health import LinkHealth
 from alignedserve.router.offers import Offers
 from alignedserve.router.outbox import Outbox
 from alignedserve.router.recaller import Recaller
@@ -28,6 +29,7 @@ class Staging:
     _recaller: Recaller
     _outbox: Outbox
     _offers: Offers
+    _link_health: LinkHealth
 
     def stage(
         self,
@@ -40,14 +42,19 @@ class Staging:
         """Stages the requests that there is room for, in order, each in the buffer that is emptiest then: so what one
         decode instance waits for comes over the links of several prefill instances. Returns their keys. Urgent requests
         are staged together, and only where they wait for no others, and where prompts have not taken the room."""
-        stagers = self._stagers_for(states, is_urgent)
+        stagers = self._stagers_for(decode, states, is_urgent)
         works: dict[InstanceId, list[Work]] = {}
         staged: set[RequestKey] = set()
-        for state in states if stagers else ():
+        for state in states:
+            # A link that is tried takes one request.
+            stagers = [view for view in stagers if self._link_health.may_stage(view, decode)]
+            if not stagers:
+                break
             stager = max(stagers, key=partial(_preference, state))
             num_blocks = -(-state.num_cached // stager.hello.limits.block_size)
             if num_blocks > stager.num_free_staging_blocks:
                 continue
+            self._link_health.staged(stager.instance_id, decode, state.key)
             self._transitions.stage(state, stager.instance_id, decode, is_batch, batch)
             stager.staging[state.key] = num_blocks
             self._offers.promise(decode, state, is_batch)
@@ -57,9 +64,15 @@ class Staging:
             self._outbox.send(instance_id, Stage(decode, each))
         return staged
 
-    def _stagers_for(self, states: Sequence[RequestState], is_urgent: bool) -> list[PrefillView]:
+    def _stagers_for(
+        self, decode: InstanceId, states: Sequence[RequestState], is_urgent: bool
+    ) -> list[PrefillView]:
         prefills = self._cluster.prefills if self._link != "host" else []
-        stagers = [view for view in prefills if isinstance(view, PrefillView)]
+        stagers = [
+            view
+            for view in prefills
+            if isinstance(view, PrefillView) and self._link_health.may_stage(view, decode)
+        ]
         if not (is_urgent and stagers):
             return stagers
         emptiest = max(stagers, key=lambda view: view.num_free_staging_blocks)
@@ -68,21 +81,25 @@ class Staging:
 
     def staged(self, stager: InstanceId, keys: Sequence[RequestKey]) -> None:
         """The requests' KV is in a prefill instance's buffer: they are offered to the decode instances which they are
-        staged for."""
-        groups: dict[tuple[InstanceId | None, bool, int], list[RequestState]] = {}
+        staged for, to be fetched from the pool where the link has failed meanwhile."""
+        groups: dict[tuple[InstanceId | None, bool, int, InstanceId | None], list[RequestState]] = {}
         for key in keys:
             if state := self._requests.find(key, stager, Phase.STAGED):
-                group = (state.staged_for, state.is_in_batch, state.batch)
+                decode = state.staged_for
+                source = stager if decode and self._link_health.may_pull(stager, decode, key) else None
+                group = (decode, state.is_in_batch, state.batch, source)
                 groups.setdefault(group, []).append(state)
-        for (decode, is_batch, batch), states in groups.items():
+        for (decode, is_batch, batch, source), states in groups.items():
             if decode and self._cluster.decode(decode):
-                self._offers.offer(decode, states, is_batch, batch, source=stager)
+                self._offers.offer(decode, states, is_batch, batch, source)
+                if source is None:
+                    self.unstage(states)
             else:
                 for state in states:
                     self._recaller.recall(state)
 
     def unstage(self, states: Sequence[RequestState]) -> None:
-        """Decode instances have the KV of those requests that were staged: their room in the buffers is free again."""
+        """Decode instances need no staged copy of these requests any more: the room in the buffers is free again."""
         unstaged: dict[InstanceId, list[RequestKey]] = {}
         for state in states:
             if state.staged_at:

@@ -84,6 +84,8 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
         computing_s=counted.computing_s,
         num_asked_tokens=counted.num_asked_tokens,
         num_found_tokens=counted.num_found_tokens,
+        num_failed_pulls=counted.num_failed_pulls,
+        over_host=router.link_health.over_host(name),
     )
 
 

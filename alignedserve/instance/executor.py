@@ -177,10 +177,8 @@ class Transfers(Protocol):
         """Withdraws the request's staged blocks; during a pull, only if that fails. Safe to repeat."""
 
     def pull(self, source: InstanceId, address: str, specs: Sequence[TransferSpec], done: Done) -> None:
-        """Pulls what another instance has staged: all requests succeed, or none."""
-
-    def is_reachable(self, source: InstanceId) -> bool:
-        """Returns False if pulls from there have failed for reasons that have nothing to do with a request."""
+        """Pulls what another instance has staged: all requests succeed, or none. The outcome is denied if one of them
+        is not staged there."""
 
     def cut(self) -> None:
         """Ends this instance's pulls, and other instances' pulls from it. A later pull connects anew."""

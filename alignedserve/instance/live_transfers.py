@@ -74,9 +74,6 @@ class LiveTransfers:
             )
         self._kv_receiver.pull(source, address, specs, done, self._config.timeout_s)
 
-    def is_reachable(self, source: InstanceId) -> bool:
-        return self._kv_receiver is not None and self._kv_receiver.error(source) is None
-
     def cut(self) -> None:
         if self._kv_sender is not None:
             self._kv_sender.cut()

@@ -27,7 +27,7 @@ from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place
-from alignedserve.transport.choose import choose_transport
+from alignedserve.transport.choose import check_link, choose_transport
 from alignedserve.types import GATEWAY, InstanceId, gateway_ids
 
 # The most bytes that the pool takes where no size is given, and the largest share of the free memory.
@@ -86,6 +86,7 @@ def check(settings: Settings, model: Location) -> None:
     if settings.engine.device not in DEVICES:
         # Ray decides which GPU an instance has.
         raise ValueError(f"device={settings.engine.device!r}: must be one of {', '.join(DEVICES)}")
+    check_link(settings.router.link)
     policy = make_policy(settings.scheduling)
     if settings.engine.hidden_cache:
         _check_hidden_cache(policy, settings, model)
@@ -161,7 +162,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
     router = RouterProcessConfig(
         node.router,
-        settings.router,
+        replace(settings.router, link=transport),
         expected,
         settings.launch.event_log,
         log,

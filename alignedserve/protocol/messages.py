@@ -433,6 +433,15 @@ class PrefillReport(Message):
     num_found: int = 0
 
 
+class FailedPull(Message):
+    """A transfer from a prefill instance failed: the link did, or one of its ends. That a request is staged there no
+    more is no such failure."""
+
+    source: InstanceId
+    keys: list[RequestKey]
+    reason: str
+
+
 class DecodeReport(Message):
     """What happened in an iteration of a decode instance; it is also sent, without tokens, when any other field
     changes."""
@@ -479,6 +488,7 @@ class DecodeReport(Message):
     dropped: list[RequestKey] = []
     # How much longer than predicted the last iteration took: the ratio of measured to predicted time.
     overrun: float = 1.0
+    failed_pulls: list[FailedPull] = []
 
 
 class Gone(Message):
@@ -550,6 +560,10 @@ class InstanceStats(Message):
     # The number of tokens of requests that started, and how many of them were in the prefix cache.
     num_asked_tokens: int = 0
     num_found_tokens: int = 0
+    # The number of transfers from prefill instances that failed: see FailedPull.
+    num_failed_pulls: int = 0
+    # The prefill instances whose KV comes to it through host memory, since pulls from them have failed.
+    over_host: list[InstanceId] = []
 
 
 class ProcessStatus(Message):

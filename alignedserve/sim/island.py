@@ -38,7 +38,7 @@ class IslandConfig:
     num_gateways: int = 1
     # Says which copies share bandwidth.
     sharing: Sharing = field(default_factory=Sharing)
-    router: RouterConfig = field(default_factory=RouterConfig)
+    router: RouterConfig = field(default_factory=lambda: RouterConfig(link="host"))
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     # The share of a prefill instance's blocks that is kept for candidates. None are staged where the link is "host".
     staging_share: float = 0.5

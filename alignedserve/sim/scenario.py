@@ -31,7 +31,7 @@ STUCK_S = 3600.0
 @dataclass(frozen=True)
 class Scenario:
     cost: CostModel
-    router: RouterConfig = field(default_factory=RouterConfig)
+    router: RouterConfig = field(default_factory=lambda: RouterConfig(link="host"))
     num_prefill: int = 1
     num_decode: int = 1
     # Colocated instances, which replace the prefill and decode instances.

@@ -67,6 +67,8 @@ class Copy:
     # The share of its bytes after which the copy fails; None: it succeeds.
     share: float | None
     has_begun: bool = False
+    # See Outcome.
+    is_denied: bool = False
     # The second at which its lane was free for the copy; it is None before.
     begun_s: float | None = None
     is_over: bool = False
@@ -141,7 +143,7 @@ class Lane:
         if copy.has_begun:
             error = copy.end(error)
         seconds = self._clock.now - copy.begun_s if copy.begun_s is not None else 0.0
-        outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, seconds)
+        outcome = Outcome(copy.transfer, copy.what, copy.keys, error, copy.num_bytes, seconds, copy.is_denied)
         self._completions.post(copy.done, outcome)
 
 
@@ -167,7 +169,6 @@ class SimTransfers:
         self._loads, self._saves = (Lane(world, self.completions, when_awake) for _ in range(2))
         # A decode instance has one connection to each prefill instance, and these pull side by side.
         self._pulls: dict[InstanceId, Lane] = {}
-        self._unreachable: set[InstanceId] = set()
         # Maps each pull by another instance of what is staged here to the lane that can stop the pull.
         self._pulled_by_others: dict[Copy, Lane] = {}
         self._is_dead = False
@@ -266,15 +267,14 @@ class SimTransfers:
         lane = self._pulls.setdefault(
             source, Lane(self._world, self.completions, partial(self._when_both_awake, source))
         )
-        self._unreachable.discard(source)
 
         def begin() -> str | None:
             if sender is None or self._world.transfers.get(source) is not sender:
-                self._unreachable.add(source)
                 return f"{source} is gone"
             try:
                 theirs.extend(sender.staging_buffer.begin_pull(keys, [len(blocks) for _, blocks in specs]))
             except NotStaged as error:
+                copy.is_denied = True
                 return str(error)
             sender._pulled_by_others[copy] = lane
             return None
@@ -282,8 +282,6 @@ class SimTransfers:
         def end(error: str | None) -> str | None:
             assert sender
             del sender._pulled_by_others[copy]
-            if error is not None and error != FAILS_SO:
-                self._unreachable.add(source)
             if sender._is_dead:
                 return error or f"{source} is gone"
             if error is not None:
@@ -305,9 +303,6 @@ class SimTransfers:
         """Both ends have a part in a pull."""
         sender = self._world.processes[source]
         self._when_awake(lambda: sender.when_awake(action))
-
-    def is_reachable(self, source: InstanceId) -> bool:
-        return source not in self._unreachable
 
     def cut(self) -> None:
         for lane in self._pulls.values():

@@ -1,7 +1,12 @@
-"""Which transport two instances use: the best that the machine has, or the one that the operator chose."""
+"""Which transport two instances use: the one that the operator asks for, or what fits the machine.
+
+The plan decides it once (`launch/plan.py`); everything after it is told a name of `TRANSPORTS`.
+"""
 
 from __future__ import annotations
 
+# Asks for what fits the machine.
+AUTO = "auto"
 TRANSPORTS = {
     "nccl": "GPU to GPU, over NVLink where there is one",
     "gloo": "memory to memory over TCP, the same code as nccl",
@@ -10,12 +15,17 @@ TRANSPORTS = {
 }
 
 
-def choose_transport(have_cuda: bool, same_host: bool, override: str | None = None) -> str:
-    """`have_cuda`: both instances have a GPU of their own. `same_host`: both map the pool's memory."""
-    if override is None:
-        return _best(have_cuda, same_host)
-    if override not in TRANSPORTS:
-        raise ValueError(f"link={override!r}: must be one of {', '.join(TRANSPORTS)}")
+def check_link(link: str) -> None:
+    """Raises ValueError if there is no such link anywhere."""
+    if link not in (AUTO, *TRANSPORTS):
+        raise ValueError(f"link={link!r}: must be one of {', '.join((AUTO, *TRANSPORTS))}")
+
+
+def choose_transport(have_cuda: bool, same_host: bool, override: str = AUTO) -> str:
+    """`have_cuda`: both instances run on GPUs. `same_host`: both map the pool's memory."""
+    check_link(override)
+    if override == AUTO:
+        return _fitting(have_cuda, same_host)
     if override == "nccl" and not have_cuda:
         raise ValueError("link='nccl': both instances need a GPU; gloo and host do without")
     if override == "gloo" and have_cuda:
@@ -29,7 +39,9 @@ def choose_transport(have_cuda: bool, same_host: bool, override: str | None = No
     return override
 
 
-def _best(have_cuda: bool, same_host: bool) -> str:
-    if have_cuda:
-        return "nccl"
-    return "host" if same_host else "gloo"
+def _fitting(have_cuda: bool, same_host: bool) -> str:
+    if not have_cuda:
+        return "host" if same_host else "gloo"
+    if not same_host:
+        raise ValueError("link='auto': instances on GPUs of several hosts have only nccl, on request")
+    return "ipc"

@@ -39,6 +39,8 @@ class Outcome:
     # The bytes and the time of the transfer; outcomes that differ only in these are equal.
     num_bytes: int = field(default=0, compare=False)
     seconds: float = field(default=0.0, compare=False)
+    # Whether a pull failed because the sender does not have one of the requests staged: the link works.
+    is_denied: bool = False
 
 
 Done = Callable[[Outcome], None]

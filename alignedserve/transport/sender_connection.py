@@ -122,8 +122,8 @@ class SenderConnection:
             channel, end = self._open(open_things)
             while (job := self._next_job(channel)) is not None:
                 begun_s = time.perf_counter()
-                error = self._carry_out(job, channel, end)
-                self._end(job, error, time.perf_counter() - begun_s)
+                failure = self._carry_out(job, channel, end)
+                self._end(job, failure, time.perf_counter() - begun_s)
             reason = "closed"
         except CONNECTION_FAILURES as error:
             reason = "closed" if self._is_stopping else describe(error)
@@ -166,14 +166,14 @@ class SenderConnection:
                 os.eventfd_read(self._wake_fd)
         return None if self._is_stopping else self._jobs[0]
 
-    def _carry_out(self, job: _Job, channel: Channel, end: ReceiverEnd) -> str | None:
+    def _carry_out(self, job: _Job, channel: Channel, end: ReceiverEnd) -> str | Denied | None:
         """Does a pull and returns why it has failed, if the connection can still be used; raises if it can't."""
         if time.monotonic() >= job.deadline_s:
             return "its deadline passed before it could begin"
         channel.send(job.frame(), job.deadline_s)
         answer = channel.receive(job.deadline_s)
         if isinstance(answer, Denied) and answer.transfer == job.transfer:
-            return answer.reason
+            return answer
         if not isinstance(answer, Granted) or answer.transfer != job.transfer:
             raise unexpected(answer, f"an answer to {job.transfer}")
         self._check(job, answer)
@@ -192,10 +192,13 @@ class SenderConnection:
         if asked != offered or any(run.num_blocks < 1 for run in granted.runs):
             raise ConnectionError(f"{len(asked)} blocks were asked for, {len(offered)} others were granted")
 
-    def _end(self, job: _Job, error: str | None, took_s: float) -> None:
+    def _end(self, job: _Job, failure: str | Denied | None, took_s: float) -> None:
         with self._lock:
             self._jobs.popleft()
-        self._post(job, error, took_s)
+        if isinstance(failure, Denied):
+            self._post(job, failure.reason, took_s, is_denied=True)
+        else:
+            self._post(job, failure, took_s)
 
     def _break(self, reason: str) -> None:
         with self._lock:
@@ -207,7 +210,8 @@ class SenderConnection:
         for job in jobs:
             self._post(job, self.error)
 
-    def _post(self, job: _Job, error: str | None, took_s: float = 0.0) -> None:
+    def _post(self, job: _Job, error: str | None, took_s: float = 0.0, is_denied: bool = False) -> None:
         keys = tuple(key for key, _ in job.specs)
         num_bytes = sum(len(blocks) for _, blocks in job.specs) * self._blocks.shape[1]
-        self._completions.post(job.done, Outcome(job.transfer, "pull", keys, error, num_bytes, took_s))
+        outcome = Outcome(job.transfer, "pull", keys, error, num_bytes, took_s, is_denied)
+        self._completions.post(job.done, outcome)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.kvpool.process import PoolProcess
 from alignedserve.prefill_worker.process import PrefillProcess
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.router import link_health
 from alignedserve.router.process import RouterProcess
 from alignedserve.timing.estimate import Estimate
+from alignedserve.transport.channel import Pull
+from alignedserve.transport.transfer_session import TransferSession
 from alignedserve.types import InstanceId
 
 
@@ -54,6 +58,34 @@ def slowed(engine: Engine) -> Engine:
     return engine
 
 
+# A file of this name in the directory of logs makes links fail.
+LINKS_FAIL = "links fail"
+
+
+class CuttingPrefill(PrefillProcess):
+    """Cuts the connection at each pull, as long as links fail."""
+
+    def run(self) -> None:
+        links_fail = Path(self._config.log.dir) / LINKS_FAIL
+        serve = TransferSession._serve
+
+        def serve_or_cut(session: TransferSession, pull: Pull) -> None:
+            if links_fail.exists():
+                raise ConnectionError("this test has it so")
+            serve(session, pull)
+
+        TransferSession._serve = serve_or_cut  # type: ignore[method-assign]
+        super().run()
+
+
+class HastyRouter(RouterProcess):
+    """Tries links that failed very soon."""
+
+    def run(self) -> None:
+        link_health.FIRST_PAUSE_S, link_health.MAX_PAUSE_S = 0.5, 1.0
+        super().run()
+
+
 PROCESSES: dict[str, Any] = {
     "router": RouterProcess,
     "kvpool": PoolProcess,
@@ -63,6 +95,8 @@ PROCESSES: dict[str, Any] = {
     "gateway": GatewayProcess,
     "slow prefill": SlowPrefill,
     "slow decode": SlowDecode,
+    "cutting prefill": CuttingPrefill,
+    "hasty router": HastyRouter,
 }
 # of what is native: several processes share two cores, and threads that wait for each other spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -40,6 +40,7 @@ COLOCATED = InstanceId("colocated-0")
 MAX_MODEL_LEN = 384
 MAX_BLOCKS = MAX_MODEL_LEN // 16
 END_S = 30.0
+FAILING = {"prefill": "cutting prefill", "router": "hasty router"}
 
 _numbers = count(1)
 
@@ -60,6 +61,8 @@ class Setup:
     num_colocated: int = 0
     # instances that take their time
     is_slow: bool = False
+    # links that a test can make fail: see `part.LINKS_FAIL`
+    has_failing_links: bool = False
     log: LogConfig = field(default_factory=LogConfig)
 
     @property
@@ -149,6 +152,8 @@ class Processes:
 
     def _kind(self, name: InstanceId) -> str:
         role = name.split("-")[0]
+        if self.setup.has_failing_links and role in FAILING:
+            return FAILING[role]
         return f"slow {role}" if self.setup.is_slow and role in ("prefill", "decode") else role
 
     def _pool(self) -> PoolProcessConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,9 +16,12 @@ from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.protocol.messages import (
+    Abort,
     AnyMessage,
     DecodeReport,
     Failed,
+    FailedPull,
+    Gone,
     Offer,
     PrefillReport,
     Request,
@@ -63,9 +67,9 @@ class Pair:
         self.prefill.on(Stage(DECODE, [work(key) for key in KEYS]))
         self.step_until(lambda: set(KEYS) <= set(self.staged))
 
-    def offer(self) -> None:
+    def offer(self, address: str | None = None) -> None:
         works = [work(key) for key in KEYS]
-        self.decode.on(Offer(works, is_batch=True, source=PREFILL, address=self.address))
+        self.decode.on(Offer(works, is_batch=True, source=PREFILL, address=address or self.address))
 
     @property
     def staged(self) -> list[RequestKey]:
@@ -75,6 +79,14 @@ class Pair:
     def admitted(self) -> list[list[RequestKey]]:
         """Report by report."""
         return [each.admitted for each in self.said if isinstance(each, DecodeReport) and each.admitted]
+
+    @property
+    def failed(self) -> list[Failed]:
+        return [each for each in self.said if isinstance(each, Failed)]
+
+    @property
+    def failed_pulls(self) -> list[FailedPull]:
+        return [pull for each in self.said if isinstance(each, DecodeReport) for pull in each.failed_pulls]
 
     def close(self) -> None:
         for worker in (self.decode, self.prefill):
@@ -107,8 +119,30 @@ def test_one_that_is_gone_from_there_takes_no_other_along(pair: Pair) -> None:
     pair.prefill.on(Unstage([KEYS[1]]))
     pair.step_until(lambda: pair.prefill.schedule.num_staged_blocks == 2 * NUM_BLOCKS)
     pair.offer()
-    pair.step_until(lambda: any(isinstance(each, Failed) for each in pair.said))
+    pair.step_until(lambda: pair.failed)
     pair.step_until(lambda: [key for keys in pair.admitted for key in keys] == KEYS[::2])
-    assert [each for each in pair.said if isinstance(each, Failed)] == [
-        Failed(KEYS[1], "pull", "request 2 is not staged")
-    ]
+    assert pair.failed == [Failed(KEYS[1], "pull", "request 2 is not staged")]
+    assert pair.failed_pulls == [], "the link works"
+
+
+def test_a_link_that_fails_is_reported_once_before_its_requests(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nobody = f"127.0.0.1:{listener.getsockname()[1]}"
+    pair.offer(nobody)
+    pair.step_until(lambda: len(pair.failed) == len(KEYS))
+    (report,) = [each for each in pair.said if isinstance(each, DecodeReport) and each.failed_pulls]
+    (pull,) = report.failed_pulls
+    assert (pull.source, pull.keys) == (PREFILL, KEYS) and "Connection refused" in pull.reason
+    assert pair.failed == [Failed(key, "pull", pull.reason) for key in KEYS]
+    assert pair.said.index(report) < pair.said.index(pair.failed[0])
+
+
+def test_a_pull_that_nobody_waits_for_says_nothing_of_its_link(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        pair.offer(f"{host}:{port}")
+        pair.said += pair.decode.step()[0]
+        for key in KEYS:
+            pair.decode.on(Abort(key))
+    pair.step_until(lambda: sum(isinstance(each, Gone) for each in pair.said) == len(KEYS))
+    assert pair.failed_pulls == [] == pair.failed

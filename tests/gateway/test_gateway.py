@@ -17,6 +17,7 @@ from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.process import GatewayProcess, listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Rejected, Request
+from alignedserve.types import InstanceId
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of, process_status
 from tests.gateway.served import ASKED, GATEWAY, JSON, QUESTION, play, served, served_by
 
@@ -561,6 +562,12 @@ def test_health_asks_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
                 return response.status_code, response.json()
 
             assert await health() == (200, {"status": "ok"})
+            processes = at.router.processes
+            slow = process_status("decode")
+            slow.stats.over_host = [InstanceId("prefill-0")]
+            at.router.processes = [*processes, slow]
+            assert await health() == (200, {"status": "ok", "over_host": ["prefill-0 to decode-0"]})
+            at.router.processes = processes
             at.router.processes.append(process_status("decode", "down"))
             assert await health() == (200, {"status": "degraded", "down": ["decode-0"]})
             at.router.processes = [

@@ -70,6 +70,20 @@ def test_instances_are_told_of_the_link_that_the_router_stages_for() -> None:
     assert plan.processes[0].config.router.link == "gloo"
 
 
+def test_the_plan_chooses_a_link_and_says_its_name_to_all() -> None:
+    for options, node, link in (
+        ({}, NODE, "host"),
+        ({}, replace(NODE, num_gpus=2), "ipc"),
+        ({"prefill_instances": 1}, replace(NODE, num_gpus=1), "ipc"),
+        ({}, replace(NODE, num_gpus=1), "host"),
+        ({"link": "ipc"}, NODE, "ipc"),
+        ({"link": "ipc", "colocated_instances": 2}, NODE, "host"),
+    ):
+        plan = island(told(**options), node)
+        assert {spec.config.transfers.transport for spec in plan.processes[2:]} == {link}
+        assert plan.processes[0].config.router.link == link
+
+
 def test_instances_that_share_a_gpu_can_map_each_others_memory() -> None:
     apart = told(EngineConfig(MODEL, device="cuda"), prefill_instances=1)
     wanted = replace(apart, router=RouterConfig(link="ipc"))
@@ -230,7 +244,7 @@ def test_options_of_the_router_and_of_scheduling_have_ranges(option: str, value:
 @pytest.mark.parametrize(
     ("router", "message"),
     [
-        (RouterConfig(link="rope"), "link='rope': must be one of nccl, gloo, ipc, host"),
+        (RouterConfig(link="rope"), "link='rope': must be one of auto, nccl, gloo, ipc, host$"),
         (RouterConfig(link="nccl"), "link='nccl': both instances need a GPU"),
     ],
 )
@@ -243,6 +257,8 @@ def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
     check(told(), FOUND)
     with pytest.raises(ValueError, match="policy='best': must be one of aligned, priority, fcfs"):
         check(replace(told(), scheduling=SchedulingConfig("best")), FOUND)
+    with pytest.raises(ValueError, match="link='rope': must be one of auto, nccl, gloo, ipc, host$"):
+        check(told(link="rope"), FOUND)
     with pytest.raises(ValueError, match="slo_tbt_ms=0.5: must be 0 or from 1 to 60000"):
         told(slo_tbt_ms=0.5)
     with pytest.raises(ValueError, match="max_model_len=9999: the model was made for at most 2048"):

@@ -82,7 +82,9 @@ class Script:
         **scheduling: Any,
     ) -> None:
         """`scheduling`: of SchedulingConfig, and some of RouterConfig."""
-        config = {name: scheduling.pop(name) for name in {*scheduling} & {*_ROUTER_OPTIONS}}
+        config = {"link": "host"} | {
+            name: scheduling.pop(name) for name in {*scheduling} & {*_ROUTER_OPTIONS}
+        }
         self.router = Router(RouterConfig(**config), Epoch(7), SchedulingConfig(**scheduling))
         self.now = 0.0
         self.sent: list[tuple[str, AnyMessage]] = []

@@ -131,7 +131,7 @@ def test_none_starves_in_the_pool(level: int) -> None:
 
 
 def test_evicted_requests_return_to_a_colocated_instance_in_that_order() -> None:
-    router = Router(RouterConfig(), Epoch(1), SchedulingConfig())
+    router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
     router.cluster.add(hello("colocated-0"))
     for key, level in ((1, 2), (2, 0), (3, 1), (4, 0)):
         each = state(key, exceeded(level))
@@ -153,7 +153,7 @@ def test_evicted_requests_return_to_a_colocated_instance_in_that_order() -> None
 
 
 def queued(*states: RequestState) -> Router:
-    router = Router(RouterConfig(), Epoch(1), SchedulingConfig())
+    router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
     router.cluster.add(hello("prefill-0"))
     for each in states:
         router.requests.add(each)

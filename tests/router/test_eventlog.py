@@ -46,7 +46,7 @@ def test_replay_gives_the_same_orders(tmp_path: Path) -> None:
 
     path = tmp_path / "events"
     with path.open("wb") as file:
-        log = EventLog(file, RouterConfig(), Epoch(7), SchedulingConfig())
+        log = EventLog(file, RouterConfig(link="host"), Epoch(7), SchedulingConfig())
         for (now, event), orders in zip(script.events, script.orders, strict=True):
             log.append(now, event)
             log.answered(orders)
@@ -59,7 +59,9 @@ def test_replay_gives_the_same_orders(tmp_path: Path) -> None:
 def test_event_logs_are_the_user_s_alone(tmp_path: Path) -> None:
     """Prompts and answers are in them."""
     directory = tmp_path / "made" / "events"
-    config = RouterProcessConfig(RouterAddress("", 0, ""), RouterConfig(), event_log=str(directory))
+    config = RouterProcessConfig(
+        RouterAddress("", 0, ""), RouterConfig(link="host"), event_log=str(directory)
+    )
     before = os.umask(0)
     try:
         with ExitStack() as files:
@@ -84,7 +86,7 @@ def test_a_torn_record_ends_the_log(tmp_path: Path) -> None:
     script.submit()
     path = tmp_path / "events"
     with path.open("wb") as file:
-        log = EventLog(file, RouterConfig(), Epoch(7), SchedulingConfig())
+        log = EventLog(file, RouterConfig(link="host"), Epoch(7), SchedulingConfig())
         for (now, event), orders in zip(script.events, script.orders, strict=True):
             log.append(now, event)
             log.answered(orders)

@@ -41,7 +41,7 @@ def be(key: int, job_due_s: float, arrived_s: float = 0.0, num_cached: int = 0) 
 
 
 def filled(states: list[RequestState], policy: str = "aligned") -> Router:
-    router = Router(RouterConfig(), Epoch(1), SchedulingConfig(policy))
+    router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig(policy))
     for each in states:
         push(router, each)
     return router

@@ -85,7 +85,7 @@ class Client:
 
 @asynccontextmanager
 async def serving(log: EventLog | None = None) -> AsyncIterator[tuple[RouterServer, int, asyncio.Task[None]]]:
-    server = RouterServer(Router(RouterConfig(), EPOCH), EPOCH, TOKEN, EXPECTED, log)
+    server = RouterServer(Router(RouterConfig(link="host"), EPOCH), EPOCH, TOKEN, EXPECTED, log)
     port = await server.listen("127.0.0.1", 0)
     running = asyncio.create_task(server.run())
     yield server, port, running
@@ -242,7 +242,7 @@ def test_the_event_log_replays_to_the_same_orders(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         with (tmp_path / "log").open("wb", buffering=0) as file:
-            async with serving(EventLog(file, RouterConfig(), EPOCH, SchedulingConfig())) as (
+            async with serving(EventLog(file, RouterConfig(link="host"), EPOCH, SchedulingConfig())) as (
                 server,
                 port,
                 _,

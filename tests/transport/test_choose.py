@@ -8,10 +8,17 @@ from alignedserve.transport.fingerprint import differences
 
 @pytest.mark.parametrize(
     ("have_cuda", "same_host", "transport"),
-    [(True, True, "nccl"), (True, False, "nccl"), (False, True, "host"), (False, False, "gloo")],
+    [(True, True, "ipc"), (False, True, "host"), (False, False, "gloo")],
 )
 def test_the_machine_chooses(have_cuda: bool, same_host: bool, transport: str) -> None:
-    assert choose_transport(have_cuda, same_host) == transport
+    assert (
+        choose_transport(have_cuda, same_host) == choose_transport(have_cuda, same_host, "auto") == transport
+    )
+
+
+def test_nccl_is_never_chosen_unasked() -> None:
+    with pytest.raises(ValueError, match="link='auto': .* have only nccl, on request"):
+        choose_transport(have_cuda=True, same_host=False)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +36,7 @@ def test_the_operator_overrides(have_cuda: bool, same_host: bool, override: str)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="link='nvlink': must be one of nccl, gloo, ipc, host"):
+    with pytest.raises(ValueError, match="link='nvlink': must be one of auto, nccl, gloo, ipc, host$"):
         choose_transport(True, True, "nvlink")
     assert list(TRANSPORTS) == ["nccl", "gloo", "ipc", "host"]
 

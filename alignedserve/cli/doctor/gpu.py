@@ -48,7 +48,7 @@ def _gpus(facts: GpuFacts, num_instances: int, link: str) -> Iterator[Finding]:
         yield note(f"{len(facts.gpus)} of {facts.num_driver_gpus} GPUs can be used: CUDA_VISIBLE_DEVICES")
     if len(facts.gpus) < num_instances:
         yield note(f"{len(facts.gpus)} GPUs for {num_instances} instances: they take turns, and share memory")
-    if facts.unreachable and link in ("ipc", "nccl"):
+    if facts.unreachable and link in ("auto", "ipc", "nccl"):
         yield _unreachable(facts.unreachable[0], link)
 
 
@@ -66,6 +66,8 @@ def _gpu(number: int, gpu: Gpu) -> Finding:
 
 def _unreachable(pair: tuple[int, int], link: str) -> Finding:
     text = f"link={link!r}: GPU {pair[0]} can't reach the memory of GPU {pair[1]}"
+    if link == "auto":
+        return warn(f"{text}: pulls fail, and KV goes through host memory then", "--link host")
     if link == "ipc":
         return fail(text, "--link host")
     return warn(f"{text}, KV goes by way of the host's", "--link host may be as fast")

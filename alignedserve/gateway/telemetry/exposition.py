@@ -305,6 +305,7 @@ INSTANCE_COUNTERS = {
     "computing_seconds": ("Time of the iterations that computed them.", "computing_s"),
     "prefix_cache_queries": ("Tokens whose KV was looked for when a prompt started.", "num_asked_tokens"),
     "prefix_cache_hits": ("Those of them whose KV was there.", "num_found_tokens"),
+    "num_failed_pulls": ("Transfers from prefill instances that failed on their way.", "num_failed_pulls"),
 }
 
 
@@ -318,13 +319,19 @@ def _instances(instances: list[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
     spread = _gauge(
         "prefix_length_spread", "Longest less shortest sequence of the running batch.", *INSTANCE_LABELS
     )
+    over_host = _gauge(
+        "links_over_host",
+        "Prefill instances whose KV comes through host memory, since pulls from them have failed.",
+        *INSTANCE_LABELS,
+    )
     for island, process in instances:
         labels = [island, process.role, process.instance_id]
         if process.role == "prefill":
             staged.add_metric(labels, process.stats.staged_bytes)
         else:
+            over_host.add_metric(labels, len(process.stats.over_host))
             spread.add_metric(labels, process.stats.max_length - process.stats.min_length)
-    yield from (staged, spread)
+    yield from (staged, spread, over_host)
 
 
 def _scheduling(instances: Iterable[tuple[str, ProcessStatus]]) -> Metric:

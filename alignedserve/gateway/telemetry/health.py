@@ -34,7 +34,8 @@ async def health(
     missing: Sequence[str] = (),
 ) -> tuple[int, dict[str, Any]]:
     """Returns the HTTP status and the body. One island that can answer is enough; without the store, or the home of
-    files, real time goes on. `missing` says which islands should be there and are not."""
+    files, real time goes on. Where links have failed nothing is worse but the time that copies take. `missing` says
+    which islands should be there and are not."""
     if drain_state.is_draining:
         return 503, {"status": "unavailable", "reason": "this server is stopping"}
     lacking = {"missing": list(missing)} if missing else {}
@@ -55,7 +56,14 @@ async def health(
         found |= {"store": "down", "reason": _STORE_REASON}
     elif home and home.is_down:
         found |= {"files": "down", "reason": _FILES_REASON}
-    return 200, {"status": "degraded" if found else "ok"} | found
+    over_host = [
+        f"{stager} to {process.instance_id}"
+        for cluster in clusters
+        for process in cluster.processes
+        for stager in process.stats.over_host
+    ]
+    status = "degraded" if found else "ok"
+    return 200, {"status": status} | found | ({"over_host": over_host} if over_host else {})
 
 
 def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def test_links_need_gpus_that_reach_each_other() -> None:
     apart = replace(TWO, unreachable=((0, 1), (1, 0)))
     assert {each.level for each in found(apart, link="host")} == {"ok"}
     assert "GPU 0 can't reach the memory of GPU 1" in texts(found(apart, link="ipc"), "fail")
+    assert "KV goes through host memory then" in texts(found(apart, link="auto"), "warn")
     assert "link='nccl'" in texts(found(apart, link="nccl"), "warn")
 
 

@@ -9,7 +9,7 @@ from alignedserve.gateway.telemetry.metrics import Histogram, Metrics
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.protocol.messages import SCHEDULING_S, Cluster, InstanceStats, Moved, Rejected, Request
 from alignedserve.sampling_params import SamplingParams
-from alignedserve.types import RequestKey
+from alignedserve.types import InstanceId, RequestKey
 from tests.gateway.observed import observed
 from tests.gateway.scripted import ScriptedRouter, answer_of, process_status
 from tests.gateway.served import play
@@ -90,6 +90,8 @@ class KnowingRouter(ScriptedRouter):
             moved=moved,
             num_computed_tokens=600,
             computing_s=1.5,
+            num_failed_pulls=8,
+            over_host=[InstanceId("prefill-0")],
         )
         prefill = InstanceStats(num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300)
         self.processes = [
@@ -126,6 +128,7 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             assert found[f"computed_tokens_total{decode}"] == 600
             assert found[f"computing_seconds_total{decode}"] == 1.5
             assert found[f"prefix_length_spread{decode}"] == 40
+            assert (found[f"num_failed_pulls_total{decode}"], found[f"links_over_host{decode}"]) == (8, 1)
             assert found[f"kv_cache_usage_perc{decode}"] == pytest.approx(0.6)
             prefill = '{instance="prefill-0",island="0",role="prefill"}'
             assert found[f"num_spills_total{prefill}"] == 1
