@@ -68,7 +68,7 @@ TORCH := torch==2.13.0
 
 lock: .venv/installed
 	$(BIN)/python -m pip install -q uv
-	echo '$(TORCH)' | $(BIN)/uv pip compile -q --universal --extra dev --no-emit-index-url --no-header --no-annotate \
+	echo '$(TORCH)' | $(BIN)/uv pip compile -q --universal --extra dev --extra kuberay --no-emit-index-url --no-header --no-annotate \
 	  -c - -o requirements.lock pyproject.toml
 
 clean:

@@ -30,7 +30,7 @@ GLOSSARY, CONTRIBUTING = ROOT / "docs/glossary.md", ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs/architecture.md"
 PAGES = [ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SERVING, OPERATING = ROOT / "docs/serving.md", ROOT / "docs/operating.md"
-CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker"]
+CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker", "deploy"]
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 SPAN = re.compile(r"`([^`]+)`")
