@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -13,6 +13,13 @@ from alignedserve.cli.http import refusal
 
 _QUESTION = [{"role": "user", "content": "Hello"}]
 _MAX_TOKENS = 4
+
+
+def what_is_wrong(health: Mapping[str, Any]) -> str:
+    """Returns what a degraded server's /health says, in a line."""
+    down = [f"{', '.join(health['down'])} down"] if health.get("down") else []
+    reason = [health["reason"]] if "reason" in health else []
+    return "; ".join([*down, *reason, *health.get("missing", [])])
 
 
 class Server:
@@ -31,7 +38,7 @@ class Server:
             case "ok":
                 yield ok("ok")
             case "degraded":
-                yield warn(f"degraded, down: {', '.join(body['down'])}", "wait for them; see what serve says")
+                yield warn(f"degraded: {what_is_wrong(body)}", "see what serve says")
             case _:
                 yield fail(body["reason"], "see what serve says")
 
