@@ -24,6 +24,7 @@ from alignedserve.protocol.address import RouterAddress
 
 # The names of the sockets, which are in a directory of this system's own.
 _ROUTER_SOCKET, _LAUNCHER_SOCKET = "router.sock", "launcher.sock"
+_LOOPBACK = "127.0.0.1"
 LOOK_S = 1.0
 # A node on which nothing runs after so many seconds is no island.
 PROBE_S = 60.0
@@ -124,8 +125,8 @@ class ClusterNodes:
         self._choice = NodeChoice(config.max_islands)
         self.num_wanted = config.min_islands
         self.first: list[Node] = []
-        here = ray.util.get_node_ip_address()
-        self.launcher = RouterAddress(here, free_port(here), token)
+        # Gateways are on this node.
+        self.launcher = RouterAddress(_LOOPBACK, free_port(_LOOPBACK), token)
 
     def take_first(self) -> int:
         """Takes the nodes that are there if they are enough; returns how many are missing."""
