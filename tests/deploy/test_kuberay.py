@@ -218,8 +218,10 @@ def test_the_service_leads_to_a_gateway_that_is_asked_for_its_health() -> None:
     assert service["spec"]["selector"].items() <= head["template"]["metadata"]["labels"].items()
     options = served()
     assert port["targetPort"] == options["port"] == container(head)["ports"][1]["containerPort"]
-    for probe in ("readinessProbe", "startupProbe", "livenessProbe"):
+    for probe in ("readinessProbe", "startupProbe"):
         assert container(head)[probe]["httpGet"] == {"path": "/health", "port": options["port"]}
+    # A cluster that waits for a node must not be started again for it.
+    assert container(head)["livenessProbe"]["httpGet"] == {"path": "/", "port": options["port"]}
 
 
 def test_the_gateway_listens_beyond_its_pod_and_has_keys() -> None:
