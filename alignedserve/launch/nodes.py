@@ -109,8 +109,11 @@ def nodes_of(
                 f"other users of this machine can write in Ray's directory, {directory}: start Ray with RAY_TMPDIR"
             )
         nodes = ClusterNodes(ray, config, needs_gpus, token)
+        said = 0
         while num_missing := nodes.take_first():
-            say(f"{nodes.num_wanted - num_missing} of {nodes.num_wanted} nodes are there")
+            if num_missing != said:
+                said = num_missing
+                say(f"{nodes.num_wanted - num_missing} of {nodes.num_wanted} nodes are there")
             time.sleep(LOOK_S)
         yield nodes
 
