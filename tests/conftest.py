@@ -32,6 +32,7 @@ settings.load_profile("tests")
 # The folders, and files of other folders, whose tests start processes or listen on sockets: how busy the machine is may
 # make one fail, and it runs once more (tests/second_runs.py).
 LIVE = (
+    "benchmarks/test_sim_vs_live.py",
     "bench",
     "benchmarks/test_gpu_parts.py",
     "cli",
