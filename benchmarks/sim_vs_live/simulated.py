@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.sim.island import Island
 from alignedserve.sim.report import Slo
 from alignedserve.sim.scenario import STUCK_S, Scenario
 from alignedserve.sim.trace import Arrival
@@ -24,7 +25,7 @@ def simulate(
     policy: str, cost: CostModel, kv_bytes: int, overhead: Overhead, arrivals: Sequence[Arrival], count: int
 ) -> Side:
     """What there is of the last `count` requests. Those before them have the instance and its policy learn what the
-    live ones had learned by then."""
+    live ones had learned by then, and are over when the others begin to come, as they are live."""
     scenario = Scenario(
         replace(cost, num_kv_tokens=kv_bytes // cost.kv_bytes_per_token),
         num_colocated=1,
@@ -38,14 +39,22 @@ def simulate(
     island, door = scenario.island(), Door()
     island.router.observers.append(door)
     requests = [_limited(*each) for each in zip(scenario.requests(arrivals), arrivals, strict=True)]
-    island.submit(requests)
     island.start()
-    if not island.run_until_done(len(requests), STUCK_S):
-        raise RuntimeError(f"{island.num_open} of {len(requests)} requests are still open")
+    for part in (requests[:-count], requests[-count:]):
+        if part:
+            _answer(island, part)
     if refused := [str(stream.outcome) for stream in island.streams if not stream.is_complete]:
         reasons = ", ".join(sorted({*refused}))
         raise RuntimeError(f"{len(refused)} of {len(requests)} requests were refused: {reasons}")
     return door.side(count)
+
+
+def _answer(island: Island, requests: Sequence[Request]) -> None:
+    """The first one comes now."""
+    wait_s = island.now - requests[0].arrival_s
+    island.submit([replace(each, arrival_s=each.arrival_s + wait_s) for each in requests])
+    if not island.run_until_done(len(island.streams) + len(requests), STUCK_S):
+        raise RuntimeError(f"{island.num_open} of {len(requests)} requests are still open")
 
 
 def _limited(request: Request, arrival: Arrival) -> Request:
