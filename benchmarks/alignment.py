@@ -58,7 +58,7 @@ class Step:
 
     base_s: float
     token_s: float
-    # 0: the balanced kernel
+    # It is 0 for the balanced kernel.
     num_filling: float = 0.0
 
     def seconds(self, lengths: Sequence[int]) -> float:
@@ -76,9 +76,9 @@ class Case:
     kernel: str
     batch: int
     step: Step
-    # of the groups that were measured; None: only attention was
+    # Of the groups that were measured. It is None where only attention was.
     gain: float | None
-    # modelled to measured: steps, or attention by itself
+    # What is modelled to what was measured: steps, or attention by itself.
     errors: tuple[float, ...]
 
     @property

@@ -46,8 +46,6 @@ class Staging:
         works: dict[InstanceId, list[Work]] = {}
         staged: set[RequestKey] = set()
         for state in states:
-            # A link that is tried takes one request.
-            stagers = [view for view in stagers if self._link_health.may_stage(view, decode)]
             if not stagers:
                 break
             stager = max(stagers, key=partial(_preference, state))
@@ -57,6 +55,8 @@ class Staging:
             self._link_health.staged(stager.instance_id, decode, state.key)
             self._transitions.stage(state, stager.instance_id, decode, is_batch, batch)
             stager.staging[state.key] = num_blocks
+            if not self._link_health.may_stage(stager, decode):
+                stagers.remove(stager)  # A link that is tried takes one request.
             self._offers.promise(decode, state, is_batch)
             works.setdefault(stager.instance_id, []).append(state.work())
             staged.add(state.key)
