@@ -122,13 +122,17 @@ def test_the_loss_of_a_node_costs_no_token_and_another_takes_its_place(nodes: Ra
             server.until_said(f"^node-2/{name} is up after")
         shares: Counter[int] = Counter()
 
-        def share() -> bool:
+        def share() -> None:
             for each in server.processes():
                 shares[each["island"]] += sum(each["requests"].values())
-            return bool(shares[kept] and shares[2])
 
-        texts, _ = ask_all(server.url, lambda: until(share))
-        assert texts == engine_alone()
+        # One of them may have answered all of its own before anybody looks.
+        for _ in range(20):
+            texts, _ = ask_all(server.url, share)
+            assert texts == engine_alone()
+            if shares[kept] and shares[2]:
+                break
+        assert shares[kept] and shares[2], shares
         until(lambda: server.get("/health").json() == {"status": "ok"})
     # Whoever starts there next removes it, once it is old enough: the new node's pool may have done that.
     until(lambda: not left.exists() or left.name in sweep(min_age_s=SWEPT_AGE_S))
