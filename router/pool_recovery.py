@@ -55,6 +55,9 @@ class PoolRecovery:
                 state.blocks, state.num_cached = [], 0
             elif found.blocks != state.blocks:
                 state.blocks, state.num_cached = found.blocks, min(found.num_tokens, state.num_tokens - 1)
+            elif found.num_tokens < state.num_cached:
+                # It was away when the KV came into these blocks, and would not keep them as a spare.
+                self._pool.commit(state, is_candidate=False)
             self._reconcile(state)
         for orphan in stored.values():
             self._orphans.add(orphan)

@@ -17,6 +17,7 @@ from alignedserve.protocol.messages import (
     Submit,
     Tokens,
     UsePool,
+    Welcome,
 )
 from alignedserve.router.request_state import Phase
 from alignedserve.types import PoolBlockId, RequestKey
@@ -175,6 +176,20 @@ def test_the_pool_comes_back_with_its_segment() -> None:
     assert [message.key for _, message in sent if isinstance(message, Reserve)] == [3]
     script.tick(11)
     assert (POOL, Release([RequestKey(8)])) in script.take()
+
+
+@pytest.mark.parametrize("num_known", [0, 6])
+def test_the_pool_comes_back_without_having_heard_what_is_in_its_blocks(num_known: int) -> None:
+    """It would keep nothing of it as a spare, while the next eviction counts on it."""
+    script = Script()
+    script.running(1)
+    script.close(POOL)
+    script.take()
+    script.connect(POOL, epoch=2, inventory=[Stored(ONE, script.state(1).blocks, num_known)])
+    sent = [message for to, message in script.take() if to == POOL and not isinstance(message, Welcome)]
+    *committed, spare = sent
+    assert spare == MakeSpare([ONE])
+    assert [(each.key, each.num_tokens) for each in committed] == ([] if num_known else [(ONE, 6)])
 
 
 def test_the_pool_comes_back_without_anything() -> None:
