@@ -38,6 +38,7 @@ LIVE = (
     "cli",
     "clients",
     "cluster",
+    "deploy",
     "gateway",
     "instance",
     "kvpool/test_segment.py",

@@ -1,0 +1,39 @@
+"""Asks a server, from a host where it can be reached: `python -m tests.deploy.ask URL WHAT...`. WHAT is
+
+- `streams`: all questions at once. It prints a line in the middle of all streams, goes on when a line comes in, and
+  prints what was answered, as JSON.
+- `submit N`: a batch job of so many lines. It prints the job's id.
+- `check JOB N`: waits until the job is done, and checks its answers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import openai
+
+from tests.launch.batch_job import check_answers, submit
+from tests.launch.streams import ask_all
+
+
+def middle() -> None:
+    print("in the middle", flush=True)
+    sys.stdin.readline()
+
+
+def main() -> None:
+    url, what, *arguments = sys.argv[1:]
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0)
+    match what:
+        case "streams":
+            texts, silence_s = ask_all(url, middle)
+            print(json.dumps({"texts": texts, "silence_s": silence_s}), flush=True)
+        case "submit":
+            print(submit(client, int(arguments[0])))
+        case "check":
+            check_answers(client, arguments[0], int(arguments[1]))
+
+
+if __name__ == "__main__":
+    main()

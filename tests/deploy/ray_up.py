@@ -1,0 +1,188 @@
+"""`ray up` with deploy/cluster.local.yaml, on three hosts: by somebody who is on none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy.hosts import USER, Host, Net, network, packages_of_this_environment
+
+ROOT = Path(__file__).parents[2]
+HEAD, WORKERS = 1, (2, 3)
+PORT = 8000
+URL = f"http://127.0.0.1:{PORT}"
+# Far more than it takes where nothing else runs.
+PATIENCE_S = 240.0
+
+
+@dataclass
+class RayUp:
+    net: Net
+    config: Path
+    env: dict[str, str]
+
+    @property
+    def head(self) -> Host:
+        return self.net.hosts[HEAD]
+
+    def ray(self, *command: str) -> str:
+        """Runs one of Ray's commands, as the user."""
+        user = self.net.hosts[USER]
+        process = user.popen(
+            [sys.executable, "-m", "ray.scripts.scripts", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=self.env,
+            cwd=self.config.parent,
+        )
+        output, _ = process.communicate(timeout=2 * PATIENCE_S)
+        assert process.returncode == 0, output
+        return output
+
+    def log(self) -> str:
+        files = "~/alignedserve.log ~/new_machines.log /tmp/ray/session_latest/logs/monitor.out"
+        return self.head.run(f"tail -n 80 {files}", check=False)
+
+    def until(self, what: str, condition: Callable[[], object]) -> float:
+        """Returns the seconds that it took."""
+        start_s = time.monotonic()
+        while not condition():
+            took_s = time.monotonic() - start_s
+            assert took_s < PATIENCE_S, f"{what}: not after {took_s:.0f} s\n{self.log()}"
+            time.sleep(0.5)
+        return time.monotonic() - start_s
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """What the service says; 0 if it does not."""
+        script = (
+            "import json, sys, urllib.request, urllib.error\n"
+            "try:\n"
+            f"    answer = urllib.request.urlopen('{URL}{path}', timeout=5)\n"
+            "except urllib.error.HTTPError as error:\n"
+            "    answer = error\n"
+            "except OSError:\n"
+            "    print(0); sys.exit()\n"
+            "print(answer.status); print(answer.read().decode())\n"
+        )
+        said = self.head.run(f"python3 - <<'END'\n{script}\nEND", check=False)
+        status, _, body = said.partition("\n")
+        with contextlib.suppress(ValueError):
+            return int(status or 0), json.loads(body)
+        return int(status or 0), body
+
+    def islands(self) -> dict[int, int]:
+        """The number of processes that are up, of each island that answers."""
+        status, cluster = self.get("/v1/cluster")
+        found: dict[int, int] = {}
+        for process in cluster["processes"] if status == 200 else []:
+            if process["state"] == "up" and process["role"] != "gateway":
+                found[process["island"]] = found.get(process["island"], 0) + 1
+        return found
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[Asking]:
+        """All questions have been asked, and all streams have begun."""
+        process = self._ask("streams")
+        assert process.stdin and process.stdout
+        try:
+            assert process.stdout.readline() == "in the middle\n"
+            yield Asking(process)
+        finally:
+            process.kill()
+            process.wait()
+
+    def submit(self, num_lines: int) -> str:
+        """A batch job. Returns its id."""
+        return self._asked("submit", str(num_lines)).strip()
+
+    def check_job(self, job: str, num_lines: int) -> None:
+        """Returns when it is done, and all is right."""
+        self._asked("check", job, str(num_lines))
+
+    def _asked(self, *what: str) -> str:
+        process = self._ask(*what)
+        said, _ = process.communicate(timeout=2 * PATIENCE_S)
+        assert process.returncode == 0, f"{what}: {process.returncode}"
+        return said
+
+    def _ask(self, *what: str) -> subprocess.Popen[str]:
+        """Somebody on the head asks the service."""
+        return self.head.popen(
+            [sys.executable, "-m", "tests.deploy.ask", URL, *what],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+
+
+@dataclass
+class Asking:
+    process: subprocess.Popen[str]
+
+    def rest(self) -> tuple[list[str], float]:
+        """Returns what was answered, and the longest silence."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        said = json.loads(self.process.stdout.readline())
+        return said["texts"], said["silence_s"]
+
+
+@contextlib.contextmanager
+def cluster(cache_dir: Path) -> Iterator[RayUp]:
+    """Three hosts, and a user with a copy of this repository and the file that names them. Nothing runs yet."""
+    login = packages_of_this_environment() | {
+        "ALIGNEDSERVE_CACHE_DIR": str(cache_dir),
+        "OMP_NUM_THREADS": "1",
+    }
+    with network(login) as net:
+        for number in (HEAD, *WORKERS):
+            net.add(number)
+        user = net.hosts[USER]
+        source = user.home / "source"
+        subprocess.run(
+            ["rsync", "-a", "--exclude=.git", "--filter=:- .gitignore", f"{ROOT}/", f"{source}/"], check=True
+        )
+        config = source / "cluster.local.yaml"
+        config.write_text(yaml.safe_dump(_config(net)))
+        env = os.environ | {
+            "HOME": str(user.home),
+            "RAY_AUTH_MODE": "token",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONUNBUFFERED": "1",
+        }
+        env.pop("RAY_AUTH_TOKEN", None)
+        yield RayUp(net, config, env)
+
+
+def _config(net: Net) -> dict[str, Any]:
+    """As it is shipped, but for addresses, the key, the model, and where packages come from."""
+    config: dict[str, Any] = yaml.safe_load((ROOT / "deploy/cluster.local.yaml").read_text())
+    config["provider"] |= {"head_ip": net.ip(HEAD), "worker_ips": [net.ip(number) for number in WORKERS]}
+    config["auth"] = {"ssh_user": "root", "ssh_private_key": str(net.key)}
+    # `pip install` finds Ray in this environment, and so installs no command of it.
+    config["setup_commands"].append(_RAY)
+    *others, start = config["head_start_ray_commands"]
+    config["head_start_ray_commands"] = [*others, start.replace(_MODEL, _TINY)]
+    assert start != config["head_start_ray_commands"][-1]
+    return config
+
+
+_MODEL = "Qwen/Qwen3-8B"
+_DEMO = "~/alignedserve/alignedserve/demo/model"
+_TINY = f"{_DEMO} --served-model-name demo --dtype float32 --pool-memory-bytes {64 << 20}"
+_RAY = (
+    r"""printf '#!%s\nfrom ray.scripts.scripts import main\nmain()\n' ~/venv/bin/python > ~/venv/bin/ray """
+    "&& chmod +x ~/venv/bin/ray"
+)
