@@ -40,7 +40,9 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.types import InstanceId, RequestKey
 
-RESUBMIT_S = 0.25
+# A request that was accepted once, and is rejected now, is submitted again after so many seconds; each time after twice
+# as many, so often.
+RESUBMIT_S, MAX_DOUBLED = 0.25, 4
 # The seconds after which a router that has not come back is given up, and the requests that are open there fail.
 PATIENCE_S = 60.0
 CLUSTER_TIMEOUT_S = 2.0
@@ -259,7 +261,10 @@ class Island:
         if entry is None:
             return
         if entry.num_submitted > 1 and rejected.reason not in NEVER:
-            asyncio.get_running_loop().call_later(RESUBMIT_S, self._submit_again, entry)
+            # Thousands may have been accepted before, and all be rejected now.
+            num_doubled = min(entry.num_submitted - 2, MAX_DOUBLED)
+            wait_s = RESUBMIT_S * 2**num_doubled
+            asyncio.get_running_loop().call_later(wait_s, self._submit_again, entry)
             return
         del self._open[rejected.key]
         entry.stats.ended("rejected")

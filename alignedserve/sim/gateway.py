@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
-# As in gateway/island.py: seconds, and reasons for which a request is not submitted again.
-RESUBMIT_S = 0.25
+# As in gateway/island.py: seconds, how often they are doubled, and reasons for which a request is not submitted again.
+RESUBMIT_S, MAX_DOUBLED = 0.25, 4
 NEVER = ("too_long", "slo")
 
 
@@ -119,7 +119,8 @@ class SimGateway(SimProcess):
         """A request that was accepted before is submitted until it is accepted again, as by gateway/island.py."""
         stream = self.open.get(rejected.key)
         if stream and stream.num_submitted > 1 and rejected.reason not in NEVER:
-            self.after(RESUBMIT_S, partial(self._submit_again, stream))
+            num_doubled = min(stream.num_submitted - 2, MAX_DOUBLED)
+            self.after(RESUBMIT_S * 2**num_doubled, partial(self._submit_again, stream))
         elif stream:
             self._end(stream, rejected.reason)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -476,6 +478,36 @@ def test_streams_survive_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "".join(seen + rest) == "one two three"
             assert [submit.request for submit in at.router.submitted] == [first.request] * 3
             assert at.router.submitted[-1].delivered == answer[:3]
+
+    play(scenario)
+
+
+def test_a_full_router_is_asked_again_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may ask it."""
+    monkeypatch.setattr(island_module, "RESUBMIT_S", 0.01)
+    monkeypatch.setattr(island_module, "MAX_DOUBLED", 2)
+
+    async def scenario() -> None:
+        async with served() as at:
+            at.router.allow(1)
+            stream = await at.client.completions.create(model="demo", prompt="x", max_tokens=50, stream=True)
+            await anext(stream)
+            at.router.hub.close()
+            at.router = ScriptedRouter(epoch=2)
+            times_s: list[float] = []
+
+            def refuse_often(submit: Any) -> Rejected | None:
+                times_s.append(time.monotonic())
+                return Rejected(submit.request.key, "full", "busy") if len(times_s) < 6 else None
+
+            at.router.refuse = refuse_often
+            await at.router.hub.listen("127.0.0.1", at.router_port)
+            assert [chunk.choices[0].text async for chunk in stream]
+            for (before_s, after_s), least_s in zip(
+                pairwise(times_s), (0.01, 0.02, 0.04, 0.04, 0.04), strict=True
+            ):
+                # The event loop's clock may be a little early.
+                assert after_s - before_s > 0.9 * least_s
 
     play(scenario)
 
