@@ -51,8 +51,9 @@ def simulate(
 
 def _answer(island: Island, requests: Sequence[Request]) -> None:
     """The first one comes now."""
-    wait_s = island.now - requests[0].arrival_s
-    island.submit([replace(each, arrival_s=each.arrival_s + wait_s) for each in requests])
+    now, first_s = island.now, requests[0].arrival_s
+    # Differences first: a sum with `now - first_s` may be rounded to before now.
+    island.submit([replace(each, arrival_s=now + (each.arrival_s - first_s)) for each in requests])
     if not island.run_until_done(len(island.streams) + len(requests), STUCK_S):
         raise RuntimeError(f"{island.num_open} of {len(requests)} requests are still open")
 

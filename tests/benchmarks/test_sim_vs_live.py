@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -173,6 +174,14 @@ def test_those_that_warm_up_do_not_count(asked: list[Asked], pace: float) -> Non
     num_tokens = sum(each.max_tokens or 0 for each in asked[-20:])
     assert len(last.first_s) == 20 and last.iterations["num_evicted"] == 0
     assert last.iterations["tokens"] * last.iterations["num_iterations"] == pytest.approx(num_tokens)
+
+
+def test_a_burst_comes_now_whenever_its_live_one_came(asked: list[Asked]) -> None:
+    """Times are rounded, and never to before now."""
+    for number in range(30):
+        first, *others = arrivals(asked[number : number + 16])
+        burst = [dataclasses.replace(each, time_s=others[0].time_s) for each in others]
+        assert len(simulate("fcfs", COST, ROOMY, Overhead(), [first, *burst], 15).first_s) == 15
 
 
 def test_a_request_is_held_against_its_own_live_one() -> None:
