@@ -11,6 +11,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
@@ -48,6 +49,12 @@ class Pivot:
         self.seconds = seconds(self.num_tokens)
 
 
+@dataclass(eq=False, slots=True)
+class AdmittedMark(Mark):
+    # How many tokens its answer had when it was admitted because it was urgent; -1: it was not.
+    urgent_at: int = -1
+
+
 class RemainingTime(TokenTimes):
     """What requests at an instance may still wait."""
 
@@ -70,10 +77,10 @@ class RemainingTime(TokenTimes):
         num_later = self._num_steps(request) - 1
         return float(request.deadlines.job_due_s - num_later * request.mark.step_s - now)
 
-    def _mark(self, request: DecodeRequest, now: float) -> Mark:
+    def _mark(self, request: DecodeRequest, now: float) -> AdmittedMark:
         window_s = request.deadlines.job_due_s - now
         step_s = 0.0 if math.isinf(window_s) else window_s / self._num_steps(request)
-        return Mark(request.num_output, now, step_s)
+        return AdmittedMark(request.num_output, now, step_s)
 
     def of(self, request: DecodeRequest, now: float) -> float:
         if math.isinf(left_s := self.left_s(request, now)):
@@ -90,6 +97,15 @@ class RemainingTime(TokenTimes):
     def is_urgent(self, request: DecodeRequest, now: float) -> bool:
         """It must be in the next iteration: in the one after that it would be late."""
         return self.of(request, now) <= self.iteration_s
+
+    def admitted(self, request: DecodeRequest, now: float) -> None:
+        if self.is_urgent(request, now):
+            request.mark.urgent_at = request.num_output
+
+    def came_urgent(self, request: DecodeRequest) -> bool:
+        """Whether it was admitted because it was urgent, and has got no token since. What it finds of its prefix may
+        leave it less to compute than it was taken to have, so that it isn't urgent any more."""
+        return bool(request.mark.urgent_at == request.num_output)
 
     def _num_steps(self, request: DecodeRequest) -> int:
         """The number of its iterations. The last chunk yields the first token."""

@@ -19,7 +19,8 @@ Where this departs from the paper, and why:
 - A prompt takes the blocks of all its tokens when it begins, as everywhere here, not those of its first chunk.
 - An objective that can't be met any more bounds no iteration, and a prompt that missed its own stands as if it were due
   ten seconds later: those that can still make it come first. Else one that comes late makes the next ones late.
-- No urgent request makes another one leave. They would take turns.
+- No urgent request makes another one leave, nor one that was urgent when it came, before that has got a token. They
+  would take turns.
 - Without a window or an objective there is no remaining time, and who has none goes last. In the paper all have one.
 """
 
@@ -64,7 +65,7 @@ class AccelgenDecode(DecodePart):
         for request in waiting:
             if not decoding.has_room(at, request, self.config.admit_ahead):
                 break
-            at.admit(request)
+            self._admit(at, request)
 
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
@@ -74,6 +75,10 @@ class AccelgenDecode(DecodePart):
         in_order = self._time.in_order(requests, at.now)
         in_order.reverse()
         return sorted(in_order, key=lambda request: not at.was_evicted(request))
+
+    def _admit(self, at: DecodeBoundary, request: DecodeRequest) -> None:
+        self._time.admitted(request, at.now)
+        at.admit(request)
 
     def _look(self, at: DecodeBoundary) -> list[DecodeRequest]:
         """Returns those that wait, in order."""
@@ -90,7 +95,11 @@ class AccelgenDecode(DecodePart):
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
-        others = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
+        others = [
+            each
+            for each in self.in_eviction_order(at.running, at)
+            if each not in chosen and not self._time.came_urgent(each)
+        ]
         for request in waiting:
             if not self._time.is_urgent(request, at.now):
                 break
@@ -153,7 +162,7 @@ class AccelgenColocated(AccelgenDecode):
             waiting.remove(chosen)
             if decoding.had_better_wait(at, chosen):
                 continue
-            at.admit(chosen)
+            self._admit(at, chosen)
             if not chosen.num_pooled:
                 prompts.compute(chosen)
 

@@ -153,6 +153,22 @@ def test_an_urgent_prompt_without_room_has_whoever_can_wait_longest_leave() -> N
     assert instance.iterate().wants_evicted == [key(works[1])]
 
 
+def test_who_came_urgent_stays_until_its_next_token() -> None:
+    """That it has time again, since more of its prefix was found or iterations got shorter, makes it leave for no other
+    one. They would take turns, and neither ever get on."""
+    limits = replace(LIMITS, num_blocks=10, max_num_batched_tokens=64, max_model_len=160)
+    instance = Instance("accelgen", limits, preemption_mode="recompute")
+    instance.schedule.took(0.5)
+    instance.waits(first := prompt(100, first_due_s=1.0))
+    assert [key(work) for work in instance.iterate().new_prompts] == [key(first)]
+    for _ in range(64):
+        instance.schedule.took(0.01)
+    instance.waits(prompt(100, first_due_s=0.0))
+    plan = instance.iterate()
+    assert plan.run == [key(first)] and not plan.drops
+    assert instance.iterate().drops == [key(first)]
+
+
 def test_a_prompt_that_can_wait_makes_nobody_leave() -> None:
     instance = Instance("accelgen", replace(LIMITS, num_blocks=10, max_model_len=160))
     instance.runs(job(), job(), job(), job())
