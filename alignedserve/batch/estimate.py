@@ -1,19 +1,29 @@
 """When jobs will be done. The functions are pure.
 
-Work is counted in tokens of prompts. What is left of a job is judged by what is done of it: its prompts by their bytes,
-its answers by lines or by bytes, whichever was the better measure so far. Jobs that run at a time share what the system
-does of them: each begins a line in turn (concurrency_limit.py), so that each has as many lines done in a second.
+Work is counted in tokens of prompts. How many of them a generated token is worth differs tenfold between systems, and
+with how many run at a time: where prompts and answers did not grow alike, the time that they took says it. What is left
+of a job is judged by what is done of it: its prompts by their bytes, its answers by lines or by bytes, whichever was
+the better measure so far. Jobs that run at a time share what the system does of them: each begins a line in turn
+(concurrency_limit.py), so that each has as many lines done in a second.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
-# A generated token takes so many times as long as a prompt's token: on GPUs five to ten times, on two CPU cores up to
-# 27 times (the demo model).
-_OUTPUT_WORK = 10
+# A generated token takes so many times as long as a prompt's token, as long as nothing else is seen: on GPUs five to
+# ten times, with the demo model on two CPU cores two to 27 times.
+USUAL_OUTPUT_WORK = 10.0
+# It is not believed to be so many times more, or less.
+_MOST_UNUSUAL = 10.0
+# How much what is seen has to say, to be believed, as a share of all that was seen. Tuned on a job of the demo model
+# whose prompts grow tenfold, and on one whose lines are alike.
+_DOUBT = 1e-4
 
 
 @dataclass(frozen=True)
@@ -28,9 +38,20 @@ class Done:
     num_output_tokens: int = 0
 
     @property
-    def work(self) -> float:
+    def prompt_work(self) -> int:
         # Lines that are refused cost something, too.
-        return self.num_lines + self.num_prompt_tokens + _OUTPUT_WORK * self.num_output_tokens
+        return self.num_lines + self.num_prompt_tokens
+
+    def work(self, output_work: float = USUAL_OUTPUT_WORK) -> float:
+        return self.prompt_work + output_work * self.num_output_tokens
+
+
+class Sample(NamedTuple):
+    """What was done in all until then."""
+
+    at_s: float
+    prompt_work: float
+    num_output_tokens: float
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,7 @@ class Job:
     def done(self) -> Done:
         return self.history[-1]
 
-    def work_left(self, work_per_byte: float) -> float:
+    def work_left(self, work_per_byte: float, output_work: float = USUAL_OUTPUT_WORK) -> float:
         """`work_per_byte` is that of other jobs, for one of which nothing is done."""
         done = self.done
         lines_left, bytes_left = self.num_lines - done.num_lines, max(0, self.num_bytes - done.num_bytes)
@@ -59,7 +80,7 @@ class Job:
         by_lines = lines_left / done.num_lines
         by_answers = by_bytes if _are_like_bytes(self.history) else by_lines
         prompts, answers = done.num_prompt_tokens * by_bytes, done.num_output_tokens * by_answers
-        return lines_left + prompts + _OUTPUT_WORK * answers
+        return lines_left + prompts + output_work * answers
 
 
 @dataclass(frozen=True)
@@ -71,32 +92,72 @@ class Estimate:
 
 
 def estimates(
-    running: Sequence[Job], waiting: Sequence[Job], num_places: int, speed: float | None, work_per_byte: float
+    running: Sequence[Job],
+    waiting: Sequence[Job],
+    num_places: int,
+    speed: float | None,
+    work_per_byte: float,
+    output_work: float = USUAL_OUTPUT_WORK,
 ) -> list[Estimate]:
     """Returns the estimates of all, those that run first. `waiting` are in the order in which they begin; `speed` is
     the work of all jobs in a second."""
     jobs = [*running, *waiting]
-    left = [job.work_left(work_per_byte) for job in jobs]
+    done = [job.done.work(output_work) for job in jobs]
+    left = [job.work_left(work_per_byte, output_work) for job in jobs]
     times: Sequence[float | None] = [None] * len(jobs)
     if speed:
         # So much work each of their lines is.
         shares = [
-            (job.done.work + work) / max(1, job.num_lines) for job, work in zip(jobs, left, strict=True)
+            (before + after) / max(1, job.num_lines)
+            for job, before, after in zip(jobs, done, left, strict=True)
         ]
         times = _times(left, shares, len(running), num_places, speed)
-    found = zip(jobs, left, times, strict=True)
-    return [Estimate(time_s, _share(job.done.work, work)) for job, work, time_s in found]
+    found = zip(done, left, times, strict=True)
+    return [Estimate(time_s, _share(before, after)) for before, after, time_s in found]
 
 
-def speed_of(samples: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the slope of (seconds, work that was done until then): the line through all samples, since lines that
-    began together end together, and between two ends of such waves nothing seems to be done."""
+def speed_of(samples: Sequence[Sample], output_work: float = USUAL_OUTPUT_WORK) -> float | None:
+    """Returns the work in a second: the slope of the line through all samples, since lines that began together end
+    together, and between two ends of such waves nothing seems to be done."""
     if len(samples) < 2:
         return None
-    mean_s = sum(at_s for at_s, _ in samples) / len(samples)
-    spread = sum((at_s - mean_s) ** 2 for at_s, _ in samples)
-    rise = sum((at_s - mean_s) * work for at_s, work in samples)
+    times = _from_mean([each.at_s for each in samples])
+    works = _from_mean([each.prompt_work + output_work * each.num_output_tokens for each in samples])
+    spread, rise = _dot(times, times), _dot(times, works)
     return rise / spread if spread > 0 and rise > 0 else None
+
+
+def output_work_of(samples: Sequence[Sample]) -> float:
+    """Returns how many tokens of prompts a generated one is worth: least squares of the times by both, held at what is
+    usual as long as they grow too much alike to be told apart."""
+    if len(samples) < 3:
+        return USUAL_OUTPUT_WORK
+    times = _from_mean([each.at_s for each in samples])
+    answers = _from_mean([USUAL_OUTPUT_WORK * each.num_output_tokens for each in samples])
+    works = [
+        prompt + answer
+        for prompt, answer in zip(_from_mean([each.prompt_work for each in samples]), answers, strict=True)
+    ]
+    # times = works * usual + answers * extra, with doubt about `extra`
+    both, with_doubt = _dot(works, answers), (1 + _DOUBT) * _dot(answers, answers)
+    by_works, by_answers = _dot(works, times), _dot(answers, times)
+    scale = _dot(works, works) * with_doubt - both * both
+    if scale <= 0:
+        return USUAL_OUTPUT_WORK
+    usual = (by_works * with_doubt - by_answers * both) / scale
+    extra = (by_answers * _dot(works, works) - by_works * both) / scale
+    if usual <= 0:
+        return USUAL_OUTPUT_WORK * _MOST_UNUSUAL
+    return USUAL_OUTPUT_WORK * min(max(1 + extra / usual, 1 / _MOST_UNUSUAL), _MOST_UNUSUAL)
+
+
+def _from_mean(values: Sequence[float]) -> list[float]:
+    mean = sum(values) / len(values)
+    return [value - mean for value in values]
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return math.fsum(map(operator.mul, first, second))
 
 
 def _times(

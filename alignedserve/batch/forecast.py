@@ -7,7 +7,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from alignedserve.batch.estimate import Done, Estimate, Job, estimates, speed_of
+from alignedserve.batch.estimate import (
+    USUAL_OUTPUT_WORK,
+    Done,
+    Estimate,
+    Job,
+    Sample,
+    estimates,
+    output_work_of,
+    speed_of,
+)
 from alignedserve.store import JobId, JobRecord, Store, Tally
 
 # The most jobs that wait for a place and have an estimate.
@@ -30,15 +39,18 @@ class _Watched:
     # Since when lines of it have been done here.
     since_s: float | None = None
 
-    def add(self, done: Done) -> float:
-        """Returns the work that was done since the last time."""
+    def add(self, done: Done) -> tuple[int, int]:
+        """Returns what was done since the last time: of prompts, and tokens of answers."""
         before = self.history[-1]
         if done.num_lines > before.num_lines:
             if len(self.history) == _NUM_STEPS:
                 # The last one stays.
                 del self.history[-2::-2]
             self.history.append(done)
-        return max(0.0, done.work - before.work)
+        return (
+            max(0, done.prompt_work - before.prompt_work),
+            max(0, done.num_output_tokens - before.num_output_tokens),
+        )
 
     @property
     def job(self) -> Job:
@@ -59,11 +71,12 @@ class Forecast:
         self._found_s = 0.0
         # What other gateways said of their jobs, and when, by their names.
         self._heard: dict[str, tuple[float, Mapping[str, tuple[float | None, float]]]] = {}
-        # (when, the work that was done in all until then), since jobs run.
-        self._samples: deque[tuple[float, float]] = deque()
-        self._work = 0.0
+        # Since jobs run, or for so long as `MAX_WINDOW_S` is the later half of.
+        self._samples: deque[Sample] = deque()
+        self._prompt_work = self._num_output_tokens = 0
         # These stay as they were when jobs ran last.
         self._speed: float | None = None
+        self._output_work = USUAL_OUTPUT_WORK
         self._work_per_byte = 0.0
 
     def of(self, job_id: JobId) -> Estimate | None:
@@ -104,9 +117,10 @@ class Forecast:
         """Counts what was done of the jobs that run, and of those that have just ended."""
         for job_id, watched in self._watched.items():
             if job_id in running or watched.since_s is not None:
-                work = watched.add(_done(await self._store.tally(job_id)))
-                self._work += work
-                if work and watched.since_s is None:
+                prompt_work, num_output_tokens = watched.add(_done(await self._store.tally(job_id)))
+                self._prompt_work += prompt_work
+                self._num_output_tokens += num_output_tokens
+                if prompt_work and watched.since_s is None:
                     watched.since_s = self._clock()
 
     async def _watch(self, job_ids: Sequence[JobId]) -> None:
@@ -130,13 +144,15 @@ class Forecast:
         self._sample(now, list(here.values()))
         num_bytes = sum(watched.history[-1].num_bytes for watched in here.values())
         if num_bytes:
-            self._work_per_byte = sum(watched.history[-1].work for watched in here.values()) / num_bytes
+            works = [watched.history[-1].work(self._output_work) for watched in here.values()]
+            self._work_per_byte = sum(works) / num_bytes
         found = estimates(
             [watched.job for watched in here.values()],
             [watched.job for watched in there.values()],
             self._num_places,
             self._speed,
             self._work_per_byte,
+            self._output_work,
         )
         self._found, self._found_s = dict(zip((*here, *there), found, strict=True)), now
 
@@ -145,13 +161,15 @@ class Forecast:
         window_s = min(MAX_WINDOW_S, max(MIN_WINDOW_S, (now - since_s) / 2))
         samples = self._samples
         # Nothing is done at first, while the first lines run.
-        if len(samples) == 1 and samples[0][1] == self._work:
+        if len(samples) == 1 and samples[0].prompt_work == self._prompt_work:
             samples.clear()
-        samples.append((now, self._work))
-        while samples[0][0] < now - window_s:
+        samples.append(Sample(now, self._prompt_work, self._num_output_tokens))
+        while samples[0].at_s < now - 2 * MAX_WINDOW_S:
             samples.popleft()
-        if now - samples[0][0] >= ENOUGH_S:
-            self._speed = speed_of(samples) or self._speed
+        if now - samples[0].at_s >= ENOUGH_S:
+            self._output_work = output_work_of(samples)
+            late = [each for each in samples if each.at_s >= now - window_s]
+            self._speed = speed_of(late, self._output_work) or self._speed
 
 
 def _aged(found: Estimate, age_s: float) -> Estimate:

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.batch.estimate import Done, Job, estimates, speed_of
+from alignedserve.batch.estimate import (
+    USUAL_OUTPUT_WORK,
+    Done,
+    Job,
+    Sample,
+    estimates,
+    output_work_of,
+    speed_of,
+)
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,8 @@ class Plan:
 
     def work(self, amount: float, now_s: float) -> None:
         self.begun += amount
-        while not self.is_over and self.begun >= (line := self.lines[self.history[-1].num_lines].done).work:
-            self.begun -= line.work
+        while not self.is_over and self.begun >= (line := self.lines[self.history[-1].num_lines].done).work():
+            self.begun -= line.work()
             last = self.history[-1]
             self.history.append(
                 Done(
@@ -77,7 +85,7 @@ def played(
     while not all(plan.is_over for plan in plans) and now_s < until_s:
         open_ones = [plan for plan in plans if not plan.is_over][:num_places]
         now_s += 0.1
-        works = [sum(line.done.work for line in plan.lines) / len(plan.lines) for plan in open_ones]
+        works = [sum(line.done.work() for line in plan.lines) / len(plan.lines) for plan in open_ones]
         for plan, work in zip(open_ones, works, strict=True):
             plan.work(speed * 0.1 * work / sum(works), now_s)
     return now_s
@@ -104,7 +112,7 @@ KINDS = {
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 def test_a_job_alone(lines: list[Line], share: float) -> None:
     plan, speed = Plan(lines), 500.0
-    total_s = sum(line.done.work for line in lines) / speed
+    total_s = sum(line.done.work() for line in lines) / speed
     now_s = played([plan], 1, speed, until_s=share * total_s)
     (left_s,) = left_of([plan.job], speed=speed)
     end_s = played([plan], 1, speed, now_s)
@@ -116,7 +124,7 @@ def test_jobs_share_and_those_that_wait_begin_when_one_ends() -> None:
     plans, speed = [Plan(alike(count)) for count in (100, 300, 200, 50, 400)], 1000.0
     now_s = played(plans, 2, speed, until_s=10.0)
     assert not any(plan.is_over for plan in plans) and plans[1].history[-1].num_lines
-    work_per_byte = plans[0].history[-1].work / plans[0].history[-1].num_bytes
+    work_per_byte = plans[0].history[-1].work() / plans[0].history[-1].num_bytes
     jobs = [plan.job for plan in plans]
     left = left_of(jobs[:2], jobs[2:], 2, speed=speed, work_per_byte=work_per_byte)
     played(plans, 2, speed, now_s)
@@ -146,7 +154,7 @@ jobs = st.builds(
 def _part_done(count: int, share: float, seed: int) -> Job:
     chance = random.Random(seed)
     plan = Plan([Line(chance.randint(1, 5000), chance.randint(0, 500)) for _ in range(count)])
-    plan.work(share * sum(line.done.work for line in plan.lines), 0.0)
+    plan.work(share * sum(line.done.work() for line in plan.lines), 0.0)
     return plan.job
 
 
@@ -168,10 +176,52 @@ def test_all_work_is_done_when_the_last_job_is(running: list[Job], waiting: list
 
 def test_speed_is_that_of_all_samples() -> None:
     assert speed_of([]) is None
-    assert speed_of([(5.0, 3.0)]) is None
-    assert speed_of([(0.0, 7.0), (1.0, 7.0), (2.0, 7.0)]) is None
-    assert speed_of([(float(at), 30.0 * at + 5) for at in range(10)]) == pytest.approx(30.0)
+    assert speed_of(samples([(5.0, 3.0)])) is None
+    assert speed_of(samples([(0.0, 7.0), (1.0, 7.0), (2.0, 7.0)])) is None
+    assert speed_of(samples([(float(at), 30.0 * at + 5) for at in range(10)])) == pytest.approx(30.0)
     # Lines that began together end together, 64 of them each 5 s.
     for phase in range(5):
         waves = [(at / 2, 64.0 * (at // 10)) for at in range(10 + phase, 70 + 2 * phase)]
-        assert speed_of(waves) == pytest.approx(64 / 5, rel=0.1)
+        assert speed_of(samples(waves)) == pytest.approx(64 / 5, rel=0.1)
+
+
+def samples(of_prompts: Sequence[tuple[float, float]]) -> list[Sample]:
+    return [Sample(at_s, work, 0) for at_s, work in of_prompts]
+
+
+@pytest.mark.parametrize("output_work", [2.0, 10.0, 30.0])
+@pytest.mark.parametrize("num_at_once", [1, 64])
+def test_what_a_generated_token_is_worth_shows_where_prompts_grow(
+    output_work: float, num_at_once: int
+) -> None:
+    """Lines end as many at a time as are run at once."""
+    chance, lengths = random.Random(1), [20 + number // 20 for number in range(4000)]
+    seen, now_s, prompts, answers = [Sample(0.0, 0, 0)], 0.0, 0, 0
+    for number, length in enumerate(lengths):
+        answer = chance.randint(24, 48)
+        prompts, answers = prompts + length, answers + answer
+        now_s += (length + output_work * answer) / 10_000
+        if not number % num_at_once:
+            seen.append(Sample(now_s, prompts, answers))
+    assert output_work_of(seen) == pytest.approx(output_work, rel=0.15)
+    assert speed_of(seen, output_work) == pytest.approx(10_000, rel=0.02)
+
+
+def test_where_prompts_and_answers_grow_alike_a_token_is_worth_what_is_usual() -> None:
+    chance = random.Random(2)
+    alike = [Sample(at + chance.random(), 40.0 * at, 36 * at) for at in range(100)]
+    assert output_work_of(alike) == pytest.approx(USUAL_OUTPUT_WORK, rel=0.01)
+    # A machine that gets slower all the time makes no token cheaper or dearer.
+    slower = [Sample(at + at * at / 100, 40.0 * at, 36 * at) for at in range(100)]
+    assert output_work_of(slower) == pytest.approx(USUAL_OUTPUT_WORK, rel=0.01)
+    assert output_work_of(alike[:2]) == output_work_of([alike[0]] * 5) == USUAL_OUTPUT_WORK
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.floats(0, 1e6)] * 3), max_size=20))
+def test_no_token_is_worth_nothing_or_all(steps: list[tuple[float, float, float]]) -> None:
+    """Whatever was seen."""
+    sums = [
+        Sample(*(sum(step[part] for step in steps[:end]) for part in range(3))) for end in range(len(steps))
+    ]
+    assert 1.0 <= output_work_of(sums) <= 100.0
