@@ -2,8 +2,8 @@
 
 Work is counted in tokens of prompts. How many of them a generated token is worth differs tenfold between systems, and
 with how many run at a time: where prompts and answers did not grow alike, the time that they took says it. What is left
-of a job is judged by what is done of it: its prompts by their bytes, its answers by lines or by bytes, whichever was
-the better measure so far. Jobs that run at a time share what the system does of them: each begins a line in turn
+of a job is judged by what is done of it: its prompts by bytes and lines, its answers by lines or by bytes, whichever
+was the better measure so far. Jobs that run at a time share what the system does of them: each begins a line in turn
 (concurrency_limit.py), so that each has as many lines done in a second.
 """
 
@@ -79,7 +79,9 @@ class Job:
         by_bytes = bytes_left / max(1, done.num_bytes)
         by_lines = lines_left / done.num_lines
         by_answers = by_bytes if _are_like_bytes(self.history) else by_lines
-        prompts, answers = done.num_prompt_tokens * by_bytes, done.num_output_tokens * by_answers
+        per_byte, per_line = _prompts_fit(self.history)
+        prompts = max(0.0, bytes_left * per_byte + lines_left * per_line)
+        answers = done.num_output_tokens * by_answers
         return lines_left + prompts + output_work * answers
 
 
@@ -138,16 +140,9 @@ def output_work_of(samples: Sequence[Sample]) -> float:
         prompt + answer
         for prompt, answer in zip(_from_mean([each.prompt_work for each in samples]), answers, strict=True)
     ]
-    # times = works * usual + answers * extra, with doubt about `extra`
-    both, with_doubt = _dot(works, answers), (1 + _DOUBT) * _dot(answers, answers)
-    by_works, by_answers = _dot(works, times), _dot(answers, times)
-    scale = _dot(works, works) * with_doubt - both * both
-    if scale <= 0:
-        return USUAL_OUTPUT_WORK
-    usual = (by_works * with_doubt - by_answers * both) / scale
-    extra = (by_answers * _dot(works, works) - by_works * both) / scale
+    usual, extra = _fit(times, works, answers)
     if usual <= 0:
-        return USUAL_OUTPUT_WORK * _MOST_UNUSUAL
+        return USUAL_OUTPUT_WORK * (_MOST_UNUSUAL if extra > 0 else 1)
     return USUAL_OUTPUT_WORK * min(max(1 + extra / usual, 1 / _MOST_UNUSUAL), _MOST_UNUSUAL)
 
 
@@ -182,6 +177,17 @@ def _times(
     return times
 
 
+def _prompts_fit(history: Sequence[Done]) -> tuple[float, float]:
+    """Returns the tokens of prompts that came with each byte of lines, and those that came with each line besides:
+    below 0, for not all that is written in a line is prompt."""
+    steps = [*pairwise([Done(), *history])]
+    return _fit(
+        [new.num_prompt_tokens - old.num_prompt_tokens for old, new in steps],
+        [new.num_bytes - old.num_bytes for old, new in steps],
+        [new.num_lines - old.num_lines for old, new in steps],
+    )
+
+
 def _are_like_bytes(history: Sequence[Done]) -> bool:
     """Returns whether the length of answers went more with the bytes of lines than with their number."""
     steps = [
@@ -198,6 +204,20 @@ def _are_like_bytes(history: Sequence[Done]) -> bool:
     off_by_lines = sum((num_tokens - lines * per_line) ** 2 for lines, _, num_tokens in steps)
     off_by_bytes = sum((num_tokens - num_bytes * per_byte) ** 2 for _, num_bytes, num_tokens in steps)
     return off_by_bytes < off_by_lines
+
+
+def _fit(target: Sequence[float], first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Returns by what `first` and `second` are multiplied to be `target` together, by least squares: with nothing of
+    the second as long as the two are too much alike to be told apart."""
+    both, with_doubt = _dot(first, second), (1 + _DOUBT) * _dot(second, second)
+    by_first, by_second = _dot(first, target), _dot(second, target)
+    scale = _dot(first, first) * with_doubt - both * both
+    if scale <= 0:
+        return (by_first / _dot(first, first) if any(first) else 0.0), 0.0
+    return (
+        (by_first * with_doubt - by_second * both) / scale,
+        (by_second * _dot(first, first) - by_first * both) / scale,
+    )
 
 
 def _share(done: float, left: float) -> float:

@@ -25,10 +25,13 @@ from alignedserve.batch.estimate import (
 class Line:
     num_bytes: int
     num_output_tokens: int
+    # What is written in it besides its prompt.
+    num_other_bytes: int = 0
 
     @property
     def done(self) -> Done:
-        return Done(1, self.num_bytes, self.num_bytes // 4, self.num_output_tokens)
+        num_prompt_tokens = (self.num_bytes - self.num_other_bytes) // 4
+        return Done(1, self.num_bytes, num_prompt_tokens, self.num_output_tokens)
 
 
 @dataclass
@@ -105,6 +108,7 @@ KINDS = {
     "answers of one length to questions of any": [
         Line(random.Random(number).choice([100, 5000]), 50) for number in range(200)
     ],
+    "prompts that grow from next to nothing": [Line(1000 + 20 * number, 2, 1000) for number in range(200)],
 }
 
 
