@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alignedserve.kvpool import pages
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.protocol.kv_format import BlockFormat
 
@@ -164,7 +165,7 @@ def blocks_offset(num_blocks: int) -> int:
 
 def reserve_memory(file: int, name: str, total_bytes: int) -> None:
     try:
-        os.posix_fallocate(file, 0, total_bytes)
+        pages.reserve(file, total_bytes)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EFBIG):
             raise

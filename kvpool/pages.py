@@ -1,0 +1,83 @@
+"""Which pages the pool's memory is made of. All GPUs of a host copy to it and from it, so that its pages are spread over
+the memory of all processors, and are huge where the system gives such pages to shared memory that asks for them.
+
+Neither is needed for what is right: where the system refuses, the memory is as it comes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import mmap
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+log = logging.getLogger(__name__)
+
+_NODES = Path("/sys/devices/system/node/has_memory")
+# Of Linux, by kind of machine.
+_MBIND = {"x86_64": 237, "aarch64": 235}
+_MPOL_INTERLEAVE = 3
+_MADV_POPULATE_WRITE = 23
+# The nodes that Linux can have.
+_MAX_NODES = 1024
+
+
+def reserve(file: int, num_bytes: int) -> None:
+    """Makes the file so long, and gives it all of its memory. Raises OSError if there is too little."""
+    there = os.fstatvfs(file)
+    if num_bytes > there.f_bavail * there.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(file, num_bytes)
+    with mmap.mmap(file, num_bytes) as memory:
+        if len(nodes := memory_nodes()) > 1:
+            spread(memory, nodes)
+        _ask_for_huge_pages(memory)
+    os.posix_fallocate(file, 0, num_bytes)
+
+
+def memory_nodes(listing: Path = _NODES) -> list[int]:
+    """Returns the processors' nodes that have memory; none if the system does not say."""
+    try:
+        return [*_parsed(listing.read_text())]
+    except (OSError, ValueError):
+        return []
+
+
+def _parsed(text: str) -> Iterator[int]:
+    """Parses such as 0-1,3."""
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def spread(memory: mmap.mmap, nodes: Sequence[int]) -> bool:
+    """From here on the file's pages come from these nodes in turn, whoever touches them first. Returns whether the
+    system took that."""
+    number = _MBIND.get(platform.machine())
+    if number is None:
+        return False
+    words = np.zeros(_MAX_NODES // 64, dtype=np.uint64)
+    for node in nodes:
+        words[node // 64] |= np.uint64(1 << node % 64)
+    libc = ctypes.CDLL(None, use_errno=True)
+    view = np.frombuffer(memory, np.uint8)
+    arguments = (view.ctypes.data, view.nbytes, _MPOL_INTERLEAVE, words.ctypes.data, _MAX_NODES + 1, 0)
+    if libc.syscall(number, *(ctypes.c_ulong(each) for each in arguments)):
+        log.warning("the pool's memory is not spread over %s: %s", nodes, os.strerror(ctypes.get_errno()))
+        return False
+    return True
+
+
+def _ask_for_huge_pages(memory: mmap.mmap) -> None:
+    """Only pages that are touched through this mapping can be huge."""
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(_MADV_POPULATE_WRITE)
+    except OSError as error:
+        log.debug("the pool's memory is not asked for huge pages: %s", error.strerror)
