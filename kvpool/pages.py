@@ -1,5 +1,5 @@
-"""Which pages the pool's memory is made of. All GPUs of a host copy to it and from it, so that its pages are spread over
-the memory of all processors, and are huge where the system gives such pages to shared memory that asks for them.
+"""Which pages the pool's memory is made of. All GPUs of a host copy to it and from it, so that its pages are spread
+over the memory of all processors, and are huge where the system gives such pages to shared memory that asks for them.
 
 Neither is needed for what is right: where the system refuses, the memory is as it comes.
 """
@@ -31,7 +31,8 @@ _MAX_NODES = 1024
 def reserve(file: int, num_bytes: int) -> None:
     """Makes the file so long, and gives it all of its memory. Raises OSError if there is too little."""
     there = os.fstatvfs(file)
-    if num_bytes > there.f_bavail * there.f_frsize:
+    # A file system without a limit says 0.
+    if there.f_blocks and num_bytes > there.f_bavail * there.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.ftruncate(file, num_bytes)
     with mmap.mmap(file, num_bytes) as memory:
