@@ -1,5 +1,5 @@
 """Which pages the pool's memory is made of. All GPUs of a host copy to it and from it, so that its pages are spread
-over the memory of all processors, and are huge where the system gives such pages to shared memory that asks for them.
+over the memory of all processors, and are huge where the file system gives such pages to those who ask for them.
 
 Neither is needed for what is right: where the system refuses, the memory is as it comes.
 """
@@ -20,6 +20,7 @@ import numpy as np
 log = logging.getLogger(__name__)
 
 _NODES = Path("/sys/devices/system/node/has_memory")
+_MOUNTS = Path("/proc/self/mounts")
 # Of Linux, by kind of machine.
 _MBIND = {"x86_64": 237, "aarch64": 235}
 _MPOL_INTERLEAVE = 3
@@ -28,8 +29,9 @@ _MADV_POPULATE_WRITE = 23
 _MAX_NODES = 1024
 
 
-def reserve(file: int, num_bytes: int) -> None:
-    """Makes the file so long, and gives it all of its memory. Raises OSError if there is too little."""
+def reserve(file: int, num_bytes: int, directory: Path) -> None:
+    """Makes the file, which is in that directory, so long, and gives it all of its memory. Raises OSError if there is
+    too little."""
     there = os.fstatvfs(file)
     # A file system without a limit says 0.
     if there.f_blocks and num_bytes > there.f_bavail * there.f_frsize:
@@ -38,7 +40,8 @@ def reserve(file: int, num_bytes: int) -> None:
     with mmap.mmap(file, num_bytes) as memory:
         if len(nodes := memory_nodes()) > 1:
             spread(memory, nodes)
-        _ask_for_huge_pages(memory)
+        if is_asked_for_huge_pages(directory):
+            _take_huge_pages(memory)
     os.posix_fallocate(file, 0, num_bytes)
 
 
@@ -75,10 +78,21 @@ def spread(memory: mmap.mmap, nodes: Sequence[int]) -> bool:
     return True
 
 
-def _ask_for_huge_pages(memory: mmap.mmap) -> None:
-    """Only pages that are touched through this mapping can be huge."""
+def is_asked_for_huge_pages(directory: Path, mounts: Path = _MOUNTS) -> bool:
+    """Whether this directory is where a file system is mounted that gives huge pages to memory for which they are
+    asked. Where it gives them to all, or to none, there is nothing to ask."""
+    try:
+        fields = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return False
+    options = [each[3].split(",") for each in fields if each[1:2] == [str(directory)]]
+    return bool(options) and "huge=advise" in options[-1]
+
+
+def _take_huge_pages(memory: mmap.mmap) -> None:
+    """Only pages that are first touched through memory which asks for it are huge."""
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
         memory.madvise(_MADV_POPULATE_WRITE)
     except OSError as error:
-        log.debug("the pool's memory is not asked for huge pages: %s", error.strerror)
+        log.warning("the pool's memory has no huge pages: %s", error.strerror)

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from alignedserve.kvpool import pages
 from alignedserve.kvpool.owners import OwnerTable
+from alignedserve.kvpool.pages import reserve
 from alignedserve.protocol.kv_format import BlockFormat
 
 DIRECTORY = Path("/dev/shm")
@@ -165,7 +165,7 @@ def blocks_offset(num_blocks: int) -> int:
 
 def reserve_memory(file: int, name: str, total_bytes: int) -> None:
     try:
-        pages.reserve(file, total_bytes)
+        reserve(file, total_bytes, DIRECTORY)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EFBIG):
             raise

@@ -7,7 +7,10 @@ import errno
 import mmap
 import os
 import platform
+import re
+import subprocess
 from collections.abc import Iterator
+from io import BufferedRandom
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +19,11 @@ import pytest
 from alignedserve.kvpool import pages
 
 NUM_BYTES = 8 << 20
+SHM = Path("/dev/shm")
 GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
 OF_ADDRESS, INTERLEAVE = 2, 3
+# Of Linux.
+MADV_POPULATE_READ = 22
 
 
 @pytest.fixture
@@ -55,17 +61,17 @@ def test_a_node_that_is_not_there_changes_nothing(file: int) -> None:
 
 
 def test_all_memory_is_there_once_it_is_reserved(file: int) -> None:
-    pages.reserve(file, NUM_BYTES)
+    pages.reserve(file, NUM_BYTES, SHM)
     found = os.fstat(file)
     assert found.st_size == NUM_BYTES and found.st_blocks * 512 >= NUM_BYTES
 
 
 def test_what_is_more_than_there_is_takes_nothing() -> None:
-    path = Path("/dev/shm") / f"pages-{os.getpid()}"
+    path = SHM / f"pages-{os.getpid()}"
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with pytest.raises(OSError, match="No space left") as raised:
-            pages.reserve(file, 1 << 50)
+            pages.reserve(file, 1 << 50, SHM)
         assert raised.value.errno == errno.ENOSPC and os.fstat(file).st_blocks == 0
     finally:
         os.close(file)
@@ -81,3 +87,58 @@ def test_nodes_are_listed_as_linux_does(tmp_path: Path, text: str, nodes: list[i
     assert pages.memory_nodes(listing) == []
     listing.write_text(text)
     assert pages.memory_nodes(listing) == nodes
+
+
+@pytest.mark.parametrize(
+    ("options", "is_asked"),
+    [
+        ("rw,relatime,huge=advise", True),
+        ("rw,huge=always", False),
+        ("rw,relatime,size=24684084k", False),
+    ],
+)
+def test_huge_pages_are_asked_for_where_the_file_system_waits_for_that(
+    tmp_path: Path, options: str, is_asked: bool
+) -> None:
+    mounts = tmp_path / "mounts"
+    assert not pages.is_asked_for_huge_pages(SHM, mounts)
+    mounts.write_text(f"proc /proc proc rw 0 0\ntmpfs /dev/shm tmpfs {options} 0 0\n")
+    assert pages.is_asked_for_huge_pages(SHM, mounts) is is_asked
+    assert not pages.is_asked_for_huge_pages(tmp_path, mounts)
+
+
+@pytest.fixture
+def huge(tmp_path: Path) -> Iterator[Path]:
+    """A file system of huge pages for those who ask."""
+    mount = ["mount", "-t", "tmpfs", "-o", "huge=advise,size=64m", "tmpfs", str(tmp_path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount such a file system here")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_memory_is_of_huge_pages_where_those_are_given(huge: Path) -> None:
+    with (huge / "segment").open("w+b") as file:
+        pages.reserve(file.fileno(), NUM_BYTES, huge)
+        found = huge_bytes(file)
+    with (huge / "other").open("w+b") as file:
+        os.posix_fallocate(file.fileno(), 0, NUM_BYTES)
+        assert not huge_bytes(file)
+    with (huge / "asked").open("w+b") as file:
+        file.truncate(NUM_BYTES)
+        with mmap.mmap(file.fileno(), NUM_BYTES) as memory:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+            memory[:: mmap.PAGESIZE] = bytes(NUM_BYTES // mmap.PAGESIZE)
+        if not huge_bytes(file):
+            pytest.skip("this system has no huge pages to give")
+    assert found
+
+
+def huge_bytes(file: BufferedRandom) -> int:
+    """How much of a file's memory is huge pages."""
+    with mmap.mmap(file.fileno(), NUM_BYTES) as memory:
+        memory.madvise(MADV_POPULATE_READ)
+        text = Path("/proc/self/smaps").read_text()
+    found = re.search(rf"{re.escape(file.name)}\n(?:.*\n)*?ShmemPmdMapped: +(\d+) kB", text)
+    assert found, "it is not mapped"
+    return int(found[1]) << 10
