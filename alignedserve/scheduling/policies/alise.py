@@ -17,7 +17,8 @@ Where this departs from the paper, and why:
   while a shorter one waits, the longest leave until some blocks are free beyond those that it needs, so that the next
   one need not wait for a copy.
 - Where KV is dropped instead (`--preemption-mode recompute`), nobody leaves for one that has only risen: they would
-  take turns, and each be computed again before it gets a token. These are the deadlocks that the paper names.
+  take turns, and each be computed again before it gets a token. These are the deadlocks that the paper names. Elsewhere
+  nobody does who has got no token since coming: a pool without room drops KV, too.
 - KV in the pool is not compressed; that is no matter of who runs when.
 - The paper says neither how many queues there are, nor when one rises: see the constants.
 """
@@ -59,6 +60,8 @@ class Mark:
     # The length that its answer is expected to have, and how often it was longer than expected.
     length: int
     num_exceeded: int
+    # The tokens of its answer with which it came.
+    num_brought: int
     # When it last ran, or came, and the number of that iteration.
     ran_s: float
     last_run: int
@@ -158,7 +161,7 @@ class AliseDecode(DecodePart):
         if mark is None:
             prompt_len = request.num_tokens - request.num_output
             token_s = self._predictor.token_s(prompt_len)
-            request.mark = Mark(token_s, length, 0, now, request.last_run)
+            request.mark = Mark(token_s, length, 0, request.num_output, now, request.last_run)
             return
         if length > mark.length:
             mark.length, mark.num_exceeded = length, mark.num_exceeded + 1
@@ -191,7 +194,8 @@ class AliseDecode(DecodePart):
         return chosen, for_others
 
     def _is_behind(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
-        if self.config.preemption_mode == "recompute":
+        has_only_come = request.num_output == request.mark.num_brought
+        if has_only_come or self.config.preemption_mode == "recompute":
             return self.own_queue_of(request) > self.own_queue_of(other)
         return self.queue_of(request, now) > self.queue_of(other, now)
 

@@ -116,6 +116,16 @@ def test_who_has_only_risen_has_others_leave_with_their_kv_alone(mode: str, leav
     assert not plan.drops
 
 
+def test_nobody_leaves_before_a_token_for_one_that_has_only_risen() -> None:
+    """If the pool had no room its KV would be computed again: they would take turns, and neither ever get a token."""
+    instance = Instance("alise", replace(SMALL, max_num_batched_tokens=64))
+    instance.waits(running := foretold(150, 100, 0, 0), foretold(300, 100, 0, 0))
+    assert not instance.iterate(0.0).run
+    plan = instance.iterate(2 * AGE_S)
+    assert plan.run == keys(running) and not plan.wants_evicted
+    assert instance.iterate(2 * AGE_S).wants_evicted == keys(running)
+
+
 def test_who_leaves_without_its_kv_leaves_its_blocks_to_the_shorter_one_at_once() -> None:
     instance = Instance("alise", SMALL, preemption_mode="recompute")
     instance.runs(short := foretold(20, 60), long := foretold(100, 60))
