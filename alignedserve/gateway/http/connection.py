@@ -29,9 +29,9 @@ HEARD_S = 60.0
 CLOSE_S = 60.0
 # A client that still sends when its connection is closed would not see the reason: its system discards what it has not
 # read. So only the sending side is closed first, and what the client sends is discarded, for so many seconds and
-# bytes.
-LINGER_S = 2.0
-LINGER_BYTES = 16 << 20
+# bytes: most clients send all of a file that is too large before they read why.
+LINGER_S = 10.0
+LINGER_BYTES = 1 << 30
 # If no more than this is left of a body that is not needed, the connection is kept.
 MAX_UNREAD_BYTES = 64 << 10
 

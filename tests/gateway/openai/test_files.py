@@ -191,6 +191,8 @@ def test_a_file_may_have_as_many_bytes_as_the_limit_says_and_no_more(is_announce
             refused = await upload(1001)
             assert (refused.status_code, refused.json()["error"]["code"]) == (413, "file_too_large")
             assert "larger than 1000 bytes" in refused.json()["error"]["message"]
+            # It hears why even if it sends all of it first.
+            assert (await upload(64 << 20)).status_code == 413
             assert (await at.client.files.list()).data == [FileObject.model_validate(sent.json())]
 
     gateway_alone(scenario)
