@@ -129,8 +129,22 @@ class PrefillSchedule:
     def computed(self, key: RequestKey, count: int) -> None:
         self._prompts.computed(key, count)
 
+    def hold(self, key: RequestKey) -> bool:
+        """Decode instances may pull the KV of this prompt, which is computed, until `let_go`. Returns False and changes
+        nothing if that would leave too few blocks to other prompts."""
+        request = self._prompts.started[key]
+        may_hold = self._stages.has_share(request.num_blocks)
+        if may_hold:
+            self._prompts.hold(request)
+        return may_hold
+
+    def let_go(self, key: RequestKey) -> None:
+        """No decode instance pulls the prompt any more, nor may one."""
+        self._prompts.let_go(key)
+
     def saved(self, key: RequestKey) -> None:
-        """All KV of the prompt is in the pool; or the prompt was aborted, and none of its KV is under a copy."""
+        """All KV of the prompt is in the pool; or the prompt was aborted, none of its KV is under a copy, and it is not
+        held."""
         self._prompts.saved(key)
 
     def preempted(self, key: RequestKey) -> None:
