@@ -86,12 +86,12 @@ class Prompts:
 
     def hold(self, request: ScheduledRequest) -> None:
         request.is_held = True
-        self._blocks.num_in_hand_over += request.num_blocks
+        self._blocks.num_held += request.num_blocks
 
     def let_go(self, key: RequestKey) -> None:
         request = self._started[key]
         request.is_held = False
-        self._blocks.num_in_hand_over -= request.num_blocks
+        self._blocks.num_held -= request.num_blocks
         if request.state is PromptState.SAVED:
             self._leave(key)
 
@@ -156,6 +156,11 @@ class Prompts:
         num_slots = {is_rt: with_slots.count(is_rt) for is_rt in (True, False)}
         if num_slots != self._num_slots:
             raise RuntimeError(f"slots are counted as {self._num_slots}, and are {num_slots}")
+
+    def check_held(self) -> None:
+        counted, held = self._blocks.num_held, [each for each in self._started.values() if each.is_held]
+        if counted != (num_held := sum(each.num_blocks for each in held)):
+            raise RuntimeError(f"{counted} blocks are counted as held, and {num_held} are")
 
     @property
     def is_rt_copied(self) -> bool:

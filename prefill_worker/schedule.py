@@ -170,10 +170,16 @@ class PrefillSchedule:
     def num_staged_blocks(self) -> int:
         return self._stages.num_blocks
 
+    @property
+    def num_held_blocks(self) -> int:
+        """The number of blocks of prompts that decode instances may pull."""
+        return self._blocks.num_held
+
     def check(self) -> None:
         """Raises unless every block is either held once or free."""
         self._blocks.check(self._prompts.num_blocks + self._stages.num_blocks)
         self._prompts.check_slots()
+        self._prompts.check_held()
 
     def check_idle(self) -> None:
         self.check()

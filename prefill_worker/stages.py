@@ -102,5 +102,5 @@ class Stages:
 
     def has_share(self, num_blocks: int) -> bool:
         """Whether so many blocks more may be kept from prompts."""
-        num_taken = self.num_blocks + self._blocks.num_in_hand_over
+        num_taken = self.num_blocks + self._blocks.num_held
         return num_taken + num_blocks <= self._num_blocks_at_most
