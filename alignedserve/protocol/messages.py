@@ -603,8 +603,8 @@ class Cluster(Message):
     # For each role: how many requests went on without a process that was lost, since the router started.
     recoveries: dict[str, int] = {}
     # How often classes shared: "demoted" (real time that could not keep its objective any more), "express" (real time
-    # on the RT fast path, from the pool), "evicted_for_rt" (best effort that was evicted for it), "recomputed" (requests
-    # whose KV was thrown away).
+    # on the RT fast path, from the pool), "evicted_for_rt" (best effort that was evicted for it), "recomputed"
+    # (requests whose KV was thrown away).
     sharing: dict[str, int] = {}
 
 
