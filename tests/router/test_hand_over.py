@@ -25,7 +25,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.link_health import MAX_FAILURES
 from alignedserve.router.request_state import Phase
-from alignedserve.types import InstanceId
+from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import DECODE, ONE, POOL, PREFILL, Script, prefill_report
 
 NUM_PROMPT = 6
@@ -130,6 +130,19 @@ def test_else_it_need_not_be_held_and_goes_by_way_of_the_pool(why: str) -> None:
     saved(script)
     assert script.state().phase is not Phase.PREFILLING
     assert script.state().saving_at is None
+
+
+@pytest.mark.parametrize(("policy", "is_direct"), [("priority", True), ("accelgen", True), ("fcfs", False)])
+def test_it_overtakes_best_effort_as_the_policy_has_it(policy: str, is_direct: bool) -> None:
+    script = Script(link="ipc", policy=policy)
+    script.decode(num_free_blocks=3, num_running=0)
+    script.submit(2, tier="be", num_prompt=14)
+    script.reserve(2, [20, 21, 22, 23])
+    script.first_token(2)
+    script.say(PREFILL, prefill_report(saved=[(RequestKey(2), 14)]))
+    assert script.state(2).phase is Phase.POOLED, "there is no room for it"
+    computed(script)
+    assert (script.state().phase is Phase.OFFERED) == is_direct
 
 
 def test_a_link_that_is_tried_takes_one() -> None:
