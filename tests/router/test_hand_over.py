@@ -23,6 +23,7 @@ from alignedserve.protocol.messages import (
     Stored,
     Unstage,
 )
+from alignedserve.router.instance_views import PrefillView
 from alignedserve.router.link_health import MAX_FAILURES
 from alignedserve.router.request_state import Phase
 from alignedserve.types import InstanceId, RequestKey
@@ -221,7 +222,7 @@ def test_a_prefill_instance_that_dies_before_it_has_saved_leaves_what_was_pulled
     script.close(PREFILL)
     assert script.take() == [(POOL, Release([ONE]))]
     script.token()
-    assert script.state().phase is Phase.RUNNING
+    assert script.state().phase is Phase.RUNNING and not script.state().blocks
     # It is evicted as any other.
     script.decode(wants_evicted=[ONE])
     assert script.take_one(Reserve, POOL).key == ONE
@@ -237,6 +238,7 @@ def test_what_was_neither_saved_nor_pulled_is_computed_again(is_dead: bool) -> N
     else:
         script.say(PREFILL, Failed(ONE, "save", "reset"))
     assert script.take() == [(POOL, Release([ONE]))]
+    assert not any(view.held for view in script.router.cluster.prefills if isinstance(view, PrefillView))
     pull_fails(script)
     script.connect("prefill-1")
     script.reserve()
