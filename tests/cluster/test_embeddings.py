@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Cluster, Request
 from alignedserve.protocol.pooling import DTYPE, NO_SAMPLING, POOLINGS
 from alignedserve.types import InstanceId
-from tests.cluster.client import Client, Stream, all_ended, connected
+from tests.cluster.client import ASK_S, TIMEOUT_S, Client, Stream, all_ended, connected
 from tests.cluster.processes import COLOCATED, PREFILLS, ROUTER, Processes
 from tests.cluster.requests import alone, greedy_requests, make_request, results
 from tests.tiny_models import VOCAB_SIZE, embeddings
@@ -49,6 +49,20 @@ def is_computing(cluster: Cluster) -> bool:
     return cluster.requests.get("prefilling", 0) + cluster.requests.get("running", 0) >= 2
 
 
+async def until_computing(client: Client, embedded: list[Stream], answered: list[Stream]) -> None:
+    """Asks for as many again whenever all have ended before anybody saw two of them computed."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not is_computing(await client.cluster()):
+            if all_ended([*embedded, *answered]):
+                ask(client, embedded, answered)
+            await asyncio.sleep(ASK_S)
+
+
+def ask(client: Client, embedded: list[Stream], answered: list[Stream]) -> None:
+    answered += [client.submit(request) for request in greedy_requests(3, seed=5)]
+    embedded += [client.submit(request) for request in to_embed()]
+
+
 @pytest.mark.parametrize("victim", [None, PREFILLS[0], ROUTER], ids=str)
 def test_embeddings_beside_answers(slow_processes: Processes, victim: InstanceId | None) -> None:
     if victim not in (None, ROUTER) and slow_processes.setup.num_colocated:
@@ -56,10 +70,11 @@ def test_embeddings_beside_answers(slow_processes: Processes, victim: InstanceId
 
     async def scenario() -> None:
         async with connected(slow_processes) as client:
-            answered = [client.submit(request) for request in greedy_requests(3, seed=5)]
-            embedded = [client.submit(request) for request in to_embed()]
+            embedded: list[Stream] = []
+            answered: list[Stream] = []
+            ask(client, embedded, answered)
             if victim is not None:
-                await client.until_cluster(is_computing)
+                await until_computing(client, embedded, answered)
                 slow_processes.kill(victim)
                 slow_processes.start(victim)
             await client.until(partial(all_ended, [*answered, *embedded]))
