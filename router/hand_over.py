@@ -83,9 +83,7 @@ class HandOver:
         self._pool.commit(state, is_candidate=False)
         if state.phase is Phase.RUNNING:
             self._pool.send(MakeSpare([key]))
-            view = self._cluster.decode(state.instance_id)
-            if view and view.report and key in view.report.wants_evicted:
-                self._eviction.wanted(view, view.report)
+        self._may_leave(state)
 
     def failed(self, sender: InstanceId, failed: Failed) -> bool:
         """The copy to the pool may have failed of a request that a decode instance has. Returns whether it is such a
@@ -104,6 +102,13 @@ class HandOver:
         self._transitions.end_saving(state)
         state.num_cached, state.blocks = 0, []
         self._pool.release([state.key])
+        self._may_leave(state)
+
+    def _may_leave(self, state: RequestState) -> None:
+        """Its decode instance may have named it as a victim meanwhile, and says so once."""
+        view = self._cluster.decode(state.instance_id)
+        if state.phase is Phase.RUNNING and view and view.report and state.key in view.report.wants_evicted:
+            self._eviction.wanted(view, view.report)
 
     def _saved_by(self, stager: InstanceId, key: RequestKey) -> RequestState | None:
         state = self._requests.get(key)

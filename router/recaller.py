@@ -59,6 +59,8 @@ class Recaller:
             stager.discard(state.key)
             self._outbox.send(stager.instance_id, Unstage([state.key]))
         self._transitions.enter(state, Phase.PREFILLING, saver)
+        if view := self._cluster.prefill(saver):
+            view.pending.put(state.key, 0, state.is_rt)  # Nothing of it is to be computed there.
         self._transitions.unstage(state)
         self._transitions.end_saving(state)
 

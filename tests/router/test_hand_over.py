@@ -211,6 +211,8 @@ def test_a_decode_instance_that_dies_has_lost_nothing() -> None:
     script.take()
     script.close(DECODE)
     assert script.take() == [] and script.state().phase is Phase.PREFILLING
+    view = script.router.cluster.prefill(PREFILL)
+    assert view and ONE in view.pending and not view.pending.total, "nothing is computed of it"
     saved(script)
     assert script.state().phase is Phase.RESERVING and script.state().num_cached == NUM_PROMPT
 
@@ -262,6 +264,21 @@ def test_a_victim_waits_until_nobody_writes_to_its_pool_blocks() -> None:
     assert kinds(script, POOL) == []
     saved(script)
     assert kinds(script, POOL) == [Commit, MakeSpare, Reserve]
+    assert script.state().phase is Phase.MAKING_ROOM
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_a_victim_that_will_not_be_saved_may_leave(is_dead: bool) -> None:
+    """Its decode instance, where nothing else may run, need not say so again."""
+    script = handed_over()
+    script.decode(admitted=[ONE])
+    script.decode(wants_evicted=[ONE])
+    script.take()
+    if is_dead:
+        script.close(PREFILL)
+    else:
+        script.say(PREFILL, Failed(ONE, "save", "reset"))
+    assert kinds(script, POOL) == [Release, Reserve]
     assert script.state().phase is Phase.MAKING_ROOM
 
 
