@@ -33,7 +33,7 @@ import httpx
 
 from alignedserve.launch.ports import free_port
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[2]
 COPIES = ("save", "load", "pull")
 MOVED = re.compile(r'^alignedserve:kv_transfer_bytes_total\{.*transfer="(\w+)"\} (\S+)$', re.MULTILINE)
 HANDED_OVER = re.compile(r"^alignedserve:num_handed_over_total\{.*\} (\S+)$", re.MULTILINE)
