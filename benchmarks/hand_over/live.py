@@ -1,8 +1,8 @@
 """What the direct way from prefill to decode instances saves: the time from the first token of real time to its second,
-and bytes from and to the pool's memory.
+and bytes from and to the pool's memory. `simulated.py` says it of larger hardware.
 
-    python -m benchmarks.hand_over [--beside DIR] [--requests N] [--rounds N] [--prompt-tokens N] [--best-effort N]
-                                   [--out FILE] [-- OPTIONS OF alignedserve serve]
+    python -m benchmarks.hand_over.live [--beside DIR] [--requests N] [--rounds N] [--prompt-tokens N]
+                                        [--best-effort N] [--out FILE] [-- OPTIONS OF alignedserve serve]
 
 Each round starts a server of this checkout (with --beside, then one of the checkout in DIR, so that they take turns:
 A B A B), asks for answers of a few tokens to prompts that are all different, one after the other, beside so many
