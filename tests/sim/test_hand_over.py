@@ -13,12 +13,10 @@ from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.protocol.messages import Moved
 from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.router.router import Router
-from alignedserve.scheduling.island import DecodeView, Island, RoutedRequest
-from alignedserve.scheduling.policies.aligned import Aligned
-from alignedserve.scheduling.policies.aligned.router.part import AlignedRouter
-from alignedserve.sim.island import Island as SimIsland
+from alignedserve.sim.island import Island
 from alignedserve.sim.world import NoFaults
 from alignedserve.types import InstanceId, RequestKey
+from tests.sim.indirect import INDIRECT
 from tests.sim.islands import COST, limits, requests, small_island, with_slow_copies
 
 NUM_REQUESTS = 40
@@ -29,55 +27,41 @@ SLOW_SAVES = replace(SLOW, channels=replace(SLOW.channels, save=_SAVE))
 ROOMY: dict[str, Any] = {"prefill": limits(num_blocks=256), "decode": limits(num_blocks=256)}
 
 
-class Indirect(AlignedRouter):
-    """As if there was no direct way."""
-
-    def hand_over_to(self, request: RoutedRequest, views: Any, island: Island) -> DecodeView | None:
-        return None
-
-
-class IndirectAligned(Aligned):
-    name = "indirect"
-
-    def router(self) -> AlignedRouter:
-        return Indirect(self.config)
-
-
 def with_best_effort() -> list[Any]:
     """Every other request."""
     asked = requests(NUM_REQUESTS, every_s=0.25)
     return [replace(each, tier="be" if each.key % 2 else "rt") for each in asked]
 
 
-def run(island: SimIsland, asked: list[Any]) -> SimIsland:
+def run(island: Island, asked: list[Any]) -> Island:
     island.submit(asked)
     island.start()
     finish(island)
     return island
 
 
-def finish(island: SimIsland, num_requests: int = NUM_REQUESTS) -> None:
+def finish(island: Island, num_requests: int = NUM_REQUESTS) -> None:
     assert island.run_until_done(num_requests, 600.0)
     island.settle()
     island.check_idle()
     assert all(stream.is_complete for stream in island.streams)
 
 
-def core(island: SimIsland) -> Router:
+def core(island: Island) -> Router:
     assert island.router.core
     return island.router.core
 
 
-def num_handed_over(island: SimIsland) -> int:
+def num_handed_over(island: Island) -> int:
     return sum(core(island).counters.of(each.instance_id).num_handed_over for each in island.prefills)
 
 
-def num_bytes(island: SimIsland, what: str) -> int:
+def num_bytes(island: Island, what: str) -> int:
     moved = (core(island).counters.of(each.instance_id).moved for each in island.instances)
     return sum(each.get(what, Moved(what, 0, 0.0)).num_bytes for each in moved)
 
 
-def gaps_s(island: SimIsland) -> list[float]:
+def gaps_s(island: Island) -> list[float]:
     """From the first to the second token of real time."""
     real_time = [each for each in island.streams if each.request.tier == "rt"]
     return [each.times_s[1] - each.times_s[0] for each in real_time if len(each.tokens) > 1]
@@ -88,7 +72,7 @@ def test_the_second_token_comes_sooner_and_the_pool_is_read_less() -> None:
         policy: run(
             small_island(policy, "ipc", cost=with_slow_copies(COST, 20.0), **ROOMY), with_best_effort()
         )
-        for policy in ("aligned", "tests.sim.test_hand_over:IndirectAligned")
+        for policy in ("aligned", INDIRECT)
     }
     direct, indirect = ways.values()
     assert num_handed_over(direct) == NUM_REQUESTS // 2 and not num_handed_over(indirect)
