@@ -47,10 +47,11 @@ class Scene:
 
         async def scenario() -> None:
             async with connected(self.processes) as client:
-                streams = [client.submit(request) for request in self.requests()]
+                streams = self._submit(client)
                 await act(client, streams)  # type: ignore[misc]
                 await client.until(partial(all_ended, streams))
-                self.check(streams)
+                for start in range(0, len(streams), NUM_REQUESTS):
+                    self.check(streams[start : start + NUM_REQUESTS])
 
         asyncio.run(scenario())
 
@@ -59,10 +60,22 @@ class Scene:
 
         async def kill(client: Client, streams: list[Stream]) -> None:
             for victim in victims:
-                enough = client.num_tokens + NUM_EARLY * NUM_REQUESTS
-                await client.until(lambda enough=enough: client.num_tokens >= enough)
-                assert not all_ended(streams)
+                await self._until_mid_stream(client, streams)
                 self.processes.kill(victim)
                 self.processes.start(victim)
 
         self.play(kill)
+
+    def _submit(self, client: Client) -> list[Stream]:
+        return [client.submit(request) for request in self.requests()]
+
+    async def _until_mid_stream(self, client: Client, streams: list[Stream]) -> None:
+        """Asks for everything again whenever it has ended before anybody looked."""
+        await self._until_early_or_ended(client, streams)
+        while all_ended(streams):
+            streams += self._submit(client)
+            await self._until_early_or_ended(client, streams)
+
+    async def _until_early_or_ended(self, client: Client, streams: list[Stream]) -> None:
+        enough = client.num_tokens + NUM_EARLY * NUM_REQUESTS
+        await client.until(lambda: client.num_tokens >= enough or all_ended(streams))

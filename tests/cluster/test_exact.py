@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.protocol.messages import Request
+from alignedserve.protocol.messages import NewTokens, Request
 from tests.cluster.client import Client, Stream, connected
 from tests.cluster.history import History
 from tests.cluster.processes import DECODES, PREFILLS, Processes, Setup, running
@@ -44,6 +44,10 @@ def island(
         yield processes
 
 
+# of requests, each of which is exact; by then everything has taken part, on a busy machine too
+MAX_ROUNDS = 8
+
+
 def generate(island: Processes, requests: list[Request]) -> tuple[Client, list[Stream]]:
     async def scenario() -> tuple[Client, list[Stream]]:
         async with connected(island) as client:
@@ -58,7 +62,14 @@ def test_greedy_tokens_are_transformers_and_the_engines(island: Processes) -> No
     directory = island.setup.directory
     assert [stream.tokens for stream in streams[10:19]] == greedy(directory)
     assert results(streams) == alone(directory, [stream.request for stream in streams])
-    check_history(island, client)
+    heard = client.heard
+    for seed in range(3, 3 + MAX_ROUNDS):
+        if have_all_moved(History(island.logs)):
+            break
+        client, streams = generate(island, greedy_requests(48, seed))
+        assert results(streams) == alone(directory, [stream.request for stream in streams])
+        heard += client.heard
+    check_history(island, heard)
 
 
 def test_sampled_tokens_and_all_logprobs_are_the_engines(island: Processes) -> None:
@@ -67,17 +78,25 @@ def test_sampled_tokens_and_all_logprobs_are_the_engines(island: Processes) -> N
     assert results(streams) == alone(island.setup.directory, requests)
 
 
-def check_history(island: Processes, client: Client) -> None:
+def have_all_moved(history: History) -> bool:
+    """How many requests find no room depends on how fast each process is."""
+    return (
+        all(history.evicted[name] for name in DECODES)
+        and history.evicted.total() > 5
+        and history.num_dropped > 5
+        and history.near.total() > 2
+    )
+
+
+def check_history(island: Processes, heard: list[NewTokens]) -> None:
     """Everything took part; and a router that hears what this one heard says what this one said."""
     history, setup = History(island.logs), island.setup
-    assert history.news == client.heard
+    assert history.news == heard
     # on a busy machine an order to evict may come too late: the request has outgrown its room, and is asked for again
     assert {failed.what for failed in history.failures} <= {"evict"}
     assert all(history.prefills[name] and history.found[name] for name in PREFILLS)
     assert all(history.most_running[name] > 2 for name in DECODES)
-    assert all(history.evicted[name] for name in DECODES) and history.evicted.total() > 5
-    assert history.num_dropped > 5
-    assert history.near.total() > 2
+    assert have_all_moved(history), (history.evicted, history.num_dropped, history.near)
     assert setup.policy == "fcfs" or all(history.batches[name] > 2 for name in DECODES)
     assert {decode for decode, _ in history.admitted} == set(DECODES)
     # what a prefill instance's buffer had no room for came from the pool
