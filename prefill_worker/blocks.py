@@ -17,6 +17,8 @@ class Blocks:
                 f"needs {self.num_for_one}"
             )
         self.num_free = self._num_all
+        # The number of blocks of prompts that decode instances may pull: they count in the share of candidates.
+        self.num_held = 0
 
     def needed(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

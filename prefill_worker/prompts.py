@@ -1,10 +1,11 @@
 """Prompts, from their arrival until their KV is in the pool. Pure.
 
-    waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> gone
+    waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> (saved ->) gone
        '------------------- preempting <----------------------'
 
 A prompt gets blocks for all of its tokens when it starts, the shared ones included, and holds them until all of its KV
-is in the pool. Abort takes it from any state. Blocks under a copy are held until the copy is reported, whatever became
+is in the pool; one that decode instances may pull from its blocks holds them until that has ended too. Abort takes it
+from any state. Blocks under a copy are held until the copy is reported, whatever became
 of the request.
 """
 
@@ -83,11 +84,25 @@ class Prompts:
         if request.num_pending == 0:
             self._enter(request, PromptState.SAVING)
 
+    def hold(self, request: ScheduledRequest) -> None:
+        request.is_held = True
+        self._blocks.num_held += request.num_blocks
+
+    def let_go(self, key: RequestKey) -> None:
+        request = self._started[key]
+        request.is_held = False
+        self._blocks.num_held -= request.num_blocks
+        if request.state is PromptState.SAVED:
+            self._leave(key)
+
     def saved(self, key: RequestKey) -> None:
-        state = self._started[key].state
-        if state not in (PromptState.SAVING, PromptState.ABORTED):
-            raise RuntimeError(f"request {key}: saved, but it is {state.name}")
-        self._leave(key)
+        request = self._started[key]
+        if request.state not in (PromptState.SAVING, PromptState.ABORTED):
+            raise RuntimeError(f"request {key}: saved, but it is {request.state.name}")
+        if request.is_held:
+            self._enter(request, PromptState.SAVED)
+        else:
+            self._leave(key)
 
     def preempt(self, request: ScheduledRequest) -> None:
         self._enter(request, PromptState.PREEMPTING)
@@ -141,6 +156,11 @@ class Prompts:
         num_slots = {is_rt: with_slots.count(is_rt) for is_rt in (True, False)}
         if num_slots != self._num_slots:
             raise RuntimeError(f"slots are counted as {self._num_slots}, and are {num_slots}")
+
+    def check_held(self) -> None:
+        counted, held = self._blocks.num_held, [each for each in self._started.values() if each.is_held]
+        if counted != (num_held := sum(each.num_blocks for each in held)):
+            raise RuntimeError(f"{counted} blocks are counted as held, and {num_held} are")
 
     @property
     def is_rt_copied(self) -> bool:

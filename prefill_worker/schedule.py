@@ -129,8 +129,22 @@ class PrefillSchedule:
     def computed(self, key: RequestKey, count: int) -> None:
         self._prompts.computed(key, count)
 
+    def hold(self, key: RequestKey) -> bool:
+        """Decode instances may pull the KV of this prompt, which is computed, until `let_go`. Returns False and changes
+        nothing if that would leave too few blocks to other prompts."""
+        request = self._prompts.started[key]
+        may_hold = self._stages.has_share(request.num_blocks)
+        if may_hold:
+            self._prompts.hold(request)
+        return may_hold
+
+    def let_go(self, key: RequestKey) -> None:
+        """No decode instance pulls the prompt any more, nor may one."""
+        self._prompts.let_go(key)
+
     def saved(self, key: RequestKey) -> None:
-        """All KV of the prompt is in the pool; or the prompt was aborted, and none of its KV is under a copy."""
+        """All KV of the prompt is in the pool; or the prompt was aborted, none of its KV is under a copy, and it is not
+        held."""
         self._prompts.saved(key)
 
     def preempted(self, key: RequestKey) -> None:
@@ -156,10 +170,16 @@ class PrefillSchedule:
     def num_staged_blocks(self) -> int:
         return self._stages.num_blocks
 
+    @property
+    def num_held_blocks(self) -> int:
+        """The number of blocks of prompts that decode instances may pull."""
+        return self._blocks.num_held
+
     def check(self) -> None:
         """Raises unless every block is either held once or free."""
         self._blocks.check(self._prompts.num_blocks + self._stages.num_blocks)
         self._prompts.check_slots()
+        self._prompts.check_held()
 
     def check_idle(self) -> None:
         self.check()

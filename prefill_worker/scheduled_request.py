@@ -20,6 +20,8 @@ class PromptState(Enum):
     LOADING = auto()
     COMPUTING = auto()
     SAVING = auto()
+    # All of its KV is in the pool, and a decode instance may still pull it from here.
+    SAVED = auto()
     # What was computed is being saved to the pool; then it waits again.
     PREEMPTING = auto()
     STAGING = auto()
@@ -41,6 +43,8 @@ class ScheduledRequest:
     block_hashes: Sequence[bytes] = ()
     # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
+    # Its KV is computed, and decode instances may pull it from its blocks: see `hand_over.py`.
+    is_held: bool = False
 
     @property
     def key(self) -> RequestKey:

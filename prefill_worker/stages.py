@@ -4,6 +4,7 @@ Pure.
     waiting -> staging (its KV is on its way from the pool) -> staged -> gone, when it is unstaged
 
 Candidates have a share of the blocks, and within it they come before prompts, because decode instances wait for them.
+Prompts that are held for decode instances (`hand_over.py`) count in the same share.
 Blocks under a copy are held until the copy is reported.
 """
 
@@ -56,7 +57,7 @@ class Stages:
         works = []
         for request in self._in_order():
             num_blocks = self._blocks.needed(request.work.num_cached)
-            if num_blocks > self._blocks.num_free or not self._has_share(num_blocks):
+            if num_blocks > self._blocks.num_free or not self.has_share(num_blocks):
                 break
             self._started[request.key] = self._waiting.pop(request.key)
             self._blocks.hold(request, num_blocks)
@@ -94,10 +95,12 @@ class Stages:
         """The next candidate, if it waits for free blocks and not for other candidates to be unstaged. Blocks that
         become free are for it then, and not for new prompts."""
         request = next(iter(self._in_order()), None)
-        return request if request and self._has_share(self._blocks.needed(request.work.num_cached)) else None
+        return request if request and self.has_share(self._blocks.needed(request.work.num_cached)) else None
 
     def _in_order(self) -> Sequence[ScheduledRequest]:
         return self._policy.in_staging_order([*self._waiting.values()])
 
-    def _has_share(self, num_blocks: int) -> bool:
-        return self.num_blocks + num_blocks <= self._num_blocks_at_most
+    def has_share(self, num_blocks: int) -> bool:
+        """Whether so many blocks more may be kept from prompts."""
+        num_taken = self.num_blocks + self._blocks.num_held
+        return num_taken + num_blocks <= self._num_blocks_at_most

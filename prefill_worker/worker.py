@@ -2,7 +2,7 @@
 
 A prompt's KV is saved to the pool block by block: what an iteration completed is copied while the next one computes.
 KV that the prompt shares with earlier ones (`instance/prefix_cache.py`) is saved with it: in the pool each request has
-its own copy.
+its own copy. Beside the last copy a decode instance may pull the KV of real time from here (`hand_over.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from alignedserve.instance.prefix_cache import HashedPrefix, PrefixCache
 from alignedserve.instance.preparation import Preparation
 from alignedserve.instance.requests import adopt, key_of, limits_of, news_of, says_something
 from alignedserve.instance.worker import DRAIN_STEP_S, Worker
+from alignedserve.prefill_worker.hand_over import HandOver
 from alignedserve.prefill_worker.plan import PrefillPlan
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.prefill_worker.staging import Staging
@@ -56,6 +57,8 @@ class Prompt:
     is_preempted: bool = False
     # The message to send when a dropped prompt leaves.
     last_message: Failed | Gone | None = None
+    # All of its KV is in the pool, and the router will hear of it; it leaves when it is not held.
+    is_saved: bool = False
     # The log-probabilities of the prompt tokens so far, if they are to be sent with the first token.
     logprobs: list[TokenLogprobs] | None = None
 
@@ -79,6 +82,7 @@ class Changes:
     num_computed: int = 0
     num_asked: int = 0
     num_found: int = 0
+    held: list[RequestKey] = field(default_factory=list)
 
 
 @dataclass
@@ -105,6 +109,7 @@ class PrefillWorker(Worker[PrefillStep]):
         lookup = self._prefix_cache if enable_prefix_caching else None
         self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, lookup)
         self._staging = Staging(engine, self.schedule, transfers, self)
+        self._hand_over = HandOver(self.schedule, transfers, self._let_go)
         # The prompts that hold blocks.
         self._prompts: dict[RequestKey, Prompt] = {}
         self._preparation = Preparation(engine, self._compiling)
@@ -132,18 +137,23 @@ class PrefillWorker(Worker[PrefillStep]):
         match order:
             case Prefill():
                 for work in order.works:
-                    self._staging.when_gone(work.request.key, partial(self._prefill, work))
+                    self._when_gone(work.request.key, partial(self._prefill, work))
             case Stage():
                 for work in order.works:
-                    self._staging.when_gone(work.request.key, partial(self.schedule.stage, [work]))
+                    self._when_gone(work.request.key, partial(self.schedule.stage, [work]))
             case Unstage():
                 for key in order.keys:
-                    if not self._staging.drop(key):
+                    if not (self._hand_over.drop(key) or self._staging.drop(key)):
                         self.schedule.unstage([key])
             case Abort():
                 self._abort(order.key)
             case _:
                 raise RuntimeError(f"{type(order).__name__}: no order for a prefill instance")
+
+    def _when_gone(self, key: RequestKey, order: Callable[[], None]) -> None:
+        """Carries out an order for a request that has left, as the router knows; its blocks may be held still."""
+        if not self._hand_over.when_gone(key, order):
+            self._staging.when_gone(key, order)
 
     def _prefill(self, work: Work) -> None:
         if refusal := self._preparation.refusal(work):
@@ -174,7 +184,7 @@ class PrefillWorker(Worker[PrefillStep]):
             if not self._staging.drop(key):
                 self._drop(self._prompts[key], None)
         self._stop_copies()
-        while len(self._staging):
+        while len(self._staging) or len(self._hand_over):
             self.transfers.completions.run(DRAIN_STEP_S)
 
     def drop_all(self) -> None:
@@ -260,10 +270,22 @@ class PrefillWorker(Worker[PrefillStep]):
             self._drop(prompt, None)  # The request ended with its first token, or with its embedding
         elif prompt.is_computed:
             self.engine.part(request)
+            self._hold(prompt)
             self._save_blocks(prompt, self.engine.format.num_blocks(request.num_computed))
         else:
             self._changes.progress.append((prompt.key, request.num_computed, prompt.prefix.num_found))
             self._save_blocks(prompt, request.num_computed // self.engine.format.block_size)
+
+    def _hold(self, prompt: Prompt) -> None:
+        """Real time may be pulled straight from here."""
+        if prompt.work.deadlines.is_rt:
+            num_blocks = self.engine.format.num_blocks(prompt.request.num_computed)
+            blocks = self.engine.blocks_of(prompt.request)[:num_blocks]
+            if self._hand_over.hold(prompt.key, blocks):
+                self._changes.held.append(prompt.key)
+
+    def _let_go(self, key: RequestKey) -> None:
+        self._leave_if_done(self._prompts[key])
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 
@@ -349,6 +371,7 @@ class PrefillWorker(Worker[PrefillStep]):
             if prompt.request.status is Status.RUNNING:
                 self.engine.part(prompt.request)
             self.transfers.abandon(prompt.key)
+            self._hand_over.drop(prompt.key)
         elif isinstance(last_message, Gone):
             prompt.last_message = last_message
         self._leave_if_done(prompt)
@@ -357,15 +380,23 @@ class PrefillWorker(Worker[PrefillStep]):
         if self._num_copies[prompt.key]:
             return
         if prompt.is_dropped:
+            if prompt.key in self._hand_over:
+                return
             self._outbox += [prompt.last_message] if prompt.last_message else []
+            self.schedule.saved(prompt.key)
         elif prompt.is_preempted:
             self._preempted(prompt)
             return
-        elif prompt.is_computed:
-            self._changes.saved.append((prompt.key, prompt.request.num_computed))
-        else:
+        elif not prompt.is_computed:
             return
-        self.schedule.saved(prompt.key)
+        elif not prompt.is_saved:
+            prompt.is_saved = True
+            self._changes.saved.append((prompt.key, prompt.request.num_computed))
+            self.schedule.saved(prompt.key)
+        if prompt.key not in self._hand_over:
+            self._leave(prompt)
+
+    def _leave(self, prompt: Prompt) -> None:
         self.engine.release(prompt.request)
         del self._prompts[prompt.key]
 
@@ -389,6 +420,7 @@ class PrefillWorker(Worker[PrefillStep]):
                     num_asked=changes.num_asked,
                     num_found=changes.num_found,
                     pace=self.schedule.pace,
+                    held=changes.held,
                 )
             )
             self._moved = {}

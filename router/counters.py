@@ -28,6 +28,7 @@ class InstanceCounters:
     num_asked_tokens: int = 0
     num_found_tokens: int = 0
     num_failed_pulls: int = 0
+    num_handed_over: int = 0
     moved: dict[str, Moved] = field(default_factory=dict)
 
     def add_report(self, report: PrefillReport | DecodeReport) -> None:

@@ -56,7 +56,9 @@ class Eviction:
                 self._transitions.enter(state, Phase.RUNNING, instance_id)
                 self._pool.send(MakeSpare([key]))
         for key in keys:
-            if state := self._requests.find(key, instance_id, Phase.RUNNING):
+            state = self._requests.find(key, instance_id, Phase.RUNNING)
+            # Nothing else may write to its pool blocks as long as a prefill instance saves its KV.
+            if state and not state.saving_at:
                 self._counters.of(instance_id).num_preemptions += 1
                 self._transitions.enter(state, Phase.MAKING_ROOM, instance_id)
                 self.reserve(state)

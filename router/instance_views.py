@@ -41,6 +41,8 @@ class PrefillView(Process):
     prompts: AssignedPrompts = field(init=False)
     # Blocks of the staging buffer that each request takes which the instance was told to stage.
     staging: dict[RequestKey, int] = field(default_factory=dict)
+    # Blocks of each request that a decode instance is to pull from where its prompt was computed.
+    held: dict[RequestKey, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.prompts = _no_prompts(self)
@@ -51,7 +53,17 @@ class PrefillView(Process):
 
     @property
     def num_free_staging_blocks(self) -> int:
-        return self.hello.limits.num_staging_blocks - sum(self.staging.values())
+        num_taken = sum(self.staging.values()) + sum(self.held.values())
+        return self.hello.limits.num_staging_blocks - num_taken
+
+    def is_pulled(self, key: RequestKey | None) -> bool:
+        """Whether a decode instance is to pull the request from there."""
+        return key in self.staging or key in self.held
+
+    def discard(self, key: RequestKey) -> bool:
+        """No decode instance is to pull the request from there any more. Returns whether it was staged."""
+        self.held.pop(key, None)
+        return self.staging.pop(key, None) is not None
 
     def has_room_at_once(self, num_blocks: int) -> bool:
         """Whether so many blocks could be staged without waiting for others."""

@@ -54,15 +54,15 @@ class LinkHealth:
     # ---- which way KV goes ------------------------------------------------------------------------------------------
 
     def may_stage(self, stager: PrefillView, decode: InstanceId) -> bool:
-        """Whether a request may be staged there for this decode instance. While a link is tried with one, no other
-        is."""
+        """Whether a request may be staged, or held, there for this decode instance. While a link is tried with one, no
+        other is."""
         trouble = self._troubles.get((stager.instance_id, decode))
         if trouble is None or not trouble.pause_s:
             return True
-        return self._clock.now >= trouble.due_s and trouble.trial not in stager.staging
+        return self._clock.now >= trouble.due_s and not stager.is_pulled(trouble.trial)
 
     def staged(self, stager: InstanceId, decode: InstanceId, key: RequestKey) -> None:
-        """The request will be staged there."""
+        """The request will be staged there, or is held."""
         if trouble := self._troubles.get((stager, decode)):
             trouble.trial = key
 

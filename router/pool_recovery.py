@@ -65,13 +65,15 @@ class PoolRecovery:
     def _reconcile(self, state: RequestState) -> None:
         """The request goes on with what the pool that came back has of it."""
         match state.phase:
+            case _ if state.saving_at and state.blocks and state.phase is not Phase.LEAVING:
+                pass  # They are being filled, as those of a prompt.
             case Phase.QUEUED:
                 self._requeuer.requeue(state)
             case Phase.POOLED if state.is_pooled:
                 self._pool.commit(state, is_candidate=True)
             case Phase.STAGED | Phase.OFFERED if state.is_pooled:
                 self._pool.commit(state, is_candidate=False)
-            case Phase.RUNNING:
+            case Phase.RUNNING if not state.saving_at:
                 if state.blocks:
                     self._pool.send(MakeSpare([state.key]))
             case Phase.MAKING_ROOM:

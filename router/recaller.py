@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.protocol.messages import Abort
+from alignedserve.protocol.messages import Abort, Unstage
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
 from alignedserve.router.outbox import Outbox
@@ -37,10 +37,13 @@ class Recaller:
     def recall(self, state: RequestState, forgotten_by: InstanceId | None = None) -> None:
         """Takes the request from wherever it is; it goes on from the pool. `forgotten_by`: an instance that has
         forgotten it already."""
-        having = dict.fromkeys(each for each in (state.instance_id, state.staged_at) if each)
+        if state.saving_at and forgotten_by == state.instance_id and not state.is_finished:
+            self._await_saved(state, state.saving_at)
+            return
+        having = dict.fromkeys(each for each in (state.instance_id, state.staged_at, state.saving_at) if each)
         state.pending_aborts = [each for each in having if each != forgotten_by and each in self._cluster]
         stager = self._cluster.prefill(state.staged_at)
-        if stager and stager.staging.pop(state.key, None):
+        if stager and stager.discard(state.key):
             self._counters.of(stager.instance_id).num_spills += not state.is_finished
         if not state.pending_aborts:
             self._has_left(state)
@@ -48,6 +51,18 @@ class Recaller:
         self._transitions.enter(state, Phase.LEAVING)
         for instance_id in state.pending_aborts:
             self._outbox.send(instance_id, Abort(state.key))
+
+    def _await_saved(self, state: RequestState, saver: InstanceId) -> None:
+        """A decode instance has lost the request. The prefill instance that computed it still saves its KV: it goes on
+        from the pool when it has done so."""
+        if state.staged_at and (stager := self._cluster.prefill(state.staged_at)):
+            stager.discard(state.key)
+            self._outbox.send(stager.instance_id, Unstage([state.key]))
+        self._transitions.enter(state, Phase.PREFILLING, saver)
+        if view := self._cluster.prefill(saver):
+            view.pending.put(state.key, 0, state.is_rt)  # Nothing of it is to be computed there.
+        self._transitions.unstage(state)
+        self._transitions.end_saving(state)
 
     def finish(self, state: RequestState, forgotten_by: InstanceId | None = None) -> None:
         """The request's client has its answer, or is gone: it ends everywhere."""

@@ -8,6 +8,7 @@ from alignedserve.protocol.messages import Failed, Hello, UsePool, Welcome
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
 from alignedserve.router.decode_queue import DecodeQueue
+from alignedserve.router.hand_over import HandOver
 from alignedserve.router.instance_views import Process
 from alignedserve.router.link_health import LinkHealth
 from alignedserve.router.outbox import Outbox
@@ -32,6 +33,7 @@ class Recovery:
     _outbox: Outbox
     _counters: Counters
     _link_health: LinkHealth
+    _hand_over: HandOver
 
     def connected(self, hello: Hello) -> None:
         if hello.instance_id in self._cluster:
@@ -66,9 +68,12 @@ class Recovery:
         elif state.instance_id == instance_id:
             self._counters.recoveries[process.hello.role] += 1
             self._recaller.recall(state, forgotten_by=instance_id)
-        elif state.staged_at == instance_id:
-            # The decode instance that was to pull the KV from there will report that this failed.
-            self._transitions.unstage(state)
+        else:
+            if state.staged_at == instance_id:
+                # The decode instance that was to pull the KV from there will report that this failed.
+                self._transitions.unstage(state)
+            if state.saving_at == instance_id:
+                self._hand_over.not_saved(state)
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:
         """A request's KV did not get to an instance, or from a prefill instance to the pool."""

@@ -10,6 +10,7 @@ from alignedserve.router.clock import Clock
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
 from alignedserve.router.eviction import Eviction
+from alignedserve.router.hand_over import HandOver
 from alignedserve.router.instance_views import ColocatedView, DecodeView
 from alignedserve.router.link_health import LinkHealth
 from alignedserve.router.output_coalescing import OutputCoalescing
@@ -37,6 +38,7 @@ class InstanceReports:
     _pool: PoolClient
     _counters: Counters
     _link_health: LinkHealth
+    _hand_over: HandOver
 
     def prefill(self, sender: InstanceId, report: PrefillReport) -> None:
         view = self._cluster.prefill(sender)
@@ -45,6 +47,7 @@ class InstanceReports:
         self._counters.of(sender).add_report(report)
         view.num_free_blocks, view.pace = report.num_free_blocks, report.pace
         self._output_processor.process(sender, report.news)
+        self._hand_over.held(view, report.held)
         for key, num_computed, num_reused in report.progress:
             if state := self._requests.find(key, sender, Phase.PREFILLING):
                 view.pending.put(key, max(state.num_tokens - num_computed, 0), state.is_rt)
@@ -53,6 +56,8 @@ class InstanceReports:
             if state := self._requests.find(key, sender, Phase.PREFILLING):
                 state.num_cached = num_tokens
                 self._requeuer.requeue(state)
+            else:
+                self._hand_over.saved(sender, key, num_tokens)
         self._staging.staged(sender, report.staged)
 
     def decode(self, sender: InstanceId, report: DecodeReport) -> None:
@@ -90,9 +95,13 @@ class InstanceReports:
         for state in states:
             if state.staged_at:
                 self._link_health.succeeded(state.staged_at, instance_id, state.key)
+                stager = self._cluster.prefill(state.staged_at)
+                self._counters.of(state.staged_at).num_handed_over += bool(
+                    stager and state.key in stager.held
+                )
             self._transitions.enter(state, Phase.RUNNING, instance_id)
         self._staging.unstage(states)
-        if pooled := [state.key for state in states if state.blocks]:
+        if pooled := [state.key for state in states if state.blocks and not state.saving_at]:
             self._pool.send(MakeSpare(pooled))
 
     def _pull_failed(self, decode: InstanceId, pull: FailedPull) -> None:

@@ -1,7 +1,8 @@
 """What the router keeps of a request, and the phases that a request goes through.
 
     QUEUED -> RESERVING -> PREFILLING -> POOLED -> (STAGED ->) OFFERED -> RUNNING -> finished
-       ^                                   ^                     MAKING_ROOM <-'
+       ^                       '-----------|-- directly (hand_over.py) -^       |
+       |                                   ^                     MAKING_ROOM <-'
        |                                   |                          v
        '--- some of its KV was lost -------'------------------ EVICTING
 
@@ -30,7 +31,7 @@ class Phase(Enum):
     POOLED = "pooled"
     # The pool has its KV, and a prefill instance loads it into its staging buffer, or has done so.
     STAGED = "staged"
-    # The pool has its KV, and a decode instance has the request among its candidates.
+    # A decode instance has the request among its candidates. The pool has its KV, or is getting it (`saving_at`).
     OFFERED = "offered"
     # The request is in the running batch of a decode instance.
     RUNNING = "running"
@@ -65,9 +66,12 @@ class RequestState:
     since_s: float
     # The instance that has it.
     instance_id: InstanceId | None = None
-    # The prefill instance whose staging buffer holds a copy of its KV, and the decode instance which that copy is for.
+    # The prefill instance whose staging buffer holds a copy of its KV, or which holds the blocks where it was computed;
+    # and the decode instance which that copy is for.
     staged_at: InstanceId | None = None
     staged_for: InstanceId | None = None
+    # The prefill instance that still saves its KV to the pool, though a decode instance has the request.
+    saving_at: InstanceId | None = None
     # Whether that decode instance will be offered it as part of its candidate batch, and the number of the batch that
     # it belongs to; 0: to none.
     is_in_batch: bool = False
@@ -161,11 +165,12 @@ class RequestState:
         """Whether a decode instance could go on with what the pool has."""
         return bool(self.output) and self.num_cached == self.num_tokens - 1
 
-    def work(self) -> Work:
+    def work(self, num_cached: int | None = None) -> Work:
+        """`num_cached`: of how many tokens there is KV; None: of as many as the pool has."""
         return Work(
             self.request,
             list(self.output),
-            self.num_cached,
+            self.num_cached if num_cached is None else num_cached,
             list(self.blocks),
             self.deadlines,
             self.forecast.length,

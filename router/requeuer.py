@@ -28,7 +28,7 @@ class Requeuer:
         if state.is_pooled:
             self._transitions.enter(state, Phase.POOLED)
             self._pool.commit(state, is_candidate=True)
-            self._transitions.unstage(state)
+            self._forget_copies(state)
         else:
             self.queue_prefill(state)
 
@@ -39,7 +39,11 @@ class Requeuer:
         self._transitions.enter(state, Phase.QUEUED)
         self._prefill_queue.push(state, self._policy.urgency(state, self._island))
         self._pin_or_free(state)
+        self._forget_copies(state)
+
+    def _forget_copies(self, state: RequestState) -> None:
         self._transitions.unstage(state)
+        self._transitions.end_saving(state)
 
     def _pin_or_free(self, state: RequestState) -> None:
         """What the pool has of a queued request becomes a spare: requests before it in the queue might wait for that

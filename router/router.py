@@ -35,6 +35,7 @@ from alignedserve.router.decode_queue import DecodeQueue
 from alignedserve.router.events import Closed, Connected, Event, Received, Send, Tick
 from alignedserve.router.eviction import Eviction
 from alignedserve.router.failed_copies import FailedCopies
+from alignedserve.router.hand_over import HandOver
 from alignedserve.router.instance_views import PrefillView
 from alignedserve.router.island_view import IslandView
 from alignedserve.router.link_health import LinkHealth
@@ -105,6 +106,19 @@ class Router:
         eviction = Eviction(
             clock, cluster, requests, transitions, requeuer, recaller, demand, pool, outbox, counters
         )
+        self._hand_over = hand_over = HandOver(
+            config.link,
+            cluster,
+            requests,
+            transitions,
+            outbox,
+            offers,
+            eviction,
+            pool,
+            link_health,
+            policy,
+            island,
+        )
         output_processor = OutputProcessor(clock, cluster, requests, demand, output, recaller)
         pool_recovery = PoolRecovery(
             cluster, requests, prefill_queue, requeuer, recaller, eviction, orphans, pool, outbox, counters
@@ -126,6 +140,7 @@ class Router:
             pool,
             counters,
             link_health,
+            hand_over,
         )
         self._submissions = Submissions(
             config, clock, cluster, requests, prefill_queue, requeuer, recaller, orphans, output, outbox
@@ -142,6 +157,7 @@ class Router:
             outbox,
             counters,
             link_health,
+            hand_over,
         )
         self._failed_copies = FailedCopies(requests, self._recovery, eviction)
         self._pool, self._recaller, self._eviction = pool, recaller, eviction
@@ -184,7 +200,8 @@ class Router:
                 for state in filter(None, map(self.requests.get, keys)):
                     self._recaller.confirm(state, sender)
             case Failed():
-                self._failed_copies.add(sender, message)
+                if not self._hand_over.failed(sender, message):
+                    self._failed_copies.add(sender, message)
             case _:
                 raise ValueError(f"{sender} sent a {type(message).__name__}, which is not for the router")
 
@@ -213,7 +230,7 @@ class Router:
         holding = [
             view.instance_id
             for view in self.cluster.prefills
-            if view.pending or (isinstance(view, PrefillView) and view.staging)
+            if view.pending or (isinstance(view, PrefillView) and (view.staging or view.held))
         ]
         holding += [
             view.instance_id for view in self.cluster.decodes if view.batch or view.near or view.running

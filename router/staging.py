@@ -108,7 +108,7 @@ class Staging:
         for stager, keys in unstaged.items():
             if view := self._cluster.prefill(stager):
                 for key in keys:
-                    view.staging.pop(key, None)
+                    view.discard(key)
                 self._outbox.send(stager, Unstage(keys))
 
 

@@ -86,6 +86,7 @@ def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceSt
         num_found_tokens=counted.num_found_tokens,
         num_failed_pulls=counted.num_failed_pulls,
         over_host=router.link_health.over_host(name),
+        num_handed_over=counted.num_handed_over,
     )
 
 

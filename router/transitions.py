@@ -79,10 +79,20 @@ class PhaseTransitions:
         state.is_in_batch, state.batch = is_in_batch, batch
         self._counts.update(state)
 
+    def hand_over(self, state: RequestState, stager: InstanceId, decode: InstanceId) -> None:
+        """A prefill instance holds the KV that it has computed for a decode instance, and saves it beside that."""
+        state.staged_at, state.staged_for, state.saving_at = stager, decode, stager
+        state.is_in_batch, state.batch = False, 0
+
     def unstage(self, state: RequestState) -> None:
         """The request has no staged copy any more. It is safe to repeat this."""
         state.staged_at = state.staged_for = None
         self._counts.update(state)
+
+    def end_saving(self, state: RequestState) -> None:
+        """No prefill instance copies the request's KV to the pool beside a decode instance. It is safe to repeat
+        this."""
+        state.saving_at = None
 
     def finish(self, state: RequestState) -> None:
         """The request's client has its answer, or is gone. Its phase stays until it is recalled."""

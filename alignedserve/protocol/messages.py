@@ -354,7 +354,8 @@ class Stage(Message):
 
 
 class Unstage(Message):
-    """Order: free the blocks of these requests in the staging buffer."""
+    """Order: free the blocks of these requests in the staging buffer; and those of prompts that were held (see
+    PrefillReport), once their KV is in the pool."""
 
     keys: list[RequestKey]
 
@@ -365,7 +366,8 @@ class Offer(Message):
 
     works: list[Work]
     is_batch: bool
-    # The prefill instance that has staged them; None: their KV is loaded from the pool.
+    # The prefill instance that has staged them, or that holds the blocks in which it has computed their KV; None: their
+    # KV is loaded from the pool.
     source: InstanceId | None = None
     # The source's `Hello.link`.
     address: str = ""
@@ -431,6 +433,9 @@ class PrefillReport(Message):
     # cache.
     num_asked: int = 0
     num_found: int = 0
+    # The real-time requests whose prompts were just computed, and whose KV decode instances may pull from where it is,
+    # beside the copy to the pool: it is held until one has pulled it, or Unstage comes.
+    held: list[RequestKey] = []
 
 
 class FailedPull(Message):
@@ -564,6 +569,8 @@ class InstanceStats(Message):
     num_failed_pulls: int = 0
     # The prefill instances whose KV comes to it through host memory, since pulls from them have failed.
     over_host: list[InstanceId] = []
+    # The number of requests whose KV decode instances pulled from where this instance had just computed it.
+    num_handed_over: int = 0
 
 
 class ProcessStatus(Message):
@@ -596,8 +603,8 @@ class Cluster(Message):
     # For each role: how many requests went on without a process that was lost, since the router started.
     recoveries: dict[str, int] = {}
     # How often classes shared: "demoted" (real time that could not keep its objective any more), "express" (real time
-    # on the RT fast path), "evicted_for_rt" (best effort that was evicted for it), "recomputed" (requests whose KV was
-    # thrown away).
+    # on the RT fast path, from the pool), "evicted_for_rt" (best effort that was evicted for it), "recomputed"
+    # (requests whose KV was thrown away).
     sharing: dict[str, int] = {}
 
 

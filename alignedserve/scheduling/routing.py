@@ -7,7 +7,15 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
 
-from alignedserve.scheduling.island import Assign, ClusterState, DecodeQueue, Island, Room, RoutedRequest
+from alignedserve.scheduling.island import (
+    Assign,
+    ClusterState,
+    DecodeQueue,
+    DecodeView,
+    Island,
+    Room,
+    RoutedRequest,
+)
 from alignedserve.types import InstanceId
 
 # So many prompts may wait at a colocated instance for each request that it can run, where it chooses among them. Those
@@ -88,6 +96,13 @@ def patience_s(island: Island, starvation_s: float) -> float:
 
 def real_time_first(pooled: DecodeQueue) -> Iterator[RoutedRequest]:
     return chain(pooled.real_time, (request for request in pooled if not request.is_rt))
+
+
+def emptiest(request: RoutedRequest, views: Iterable[DecodeView]) -> DecodeView | None:
+    """The emptiest decode instance in which there is room for the request."""
+    needed = request.num_blocks + 1
+    fitting = [view for view in views if view.num_available_slots > 0 and view.num_available_blocks >= needed]
+    return max(fitting, key=lambda view: view.num_available_blocks, default=None)
 
 
 def assign_in_order(requests: Iterable[RoutedRequest], cluster: ClusterState) -> list[Assign]:

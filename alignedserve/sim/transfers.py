@@ -213,7 +213,7 @@ class SimTransfers:
     ) -> None:
         segment = self._pool(key)
         # The blocks are copied as they were when the copy was started, whatever is computed meanwhile.
-        places = [(there, self._own(key, here)) for here, there in pairs]
+        places = [(there, self.own(key, here, "saved")) for here, there in pairs]
         if (num_held := sum(held.num_tokens for _, held in places)) != num_tokens:
             raise RuntimeError(
                 f"request {key}: {num_tokens} tokens are to be saved, its blocks hold {num_held}"
@@ -233,11 +233,11 @@ class SimTransfers:
         copy.has_begun = True
         self._saves.start(copy, is_urgent)
 
-    def _own(self, key: RequestKey, block: BlockId) -> Content:
-        """KV that a request shares is its own in the pool."""
+    def own(self, key: RequestKey, block: BlockId, how: str) -> Content:
+        """KV that a request shares is its own in the pool, and at another instance. `how`: what is done with it."""
         held = self.engine.contents.get(key, block)
         if held is None:
-            raise RuntimeError(f"request {key}: block {block} is to be saved, and holds nothing")
+            raise RuntimeError(f"request {key}: block {block} is to be {how}, and holds nothing")
         return held._replace(key=key)
 
     def abandon(self, key: RequestKey) -> None:
@@ -268,6 +268,11 @@ class SimTransfers:
             source, Lane(self._world, self.completions, partial(self._when_both_awake, source))
         )
 
+        found: list[Content] = []
+
+        def read(sender: SimTransfers) -> list[Content]:
+            return [sender.own(key, of, "pulled") for key, of in zip(owners, theirs, strict=True)]
+
         def begin() -> str | None:
             if sender is None or self._world.transfers.get(source) is not sender:
                 return f"{source} is gone"
@@ -276,6 +281,7 @@ class SimTransfers:
             except NotStaged as error:
                 copy.is_denied = True
                 return str(error)
+            found.extend(read(sender))
             sender._pulled_by_others[copy] = lane
             return None
 
@@ -287,11 +293,10 @@ class SimTransfers:
             if error is not None:
                 sender.staging_buffer.cancel_pull(keys)
                 return error
-            for key, to, of in zip(owners, here, theirs, strict=True):
-                held = sender.engine.contents.get(key, of)
-                if held is None:
-                    raise RuntimeError(f"request {key}: {source}'s block {of} is pulled, and holds nothing")
-                self.engine.contents[to] = held
+            if read(sender) != found:
+                raise RuntimeError(f"requests {keys}: {source}'s blocks were written while they were pulled")
+            for to, content in zip(here, found, strict=True):
+                self.engine.contents[to] = content
             sender.staging_buffer.finish_pull(keys)
             return None
 

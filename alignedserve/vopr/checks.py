@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from alignedserve.protocol.messages import Abort, Reserve, Submit, Tokens
+from alignedserve.protocol.messages import Abort, Offer, PrefillReport, Reserve, Submit, Tokens
 from alignedserve.router.events import Closed, Event, Received, Send, Tick
 from alignedserve.sim.island import Island
 from alignedserve.types import PoolBlockId, RequestKey
@@ -47,16 +47,21 @@ class CountsAddUp:
 
 
 class PhasesSeen:
-    """How often requests were in each phase."""
+    """How often requests were in each phase, and how often one was handed over directly."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
+        held = set[RequestKey]()
+        if isinstance(event, Received) and isinstance(event.message, PrefillReport):
+            held = {*event.message.held}
         for send in sends:
             if isinstance(send.message, Tokens):
                 for timeline in send.message.timelines.values():
                     self.counts.update({phase for phase, _ in timeline})
+            elif isinstance(send.message, Offer):
+                self.counts["handed over"] += sum(work.request.key in held for work in send.message.works)
 
 
 class RealTimeFirst:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from pytest import approx
 
 from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.host_links import HostLinks, Sharing
 from alignedserve.sim.links import Crossing
 from alignedserve.sim.report import Report, make_report
@@ -18,6 +19,7 @@ from alignedserve.timing.cost import CostModel, Host
 from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.transport.completions import Outcome
 from alignedserve.types import BlockId, InstanceId, RequestKey
+from tests.sim.indirect import INDIRECT
 from tests.sim.islands import BLOCK_SIZE, COST, small_island, with_slow_copies
 from tests.sim.test_policies import mixed
 
@@ -135,8 +137,15 @@ def test_pulls_share_the_ports_at_both_ends() -> None:
 
 
 def simulated(cost: CostModel, sharing: Sharing) -> tuple[Report, float]:
-    """With the mean of the seconds between the order to stage and its report."""
-    scenario = Scenario(cost, RouterConfig(link="nccl"), num_prefill=2, num_decode=2, sharing=sharing)
+    """With the mean of the seconds between the order to stage and its report, where all is staged."""
+    scenario = Scenario(
+        cost,
+        RouterConfig(link="nccl"),
+        num_prefill=2,
+        num_decode=2,
+        sharing=sharing,
+        scheduling=SchedulingConfig(INDIRECT),
+    )
     ran = scenario.simulate(mixed(120, rate=6.0))
     waits_s = []
     for events in ran.lifetimes.events.values():

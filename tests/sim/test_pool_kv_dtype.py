@@ -7,11 +7,13 @@ import pytest
 from alignedserve.protocol.messages import Moved
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.events import Event, Received, Send
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.compare import with_pool
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.cost_presets import cost_presets
+from tests.sim.indirect import INDIRECT
 
 COST = cost_presets()["opt-13b/a100-80gb"]
 INT8 = with_pool(COST, "int8", block_size=16)
@@ -46,7 +48,7 @@ def test_copies_from_and_to_the_pool_have_fewer_bytes(link: str) -> None:
 
 def moved(cost: CostModel, link: str) -> dict[str, float]:
     """The bytes of each kind of copy."""
-    scenario = Scenario(cost, RouterConfig(link=link))
+    scenario = Scenario(cost, RouterConfig(link=link), scheduling=SchedulingConfig(INDIRECT))
     island, found = scenario.island(), {"save": 0.0, "load": 0.0, "pull": 0.0}
 
     def hear(now: float, event: Event, sends: list[Send]) -> None:

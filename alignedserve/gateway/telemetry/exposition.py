@@ -306,6 +306,10 @@ INSTANCE_COUNTERS = {
     "prefix_cache_queries": ("Tokens whose KV was looked for when a prompt started.", "num_asked_tokens"),
     "prefix_cache_hits": ("Those of them whose KV was there.", "num_found_tokens"),
     "num_failed_pulls": ("Transfers from prefill instances that failed on their way.", "num_failed_pulls"),
+    "num_handed_over": (
+        "Requests whose KV a decode instance pulled from where it had just been computed.",
+        "num_handed_over",
+    ),
 }
 
 

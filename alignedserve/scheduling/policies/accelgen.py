@@ -34,10 +34,10 @@ from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import AnyPrefill, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.chunk_budget import tokens_within
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.island import Assign, Island, RoutedRequest, Urgency
+from alignedserve.scheduling.island import Assign, DecodeView, Island, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.scheduling.remaining_time import Pivot, RemainingTime
-from alignedserve.scheduling.routing import assign_in_order, real_time_first
+from alignedserve.scheduling.routing import assign_in_order, emptiest, real_time_first
 from alignedserve.timing.deadlines import due_s
 from alignedserve.timing.estimate import Estimate
 
@@ -219,6 +219,12 @@ class AccelgenRouter(RouterPart):
             num_left = max(island.expected_output(request) - request.num_output, 0)
             needed_s += num_left * island.cluster.decode_s(request.num_tokens)
         return Urgency(True, due - needed_s, True)
+
+    def hand_over_to(
+        self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
+    ) -> DecodeView | None:
+        """It overtakes best effort."""
+        return None if island.decode_queue.real_time else emptiest(request, views)
 
     def decide(self, island: Island) -> Iterable[Assign]:
         return assign_in_order(real_time_first(island.decode_queue), island.cluster)

@@ -83,6 +83,13 @@ class RouterPart:
         are due."""
         return request.since_s + routing.patience_s(island, self.config.starvation_s)
 
+    def hand_over_to(
+        self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
+    ) -> DecodeView | None:
+        """Which of these decode instances takes a real-time request at once, straight from where its prompt was just
+        computed; None: it goes by way of the pool. It overtakes none that waits there."""
+        return None if len(island.decode_queue) else routing.emptiest(request, views)
+
     def decide(self, island: Island) -> Iterable[FormBatch | FindNear | Assign]:
         """What to ask of the pool, and what to offer. Each is carried out before the next one is asked for."""
         return routing.assign_in_order(island.decode_queue, island.cluster)

@@ -18,7 +18,7 @@ from alignedserve.scheduling.boundary import (
     DecodeRequest,
     PrefillRequest,
 )
-from alignedserve.scheduling.island import Assign, Island, Room, RoutedRequest
+from alignedserve.scheduling.island import Assign, DecodeView, Island, Room, RoutedRequest
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy, PrefillPart, RouterPart
 from alignedserve.timing.estimate import Estimate
 
@@ -39,6 +39,12 @@ class PriorityRouter(RouterPart):
     def room(self, island: Island) -> Room:
         """How much more may be started."""
         return routing.room_left(island, self.config.prefill_window)
+
+    def hand_over_to(
+        self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
+    ) -> DecodeView | None:
+        """It overtakes best effort."""
+        return None if island.decode_queue.real_time else routing.emptiest(request, views)
 
     def decide(self, island: Island) -> Iterable[Assign]:
         return routing.assign_in_order(routing.real_time_first(island.decode_queue), island.cluster)

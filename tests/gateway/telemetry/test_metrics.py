@@ -93,7 +93,9 @@ class KnowingRouter(ScriptedRouter):
             num_failed_pulls=8,
             over_host=[InstanceId("prefill-0")],
         )
-        prefill = InstanceStats(num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300)
+        prefill = InstanceStats(
+            num_spills=1, staged_bytes=8192, num_asked_tokens=900, num_found_tokens=300, num_handed_over=70
+        )
         self.processes = [
             process_status("kvpool"),
             msgspec.structs.replace(process_status("prefill"), stats=prefill),
@@ -133,6 +135,7 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             prefill = '{instance="prefill-0",island="0",role="prefill"}'
             assert found[f"num_spills_total{prefill}"] == 1
             assert found[f"staged_bytes{prefill}"] == 8192
+            assert found[f"num_handed_over_total{prefill}"] == 70
             assert found[f"prefix_cache_queries_total{prefill}"] == 900
             assert found[f"prefix_cache_hits_total{prefill}"] == 300
             load = '{instance="decode-0",island="0",role="decode",transfer="load"}'

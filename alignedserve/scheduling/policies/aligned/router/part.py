@@ -107,6 +107,18 @@ class AlignedRouter(RouterPart):
         """Real time, and best effort that can give way."""
         return request.is_rt and island.num_be > 0
 
+    def hand_over_to(
+        self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
+    ) -> DecodeView | None:
+        """Beside best effort, which can give way, this is the RT fast path. Where all is real time, batches come first
+        if anything waits for one."""
+        if not self._takes_fast_path(request, island):
+            return super().hand_over_to(request, views, island)
+        if island.decode_queue.real_time:
+            return None
+        chosen = {each.decode for each in rt_fast_path.assign([request], views)}
+        return next((view for view in views if view.instance_id in chosen), None)
+
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
         if island.num_be and island.decode_queue.real_time:
             yield from rt_fast_path.assign(

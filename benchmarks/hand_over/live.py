@@ -1,0 +1,185 @@
+"""What the direct way from prefill to decode instances saves: the time from the first token of real time to its second,
+and bytes from and to the pool's memory. `simulated.py` says it of larger hardware.
+
+    python -m benchmarks.hand_over.live [--beside DIR] [--requests N] [--rounds N] [--prompt-tokens N]
+                                        [--best-effort N] [--out FILE] [-- OPTIONS OF alignedserve serve]
+
+Each round starts a server of this checkout (with --beside, then one of the checkout in DIR, so that they take turns:
+A B A B), asks for answers of a few tokens to prompts that are all different, one after the other, beside so many
+best-effort requests all the time, and reads what was copied off `/metrics`. Printed are, for each round, the median and
+the 99th percentile of the time between the first two tokens in milliseconds, and for one real-time request how many KiB
+were saved to the pool, loaded from it, and pulled from instance to instance (those of best effort are among them).
+Without options after `--` the link is ipc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+from alignedserve.launch.ports import free_port
+
+HERE = Path(__file__).parents[2]
+COPIES = ("save", "load", "pull")
+MOVED = re.compile(r'^alignedserve:kv_transfer_bytes_total\{.*transfer="(\w+)"\} (\S+)$', re.MULTILINE)
+HANDED_OVER = re.compile(r"^alignedserve:num_handed_over_total\{.*\} (\S+)$", re.MULTILINE)
+# Ids of tokens that every model has, and none that ends an answer.
+TOKENS = range(20, 50)
+READY_S = 300.0
+
+
+@dataclass
+class Round:
+    checkout: str
+    median_ms: float
+    p99_ms: float
+    # For one real-time request: KiB of each kind of copy.
+    kib: dict[str, float]
+    # How many real-time requests were handed over directly, of all.
+    num_handed_over: int
+    num_requests: int
+
+    def line(self) -> str:
+        copies = "  ".join(f"{what} {self.kib[what]:8.1f}" for what in COPIES)
+        direct = f"{self.num_handed_over} of {self.num_requests} handed over"
+        return f"{self.checkout:24} p50 {self.median_ms:7.2f} ms  p99 {self.p99_ms:7.2f} ms   KiB: {copies}   {direct}"
+
+
+@contextmanager
+def server(checkout: Path, options: Sequence[str]) -> Iterator[str]:
+    """A server of that checkout, by its own interpreter where it has one."""
+    own = checkout / ".venv" / "bin" / "python"
+    port = free_port("127.0.0.1")
+    with tempfile.TemporaryDirectory(dir="/tmp") as state, open(Path(state) / "said", "w") as said:
+        command = [str(own if own.exists() else sys.executable), "-m", "alignedserve", "serve", *options]
+        command += ["--port", str(port), "--state-dir", state]
+        process = subprocess.Popen(
+            command, cwd=checkout, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _until_healthy(url, process, Path(said.name))
+            yield url
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _until_healthy(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
+    deadline_s = time.monotonic() + READY_S
+    while time.monotonic() < deadline_s and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/health").json().get("status") == "ok":
+                return
+        except (httpx.TransportError, ValueError):
+            pass  # Nobody answers yet.
+        time.sleep(0.2)
+    raise SystemExit(f"the server has not started:\n{said.read_text()}")
+
+
+class Client:
+    def __init__(self, http: httpx.AsyncClient, model: str, dice: random.Random, num_tokens: int) -> None:
+        self._http = http
+        self._model = model
+        self._dice = dice
+        self._num_tokens = num_tokens
+
+    def _body(self, max_tokens: int, tier: str) -> dict[str, object]:
+        prompt = self._dice.choices(TOKENS, k=self._num_tokens)
+        body = {"model": self._model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        return body | {"stream": True, "service_tier": tier}
+
+    async def gap_s(self, max_tokens: int) -> float:
+        """Asks in real time; returns the seconds between the first token and the second."""
+        times_s = []
+        async with self._http.stream(
+            "POST", "/v1/completions", json=self._body(max_tokens, "default")
+        ) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    times_s.append(time.perf_counter())
+        return times_s[1] - times_s[0]
+
+    async def keep_asking(self) -> None:
+        """Best effort, one request after the other."""
+        while True:
+            body = self._body(64, "flex") | {"stream": False}
+            (await self._http.post("/v1/completions", json=body)).raise_for_status()
+
+
+async def measure(url: str, args: argparse.Namespace, name: str) -> Round:
+    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+        model = (await http.get("/v1/models")).json()["data"][0]["id"]
+        client = Client(http, model, random.Random(args.seed), args.prompt_tokens)
+        others = [asyncio.create_task(client.keep_asking()) for _ in range(args.best_effort)]
+        try:
+            for _ in range(args.requests // 10):
+                await client.gap_s(args.max_tokens)
+            before = await _metrics(http)
+            gaps_ms = [1000 * await client.gap_s(args.max_tokens) for _ in range(args.requests)]
+            after = await _metrics(http)
+        finally:
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+    found = {what: after[what] - before[what] for what in before}
+    return Round(
+        name,
+        statistics.median(gaps_ms),
+        sorted(gaps_ms)[int(0.99 * len(gaps_ms))],
+        {what: found[what] / 1024 / args.requests for what in COPIES},
+        int(found["handed over"]),
+        args.requests,
+    )
+
+
+async def _metrics(http: httpx.AsyncClient) -> dict[str, float]:
+    """The bytes of all copies by kind, and the number of requests that were handed over."""
+    await asyncio.sleep(0.5)  # What was copied last is in a report by then.
+    text = (await http.get("/metrics")).text
+    found = dict.fromkeys(COPIES, 0.0)
+    for what, num_bytes in MOVED.findall(text):
+        found[what] = found.get(what, 0.0) + float(num_bytes)
+    return found | {"handed over": sum(map(float, HANDED_OVER.findall(text)))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--beside", type=Path, metavar="DIR", help="another checkout, for each second round")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=2, help="of each checkout")
+    parser.add_argument("--prompt-tokens", type=int, default=150)
+    parser.add_argument("--max-tokens", type=int, default=4)
+    parser.add_argument("--best-effort", type=int, default=0, help="requests that are there all the time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    parser.add_argument("serve", nargs="*", help="options of alignedserve serve, after --")
+    args = parser.parse_args()
+    checkouts = {"here": HERE} | ({str(args.beside.name): args.beside.resolve()} if args.beside else {})
+    rounds = []
+    for _ in range(args.rounds):
+        for name, checkout in checkouts.items():
+            with server(checkout, args.serve or ["--link", "ipc"]) as url:
+                rounds.append(asyncio.run(measure(url, args, name)))
+            print(rounds[-1].line(), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps([asdict(each) for each in rounds], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""`aligned` as it would be without the direct way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alignedserve.scheduling.island import DecodeView, Island, RoutedRequest
+from alignedserve.scheduling.policies.aligned import Aligned
+from alignedserve.scheduling.policies.aligned.router.part import AlignedRouter
+
+
+class ThroughPool(AlignedRouter):
+    def hand_over_to(
+        self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
+    ) -> DecodeView | None:
+        return None
+
+
+class AlignedThroughPool(Aligned):
+    name = "through-pool"
+
+    def router(self) -> AlignedRouter:
+        return ThroughPool(self.config)
