@@ -57,11 +57,13 @@ class FairQueue:
             raise
 
     def _pass_on(self) -> None:
-        self._is_taken = bool(self._waiting)
-        if not self._waiting:
+        # Who was cancelled in this turn of the loop is still listed.
+        waiting = [each for each in self._waiting if not each[1].done()]
+        self._is_taken = bool(waiting)
+        if not waiting:
             return
         self._used = {owner: used for owner, used in self._used.items() if self._used_by(owner) > FORGOTTEN_S}
-        next_one = min(self._waiting, key=lambda waiting: self._used_by(waiting[0]))
+        next_one = min(waiting, key=lambda each: self._used_by(each[0]))
         self._waiting.remove(next_one)
         next_one[1].set_result(None)
 

@@ -80,3 +80,23 @@ def test_who_leaves_or_waits_too_long_blocks_nobody() -> None:
         assert not turns._waiting and not turns._is_taken
 
     asyncio.run(scenario())
+
+
+def test_the_turn_of_one_who_left_with_others_goes_to_who_is_left() -> None:
+    async def scenario() -> None:
+        clock, order = Clock(), list[str]()
+        turns = FairQueue(clock)
+        leaving = [asyncio.create_task(use(turns, clock, "job", 1.0, order)) for _ in range(3)]
+        staying = asyncio.create_task(use(turns, clock, "chat", 1.0, order))
+        await asyncio.sleep(0)
+        assert order == ["job"]
+        # as a job that is cancelled does: at once, the one that has its turn first
+        for task in leaving:
+            task.cancel()
+        found = await asyncio.gather(*leaving, return_exceptions=True)
+        assert [type(each) for each in found] == [asyncio.CancelledError] * 3
+        await asyncio.wait_for(staying, 30)
+        await use(turns, clock, "chat", 1.0, order)
+        assert order == ["job", "chat", "chat"]
+
+    asyncio.run(scenario())
