@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.gpu.record import Record
 from benchmarks.llmd_protocol.load import CALM, Chats, ask_at, ask_at_once, bursts
-from benchmarks.llmd_protocol.report import Run, page
+from benchmarks.llmd_protocol.report import Run, page, read
 from benchmarks.llmd_protocol.systems import VLLM, WINDOWS, System, opener
 from benchmarks.progress import say
 from benchmarks.rt_with_be.traffic import lines
@@ -132,12 +132,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     protocol = _protocol(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    scale = calibrate(protocol)
-    said = _described(protocol, scale)
+    path = args.out / "llmd_protocol.json"
+    if args.resume:
+        said, runs = read(path.read_text())
+        scale = Scale(**{field.name: said[field.name] for field in fields(Scale)})
+    else:
+        scale, runs = calibrate(protocol), []
+        said = _described(protocol, scale)
     say(f"chats: {scale.rate:.2f} a second in bursts; {scale.line_tokens} tokens a line")
-    record = Record(args.out / "llmd_protocol.json", said)
-    runs = []
+    record = Record(path, said, [asdict(run) for run in runs])
+    measured = {run.name for run in runs}
     for name in [*args.policies, *([VLLM] if args.vllm else [])]:
+        if name in measured:
+            continue
         runs.append(run := measure(protocol, name, scale))
         record.add(asdict(run))
         say(f"{name}: " + ", ".join(f"{value:.2f}" for value in run.ratios))
@@ -164,7 +171,7 @@ def _described(protocol: Protocol, scale: Scale) -> dict[str, Any]:
     return asdict(scale) | {
         "command": shlex.join(["python", "-m", "benchmarks.llmd_protocol", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "num_cpus": os.cpu_count(),
+        "processor": cpu_name(),
         "guidellm": version.stdout.split()[-1],
         "num_at_once": NUM_AT_ONCE,
         "burst_share": protocol.burst_share,
@@ -192,6 +199,9 @@ def _parser() -> argparse.ArgumentParser:
         "--burst-share", type=float, default=0.5, help="of the chats a second that it can do alone"
     )
     parser.add_argument("--colocated", type=int, default=0, help="so many instances, instead of 1+1")
+    parser.add_argument(
+        "--resume", action="store_true", help="measure what DIR does not have yet, at the scale that it has"
+    )
     parser.add_argument("--quick", action="store_true", help="a few seconds of each: to see that it runs")
     return parser
 

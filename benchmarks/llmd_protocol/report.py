@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,17 @@ class Run:
         )
 
 
+def read(text: str) -> tuple[dict[str, Any], list[Run]]:
+    """What was said of the machine, and the runs, of `llmd_protocol.json`."""
+    said = json.loads(text)
+    return said, [_run(row) for row in said.pop("rows")]
+
+
+def _run(row: Mapping[str, Any]) -> Run:
+    of_chats = {name: Chats(**row[name]) for name in ("alone", "beside")}
+    return Run(**{**row, **of_chats, "jobs": [Done(**job) for job in row["jobs"]]})
+
+
 def ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else math.nan
 
@@ -65,7 +77,7 @@ def page(scale: Mapping[str, Any], runs: Sequence[Run]) -> str:
 {scale["command"]}
 ```
 
-{scale["date"]}, {scale["num_cpus"]} cores, guidellm {scale["guidellm"]}. {_scaled(scale)}
+{scale["date"]}, {scale["processor"]} cores, guidellm {scale["guidellm"]}. {_scaled(scale)}
 
 Ratios are of chats beside the jobs to chats alone. Published figures are for orientation:
 they are of another model on other machines.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.gpu.record import Record
 from benchmarks.llmd_protocol.__main__ import MAX_LINE_TOKENS, Protocol, jobs_of, scale_of
 from benchmarks.llmd_protocol.load import Chats, bursts, chats_of, questions
-from benchmarks.llmd_protocol.report import Run, page
+from benchmarks.llmd_protocol.report import Run, page, read
 from benchmarks.llmd_protocol.systems import WINDOWS, Done, done_of, ends_of
 
 ALONE = Chats(100, 10.0, 20.0, 2.0, 5.0, 4800)
@@ -91,7 +93,7 @@ def test_the_page_says_ratios_jobs_and_how_it_is_scaled() -> None:
     run = Run("aligned", ALONE, BESIDE, [Done("30m", 100.0, 3, 3), Done("2h", None, 3, 1)], 7, 900.0, 1000.0)
     assert run.ratios == (1.25, 2.0, pytest.approx(1.1))
     scale = {
-        **{"command": "python -m benchmarks.llmd_protocol", "date": "2026-11-23", "num_cpus": 2},
+        **{"command": "python -m benchmarks.llmd_protocol", "date": "2026-11-23", "processor": "A x 2"},
         **{"guidellm": "0.8.1", "num_at_once": 32, "capacity_per_s": 20.0, "burst_share": 0.5, "rate": 10.0},
         **{"calm_rate": 0.67, "phase_s": 90.0, "rounds": 3, "be_tokens_per_s": 1000.0, "windows": ["30m"]},
         **{"lines": 1000, "line_tokens": 144, "jobs_share": 1.0},
@@ -103,3 +105,10 @@ def test_the_page_says_ratios_jobs_and_how_it_is_scaled() -> None:
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == 3
     assert all(len({row.count("|") for row in table}) == 1 for table in tables)
+
+
+def test_what_was_measured_is_read_again(tmp_path: Path) -> None:
+    run = Run("aligned", ALONE, BESIDE, [Done("30m", 100.0, 3, 3), Done("2h", None, 3, 1)], 7, 900.0, 1000.0)
+    record = Record(tmp_path / "llmd_protocol.json", {"rate": 10.0})
+    record.add(asdict(run))
+    assert read(record.path.read_text()) == ({"rate": 10.0}, [run])
