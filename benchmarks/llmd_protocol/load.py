@@ -40,6 +40,9 @@ class Chats:
     calls_per_s: float
     # of all answers
     num_tokens: int
+    # calls that failed, and calls that were open when a phase ended: their times are in nothing above
+    num_failed: int = 0
+    num_open: int = 0
 
 
 def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -94,14 +97,17 @@ def _run(
 
 
 def chats_of(report: dict[str, Any]) -> Chats:
-    """Raises RuntimeError when a call failed or none was answered: there is nothing to compare then."""
+    """Raises RuntimeError when none was answered: there is nothing to compare then."""
     parts = [part["requests"] for part in report["benchmarks"]]
-    done = [call for part in parts for call in part["successful"] or ()]
-    failed = [call for part in parts for call in part["errored"] or ()]
-    if failed or not done:
-        raise RuntimeError(f"{len(failed)} of {len(done) + len(failed)} chats failed: {failed[:1]}")
+    done, failed, left = (
+        [call for part in parts for call in part.get(end) or ()]
+        for end in ("successful", "errored", "incomplete")
+    )
+    if not done:
+        raise RuntimeError(f"none of {len(failed) + len(left)} chats was answered: {failed[:1]}")
     ttft = quantiles([call["time_to_first_token_ms"] for call in done])
     gap = quantiles([call["inter_token_latency_ms"] for call in done])
     seconds = sum(part["duration"] for part in report["benchmarks"])
     num_tokens = sum(call["output_tokens"] for call in done)
-    return Chats(len(done), ttft.p50, ttft.p99, gap.p99, len(done) / seconds, num_tokens)
+    rate = len(done) / seconds
+    return Chats(len(done), ttft.p50, ttft.p99, gap.p99, rate, num_tokens, len(failed), len(left))

@@ -79,14 +79,14 @@ def page(scale: Mapping[str, Any], runs: Sequence[Run]) -> str:
 
 {scale["date"]}, {scale["processor"]} cores, guidellm {scale["guidellm"]}. {_scaled(scale)}
 
-Ratios are of chats beside the jobs to chats alone. Published figures are for orientation:
+Ratios are of chats beside the jobs to chats alone, of those that were answered. Published figures are for orientation:
 they are of another model on other machines.
 
 {_table(HEAD, rows)}
 
 What the ratios are made of, in milliseconds:
 
-{_table(("", "chats", "TTFT p50", "p99", "gaps p99", "chats answered"), _times(runs))}
+{_table(("", "chats", "TTFT p50", "p99", "gaps p99", "answered", "failed", "open at a phase's end"), _times(runs))}
 
 {_table(("", "window", "lines", "answered", "done after, s", "in time"), _jobs(runs))}
 """
@@ -114,7 +114,12 @@ def _times(runs: Sequence[Run]) -> list[Sequence[str]]:
     return [
         (
             *(run.name, case, _number(chats.ttft_p50_ms), _number(chats.ttft_p99_ms)),
-            *(_number(chats.gap_p99_ms), str(chats.num_calls)),
+            *(
+                _number(chats.gap_p99_ms),
+                f"{chats.num_calls:,}",
+                f"{chats.num_failed:,}",
+                f"{chats.num_open:,}",
+            ),
         )
         for run in runs
         for case, chats in (("alone", run.alone), ("beside jobs", run.beside))

@@ -44,10 +44,15 @@ def test_all_phases_calls_are_one_sample() -> None:
     assert chats_of(report(calm, burst)) == Chats(100, 10.0, 20.0, 3.0, 5.0, 4000)
 
 
-@pytest.mark.parametrize("found", [report([], []), report([(1.0, 1.0)], failed=1)])
-def test_a_run_with_a_failure_or_without_calls_is_none(found: dict[str, Any]) -> None:
+def test_calls_that_fail_or_do_not_end_are_counted() -> None:
+    found = report([(10.0, 1.0)], failed=2)
+    found["benchmarks"][0]["requests"]["incomplete"] = [{}] * 3
+    assert chats_of(found) == Chats(1, 10.0, 10.0, 1.0, 0.1, 40, 2, 3)
+
+
+def test_a_run_without_an_answer_is_none() -> None:
     with pytest.raises(RuntimeError):
-        chats_of(found)
+        chats_of(report([], [], failed=1))
 
 
 def test_calm_and_burst_take_turns() -> None:
