@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
 from alignedserve.batch.concurrency_limit import ConcurrencyLimit
 from alignedserve.batch.config import BatchConfig
@@ -83,8 +83,9 @@ class BatchRunner:
         self.forecast = Forecast(store, config.max_num_jobs)
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
         self._looking = Looking(self._look_and_tell, config.look_s, "jobs")
-        # A directory or a bucket may take long, and leases have to be renewed meanwhile.
-        self._tidying: asyncio.Task[None] | None = None
+        # What takes as long as a slow store or bucket makes it: leases have to be renewed meanwhile.
+        self._tidying = _Aside(self._tidy)
+        self._forecasting = _Aside(self._look_ahead)
         self._patience_s = 0.0
         self._is_upgraded = False
         self._was_down = False
@@ -117,9 +118,8 @@ class BatchRunner:
         finally:
             for _, task in self._held.values():
                 task.cancel()
-            if self._tidying:
-                self._tidying.cancel()
-                await asyncio.wait({self._tidying})
+            await self._forecasting.cancel()
+            await self._tidying.cancel()
             await asyncio.gather(*self._tasks(), return_exceptions=True)
             await self._shared.reader.aclose()
 
@@ -151,9 +151,8 @@ class BatchRunner:
         if self.num_open_jobs:
             for stage in STAGES:
                 await self._take(stage)
-        await self.forecast.look(self._running())
-        if self._tidying is None or self._tidying.done():
-            self._tidying = asyncio.create_task(self._tidy())
+        self._forecasting.begin()
+        self._tidying.begin()
 
     async def _take(self, stage: Stage) -> None:
         num_held = sum(run.stage == stage for run, _ in self._held.values())
@@ -205,6 +204,13 @@ class BatchRunner:
             elif state == "cancelling":
                 run.cancel()
 
+    async def _look_ahead(self) -> None:
+        try:
+            with contextlib.suppress(StoreAway):
+                await self.forecast.look(self._running())
+        except Exception:
+            log.exception("estimating when jobs will be done failed, and is tried again")
+
     async def _tidy(self) -> None:
         try:
             with contextlib.suppress(StoreAway):
@@ -216,6 +222,24 @@ class BatchRunner:
         if self._store.is_down != self._was_down:
             self._was_down = self._store.is_down
             log.warning("the store is %s", "down: batch jobs wait for it" if self._was_down else "up again")
+
+
+class _Aside:
+    """Runs something beside the looks, once at a time."""
+
+    def __init__(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Does nothing while it is under way."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+
+    async def cancel(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
 
 def _is_lost(error: BaseException) -> bool:

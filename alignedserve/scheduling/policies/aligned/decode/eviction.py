@@ -50,12 +50,16 @@ class Eviction:
         most_blocks = sum(each.num_blocks for each in be) - missing
         waiting = [request for request in chain(at.requests, at.batch) if request.is_rt]
         num_blocks, num_slots = self._needed_for_rt(at, waiting, most_blocks, len(be))
+        leaving = self._in_order(at, be)
         if not num_slots:
             num_blocks, num_slots = self._mixing.least_headroom()
+            if len(be) == len(at.running):
+                # Admission lets best effort that is alone take all: the last would come back at once, and never run.
+                leaving = leaving[:-1]
         missing += num_blocks
         missing_slots = num_slots - at.num_free_slots - at.num_slots_to_come - len(victims)
         more: list[DecodeRequest] = []
-        for request in self._in_order(at, be) if missing > 0 or missing_slots > 0 else ():
+        for request in leaving:
             if missing <= 0 and missing_slots <= 0:
                 break
             more.append(request)
