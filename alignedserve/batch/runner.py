@@ -84,8 +84,8 @@ class BatchRunner:
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
         self._looking = Looking(self._look_and_tell, config.look_s, "jobs")
         # What takes as long as a slow store or bucket makes it: leases have to be renewed meanwhile.
-        self._tidying = _Aside(self._tidy)
-        self._forecasting = _Aside(self._look_ahead)
+        self._tidying = _Aside(self._tidy, "tidying up")
+        self._forecasting = _Aside(self._estimate, "estimating when jobs will be done")
         self._patience_s = 0.0
         self._is_upgraded = False
         self._was_down = False
@@ -204,19 +204,11 @@ class BatchRunner:
             elif state == "cancelling":
                 run.cancel()
 
-    async def _look_ahead(self) -> None:
-        try:
-            with contextlib.suppress(StoreAway):
-                await self.forecast.look(self._running())
-        except Exception:
-            log.exception("estimating when jobs will be done failed, and is tried again")
+    async def _estimate(self) -> None:
+        await self.forecast.look(self._running())
 
     async def _tidy(self) -> None:
-        try:
-            with contextlib.suppress(StoreAway):
-                await self._contents.tidy(time.time())
-        except Exception:
-            log.exception("tidying up failed, and is tried again")
+        await self._contents.tidy(time.time())
 
     def _tell_of_store(self) -> None:
         if self._store.is_down != self._was_down:
@@ -225,21 +217,29 @@ class BatchRunner:
 
 
 class _Aside:
-    """Runs something beside the looks, once at a time."""
+    """Runs something beside the looks, once at a time. Whatever fails is tried again at a later look."""
 
-    def __init__(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    def __init__(self, work: Callable[[], Coroutine[None, None, None]], what: str) -> None:
         self._work = work
+        self._what = what
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Does nothing while it is under way."""
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
+            self._task = asyncio.create_task(self._run())
 
     async def cancel(self) -> None:
         if self._task:
             self._task.cancel()
             await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        try:
+            with contextlib.suppress(StoreAway):
+                await self._work()
+        except Exception:
+            log.exception("%s failed, and is tried again", self._what)
 
 
 def _is_lost(error: BaseException) -> bool:

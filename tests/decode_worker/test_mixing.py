@@ -360,6 +360,17 @@ def test_best_effort_leaves_headroom_and_real_time_takes_it() -> None:
     assert plan.pulls == [late] and not plan.wants_evicted
 
 
+def test_the_last_of_best_effort_stays_in_headroom_for_which_nobody_waits() -> None:
+    """It would be admitted again at once, since alone it may take all."""
+    schedule = schedule_of(replace(LIMITS, num_blocks=20, max_model_len=320), rt_headroom=0.5)
+    alone = be(15 * BLOCK)
+    admit(schedule, alone)
+    plan = schedule.plan(0.0)
+    assert (plan.wants_evicted, plan.run) == ([], [key(alone)])
+    schedule.offer([rt(10 * BLOCK)], is_batch=False)
+    assert schedule.plan(0.0).wants_evicted == [key(alone)]
+
+
 def test_headroom_that_real_time_took_is_made_again() -> None:
     schedule = schedule_of(rt_headroom=0.1)
     admit(schedule, *(be() for _ in range(40)))

@@ -50,14 +50,17 @@ class Eviction:
         most_blocks = sum(each.num_blocks for each in be) - missing
         waiting = [request for request in chain(at.requests, at.batch) if request.is_rt]
         num_blocks, num_slots = self._needed_for_rt(at, waiting, most_blocks, len(be))
-        leaving = self._in_order(at, be)
-        if not num_slots:
+        is_rt_waiting = num_slots > 0
+        if not is_rt_waiting:
             num_blocks, num_slots = self._mixing.least_headroom()
-            if len(be) == len(at.running):
-                # Admission lets best effort that is alone take all: the last would come back at once, and never run.
-                leaving = leaving[:-1]
         missing += num_blocks
         missing_slots = num_slots - at.num_free_slots - at.num_slots_to_come - len(victims)
+        if missing <= 0 and missing_slots <= 0:
+            return []
+        leaving = self._in_order(at, be)
+        if not is_rt_waiting and len(be) == len(at.running):
+            # Admission lets best effort that is alone take all: the last would come back at once, and never run.
+            leaving.pop()
         more: list[DecodeRequest] = []
         for request in leaving:
             if missing <= 0 and missing_slots <= 0:
