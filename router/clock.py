@@ -30,10 +30,10 @@ def deadlines_of(submit: Submit, now: float) -> Deadlines:
     request, arrival_s = submit.request, arrived_s(submit, now)
     if request.tier != "rt":
         due_s = math.inf if request.deadline_s is None else arrival_s + request.deadline_s - request.arrival_s
-        return Deadlines(job_due_s=due_s)
+        return Deadlines(job_due_s=due_s, is_pressed=request.is_pressed)
     ttft_s = math.inf if request.ttft_s is None else request.ttft_s
     tbt_s = math.inf if request.tbt_s is None else request.tbt_s
-    deadlines = Deadlines(True, arrival_s + ttft_s, tbt_s)
+    deadlines = Deadlines(True, arrival_s + ttft_s, tbt_s, hurries=request.hurries)
     return _due_from(deadlines, len(submit.delivered), now) if submit.delivered else deadlines
 
 

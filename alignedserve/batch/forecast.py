@@ -28,12 +28,17 @@ MIN_WINDOW_S, MAX_WINDOW_S, ENOUGH_S = 10.0, 1800.0, 3.0
 _NUM_STEPS = 32
 # What another gateway has said counts for so many seconds.
 HEARD_S = 10.0
+# Jobs should be done when this share of the time that their windows leave has passed: real time may have them go slower
+# later.
+IN_TIME = 0.5
 
 
 @dataclass
 class _Watched:
     num_lines: int
     num_bytes: int
+    # By time.time().
+    expires_at: float
     # What was done of it over time, the latest last.
     history: list[Done]
     # Since when lines of it have been done here.
@@ -69,6 +74,8 @@ class Forecast:
         # The estimates of the last look, and when that was.
         self._found: dict[JobId, Estimate] = {}
         self._found_s = 0.0
+        # Whether a job would be done too late at the present speed.
+        self.are_late = False
         # What other gateways said of their jobs, and when, by their names.
         self._heard: dict[str, tuple[float, Mapping[str, tuple[float | None, float]]]] = {}
         # Since jobs run, or for so long as `MAX_WINDOW_S` is the later half of.
@@ -110,7 +117,7 @@ class Forecast:
         if running:
             self._estimate(running, waiting)
         else:
-            self._found = {}
+            self._found, self.are_late = {}, False
             self._samples.clear()
 
     async def _add_done(self, running: Sequence[JobId]) -> None:
@@ -130,7 +137,9 @@ class Forecast:
             if job_id not in self._watched and (job := await self._store.job(job_id)):
                 # What was done of it before says nothing about how fast that was.
                 done = _done(await self._store.tally(job_id))
-                self._watched[job_id] = _Watched(job.num_lines, await self._bytes_of(job), [done])
+                self._watched[job_id] = _Watched(
+                    job.num_lines, await self._bytes_of(job), job.expires_at, [done]
+                )
 
     async def _bytes_of(self, job: JobRecord) -> int:
         file = await self._store.file(job.input_file_id)
@@ -155,6 +164,11 @@ class Forecast:
             self._output_work,
         )
         self._found, self._found_s = dict(zip((*here, *there), found, strict=True)), now
+        expire_at = [watched.expires_at for watched in (*here.values(), *there.values())]
+        self.are_late = any(
+            each.left_s is not None and each.left_s > IN_TIME * (end_s - now)
+            for each, end_s in zip(found, expire_at, strict=True)
+        )
 
     def _sample(self, now: float, here: Sequence[_Watched]) -> None:
         since_s = min((watched.since_s for watched in here if watched.since_s is not None), default=now)

@@ -52,9 +52,9 @@ from alignedserve.store import (
 )
 from alignedserve.store.retry import retried
 
-# Calls the endpoint with (endpoint, body as JSON, deadline on time.time()'s clock, the job's owner) and returns its
-# answer. It does not raise for an invalid body.
-Ask = Callable[[str, bytes, float, str], Awaitable[Answer]]
+# Calls the endpoint with (endpoint, body as JSON, deadline on time.time()'s clock, the job's owner, whether jobs would
+# be done too late) and returns its answer. It does not raise for an invalid body.
+Ask = Callable[[str, bytes, float, str, bool], Awaitable[Answer]]
 
 # A line with one of these statuses is tried again, as often as needed.
 _NOT_TAKEN = (429, 503)
@@ -69,6 +69,8 @@ class Shared:
     contents: Contents
     inputs: Inputs
     ask: Ask
+    # Returns whether jobs would be done too late at their present speed.
+    are_late: Callable[[], bool]
     served_model: str
     config: BatchConfig
     # The limit of lines that run.
@@ -236,7 +238,9 @@ class JobRun:
         config = self.shared.config
         pause_s, num_failed = config.retry_s, 0
         while True:
-            answer = await self.shared.ask(job.endpoint, line.body, job.expires_at, job.owner)
+            answer = await self.shared.ask(
+                job.endpoint, line.body, job.expires_at, job.owner, self.shared.are_late()
+            )
             num_failed += answer.status >= 500 and answer.status not in _NOT_TAKEN
             is_for_good = answer.status < 500 and answer.status not in _NOT_TAKEN
             if is_for_good or num_failed == config.max_num_tries:

@@ -65,11 +65,13 @@ class BatchRunner:
             "run": config.max_num_jobs,
             "end": config.max_num_ending,
         }
+        self.forecast = Forecast(store, config.max_num_jobs)
         self._shared = Shared(
             store,
             contents,
             Inputs(store, contents, PlacedInputs(config.inputs_from)),
             ask,
+            lambda: self.forecast.are_late,
             served_model,
             config,
             ConcurrencyLimit(config.max_num_lines, config.max_bytes),
@@ -80,7 +82,6 @@ class BatchRunner:
             on_over,
             deliveries_of,
         )
-        self.forecast = Forecast(store, config.max_num_jobs)
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
         self._looking = Looking(self._look_and_tell, config.look_s, "jobs")
         # What takes as long as a slow store or bucket makes it: leases have to be renewed meanwhile.

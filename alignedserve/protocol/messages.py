@@ -147,6 +147,10 @@ class Request(Message):
     pooling: str | None = None
     # Whether the gateway is told how far the prompt is, until the first token.
     reports_progress: bool = False
+    # Whether nobody asked for `tbt_s`: the sooner each token comes the better. Of real time alone.
+    hurries: bool = False
+    # Whether jobs would be done too late at their present speed. Of best effort alone.
+    is_pressed: bool = False
 
     @property
     def is_embedding(self) -> bool:

@@ -18,6 +18,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "evict_ahead": (1, 1024),
     "admit_ahead": (1, 65536),
     "fill_mark": (0.001, 1),
+    "rt_stretch": (0, 1000),
 }
 
 
@@ -45,6 +46,10 @@ class SchedulingConfig:
     be_pace: Annotated[
         float, "of the pace best effort could have, enough beside real time: decode iterations are no longer"
     ] = 0.7
+    rt_stretch: Annotated[
+        float,
+        "by this share best effort lengthens iterations of real time that asked for no objective, if it has time",
+    ] = 0.2
     preemption_mode: Annotated[
         str,
         "for who leaves a decode instance: swap (KV to the pool), recompute (KV is dropped), or defer (new ones wait)",

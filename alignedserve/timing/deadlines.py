@@ -29,6 +29,10 @@ class Deadlines(msgspec.Struct, frozen=True, array_like=True):
     # The objective in seconds between two tokens.
     tbt_s: float = math.inf
     job_due_s: float = math.inf
+    # Of RT: `tbt_s` is not what was asked for, but the most that the operator lets it take. The sooner the better.
+    hurries: bool = False
+    # Of BE: at their present speed jobs would be done too late.
+    is_pressed: bool = False
 
     def token_due_s(self, number: int) -> float:
         """When output token `number` is due, counted from 0."""

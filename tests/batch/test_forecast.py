@@ -1,14 +1,16 @@
-"""What a gateway says of a job that runs at another."""
+"""What a gateway says of jobs, its own and those of another, and whether they are too slow."""
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from alignedserve.batch.estimate import Estimate
 from alignedserve.batch.forecast import HEARD_S, Forecast
-from alignedserve.store import JobId
+from alignedserve.store import JobId, Tally
 
 NOBODY: Any = None
 JOB = JobId("batch_1")
@@ -36,3 +38,41 @@ def test_what_it_knows_itself_goes_first() -> None:
     now += 3
     assert forecast.of(JOB) == Estimate(7.0, 0.5)
     assert forecast.said() == {JOB: (pytest.approx(7.0), 0.5)}
+
+
+@pytest.mark.parametrize("window_s, are_late", [(150.0, True), (250.0, False)])
+def test_jobs_are_late_that_would_not_be_done_in_half_of_their_window(
+    window_s: float, are_late: bool
+) -> None:
+    """Two lines a second are done of 200."""
+    now = num_done = 0.0
+
+    async def tally(job_id: JobId) -> Tally:
+        return Tally(
+            num_completed=int(num_done),
+            num_line_bytes=int(100 * num_done),
+            num_input_tokens=int(10 * num_done),
+            num_output_tokens=int(10 * num_done),
+        )
+
+    async def job(job_id: JobId) -> Any:
+        return SimpleNamespace(num_lines=200, input_file_id="file-1", expires_at=window_s)
+
+    async def file(file_id: str) -> Any:
+        return SimpleNamespace(num_bytes=20_000)
+
+    async def open_jobs(stage: str, count: int) -> list[JobId]:
+        return [JOB]
+
+    store: Any = SimpleNamespace(tally=tally, job=job, file=file, open_jobs=open_jobs)
+    forecast = Forecast(store, 1, lambda: now)
+    asyncio.run(forecast.look([JOB]))
+    assert not forecast.are_late, "nothing is known yet"
+    for _ in range(10):
+        now, num_done = now + 1, num_done + 2
+        asyncio.run(forecast.look([JOB]))
+    estimate = forecast.of(JOB)
+    assert estimate and estimate.left_s == pytest.approx(90.0, rel=0.05)
+    assert forecast.are_late == are_late
+    asyncio.run(forecast.look([]))
+    assert not forecast.are_late

@@ -52,14 +52,23 @@ def schedule_of(
     return DecodeSchedule(limits, make_policy(config).decode(limits, estimate), estimate)
 
 
-def rt(length: int = 20, tbt_s: float = 0.03, first_s: float = 0.0, num_cached: int | None = None) -> Work:
+def rt(
+    length: int = 20,
+    tbt_s: float = 0.03,
+    first_s: float = 0.0,
+    num_cached: int | None = None,
+    hurries: bool = False,
+) -> Work:
     """Its first token came at `first_s`."""
-    deadlines = Deadlines(is_rt=True, first_due_s=first_s, tbt_s=tbt_s)
+    deadlines = Deadlines(is_rt=True, first_due_s=first_s, tbt_s=tbt_s, hurries=hurries)
     return make_work(length, num_cached=num_cached, deadlines=deadlines)
 
 
-def be(length: int = 20, job_due_s: float | None = None, predicted_len: int = 0) -> Work:
-    deadlines = Deadlines() if job_due_s is None else Deadlines(job_due_s=job_due_s)
+def be(
+    length: int = 20, job_due_s: float | None = None, predicted_len: int = 0, is_pressed: bool = False
+) -> Work:
+    due_s = math.inf if job_due_s is None else job_due_s
+    deadlines = Deadlines(job_due_s=due_s, is_pressed=is_pressed)
     return make_work(length, deadlines=deadlines, predicted_len=predicted_len)
 
 
@@ -152,6 +161,32 @@ def test_best_effort_at_most_of_its_pace_is_enough_beside_real_time() -> None:
         plan = iterate(schedule, 0.0)
         num_be = len(plan.run) - 1
         assert num_be / (11 + num_be) >= be_pace * 39 / 50 > (num_be - 1) / (10 + num_be)
+
+
+def test_best_effort_hardly_lengthens_iterations_of_real_time_that_hurries() -> None:
+    schedule = schedule_of(rt_stretch=0.5)
+    admit(schedule, first := rt(tbt_s=1.0, hurries=True), *(be() for _ in range(20)))
+    # 11 ms alone
+    plan = iterate(schedule)
+    assert len(plan.run) == 1 + 5 and plan.run[0] == key(first)
+
+
+def test_beside_real_time_that_hurries_best_effort_has_what_it_is_owed() -> None:
+    schedule = schedule_of(rt_stretch=0.0, be_share=0.1)
+    admit(schedule, rt(tbt_s=1.0, hurries=True), *(be() for _ in range(20)))
+    now, num_be = 0.0, 0
+    for _ in range(100):
+        num_run = len(iterate(schedule, now).run)
+        num_be += num_run - 1
+        now += 0.01 + 0.001 * num_run
+    assert 0.08 * now <= 0.001 * num_be <= 0.1 * now
+
+
+def test_best_effort_that_would_be_late_has_its_pace_beside_real_time_that_hurries() -> None:
+    schedule = schedule_of(be_pace=0.8)
+    admit(schedule, rt(tbt_s=1.0, hurries=True), be(is_pressed=True), *(be() for _ in range(38)))
+    num_be = len(iterate(schedule).run) - 1
+    assert num_be / (11 + num_be) >= 0.8 * 39 / 50 > (num_be - 1) / (10 + num_be)
 
 
 def test_windows_count_for_more_than_short_iterations() -> None:

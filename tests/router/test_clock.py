@@ -29,6 +29,7 @@ def test_a_jobs_window_is_shifted_likewise() -> None:
     line = replace(request(arrival_s=5e6), tier="be", deadline_s=5e6 + 3600.0)
     assert deadlines_of(Submit(line, waited_s=2.0), now=100.0).job_due_s == pytest.approx(3698.0)
     assert deadlines_of(Submit(replace(line, deadline_s=None)), now=100.0) == Deadlines()
+    assert deadlines_of(Submit(replace(line, is_pressed=True)), now=100.0).is_pressed
 
 
 def test_a_late_first_token_moves_the_others_and_one_in_time_does_not() -> None:

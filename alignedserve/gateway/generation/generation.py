@@ -154,6 +154,8 @@ class Generation:
             slo_defaults=list(self.service.slo_defaults),
             cache_salt=self.cache_salt,
             reports_progress=self.reports_progress,
+            hurries="tbt_s" in self.service.slo_defaults,
+            is_pressed=self.service.is_pressed,
         )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)

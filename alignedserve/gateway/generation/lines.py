@@ -21,24 +21,26 @@ class LineAnswers:
         self._request_builder = request_builder
         self._endpoints = endpoints
 
-    async def ask(self, endpoint: str, body: bytes, expires_at: float, owner: str) -> LineAnswer:
+    async def ask(
+        self, endpoint: str, body: bytes, expires_at: float, owner: str, is_pressed: bool = False
+    ) -> LineAnswer:
         """`body` is a JSON object. The job is that of `owner`, and expires at `expires_at`, by time.time()."""
         deadline_s = time.monotonic() + expires_at - time.time()
+        service = Service("flex", "be", deadline_s=deadline_s, is_pressed=is_pressed)
         try:
-            return await self._answer(endpoint, body, deadline_s, owner)
+            return await self._answer(endpoint, body, service, owner)
         except InvalidRequest as error:
             failure = invalid(error)
         except ApiError as error:
             failure = error
         return LineAnswer(failure.status, failure.body)
 
-    async def _answer(self, endpoint: str, body: bytes, deadline_s: float, owner: str) -> LineAnswer:
+    async def _answer(self, endpoint: str, body: bytes, service: Service, owner: str) -> LineAnswer:
         call = await self._request_builder.preparer.result(self._endpoints[endpoint], [body], owner)
         assert isinstance(call, PreparedCall)
         if isinstance(call, Prepared) and call.is_stream:
             raise InvalidRequest("stream=True: not possible in a batch")
         self._request_builder.ignored_parameters.note(call.ignored)
-        service = Service("flex", "be", deadline_s=deadline_s)
         pieces, usage = await call.whole(self._request_builder, service, owner)
         blocks = await blocks_of(pieces)
         return LineAnswer(200, msgspec.Raw(b"".join(blocks)), usage)

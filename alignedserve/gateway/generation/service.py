@@ -37,6 +37,7 @@ class Service:
     ttft_s: float | None = None
     tbt_s: float | None = None
     deadline_s: float | None = None
+    is_pressed: bool = False
     # The names of the objectives that are defaults.
     slo_defaults: tuple[str, ...] = ()
 

@@ -160,13 +160,18 @@ class Mixing:
         def seconds(num_be: int) -> float:
             return self._estimate.iteration(chunks, lengths[: len(rt) + num_be])
 
-        num_fitting = bisect_right(
-            range(1, len(in_order) + 1), max(bound_s, alone_s + self._credit.seconds), key=seconds
-        )
+        def num_within(bound_s: float) -> int:
+            bound_s = max(bound_s, alone_s + self._credit.seconds)
+            return bisect_right(range(1, len(in_order) + 1), bound_s, key=seconds)
+
+        num_fitting = num_within(bound_s)
         enough = len(in_order)
         if num_fitting and (self._coming.is_near or not all(request.is_lost(self._now_s) for request in rt)):
+            enough = num_enough(len(in_order), seconds, self._config.be_pace)
+            if self._is_sooner_better(rt, be):
+                enough = min(enough, num_within((1 + self._config.rt_stretch) * alone_s))
             # Windows count for more than short iterations.
-            enough = max(num_enough(len(in_order), seconds, self._config.be_pace), num_pressed)
+            enough = max(enough, num_pressed)
         num_be = min(num_fitting, enough, self._limit.num_be)
         if num_be == 0 and not rt:
             num_be = 1
@@ -174,6 +179,12 @@ class Mixing:
             self._allowed_s = bound_s / self._planned_share
         self._credit.spend(seconds(num_be) - alone_s if num_be else 0.0)
         return in_order[:num_be]
+
+    def _is_sooner_better(self, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]) -> bool:
+        """Whether some of real time asked for no objective, and best effort has the time to wait."""
+        return any(request.deadlines.hurries for request in rt) and not any(
+            request.deadlines.is_pressed for request in be
+        )
 
     def _in_order(self, requests: Sequence[DecodeRequest]) -> tuple[list[DecodeRequest], int]:
         """Puts requests that have to run first, then those which have waited longest, then those which are done
