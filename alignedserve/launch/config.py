@@ -36,7 +36,9 @@ class LaunchConfig:
     ] = 1
     max_islands: Annotated[int | None, "nodes of the cluster to use at most [default: all]"] = None
     redis_url: Annotated[
-        str | None, "Redis that keeps files and batch jobs [default: a private one, in the state directory]"
+        str | None,
+        "Redis that keeps files and batch jobs: redis://, rediss://, redis+sentinel:// "
+        "[default: a private one, in the state directory]",
     ] = None
     state_dir: Annotated[
         str | None, "directory of the private Redis [default: ~/.local/state/alignedserve]"

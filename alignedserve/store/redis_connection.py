@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, ResponseError, TimeoutError
@@ -17,6 +17,7 @@ from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, R
 from alignedserve.store import scripts
 from alignedserve.store.base import StoreAway
 from alignedserve.store.liveness import Liveness
+from alignedserve.store.redis_pool import RedisPool
 
 MAX_CONNECTIONS = 32
 # This is longer than a write to a busy disk takes; a server that hangs for so many seconds counts as away.
@@ -34,8 +35,8 @@ Result = TypeVar("Result")
 
 class RedisConnection:
     def __init__(self, url: str) -> None:
-        """Raises ValueError for an invalid URL."""
-        pool: Any = BlockingConnectionPool.from_url(
+        """Raises ValueError for an invalid URL: see redis_pool.py."""
+        self._pool = RedisPool(
             url,
             max_connections=MAX_CONNECTIONS,
             timeout=TIMEOUT_S,
@@ -44,7 +45,7 @@ class RedisConnection:
             # There is one retry: a connection from before Redis's restart is found to be dead only when it is used.
             retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
         )
-        self._redis: Any = Redis(connection_pool=pool)
+        self._redis: Any = Redis(connection_pool=self._pool.connections)
         self._scripts: dict[str, Any] = {}
         self._hearing = Liveness(NUM_TICKS)
         self._is_ticking = False
@@ -55,7 +56,7 @@ class RedisConnection:
     async def close(self) -> None:
         await asyncio.gather(*self._calls, return_exceptions=True)
         await self._redis.aclose()
-        await self._redis.connection_pool.disconnect()
+        await self._pool.close()
 
     @property
     def is_down(self) -> bool:

@@ -18,7 +18,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import msgspec
@@ -68,6 +68,11 @@ class RedisStore(RedisConnection, Store):
     @asks
     async def ping(self) -> None:
         await self._redis.ping()
+
+    @asks
+    async def info(self) -> Mapping[str, Any]:
+        """Returns what it says of itself, by the names of Redis's INFO."""
+        return cast(Mapping[str, Any], await self._redis.info())
 
     # ---- files ----
 
