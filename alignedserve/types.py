@@ -18,8 +18,21 @@ GATEWAY, LAUNCHER = InstanceId("gateway-0"), InstanceId("launcher-0")
 Epoch = NewType("Epoch", int)
 
 
+_GENERATION = "~"
+
+
 def gateway_ids(count: int) -> tuple[InstanceId, ...]:
     return tuple(InstanceId(f"gateway-{number}") for number in range(count))
+
+
+def next_generation(name: InstanceId) -> InstanceId:
+    """The name of the gateway that takes this one's place while this one still answers what it has."""
+    base, _, number = name.partition(_GENERATION)
+    return InstanceId(f"{base}{_GENERATION}{int(number or 1) + 1}")
+
+
+def without_generation(name: InstanceId) -> InstanceId:
+    return InstanceId(name.partition(_GENERATION)[0])
 
 
 def is_text(value: object) -> bool:

@@ -13,6 +13,10 @@ class DecodeActor:
     def __init__(self, config: InstanceConfig) -> None:
         self._config = config
 
+    def prepare(self) -> None:
+        """Imports what `run` needs."""
+        import alignedserve.decode_worker.process  # noqa: F401
+
     def run(self) -> None:
         from alignedserve.decode_worker.process import DecodeProcess
 
@@ -23,6 +27,10 @@ class DecodeActor:
 class ColocatedActor:
     def __init__(self, config: InstanceConfig) -> None:
         self._config = config
+
+    def prepare(self) -> None:
+        """Imports what `run` needs."""
+        import alignedserve.decode_worker.process  # noqa: F401
 
     def run(self) -> None:
         from alignedserve.decode_worker.process import ColocatedProcess

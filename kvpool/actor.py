@@ -15,6 +15,10 @@ class PoolActor:
     def __init__(self, config: PoolProcessConfig) -> None:
         self._config = config
 
+    def prepare(self) -> None:
+        """Imports what `run` needs."""
+        import alignedserve.kvpool.process  # noqa: F401
+
     def run(self) -> None:
         from alignedserve.kvpool.process import PoolProcess
 

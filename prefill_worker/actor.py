@@ -13,6 +13,10 @@ class PrefillActor:
     def __init__(self, config: InstanceConfig) -> None:
         self._config = config
 
+    def prepare(self) -> None:
+        """Imports what `run` needs."""
+        import alignedserve.prefill_worker.process  # noqa: F401
+
     def run(self) -> None:
         from alignedserve.prefill_worker.process import PrefillProcess
 

@@ -15,6 +15,10 @@ class RouterActor:
     def __init__(self, config: RouterProcessConfig) -> None:
         self._config = config
 
+    def prepare(self) -> None:
+        """Imports what `run` needs."""
+        import alignedserve.router.process  # noqa: F401
+
     def run(self) -> None:
         from alignedserve.router.process import RouterProcess
 

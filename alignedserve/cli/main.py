@@ -18,6 +18,7 @@ _COMMANDS = {
     "profile": "alignedserve.cli.profile",
     "predict-lengths": "alignedserve.cli.predict_lengths",
     "replay": "alignedserve.cli.replay",
+    "restart": "alignedserve.cli.restart",
     "simulate": "alignedserve.cli.simulate",
     "top": "alignedserve.cli.top",
     "vopr": "alignedserve.cli.vopr",

@@ -15,6 +15,10 @@ class GatewayActor:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
 
+    def prepare(self) -> None:
+        """Imports what `run` needs."""
+        import alignedserve.gateway.process  # noqa: F401
+
     def run(self) -> None:
         from alignedserve.gateway.process import GatewayProcess
 

@@ -157,5 +157,7 @@ class GatewayConfig:
     webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
     # Where the launcher says which islands there are; None: those of `routers`, always.
     launcher: RouterAddress | None = None
+    # The path of the Unix socket at which the launcher gives the socket to listen at; None: the gateway makes its own.
+    control: str | None = None
     # So many gateways listen at the same port.
     num_gateways: int = 1

@@ -18,6 +18,7 @@ from alignedserve.protocol.messages import (
     Hello,
     InstanceLimits,
     Membership,
+    Retire,
     Welcome,
 )
 from alignedserve.types import InstanceId
@@ -34,10 +35,12 @@ class LauncherLink:
         fingerprint: Mapping[str, str],
         islands: Islands,
         on_drain: Callable[[], None],
+        on_retire: Callable[[], None] = lambda: None,
         news: Callable[[], GatewayNews] | None = None,
         hear: Callable[[GatewayNews], None] = lambda news: None,
     ) -> None:
-        """`news` is what the other gateways should hear, if there are some; `hear` hears theirs."""
+        """`on_drain` is called when the system stops, and `on_retire` when another gateway has this one's place. `news`
+        is what the other gateways should hear, if there are some; `hear` hears theirs."""
         epoch = new_epoch()
         hello = Hello(
             "gateway",
@@ -51,6 +54,7 @@ class LauncherLink:
         self._address = address
         self._islands = islands
         self._on_drain = on_drain
+        self._on_retire = on_retire
         self._news = news
         self._hear = hear
         self._link = RouterConnection(address, lambda: hello, self)
@@ -94,5 +98,7 @@ class LauncherLink:
                     self._islands.set(routers)
             case Drain():
                 self._on_drain()
+            case Retire():
+                self._on_retire()
             case GatewayNews():
                 self._hear(message)

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from random import Random
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from alignedserve.gateway.http.callers import Callers, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
 from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.keys import Keys
-from alignedserve.gateway.http.server import MAX_WAITING, Server
+from alignedserve.gateway.http.server import Server
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.launcher_link import LauncherLink
 from alignedserve.gateway.lengths import Lengths
@@ -40,6 +40,7 @@ from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, w
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
+from alignedserve.process.listening import ask_for_listener, listen
 from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.messages import GatewayNews
 from alignedserve.protocol.signals import stop_on_sigterm
@@ -48,12 +49,19 @@ from alignedserve.store.contents import ContentsApart
 from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
 
+# A gateway whose place another one has taken has so many seconds for what it has begun.
+RETIRE_S = 600.0
+
 
 class HttpServer(Protocol):
     # Once this is set, `serve` returns soon.
     should_exit: bool
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None: ...
+
+    async def retire(self) -> None:
+        """Takes no more connections, and returns when those that it has are closed."""
+        ...
 
 
 class GatewayProcess:
@@ -69,6 +77,8 @@ class GatewayProcess:
         self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
         # What answers responses in the background.
         self._background: BackgroundResponses | None = None
+        self._server: HttpServer | None = None
+        # What waits for the end of what was begun.
         self._draining: asyncio.Task[None] | None = None
         self._events = Events(config.webhooks.url)
         # What all gateways at this port have measured, if there are several.
@@ -82,8 +92,8 @@ class GatewayProcess:
         self._lengths.prepare(model)
         settle()
         allow_descriptors(self._config.limits.max_connections)
-        http, is_shared = self._config.http, self._config.num_gateways > 1
-        with listen(http.host, http.port, is_shared) as sock:
+        http, control = self._config.http, self._config.control
+        with ask_for_listener(control) if control else listen(http.host, http.port) as sock:
             asyncio.run(self.serve(model, sock, is_prepared=True))
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
@@ -246,7 +256,7 @@ class GatewayProcess:
         return self._runner[0].num_open_jobs if self._runner else {}
 
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
-        server = self.make_server(app)
+        self._server = server = self.make_server(app)
         stop_on_sigterm(self._signalled)
         serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._run_islands())
@@ -274,6 +284,7 @@ class GatewayProcess:
             config.fingerprint,
             self._islands,
             self.drain,
+            self._retire,
             self._news if self._gateways else None,
             self._hear,
         )
@@ -295,7 +306,9 @@ class GatewayProcess:
 
     def make_server(self, app: FastAPI) -> HttpServer:
         """Returns what serves clients. A simulation's clients call the application themselves."""
-        return Server(app, self.telemetry.traces.around, self._config.limits.max_connections)
+        return Server(
+            app, self.telemetry.traces.around, self._config.limits.max_connections, bool(self._gateways)
+        )
 
     def drain(self) -> None:
         """Accepts no new requests, begins no line of a batch job, and stops when those that run have finished, or
@@ -312,6 +325,23 @@ class GatewayProcess:
                     runner.stop(self._config.http.shutdown_timeout)
                     await asyncio.wait({running})
                 await self.drain_state.until_idle()
+        self.stop()
+
+    def _retire(self) -> None:
+        """Another gateway has this one's place: accepts no connections, begins no line, and stops when everything that
+        it has is over. Safe to repeat."""
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._until_over())
+
+    async def _until_over(self) -> None:
+        ends: list[Awaitable[object]] = [self._server.retire()] if self._server else []
+        if self._runner:
+            runner, running = self._runner
+            runner.stop(RETIRE_S)
+            ends.append(asyncio.wait({running}))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETIRE_S):
+                await asyncio.gather(*ends)
         self.stop()
 
     def _signalled(self) -> None:
@@ -331,19 +361,3 @@ def _traces(config: GatewayConfig) -> Traces | None:
     except ImportError as error:
         raise ValueError(f"otlp_endpoint: needs the extra alignedserve[otel] ({error})") from None
     return OtlpTraces(config.http.otlp_endpoint)
-
-
-def listen(host: str, port: int, is_shared: bool = False) -> socket.socket:
-    """With `is_shared`, other processes of this user may listen there too: the kernel spreads connections over them.
-    Raises OSError, which names the address, when it can't be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server(
-            (host, port), family=family, backlog=MAX_WAITING, reuse_port=is_shared
-        )
-    except OSError as error:
-        raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from None
-    # Connections inherit it; asyncio sets it only where it made the listener. Without it a token waits for the client's
-    # acknowledgement of the one before, which comes after 40 ms.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener

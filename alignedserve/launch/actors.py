@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alignedserve.decode_worker.actor import ColocatedActor, DecodeActor
@@ -13,6 +16,7 @@ from alignedserve.kvpool.actor import PoolActor
 from alignedserve.launch.plan import ProcessSpec
 from alignedserve.prefill_worker.actor import PrefillActor
 from alignedserve.router.actor import RouterActor
+from alignedserve.types import next_generation
 
 ACTORS: dict[str, Any] = {
     "router": RouterActor,
@@ -31,13 +35,42 @@ class RayActor:
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": spec.num_gpus, "max_restarts": -1}
         if node_id is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        self.spec = spec
+        self._node_id = node_id
         self._handle = ACTORS[spec.role].options(**options).remote(spec.config)
+        # The last call of its `run`, and the same if nobody waits for that yet.
+        self._last: Any = None
+        self._begun: Any = None
+
+    def successor(self) -> RayActor | None:
+        """Returns another actor, which can take this one's place; None if there can't be two at once, since each needs
+        a GPU."""
+        if self.spec.num_gpus:
+            return None
+        return RayActor(_next_generation(self.spec), self._node_id)
+
+    async def prepare(self) -> None:
+        """Returns when the process has imported what it needs. Raises RayError."""
+        await self._handle.prepare.remote()
+
+    def begin(self) -> None:
+        """Lets it run before anybody waits for its end."""
+        self._last = self._begun = self._handle.run.remote()
 
     async def ready(self) -> None:
         await self._handle.__ray_ready__.remote()
 
     async def run(self) -> None:
-        await self._handle.run.remote()
+        if self._begun is None:
+            self.begin()
+        begun, self._begun = self._begun, None
+        await begun
+
+    async def until_ended(self) -> None:
+        """Returns when its last run has ended, however it did; at once if there was none."""
+        with contextlib.suppress(RayError):
+            if self._last is not None:
+                await self._last
 
     def restart(self) -> None:
         ray.kill(self._handle, no_restart=False)
@@ -45,3 +78,11 @@ class RayActor:
     def kill(self) -> None:
         """Kills the process for good. Safe to repeat."""
         ray.kill(self._handle, no_restart=True)
+
+
+def _next_generation(spec: ProcessSpec) -> ProcessSpec:
+    """A gateway runs beside the one whose place it takes, and has another name."""
+    if spec.role != "gateway":
+        return spec
+    name = next_generation(spec.instance_id)
+    return replace(spec, instance_id=name, config=replace(spec.config, instance_id=name))

@@ -3,6 +3,7 @@ and when to end."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -18,10 +19,11 @@ from alignedserve.protocol.messages import (
     IslandAt,
     Membership,
     Message,
+    Retire,
     Stop,
     Welcome,
 )
-from alignedserve.types import LAUNCHER, Epoch, InstanceId
+from alignedserve.types import Epoch, InstanceId, without_generation
 
 
 class Seer(Protocol):
@@ -39,6 +41,8 @@ class GatewayLinks:
         self._epoch = new_epoch()
         self._hub = Hub(address.token, self, members=dict.fromkeys(gateways, "gateway"))
         self._membership = Membership([])
+        # Set for each gateway that is connected, by the name of its generation.
+        self._connected: dict[InstanceId, asyncio.Event] = {}
         self._is_draining = False
 
     async def listen(self) -> None:
@@ -60,6 +64,13 @@ class GatewayLinks:
         self._is_draining = True
         self._tell_all(Drain())
 
+    async def until_connected(self, gateway: InstanceId) -> None:
+        await self._connected.setdefault(gateway, asyncio.Event()).wait()
+
+    def retire(self, gateway: InstanceId) -> None:
+        """Another one has taken its place."""
+        self._hub.send(gateway, Retire())
+
     def stop(self) -> None:
         self._tell_all(Stop())
 
@@ -74,7 +85,8 @@ class GatewayLinks:
         self._hub.send(to, self._membership)
         if self._is_draining:
             self._hub.send(to, Drain())
-        self._gateways[to].seen(LAUNCHER, f"pid {hello.pid}")
+        self._connected.setdefault(to, asyncio.Event()).set()
+        self._gateways[without_generation(to)].seen(to, f"pid {hello.pid}")
 
     def received(self, hello: Hello, message: AnyMessage) -> None:
         if not isinstance(message, GatewayNews) or message.gateway != hello.instance_id:
@@ -84,7 +96,8 @@ class GatewayLinks:
                 self._hub.send(other.instance_id, message)
 
     def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
-        self._gateways[instance_id].unseen(LAUNCHER, is_dead=True)
+        self._connected.pop(instance_id, None)
+        self._gateways[without_generation(instance_id)].unseen(instance_id, is_dead=True)
 
     def _tell_all(self, message: Message) -> None:
         for hello in self._hub:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 
+from ray.exceptions import RayError
+
 from alignedserve.launch.actors import RayActor
+from alignedserve.launch.control import RestartFailed, Say
 from alignedserve.launch.plan import IslandPlan, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessSupervisor
 from alignedserve.protocol.connection import RouterConnection, new_epoch
@@ -23,6 +27,10 @@ from alignedserve.types import LAUNCHER, InstanceId
 
 # Processes that were told to stop get so many seconds to do so by themselves.
 STOP_S = 5.0
+# In a restart: the roles in the order in which they are replaced, and the seconds in which requests go on before the
+# next one is.
+RESTARTED = ("prefill", "decode", "colocated", "kvpool", "router")
+PAUSE_S = 2.0
 
 
 class IslandSupervisor:
@@ -34,9 +42,8 @@ class IslandSupervisor:
     ) -> None:
         self.plan = plan
         self.name = plan.node.name
-        self._actors = {spec.instance_id: RayActor(spec, plan.node.node_id) for spec in plan.processes}
         self._supervisors = {
-            spec.instance_id: ProcessSupervisor(name_of(spec), self._actors[spec.instance_id], say)
+            spec.instance_id: ProcessSupervisor(name_of(spec), RayActor(spec, plan.node.node_id), say)
             for spec in plan.processes
         }
         self._router = self._supervisors[InstanceId("router")]
@@ -65,8 +72,21 @@ class IslandSupervisor:
         for supervisor in self._supervisors.values():
             supervisor.stopping()
         self._connection.stop()
-        for actor in self._actors.values():
-            actor.kill()
+        for supervisor in self._supervisors.values():
+            supervisor.actor.kill()
+
+    async def restart(self, say: Say) -> None:
+        """Replaces one process after the other. Raises RestartFailed."""
+        for spec in sorted(self.plan.processes, key=lambda spec: RESTARTED.index(spec.role)):
+            supervisor = self._supervisors[spec.instance_id]
+            begun_s = time.monotonic()
+            try:
+                await supervisor.replace()
+            except (RayError, TimeoutError) as error:
+                reason = str(error) or "another one does not come up"
+                raise RestartFailed(f"{supervisor.name} can't be replaced: {reason}") from error
+            say(f"{supervisor.name} is another process, after {time.monotonic() - begun_s:.1f} s")
+            await asyncio.sleep(PAUSE_S)
 
     # ---- the connection's handler ----
 

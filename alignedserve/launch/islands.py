@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from alignedserve.launch.control import Say
 from alignedserve.launch.island_supervisor import IslandSupervisor
 from alignedserve.launch.nodes import LOOK_S, Change, Nodes
 from alignedserve.launch.plan import IslandPlan, Node
@@ -79,6 +80,12 @@ class Islands:
         """Returns when as many islands are up as there should be."""
         while sum(island.is_up for island in self._islands.values()) < self._nodes.num_wanted:
             await asyncio.sleep(UP_LOOK_S)
+
+    async def restart(self, say: Say) -> None:
+        """Replaces all processes of all islands that are there now, one after the other. Raises RestartFailed."""
+        for number, island in list(self._islands.items()):
+            if self._islands.get(number) is island:
+                await island.restart(say)
 
     def stop(self) -> None:
         """Orders all islands to stop."""

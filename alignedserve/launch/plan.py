@@ -187,6 +187,7 @@ def plan_gateways(
     islands: Sequence[IslandPlan],
     store_url: str,
     launcher: RouterAddress | None = None,
+    control: str | None = None,
 ) -> list[ProcessSpec]:
     engine = _local(settings, model)
     config = GatewayConfig(
@@ -208,6 +209,7 @@ def plan_gateways(
         webhooks=settings.webhooks,
         webhook_secrets=settings.webhooks.secrets(os.environ),
         launcher=launcher,
+        control=control,
     )
     names = gateway_ids(settings.launch.gateways)
     return [ProcessSpec("gateway", name, replace(config, instance_id=name)) for name in names]

@@ -44,6 +44,15 @@ class Actor(Protocol):
     def restart(self) -> None:
         """Kills the process; Ray starts another one."""
 
+    def kill(self) -> None:
+        """Kills the process for good. Safe to repeat."""
+
+    async def prepare(self) -> None:
+        """Returns when the process has imported what it needs. Raises RayError."""
+
+    def successor(self) -> Actor | None:
+        """Returns another one that can take this one's place; None if there can't be two at once."""
+
 
 class ProcessSupervisor:
     def __init__(self, name: str, actor: Actor, say: Callable[[str], None]) -> None:
@@ -63,6 +72,9 @@ class ProcessSupervisor:
         # Why the process ended before, where that is known, and whether this supervisor will have caused its next end.
         self._reason = ""
         self._is_restarting = False
+        # Whether another process is being put in the place of this one, and whether it just was.
+        self._is_replacing = False
+        self._replaced = asyncio.Event()
         self._start_s = time.monotonic()
         self._first_took_s = 0.0
 
@@ -90,7 +102,8 @@ class ProcessSupervisor:
         self._start_s = time.monotonic()
         if is_dead and not self._is_stopping:
             self._is_missed = True
-            self._say(f"{self.name} is down; starting it again")
+            if not self._is_replacing:
+                self._say(f"{self.name} is down; starting it again")
 
     @property
     def is_up(self) -> bool:
@@ -106,6 +119,36 @@ class ProcessSupervisor:
     def stopping(self) -> None:
         self._is_stopping = True
 
+    @property
+    def actor(self) -> Actor:
+        return self._actor
+
+    def switch(self, actor: Actor) -> None:
+        """This actor has the place of the one before, which is supervised no more."""
+        self._actor = actor
+        self._replaced.set()
+
+    async def replace(self) -> None:
+        """Puts another process in the place of this one, which is killed, and returns when it is up. Raises RayError,
+        and leaves this one alone, if there can't be another one; and TimeoutError if that does not come up."""
+        going_down = asyncio.create_task(self._is_down.wait())
+        self._is_replacing = True
+        try:
+            old, new = self._actor, self._actor.successor()
+            if new is None:
+                self._is_restarting = True
+                old.restart()
+            else:
+                await _prepared(new)
+                self.switch(new)
+                old.kill()
+            async with asyncio.timeout(HANG_S + self._patience_s):
+                await going_down
+                await self._is_up.wait()
+        finally:
+            self._is_replacing = False
+            going_down.cancel()
+
     async def supervise(self) -> None:
         """Returns when the process has stopped, having been told to. Raises ProcessFailed."""
         async with asyncio.TaskGroup() as group:
@@ -116,29 +159,43 @@ class ProcessSupervisor:
 
     async def _run(self) -> None:
         while not self._is_stopping:
-            error = await self._run_once()
+            actor = self._actor
+            error = await self._run_once(actor)
             if self._is_stopping:
                 return
-            self._judge(error)
-            await asyncio.sleep(_RETRY_S)
+            if actor is self._actor:
+                self._judge(error)
+                await asyncio.sleep(_RETRY_S)
 
-    async def _run_once(self) -> RayError | None:
+    async def _run_once(self, actor: Actor) -> RayError | None:
+        """Returns when it has ended, or when another one has its place."""
         self._num_runs += 1
+        self._replaced.clear()
+        running = asyncio.create_task(self._run_actor(actor))
+        replaced = asyncio.create_task(self._replaced.wait())
         try:
-            await self._until_ready()
-            await self._actor.run()
+            await asyncio.wait({running, replaced}, return_when=asyncio.FIRST_COMPLETED)
+            return running.result() if running.done() else None
+        finally:
+            running.cancel()
+            replaced.cancel()
+
+    async def _run_actor(self, actor: Actor) -> RayError | None:
+        try:
+            await self._until_ready(actor)
+            await actor.run()
         except RayError as error:
             return error
         return None
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, actor: Actor) -> None:
         """Waits until the actor is ready. While Ray has not noticed that a process has died, or is making another, it
         calls the actor unavailable: that is no death, however often it is reported. On a busy machine it takes many
         seconds."""
         give_up_s = time.monotonic() + RESTART_S
         while True:
             try:
-                return await self._actor.ready()
+                return await actor.ready()
             except ActorUnavailableError:
                 if self._is_stopping or time.monotonic() > give_up_s:
                     raise
@@ -169,7 +226,7 @@ class ProcessSupervisor:
         while True:
             await self._is_down.wait()
             run = self._num_runs
-            patience_s = max(RESTART_S, 3 * self._first_took_s)
+            patience_s = self._patience_s
             if await self._comes_back_within(HANG_S):
                 continue
             if run == self._num_runs and self._is_missed:
@@ -179,6 +236,10 @@ class ProcessSupervisor:
             if not await self._comes_back_within(patience_s):
                 raise ProcessFailed(f"{self.name} did not come back within {HANG_S + patience_s:.0f} s")
 
+    @property
+    def _patience_s(self) -> float:
+        return max(RESTART_S, 3 * self._first_took_s)
+
     async def _comes_back_within(self, seconds: float) -> bool:
         # wait_for is not used, since before Python 3.12 it can swallow a cancellation.
         try:
@@ -187,6 +248,14 @@ class ProcessSupervisor:
         except TimeoutError:
             return False
         return True
+
+
+async def _prepared(actor: Actor) -> None:
+    try:
+        await actor.prepare()
+    except BaseException:
+        actor.kill()
+        raise
 
 
 def _reason(error: RayError | None) -> str:

@@ -13,12 +13,14 @@ from types import FrameType
 
 from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import LaunchConfig
+from alignedserve.launch.control import control_path, prepare_directory
 from alignedserve.launch.nodes import Nodes, nodes_of, this_machine
 from alignedserve.launch.plan import IslandPlan, Node, check, log_of, plan_gateways, plan_island
 from alignedserve.launch.ports import check_address
 from alignedserve.launch.settings import Settings
 from alignedserve.launch.store import locate_store
 from alignedserve.models.locate import locate_model
+from alignedserve.process.listening import bind
 from alignedserve.process.private_files import make_directory
 from alignedserve.store.homes import make_home
 
@@ -94,12 +96,18 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
     start_s = time.monotonic()
     http, engine = settings.http, settings.engine
     check_address(http.host, http.port)
+    prepare_directory()
+    path = control_path(http.host, http.port)
     model = locate_model(engine.model, engine.load_format, engine.revision)
     check(settings, model)
     _check_event_log(settings.launch)
     _check_files_at(settings.launch)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"
-    with locate_store(settings.launch, prefix) as store, _nodes(settings, prefix, say) as nodes:
+    with (
+        bind(http.host, http.port) as listener,
+        locate_store(settings.launch, prefix) as store,
+        _nodes(settings, prefix, say) as nodes,
+    ):
         # Ray has installed a handler of its own.
         signals.hear()
         say(f"Ray is up after {time.monotonic() - start_s:.1f} s")
@@ -111,18 +119,26 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
             return island
 
         islands = [plan(node) for node in nodes.first]
-        gateways = plan_gateways(settings, model, islands, store.url, nodes.launcher)
+        gateways = plan_gateways(settings, model, islands, store.url, nodes.launcher, path)
         url = f"http://{http.host}:{http.port}/v1"
 
         def ready() -> None:
             say(f"ready after {time.monotonic() - start_s:.1f} s: {url}")
 
         # It is imported here, since it imports ray, which has to be set up first.
-        from alignedserve.launch.system_supervisor import SystemSupervisor
+        from alignedserve.launch.system_supervisor import ControlPlace, SystemSupervisor
 
         async def supervise() -> None:
             supervisor = SystemSupervisor(
-                nodes, islands, plan, gateways, store, say, ready, http.shutdown_timeout
+                nodes,
+                islands,
+                plan,
+                gateways,
+                store,
+                say,
+                ready,
+                ControlPlace(path, listener),
+                http.shutdown_timeout,
             )
             signals.tell(supervisor.stop)
             try:

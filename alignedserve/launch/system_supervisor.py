@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import ray
+from ray.exceptions import RayError
 
 from alignedserve.launch.actors import RayActor
+from alignedserve.launch.control import Control, RestartFailed, Say
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
 from alignedserve.launch.islands import Islands, first_failure
 from alignedserve.launch.nodes import Nodes
 from alignedserve.launch.plan import IslandPlan, Node, ProcessSpec
-from alignedserve.launch.process_supervisor import ProcessSupervisor
+from alignedserve.launch.process_supervisor import RESTART_S, ProcessSupervisor
 from alignedserve.launch.store import StoreLocation
 from alignedserve.launch.store_supervisor import StoreSupervisor
+
+# A gateway that was told to retire ends by its own clock; this is for one that does not.
+RETIRED_S = 660.0
+
+
+@dataclass(frozen=True)
+class ControlPlace:
+    # Of the Unix socket.
+    path: str
+    # Where gateways listen.
+    listener: socket.socket
 
 
 class SystemSupervisor:
@@ -28,11 +45,12 @@ class SystemSupervisor:
         store: StoreLocation,
         say: Callable[[str], None],
         ready: Callable[[], None],
+        control: ControlPlace,
         shutdown_timeout_s: float = 0.0,
     ) -> None:
         """`islands` are the plans of the first nodes; `plan` makes those of nodes that come later. `ready` is called
-        when everything is up for the first time. Requests that run at the end get `shutdown_timeout_s` seconds to
-        finish."""
+        when everything is up for the first time. `control` is where others may ask for a restart. Requests that run at
+        the end get `shutdown_timeout_s` seconds to finish."""
         self._say = say
         self._ready = ready
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -44,6 +62,10 @@ class SystemSupervisor:
             for spec in gateways
         }
         self._links = GatewayLinks(nodes.launcher, self._gateways)
+        self._control = Control(control.path, control.listener, self._restart)
+        self._restarting = asyncio.Lock()
+        # Gateways whose place others have taken, and what waits for their ends.
+        self._retiring: dict[asyncio.Task[None], RayActor] = {}
         self._store = StoreSupervisor(store, say)
 
         def make(plan: IslandPlan) -> IslandSupervisor:
@@ -56,10 +78,12 @@ class SystemSupervisor:
     async def run(self) -> None:
         """Runs until `stop`. Raises ProcessFailed when something can't be started, or not be started again."""
         await self._links.listen()
+        await self._control.listen()
         try:
             await self._run()
         finally:
             self._links.close()
+            await self._control.close()
 
     async def _run(self) -> None:
         supervising = asyncio.create_task(self._supervise())
@@ -67,11 +91,16 @@ class SystemSupervisor:
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({supervising, storing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        # Who has no gateway any more is refused.
+        self._control.stop()
         for gateway in self._gateways.values():
             gateway.stopping()
         if any(gateway.is_up for gateway in self._gateways.values()) and not supervising.done():
             await self._drain(supervising)
         self._say("stopping")
+        for task, actor in self._retiring.items():
+            task.cancel()
+            actor.kill()
         self._islands.stop()
         self._links.stop()
         await asyncio.wait({supervising}, timeout=STOP_S)
@@ -102,6 +131,54 @@ class SystemSupervisor:
         )
         ended.cancel()
         hurried.cancel()
+
+    # ---- a restart ----
+
+    async def _restart(self, say: Say) -> None:
+        if self._restarting.locked():
+            raise RestartFailed("another restart is under way")
+        async with self._restarting:
+            await self._islands.restart(say)
+            for gateway in self._gateways.values():
+                await self._replace_gateway(gateway, say)
+
+    async def _replace_gateway(self, gateway: ProcessSupervisor, say: Say) -> None:
+        """The new one takes connections from the same socket. When it does, the old one takes no more, and ends when
+        those that it has are closed."""
+        begun_s, old = time.monotonic(), gateway.actor
+        assert isinstance(old, RayActor)
+        new = old.successor()
+        assert new, "gateways have no GPU"
+        try:
+            await new.prepare()
+            new.begin()
+            connected = asyncio.create_task(self._links.until_connected(new.spec.instance_id))
+            ended = asyncio.create_task(new.until_ended())
+            await asyncio.wait({connected, ended}, timeout=RESTART_S, return_when=asyncio.FIRST_COMPLETED)
+            connected.cancel()
+            ended.cancel()
+            if not connected.done():
+                raise RestartFailed(f"{gateway.name}: another one does not come up")
+        except RayError as error:
+            new.kill()
+            raise RestartFailed(f"{gateway.name} can't be replaced: {error}") from error
+        except BaseException:
+            new.kill()
+            raise
+        gateway.switch(new)
+        self._links.retire(old.spec.instance_id)
+        task = asyncio.create_task(self._until_retired(old))
+        self._retiring[task] = old
+        task.add_done_callback(lambda task: self._retiring.pop(task, None))
+        say(f"{gateway.name} is another process, after {time.monotonic() - begun_s:.1f} s")
+
+    async def _until_retired(self, gateway: RayActor) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETIRED_S):
+                await gateway.until_ended()
+        gateway.kill()
+
+    # ---- its tasks ----
 
     async def _supervise(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -24,7 +24,7 @@ from alignedserve.protocol.frames import MAX_FRAME_BYTES
 from alignedserve.protocol.handshake import ServerHandshake
 from alignedserve.protocol.messages import ROLES, AnyMessage, Hello, Message, Ping, Pong, Refused
 from alignedserve.protocol.peer import Peer
-from alignedserve.types import Epoch, InstanceId
+from alignedserve.types import Epoch, InstanceId, without_generation
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Hub:
     def _objection(self, hello: Hello) -> str | None:
         if hello.role not in ROLES:
             return f"{hello.instance_id}: role={hello.role!r}: must be one of {', '.join(ROLES)}"
-        if self._members is not None and self._members.get(hello.instance_id) != hello.role:
+        if self._members is not None and self._members.get(_member(hello)) != hello.role:
             return f"{hello.instance_id}: there is no {hello.role} of this name here"
         older = self._peers.get(hello.instance_id)
         if older and self._hellos[older].epoch > hello.epoch:
@@ -187,6 +187,11 @@ class Hub:
         if hello:
             del self._peers[hello.instance_id]
             self._handler.closed(hello.instance_id, hello.epoch)
+
+
+def _member(hello: Hello) -> InstanceId:
+    """A gateway that takes another one's place has the name of its generation."""
+    return without_generation(hello.instance_id) if hello.role == "gateway" else hello.instance_id
 
 
 def difference(hello: Hello, others: Iterable[Hello]) -> str | None:

@@ -616,6 +616,11 @@ class Drain(Message):
     """From a launcher, passed on to gateways: take no new requests, finish those that run, and then end."""
 
 
+class Retire(Message):
+    """From the launcher to a gateway whose place another one has taken: take no more connections, and end when all that
+    you have are closed."""
+
+
 class Stop(Message):
     """From a launcher: the system shuts down. The router sends it on to all processes, and then stops itself."""
 
@@ -686,4 +691,5 @@ AnyMessage = (
     | Stop
     | Membership
     | GatewayNews
+    | Retire
 )

@@ -41,9 +41,7 @@ def test_what_it_knows_itself_goes_first() -> None:
 
 
 @pytest.mark.parametrize("window_s, are_late", [(110.0, True), (140.0, False)])
-def test_jobs_are_late_that_would_hardly_be_done_in_their_window(
-    window_s: float, are_late: bool
-) -> None:
+def test_jobs_are_late_that_would_hardly_be_done_in_their_window(window_s: float, are_late: bool) -> None:
     """Two lines a second are done of 200."""
     now = num_done = 0.0
 

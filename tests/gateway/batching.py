@@ -17,7 +17,8 @@ from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
-from alignedserve.gateway.process import GatewayProcess, listen
+from alignedserve.gateway.process import GatewayProcess
+from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
 from tests.gateway.scripted import MODEL, TOKEN, ScriptedRouter

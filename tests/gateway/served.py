@@ -15,8 +15,9 @@ from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.process import GatewayProcess, listen
+from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.settings import taken
+from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
 from tests.gateway.scripted import MODEL, TOKEN, ScriptedRouter

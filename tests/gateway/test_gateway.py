@@ -16,7 +16,8 @@ from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway import island as island_module
 from alignedserve.gateway.config import GatewayConfig
-from alignedserve.gateway.process import GatewayProcess, listen
+from alignedserve.gateway.process import GatewayProcess
+from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Rejected, Request
 from alignedserve.types import InstanceId

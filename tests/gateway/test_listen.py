@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 
-from alignedserve.gateway.process import listen
+from alignedserve.process.listening import listen
 
 
 def test_what_is_written_leaves_at_once() -> None:

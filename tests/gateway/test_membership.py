@@ -105,6 +105,26 @@ def test_what_is_open_goes_on_where_another_island_has_come(is_dead: bool) -> No
     play(scenario)
 
 
+def test_a_gateway_that_retires_answers_what_it_has_and_says_when_a_connection_ends() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            at.router.allow(2)
+            stream, text = await begun(at)
+            assert (await at.http.get("/v1/models")).headers.get("connection") != "close"
+            launched.links.retire(GATEWAY)
+            # Over the connection that was kept; nobody takes a new one here.
+            while (await at.http.get("/v1/models")).headers.get("connection") != "close":
+                await asyncio.sleep(0)
+            assert launched.gateway.is_up
+            at.router.allow(None)
+            assert text + await rest(stream) == "one two three"
+            await at.client.close()
+            await launched.gateway.until(is_up=False)
+
+    play(scenario)
+
+
 def test_what_is_open_waits_for_an_island_that_is_not_up_yet() -> None:
     async def scenario() -> None:
         async with launcher() as launched, served(launcher=launched.address) as at:

@@ -19,6 +19,10 @@ class ScriptedActor:
         self.num_restarts = 0
         # how often Ray will say that it is unavailable
         self.num_unavailable = 0
+        # who takes its place; what prevents it from doing that
+        self.next_one: ScriptedActor | None = None
+        self.cannot_be: Exception | None = None
+        self.is_killed = False
         self._running = asyncio.Event()
         self._ends: asyncio.Queue[Exception | None] = asyncio.Queue()
 
@@ -35,6 +39,17 @@ class ScriptedActor:
 
     def restart(self) -> None:
         self.num_restarts += 1
+
+    def successor(self) -> ScriptedActor | None:
+        return self.next_one
+
+    async def prepare(self) -> None:
+        if self.cannot_be:
+            raise self.cannot_be
+
+    def kill(self) -> None:
+        self.is_killed = True
+        self.end(ActorDiedError())
 
     def end(self, error: Exception | None = None) -> None:
         self._ends.put_nowait(error)
@@ -254,5 +269,72 @@ def test_a_part_is_up_as_long_as_one_router_has_it() -> None:
         assert len(said) == 1
         supervisor.unseen("b", is_dead=True)
         assert said[-1] == "decode-0 is down; starting it again"
+
+    play(scenario)
+
+
+# ---- replaced ----
+
+
+def test_another_one_takes_the_place_of_one_that_is_killed() -> None:
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
+        await actor.until_runs(1)
+        supervisor.seen("here", "pid 1")
+        actor.next_one = ScriptedActor()
+        replacing = asyncio.create_task(supervisor.replace())
+        await actor.next_one.until_runs(1)
+        assert actor.is_killed and not replacing.done()
+        supervisor.unseen("here", is_dead=True)
+        supervisor.seen("here", "pid 2")
+        await replacing
+        assert not any("down" in line for line in said) and "pid 2" in said[-1]
+        # The new one is supervised as the old one was.
+        supervisor.unseen("here", is_dead=True)
+        actor.next_one.end(killed())
+        await actor.next_one.until_runs(2)
+        supervisor.seen("here", "pid 3")
+        assert any("down" in line for line in said)
+        supervisor.stopping()
+        actor.next_one.end()
+        await supervising
+
+    play(scenario)
+
+
+def test_one_that_has_no_other_is_started_again_in_its_place() -> None:
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
+        await actor.until_runs(1)
+        supervisor.seen("here", "pid 1")
+        replacing = asyncio.create_task(supervisor.replace())
+        while not actor.num_restarts:
+            await asyncio.sleep(0)
+        actor.end(killed())
+        await actor.until_runs(2)
+        supervisor.unseen("here", is_dead=True)
+        supervisor.seen("here", "pid 2")
+        await replacing
+        assert actor.num_restarts == 1 and not actor.is_killed
+        supervisor.stopping()
+        actor.end()
+        await supervising
+
+    play(scenario)
+
+
+def test_when_there_can_not_be_another_one_this_one_goes_on() -> None:
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
+        await actor.until_runs(1)
+        supervisor.seen("here", "pid 1")
+        actor.next_one = ScriptedActor()
+        actor.next_one.cannot_be = killed()
+        with pytest.raises(ActorUnavailableError):
+            await supervisor.replace()
+        assert actor.next_one.is_killed and not actor.is_killed and supervisor.is_up
+        supervisor.stopping()
+        actor.end()
+        await supervising
 
     play(scenario)

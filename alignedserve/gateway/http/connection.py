@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from alignedserve.gateway.http.connections import READ_BYTES, Connections, Doing
@@ -226,7 +226,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         cycle = self.cycle
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, _saying_goodbye(send) if self._crowd.is_retiring else send)
         except BrokenOff:
             cycle.disconnected = True
             self.abort()
@@ -271,6 +271,17 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if left_s <= 0:
             self.transport.close()
         self._timer = self.loop.call_later(max(left_s, 0.0), self._watch)
+
+
+def _saying_goodbye(send: Send) -> Send:
+    """The connection is closed after this answer, which says so: no client sends another request meanwhile."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        await send(message)
+
+    return sending
 
 
 def _written(error: ApiError) -> bytes:

@@ -43,6 +43,8 @@ class Connections:
         self._by_doing: dict[Doing, dict[Closable, None]] = {doing: {} for doing in Doing}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.reads = Reads()
+        # Whether each connection is closed after its next answer, which says so.
+        self.is_retiring = False
 
     def __len__(self) -> int:
         return len(self._doing)

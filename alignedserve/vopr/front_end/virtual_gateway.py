@@ -135,6 +135,9 @@ class _AppServer:
         await self._exit.wait()
         self.is_serving = False
 
+    async def retire(self) -> None:
+        raise NotImplementedError("nobody takes a virtual gateway's place while it runs")
+
 
 class _Gateway(GatewayProcess):
     def __init__(self, config: GatewayConfig, store: Store, life: _Life) -> None:

@@ -18,7 +18,7 @@ from alignedserve.gateway.http import connection, reading, server
 from alignedserve.gateway.http.errors import MAX_MESSAGE_CHARS
 from alignedserve.gateway.http.keys import ANYONE
 from alignedserve.gateway.http.multipart import MAX_PARTS
-from alignedserve.gateway.process import listen
+from alignedserve.process.listening import listen
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
 from tests.gateway.served import JSON, QUESTION, Served, play, served
 from tests.store.redis_process import redis_running

@@ -1,0 +1,121 @@
+"""What other processes of the same user may ask the launcher, at a Unix socket of its own: a gateway for the socket to
+listen at, and `alignedserve restart` for that.
+
+A question is a line. A restart is answered by lines, of which the last is DONE, or begins with FAILED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from alignedserve.process.listening import ASK_LISTENER
+from alignedserve.protocol.address import check_unused
+
+ASK_RESTART = b"restart\n"
+DONE, FAILED = "done", "failed: "
+# A question has to come within so many seconds.
+ASK_S = 10.0
+
+Say = Callable[[str], None]
+
+
+class RestartFailed(RuntimeError):
+    """A process was not replaced; the system goes on with those that it has."""
+
+
+def control_path(host: str, port: int) -> str:
+    return str(_directory() / f"{host.replace('/', '_')}:{port}.sock")
+
+
+def _directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"alignedserve-{os.geteuid()}"
+
+
+def prepare_directory() -> None:
+    """Makes the directory of all launchers of this user. Raises ValueError if others can get at it."""
+    directory = _directory()
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise ValueError(f"{directory}: {error.strerror}") from None
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not is_own or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ValueError(f"{directory}: must be a directory of this user alone; remove it, or set TMPDIR")
+
+
+class Control:
+    def __init__(self, path: str, listener: socket.socket, restart: Callable[[Say], Awaitable[None]]) -> None:
+        """`restart` replaces all processes, and says how that goes; it raises RestartFailed."""
+        self._path = path
+        self._listener = listener
+        self._restart = restart
+        self._server: asyncio.Server | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        """Raises OSError when another launcher listens there."""
+        check_unused(self._path)
+        self._server = await asyncio.start_unix_server(self._answer, self._path)
+        os.chmod(self._path, 0o600)
+
+    def stop(self) -> None:
+        """The system stops: a restart is given up, nobody is given the socket any more, and it is closed when the
+        gateways that have it end."""
+        self._listener.close()
+        for task in self._answering:
+            task.cancel()
+
+    async def close(self) -> None:
+        self.stop()
+        if self._answering:
+            await asyncio.wait(self._answering)
+        if self._server:
+            self._server.close()
+            Path(self._path).unlink(missing_ok=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._answering.add(task)
+        try:
+            async with asyncio.timeout(ASK_S):
+                question = await reader.readline()
+            if question == ASK_LISTENER:
+                self._give_listener(writer)
+            elif question == ASK_RESTART:
+                await self._restarted(writer)
+        except (OSError, TimeoutError, ValueError):
+            # Whoever asked is gone, or says too much.
+            writer.transport.abort()
+        finally:
+            self._answering.discard(task)
+            writer.close()
+
+    def _give_listener(self, writer: asyncio.StreamWriter) -> None:
+        if self._listener.fileno() == -1:
+            return
+        # asyncio's view of a socket can't send descriptors.
+        with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
+            socket.send_fds(sock, [b"\n"], [self._listener.fileno()])
+
+    async def _restarted(self, writer: asyncio.StreamWriter) -> None:
+        """Goes on when whoever asked is gone: half of the processes may be new."""
+
+        def say(line: str) -> None:
+            writer.write(f"{line}\n".encode())
+
+        try:
+            await self._restart(say)
+            say(DONE)
+        except RestartFailed as error:
+            say(f"{FAILED}{error}")
+        except asyncio.CancelledError:
+            say(f"{FAILED}the system is stopping")
+            raise

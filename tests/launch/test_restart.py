@@ -1,0 +1,133 @@
+"""All processes of a system are replaced under load: no call fails, and no token is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from alignedserve.types import InstanceId, without_generation
+from tests.launch.batch_job import check_answers, client_of, submit
+from tests.launch.server import START_S, Server, serving
+from tests.launch.streams import ask_all, engine_alone
+
+NUM_LINES = 200
+
+
+def restart(server: Server) -> list[str]:
+    """What it says."""
+    command = [sys.executable, "-m", "alignedserve", "restart", "--port", str(server.port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{server.output}"
+    return done.stdout.splitlines()
+
+
+def pids_of(server: Server) -> dict[str, int]:
+    return {
+        without_generation(InstanceId(each["instance_id"])): int(each["pid"]) for each in server.processes()
+    }
+
+
+class Callers:
+    """Short calls, one after the other: over a connection that is kept, and over a new one each."""
+
+    def __init__(self, url: str) -> None:
+        self.num_answered = 0
+        self.failures: list[str] = []
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(url, kept)) for kept in (True, False)]
+
+    def __enter__(self) -> Callers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self, url: str, is_kept: bool) -> None:
+        body = {"model": "demo", "prompt": "Count from 1 to 4.", "max_tokens": 4, "temperature": 0}
+        client = httpx.Client(timeout=START_S)
+        while not self._is_over.is_set():
+            try:
+                answer = client.post(f"{url}/v1/completions", json=body)
+                self.num_answered += 1
+                if answer.status_code != 200:
+                    self.failures.append(answer.text)
+            except httpx.HTTPError as error:
+                self.failures.append(repr(error))
+            if not is_kept:
+                client.close()
+                client = httpx.Client(timeout=START_S)
+        client.close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_gateways", [1, 2])
+def test_every_process_is_another_one_and_nobody_has_noticed(num_gateways: int) -> None:
+    options = ["--dtype", "float32", "--pool-memory-bytes", str(64 << 20), "--gateways", str(num_gateways)]
+    with serving(*options) as server:
+        client = client_of(server)
+        before = pids_of(server)
+        job = submit(client, NUM_LINES)
+        said: list[str] = []
+        silences = []
+        with Callers(server.url) as callers:
+
+            async def whole() -> None:
+                restarting = asyncio.create_task(asyncio.to_thread(restart, server))
+                while not restarting.done():
+                    texts, silence_s = await asyncio.to_thread(ask_all, server.url)
+                    assert texts == engine_alone()
+                    silences.append(silence_s)
+                said.extend(await restarting)
+
+            asyncio.run(whole())
+        assert callers.failures == [] and callers.num_answered > 0
+        assert [line.split()[0] for line in said] == [
+            "prefill-0",
+            "decode-0",
+            "kvpool-0",
+            "router",
+            *(["gateway"] if num_gateways == 1 else ["gateway-0", "gateway-1"]),
+        ]
+        after = pids_of(server)
+        assert after.keys() == before.keys()
+        assert all(after[name] != before[name] for name in before)
+        print(f"longest silence {max(silences):.2f} s; {callers.num_answered} short calls")
+        check_answers(client, job, NUM_LINES)
+        client.close()
+        until(lambda: is_gone(before["gateway-0"]))
+        # And once more: the one that came is no other than the first was.
+        restart(server)
+        assert ask_all(server.url)[0] == engine_alone()
+
+
+def test_where_no_system_is_there_is_none_to_restart() -> None:
+    command = [sys.executable, "-m", "alignedserve", "restart", "--port", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "no system of this user's serves 127.0.0.1:1" in done.stderr
