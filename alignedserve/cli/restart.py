@@ -7,7 +7,7 @@ import socket
 import click
 
 from alignedserve.gateway.config import HttpConfig
-from alignedserve.launch.control import ASK_RESTART, DONE, FAILED, control_path
+from alignedserve.launch.control import ASK_RESTART, DONE, FAILED, check_directory, control_path
 
 
 @click.command("restart")
@@ -19,6 +19,7 @@ def command(host: str, port: int) -> None:
     No call fails. Streams pause while the process that makes their tokens is replaced. For the same options as before:
     for others, stop it and start it again."""
     with socket.socket(socket.AF_UNIX) as sock:
+        check_directory()
         try:
             sock.connect(control_path(host, port))
         except OSError:

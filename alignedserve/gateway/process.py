@@ -48,6 +48,7 @@ from alignedserve.store import ContentsInStore, DeliveryStore, JobRecord, Respon
 from alignedserve.store.contents import ContentsApart
 from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
+from alignedserve.types import without_generation
 
 # A gateway whose place another one has taken has so many seconds for what it has begun.
 RETIRE_S = 600.0
@@ -78,8 +79,10 @@ class GatewayProcess:
         # What answers responses in the background.
         self._background: BackgroundResponses | None = None
         self._server: HttpServer | None = None
-        # What waits for the end of what was begun.
+        # What waits for the end of what was begun, while the system stops, and while another gateway has this one's
+        # place.
         self._draining: asyncio.Task[None] | None = None
+        self._retiring: asyncio.Task[None] | None = None
         self._events = Events(config.webhooks.url)
         # What all gateways at this port have measured, if there are several.
         self._gateways = Gateways(config.instance_id) if config.num_gateways > 1 else None
@@ -87,7 +90,7 @@ class GatewayProcess:
     def run(self) -> None:
         """Runs until the router tells it to stop. Raises ValueError for a model that can't be loaded, OSError for a
         port that is taken, and RefusedByRouter."""
-        self._config.log.start(self._config.instance_id)
+        self._config.log.start(without_generation(self._config.instance_id))
         model = ServedModel.load(self._config.model_name, self._config.engine)
         self._lengths.prepare(model)
         settle()
@@ -266,8 +269,9 @@ class GatewayProcess:
         self.stop()
         server.should_exit = True
         collecting.cancel()
-        if self._draining:
-            self._draining.cancel()
+        for task in (self._draining, self._retiring):
+            if task:
+                task.cancel()
         await asyncio.gather(serving, linked)
         # Closing them waits for the receiver, which may be away.
         await asyncio.to_thread(self.telemetry.traces.close)
@@ -315,6 +319,9 @@ class GatewayProcess:
         their time is up. Safe to repeat."""
         self.drain_state.begin()
         if self._draining is None:
+            if self._retiring:
+                # It has less time now.
+                self._retiring.cancel()
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
@@ -330,8 +337,8 @@ class GatewayProcess:
     def _retire(self) -> None:
         """Another gateway has this one's place: accepts no connections, begins no line, and stops when everything that
         it has is over. Safe to repeat."""
-        if self._draining is None:
-            self._draining = asyncio.get_running_loop().create_task(self._until_over())
+        if self._draining is None and self._retiring is None:
+            self._retiring = asyncio.get_running_loop().create_task(self._until_over())
 
     async def _until_over(self) -> None:
         ends: list[Awaitable[object]] = [self._server.retire()] if self._server else []
@@ -339,6 +346,8 @@ class GatewayProcess:
             runner, running = self._runner
             runner.stop(RETIRE_S)
             ends.append(asyncio.wait({running}))
+        if self._background:
+            ends.append(self._background.leave())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETIRE_S):
                 await asyncio.gather(*ends)

@@ -42,6 +42,8 @@ class InstanceProcess(ABC):
 
     def __init__(self, config: InstanceConfig) -> None:
         self._config = config
+        # What `prepare` has built: the worker, what it says when it connects, and what wakes it.
+        self._built: tuple[Worker[Any], Hello, threading.Event] | None = None
 
     @abstractmethod
     def _make_worker(
@@ -60,15 +62,23 @@ class InstanceProcess(ABC):
     @abstractmethod
     def _attach(self, segment: str, form: BlockFormat) -> Segment: ...
 
-    def run(self) -> None:
-        """Serves until the router or SIGTERM stops it. Raises whatever makes it impossible to go on."""
+    def prepare(self) -> None:
+        """Loads the model, and all else that can be done before it serves. Another process of this name may serve
+        meanwhile."""
         self._config.log.start(self._config.instance_id)
         epoch, wake = new_epoch(), threading.Event()
         # A thread inherits the niceness of the thread that starts it.
         with ThreadPoolExecutor(1, "build", initializer=self._be_nice) as builder:
             worker, hello = builder.submit(self._build, epoch, wake.set).result()
         settle()
-        asyncio.run(self._serve(worker, hello, wake))
+        self._built = worker, hello, wake
+
+    def run(self) -> None:
+        """Serves until the router or SIGTERM stops it. Raises whatever makes it impossible to go on."""
+        if self._built is None:
+            self.prepare()
+        assert self._built
+        asyncio.run(self._serve(*self._built))
 
     def _build(self, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
         built = build_engine(self._config.engine, self._allocate, self._has_reversed)

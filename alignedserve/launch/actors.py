@@ -50,7 +50,7 @@ class RayActor:
         return RayActor(_next_generation(self.spec), self._node_id)
 
     async def prepare(self) -> None:
-        """Returns when the process has imported what it needs. Raises RayError."""
+        """Returns when the process has done all that it can before it serves. Raises RayError."""
         await self._handle.prepare.remote()
 
     def begin(self) -> None:
@@ -58,7 +58,9 @@ class RayActor:
         self._last = self._begun = self._handle.run.remote()
 
     async def ready(self) -> None:
-        await self._handle.__ray_ready__.remote()
+        # A call would wait for the end of the run that has begun.
+        if self._begun is None:
+            await self._handle.__ray_ready__.remote()
 
     async def run(self) -> None:
         if self._begun is None:

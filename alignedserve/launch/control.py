@@ -10,7 +10,6 @@ import asyncio
 import os
 import socket
 import stat
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -21,6 +20,8 @@ ASK_RESTART = b"restart\n"
 DONE, FAILED = "done", "failed: "
 # A question has to come within so many seconds.
 ASK_S = 10.0
+# Of a Unix socket's path, with the zero at its end.
+_MAX_PATH_BYTES = 108
 
 Say = Callable[[str], None]
 
@@ -30,24 +31,38 @@ class RestartFailed(RuntimeError):
 
 
 def control_path(host: str, port: int) -> str:
-    return str(_directory() / f"{host.replace('/', '_')}:{port}.sock")
+    """Raises ValueError if there can be no socket of this name."""
+    path = str(_directory() / f"{host.replace('/', '_')}:{port}.sock")
+    if len(os.fsencode(path)) >= _MAX_PATH_BYTES:
+        raise ValueError(f"host={host!r}: is too long a name; give its address")
+    return path
 
 
 def _directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"alignedserve-{os.geteuid()}"
+    # The same for all shells of this user, wherever temporary files are.
+    return Path(f"/tmp/alignedserve-{os.geteuid()}")
 
 
 def prepare_directory() -> None:
-    """Makes the directory of all launchers of this user. Raises ValueError if others can get at it."""
+    """Makes the directory of all launchers of this user. Raises ValueError if it can't be made, or is not private."""
     directory = _directory()
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
-        found = directory.lstat()
     except OSError as error:
         raise ValueError(f"{directory}: {error.strerror}") from None
+    check_directory()
+
+
+def check_directory() -> None:
+    """Raises ValueError if others can get at it."""
+    directory = _directory()
+    try:
+        found = directory.lstat()
+    except FileNotFoundError:
+        return
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     if not is_own or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ValueError(f"{directory}: must be a directory of this user alone; remove it, or set TMPDIR")
+        raise ValueError(f"{directory}: must be a directory of this user alone; remove it")
 
 
 class Control:
@@ -91,8 +106,8 @@ class Control:
                 self._give_listener(writer)
             elif question == ASK_RESTART:
                 await self._restarted(writer)
-        except (OSError, TimeoutError, ValueError):
-            # Whoever asked is gone, or says too much.
+        except (OSError, TimeoutError, ValueError, asyncio.CancelledError):
+            # Whoever asked is gone, or says too much; or the system stops.
             writer.transport.abort()
         finally:
             self._answering.discard(task)
@@ -117,5 +132,5 @@ class Control:
         except RestartFailed as error:
             say(f"{FAILED}{error}")
         except asyncio.CancelledError:
+            # Only `stop` cancels it, and asyncio would print a traceback for a handler that ends so.
             say(f"{FAILED}the system is stopping")
-            raise

@@ -43,6 +43,8 @@ class GatewayLinks:
         self._membership = Membership([])
         # Set for each gateway that is connected, by the name of its generation.
         self._connected: dict[InstanceId, asyncio.Event] = {}
+        # Those whose place others have: nobody supervises them.
+        self._retired: set[InstanceId] = set()
         self._is_draining = False
 
     async def listen(self) -> None:
@@ -69,6 +71,8 @@ class GatewayLinks:
 
     def retire(self, gateway: InstanceId) -> None:
         """Another one has taken its place."""
+        self._retired.add(gateway)
+        self._gateways[without_generation(gateway)].unseen(gateway, is_dead=False)
         self._hub.send(gateway, Retire())
 
     def stop(self) -> None:
@@ -85,6 +89,10 @@ class GatewayLinks:
         self._hub.send(to, self._membership)
         if self._is_draining:
             self._hub.send(to, Drain())
+        if to in self._retired:
+            # It may not have been there to hear it.
+            self._hub.send(to, Retire())
+            return
         self._connected.setdefault(to, asyncio.Event()).set()
         self._gateways[without_generation(to)].seen(to, f"pid {hello.pid}")
 
@@ -97,7 +105,8 @@ class GatewayLinks:
 
     def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
         self._connected.pop(instance_id, None)
-        self._gateways[without_generation(instance_id)].unseen(instance_id, is_dead=True)
+        if instance_id not in self._retired:
+            self._gateways[without_generation(instance_id)].unseen(instance_id, is_dead=True)
 
     def _tell_all(self, message: Message) -> None:
         for hello in self._hub:

@@ -7,10 +7,8 @@ import os
 import time
 from collections.abc import Callable
 
-from ray.exceptions import RayError
-
 from alignedserve.launch.actors import RayActor
-from alignedserve.launch.control import RestartFailed, Say
+from alignedserve.launch.control import Say
 from alignedserve.launch.plan import IslandPlan, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessSupervisor
 from alignedserve.protocol.connection import RouterConnection, new_epoch
@@ -80,11 +78,7 @@ class IslandSupervisor:
         for spec in sorted(self.plan.processes, key=lambda spec: RESTARTED.index(spec.role)):
             supervisor = self._supervisors[spec.instance_id]
             begun_s = time.monotonic()
-            try:
-                await supervisor.replace()
-            except (RayError, TimeoutError) as error:
-                reason = str(error) or "another one does not come up"
-                raise RestartFailed(f"{supervisor.name} can't be replaced: {reason}") from error
+            await supervisor.replace()
             say(f"{supervisor.name} is another process, after {time.monotonic() - begun_s:.1f} s")
             await asyncio.sleep(PAUSE_S)
 

@@ -20,6 +20,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from alignedserve.launch.control import RestartFailed
+
 # A process that was up gets so many seconds to be up again, or three times what its first start took, if that is more.
 RESTART_S = 60.0
 # The most deaths in a row without having been up: the next one would be no different.
@@ -48,7 +50,7 @@ class Actor(Protocol):
         """Kills the process for good. Safe to repeat."""
 
     async def prepare(self) -> None:
-        """Returns when the process has imported what it needs. Raises RayError."""
+        """Returns when the process has done all that it can before it serves. Raises RayError."""
 
     def successor(self) -> Actor | None:
         """Returns another one that can take this one's place; None if there can't be two at once."""
@@ -72,8 +74,10 @@ class ProcessSupervisor:
         # Why the process ended before, where that is known, and whether this supervisor will have caused its next end.
         self._reason = ""
         self._is_restarting = False
-        # Whether another process is being put in the place of this one, and whether it just was.
+        # Whether another process is being put in the place of this one; whether this one was killed for that, and the
+        # other has not its place yet; and set when it has.
         self._is_replacing = False
+        self._is_next_awaited = False
         self._replaced = asyncio.Event()
         self._start_s = time.monotonic()
         self._first_took_s = 0.0
@@ -123,31 +127,57 @@ class ProcessSupervisor:
     def actor(self) -> Actor:
         return self._actor
 
+    @property
+    def patience_s(self) -> float:
+        """The seconds that a process gets to be up again."""
+        return max(RESTART_S, 3 * self._first_took_s)
+
+    async def successor(self) -> Actor | None:
+        """Returns another actor, which has done all that it can before it takes this one's place; None if there can't
+        be two at once. Raises RestartFailed."""
+        if (new := self._actor.successor()) is None:
+            return None
+        try:
+            async with asyncio.timeout(self.patience_s):
+                await new.prepare()
+        except (RayError, TimeoutError) as error:
+            new.kill()
+            reason = "it takes too long" if isinstance(error, TimeoutError) else _reason(error)
+            raise RestartFailed(f"there can't be another process for {self.name}: {reason}") from error
+        except BaseException:
+            new.kill()
+            raise
+        return new
+
     def switch(self, actor: Actor) -> None:
         """This actor has the place of the one before, which is supervised no more."""
         self._actor = actor
+        self._is_next_awaited = False
         self._replaced.set()
 
     async def replace(self) -> None:
-        """Puts another process in the place of this one, which is killed, and returns when it is up. Raises RayError,
-        and leaves this one alone, if there can't be another one; and TimeoutError if that does not come up."""
-        going_down = asyncio.create_task(self._is_down.wait())
-        self._is_replacing = True
+        """Puts another process in the place of this one, which is killed, and returns when it is up. Raises
+        RestartFailed; if another one could not be prepared, this one goes on."""
+        new = await self.successor()
+        if not self._is_up.is_set():
+            if new:
+                new.kill()
+            raise RestartFailed(f"{self.name} is not up")
+        self._is_replacing, self._is_next_awaited, self._is_restarting = True, bool(new), not new
         try:
-            old, new = self._actor, self._actor.successor()
-            if new is None:
-                self._is_restarting = True
-                old.restart()
-            else:
-                await _prepared(new)
-                self.switch(new)
-                old.kill()
-            async with asyncio.timeout(HANG_S + self._patience_s):
-                await going_down
+            self._actor.kill() if new else self._actor.restart()
+            async with asyncio.timeout(self.patience_s):
+                # Its connections are closed when it is dead. Two at once would be in each other's way.
+                await self._is_down.wait()
+                if new:
+                    self.switch(new)
                 await self._is_up.wait()
+        except TimeoutError:
+            raise RestartFailed(f"another process for {self.name} does not come up") from None
         finally:
+            if new and self._actor is not new:
+                self.switch(new)
             self._is_replacing = False
-            going_down.cancel()
 
     async def supervise(self) -> None:
         """Returns when the process has stopped, having been told to. Raises ProcessFailed."""
@@ -161,6 +191,8 @@ class ProcessSupervisor:
         while not self._is_stopping:
             actor = self._actor
             error = await self._run_once(actor)
+            if self._is_next_awaited:
+                await self._replaced.wait()
             if self._is_stopping:
                 return
             if actor is self._actor:
@@ -226,19 +258,15 @@ class ProcessSupervisor:
         while True:
             await self._is_down.wait()
             run = self._num_runs
-            patience_s = self._patience_s
+            patience_s = self.patience_s
             if await self._comes_back_within(HANG_S):
                 continue
-            if run == self._num_runs and self._is_missed:
+            if run == self._num_runs and self._is_missed and not self._is_replacing:
                 self._say(f"{self.name} hangs; killing it")
                 self._is_restarting = True
                 self._actor.restart()
             if not await self._comes_back_within(patience_s):
                 raise ProcessFailed(f"{self.name} did not come back within {HANG_S + patience_s:.0f} s")
-
-    @property
-    def _patience_s(self) -> float:
-        return max(RESTART_S, 3 * self._first_took_s)
 
     async def _comes_back_within(self, seconds: float) -> bool:
         # wait_for is not used, since before Python 3.12 it can swallow a cancellation.
@@ -248,14 +276,6 @@ class ProcessSupervisor:
         except TimeoutError:
             return False
         return True
-
-
-async def _prepared(actor: Actor) -> None:
-    try:
-        await actor.prepare()
-    except BaseException:
-        actor.kill()
-        raise
 
 
 def _reason(error: RayError | None) -> str:

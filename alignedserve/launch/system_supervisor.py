@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ray
-from ray.exceptions import RayError
 
 from alignedserve.launch.actors import RayActor
 from alignedserve.launch.control import Control, RestartFailed, Say
@@ -19,7 +18,7 @@ from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
 from alignedserve.launch.islands import Islands, first_failure
 from alignedserve.launch.nodes import Nodes
 from alignedserve.launch.plan import IslandPlan, Node, ProcessSpec
-from alignedserve.launch.process_supervisor import RESTART_S, ProcessSupervisor
+from alignedserve.launch.process_supervisor import ProcessSupervisor
 from alignedserve.launch.store import StoreLocation
 from alignedserve.launch.store_supervisor import StoreSupervisor
 
@@ -98,7 +97,7 @@ class SystemSupervisor:
         if any(gateway.is_up for gateway in self._gateways.values()) and not supervising.done():
             await self._drain(supervising)
         self._say("stopping")
-        for task, actor in self._retiring.items():
+        for task, actor in list(self._retiring.items()):
             task.cancel()
             actor.kill()
         self._islands.stop()
@@ -145,23 +144,11 @@ class SystemSupervisor:
     async def _replace_gateway(self, gateway: ProcessSupervisor, say: Say) -> None:
         """The new one takes connections from the same socket. When it does, the old one takes no more, and ends when
         those that it has are closed."""
-        begun_s, old = time.monotonic(), gateway.actor
-        assert isinstance(old, RayActor)
-        new = old.successor()
-        assert new, "gateways have no GPU"
+        begun_s, old, new = time.monotonic(), gateway.actor, await gateway.successor()
+        assert isinstance(old, RayActor) and isinstance(new, RayActor), "gateways have no GPU"
         try:
-            await new.prepare()
             new.begin()
-            connected = asyncio.create_task(self._links.until_connected(new.spec.instance_id))
-            ended = asyncio.create_task(new.until_ended())
-            await asyncio.wait({connected, ended}, timeout=RESTART_S, return_when=asyncio.FIRST_COMPLETED)
-            connected.cancel()
-            ended.cancel()
-            if not connected.done():
-                raise RestartFailed(f"{gateway.name}: another one does not come up")
-        except RayError as error:
-            new.kill()
-            raise RestartFailed(f"{gateway.name} can't be replaced: {error}") from error
+            await self._until_connected(gateway, new)
         except BaseException:
             new.kill()
             raise
@@ -171,6 +158,20 @@ class SystemSupervisor:
         self._retiring[task] = old
         task.add_done_callback(lambda task: self._retiring.pop(task, None))
         say(f"{gateway.name} is another process, after {time.monotonic() - begun_s:.1f} s")
+
+    async def _until_connected(self, gateway: ProcessSupervisor, new: RayActor) -> None:
+        """Raises RestartFailed when it has ended, or time is up, before."""
+        connected = asyncio.create_task(self._links.until_connected(new.spec.instance_id))
+        ended = asyncio.create_task(new.until_ended())
+        try:
+            await asyncio.wait(
+                {connected, ended}, timeout=gateway.patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not connected.done():
+                raise RestartFailed(f"another process for {gateway.name} does not come up")
+        finally:
+            connected.cancel()
+            ended.cancel()
 
     async def _until_retired(self, gateway: RayActor) -> None:
         with contextlib.suppress(TimeoutError):
@@ -194,6 +195,8 @@ class SystemSupervisor:
 
     async def _until_gateways_ended(self) -> None:
         await asyncio.gather(*(gateway.until_ended() for gateway in self._gateways.values()))
+        if self._retiring:
+            await asyncio.wait(self._retiring)
 
 
 def _naming(plan: IslandPlan, is_only: bool) -> Callable[[ProcessSpec], str]:

@@ -4,6 +4,7 @@ one that still answers what it has."""
 
 from __future__ import annotations
 
+import os
 import socket
 
 # The most connections that wait in the kernel.
@@ -12,9 +13,16 @@ MAX_WAITING = 2048
 ASK_LISTENER = b"listener\n"
 
 
+class Listener(socket.socket):
+    """asyncio takes one number for how many connections may wait, and for how many it accepts in one turn."""
+
+    def listen(self, backlog: int = MAX_WAITING, /) -> None:
+        super().listen(MAX_WAITING)
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Returns a socket of this address that does not listen yet. Raises OSError, which names the address."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Connections inherit it; asyncio sets it only where it made the listener. Without it a token waits for the
@@ -33,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Raises OSError, which names the address, when it is impossible to listen there."""
     sock = bind(host, port)
     try:
-        sock.listen(MAX_WAITING)
+        sock.listen()
     except OSError as error:
         sock.close()
         raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from None
@@ -49,4 +57,5 @@ def ask_for_listener(path: str, timeout_s: float = 10.0) -> socket.socket:
         _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
     if not descriptors:
         raise ConnectionError(f"{path}: the launcher gave no socket to listen at")
-    return socket.socket(fileno=descriptors[0])
+    os.set_inheritable(descriptors[0], False)
+    return Listener(fileno=descriptors[0])

@@ -14,12 +14,14 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, SSLConnection
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
     Sentinel,
     SentinelConnectionPool,
     SentinelManagedConnection,
     SentinelManagedSSLConnection,
 )
+from redis.backoff import NoBackoff
 
 SENTINEL = "+sentinel"
 SENTINEL_PORT = 26379
@@ -45,6 +47,8 @@ class RedisPool:
             for name, value in by_url.connection_kwargs.items()
             if name.startswith(("socket_", "ssl_"))
         }
+        # One that does not answer is not asked again, but the next one is.
+        common["retry"] = Retry(NoBackoff(), 0)
         if is_tls:
             common["ssl"] = True
         self._sentinel = Sentinel(sentinels, sentinel_kwargs=common | of_sentinel)  # type: ignore[no-untyped-call]

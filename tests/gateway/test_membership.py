@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +47,16 @@ class Launcher:
     links: GatewayLinks
     gateway: Seen
     others: list[Seen]
+
+    @property
+    def has_gateway(self) -> bool:
+        return any(hello.instance_id == GATEWAY for hello in self.links._hub)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """The scenario has a time limit."""
+    while not is_so():
+        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -116,11 +126,26 @@ def test_a_gateway_that_retires_answers_what_it_has_and_says_when_a_connection_e
             # Over the connection that was kept; nobody takes a new one here.
             while (await at.http.get("/v1/models")).headers.get("connection") != "close":
                 await asyncio.sleep(0)
-            assert launched.gateway.is_up
+            assert not launched.gateway.is_up, "nobody supervises it"
+            assert launched.has_gateway
             at.router.allow(None)
             assert text + await rest(stream) == "one two three"
             await at.client.close()
-            await launched.gateway.until(is_up=False)
+            await until(lambda: not launched.has_gateway)
+
+    play(scenario)
+
+
+def test_a_gateway_that_was_away_when_it_was_to_retire_hears_it_when_it_is_back() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched:
+            launched.links.retire(GATEWAY)
+            async with served(launcher=launched.address) as at:
+                while (await at.http.get("/v1/models")).headers.get("connection") != "close":
+                    await asyncio.sleep(0)
+                assert not launched.gateway.is_up
+                await at.client.close()
+                await until(lambda: not launched.has_gateway)
 
     play(scenario)
 

@@ -9,6 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from alignedserve.launch import process_supervisor as supervisor_module
+from alignedserve.launch.control import RestartFailed
 from alignedserve.launch.process_supervisor import MAX_DEATHS, ProcessFailed, ProcessSupervisor
 from alignedserve.launch.system_supervisor import first_failure
 
@@ -283,9 +284,15 @@ def test_another_one_takes_the_place_of_one_that_is_killed() -> None:
         supervisor.seen("here", "pid 1")
         actor.next_one = ScriptedActor()
         replacing = asyncio.create_task(supervisor.replace())
-        await actor.next_one.until_runs(1)
-        assert actor.is_killed and not replacing.done()
+        while not actor.is_killed:
+            await asyncio.sleep(0)
+        # Not as long as the old one is connected.
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not actor.next_one.num_runs
         supervisor.unseen("here", is_dead=True)
+        await actor.next_one.until_runs(1)
+        assert not replacing.done()
         supervisor.seen("here", "pid 2")
         await replacing
         assert not any("down" in line for line in said) and "pid 2" in said[-1]
@@ -330,11 +337,71 @@ def test_when_there_can_not_be_another_one_this_one_goes_on() -> None:
         supervisor.seen("here", "pid 1")
         actor.next_one = ScriptedActor()
         actor.next_one.cannot_be = killed()
-        with pytest.raises(ActorUnavailableError):
+        with pytest.raises(RestartFailed, match="another process for decode-0: its process died"):
             await supervisor.replace()
         assert actor.next_one.is_killed and not actor.is_killed and supervisor.is_up
         supervisor.stopping()
         actor.end()
+        await supervising
+
+    play(scenario)
+
+
+def test_one_that_is_not_up_is_not_replaced() -> None:
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
+        await actor.until_runs(1)
+        actor.next_one = ScriptedActor()
+        with pytest.raises(RestartFailed, match="decode-0 is not up"):
+            await supervisor.replace()
+        assert actor.next_one.is_killed and not actor.is_killed
+        supervisor.stopping()
+        actor.end()
+        await supervising
+
+    play(scenario)
+
+
+def test_another_one_that_takes_its_time_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "HANG_S", 0.01)
+
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
+        await actor.until_runs(1)
+        supervisor.seen("here", "pid 1")
+        actor.next_one = ScriptedActor()
+        replacing = asyncio.create_task(supervisor.replace())
+        while not actor.is_killed:
+            await asyncio.sleep(0)
+        supervisor.unseen("here", is_dead=True)
+        await asyncio.sleep(0.1)
+        assert actor.next_one.num_runs == 1 and not actor.next_one.num_restarts
+        supervisor.seen("here", "pid 2")
+        await replacing
+        supervisor.stopping()
+        actor.next_one.end()
+        await supervising
+
+    play(scenario)
+
+
+def test_another_one_that_does_not_come_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(actor: ScriptedActor, supervisor: ProcessSupervisor, said: list[str]) -> None:
+        supervising = asyncio.create_task(supervisor.supervise())
+        await actor.until_runs(1)
+        supervisor.seen("here", "pid 1")
+        monkeypatch.setattr(supervisor_module, "RESTART_S", 0.05)
+        actor.next_one = ScriptedActor()
+        replacing = asyncio.create_task(supervisor.replace())
+        while not actor.is_killed:
+            await asyncio.sleep(0)
+        supervisor.unseen("here", is_dead=True)
+        with pytest.raises(RestartFailed, match="does not come up"):
+            await replacing
+        # It may come up later.
+        supervisor.seen("here", "pid 2")
+        supervisor.stopping()
+        actor.next_one.end()
         await supervising
 
     play(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,10 +22,13 @@ from tests.launch.streams import ask_all, engine_alone
 NUM_LINES = 200
 
 
+def command_of(server: Server) -> list[str]:
+    return [sys.executable, "-m", "alignedserve", "restart", "--port", str(server.port)]
+
+
 def restart(server: Server) -> list[str]:
     """What it says."""
-    command = [sys.executable, "-m", "alignedserve", "restart", "--port", str(server.port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S)
+    done = subprocess.run(command_of(server), capture_output=True, text=True, timeout=START_S)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{server.output}"
     return done.stdout.splitlines()
 
@@ -125,6 +129,32 @@ def test_every_process_is_another_one_and_nobody_has_noticed(num_gateways: int) 
         # And once more: the one that came is no other than the first was.
         restart(server)
         assert ask_all(server.url)[0] == engine_alone()
+
+
+@pytest.mark.slow
+def test_a_restart_is_one_at_a_time_and_ends_with_the_system() -> None:
+    with serving("--dtype", "float32", "--pool-memory-bytes", str(64 << 20)) as server:
+        with subprocess.Popen(
+            command_of(server), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as first:
+            assert first.stdout and first.stderr
+            assert first.stdout.readline().startswith("prefill-0")
+            second = subprocess.run(command_of(server), capture_output=True, text=True, timeout=START_S)
+            assert second.returncode == 1 and "another restart is under way" in second.stdout
+            server.signal(signal.SIGTERM)
+            assert "the system is stopping" in first.stdout.read()
+            assert "not all processes were replaced" in first.stderr.read()
+        assert first.returncode == 1
+        assert server.wait() == 0, server.output
+
+
+@pytest.mark.slow
+def test_who_connects_while_the_gateway_is_dead_waits_for_the_next_one() -> None:
+    with serving("--dtype", "float32", "--pool-memory-bytes", str(64 << 20)) as server:
+        gateway = server.pid_of("gateway-0")
+        os.kill(gateway, signal.SIGKILL)
+        until(lambda: is_gone(gateway))
+        assert httpx.get(f"{server.url}/v1/models", timeout=START_S).status_code == 200
 
 
 def test_where_no_system_is_there_is_none_to_restart() -> None:

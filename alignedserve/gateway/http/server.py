@@ -16,7 +16,6 @@ from alignedserve.gateway.http.connections import Connections, fitting
 from alignedserve.gateway.http.framing import MAX_HEAD_BYTES
 from alignedserve.gateway.http.request_id import Around, RequestIdMiddleware
 from alignedserve.gateway.limits import Limits
-from alignedserve.process.listening import MAX_WAITING
 
 # Streams that are open when the server stops get so many seconds to end.
 GOODBYE_S = 1
@@ -61,20 +60,19 @@ class Server(uvicorn.Server):
         """Takes no more connections, and returns when those that it has are closed: each after its next answer, or when
         it has been idle for long. Others go on taking them from the same socket."""
         loop = asyncio.get_running_loop()
-        # Were the socket closed at once, asyncio would forget a connection that it has just accepted.
         for each in self._sockets:
             loop.remove_reader(each)
         self.connections.is_retiring = True
+        # Were it closed at once, asyncio would forget a connection that it has just accepted.
         await asyncio.sleep(TURNS_S)
+        for server in self.servers:
+            server.close()
         while len(self.connections):
             await asyncio.sleep(LOOK_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._sockets = sockets or []
-        for each in sockets or []:
-            # asyncio takes its `backlog` for both numbers.
-            each.listen(MAX_WAITING)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ answers, there are only the gateway's own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -32,6 +33,9 @@ RUNNING_STATES = ("prefilling", "running", "making room")
 GONE_STATES = ("leaving",)
 # The reasons for which a request ends by itself.
 SUCCESSES = ("stop", "length")
+
+# What another gateway has said counts for so many seconds; it says it each second.
+HEARD_S = 10.0
 
 # Returns the number of batch jobs by status.
 CountJobs = Callable[[], Awaitable[Mapping[str, int]]]
@@ -78,11 +82,12 @@ class Gateways:
 
     def __init__(self, me: InstanceId) -> None:
         self._me = me
-        self._heard: dict[InstanceId, _Written] = {}
+        # When that was, and what it said.
+        self._heard: dict[InstanceId, tuple[float, _Written]] = {}
 
     def hear(self, gateway: InstanceId, written: bytes) -> None:
         """Raises msgspec.MsgspecError."""
-        self._heard[gateway] = msgspec.msgpack.decode(written, type=_Written)
+        self._heard[gateway] = time.monotonic(), msgspec.msgpack.decode(written, type=_Written)
 
     def complete(self, families: Iterable[Metric]) -> None:
         """Labels this gateway's samples, and adds those of the others."""
@@ -91,10 +96,15 @@ class Gateways:
                 sample._replace(labels={**sample.labels, "gateway": self._me}) for sample in family.samples
             ]
         by_name = {family.name: family for family in families}
-        for gateway, written in self._heard.items():
+        for gateway, (heard_s, written) in list(self._heard.items()):
+            if time.monotonic() - heard_s > HEARD_S:
+                del self._heard[gateway]
+                continue
             for name, samples in written:
-                for sample, labels, value in samples:
-                    by_name[name].add_sample(sample, {**labels, "gateway": gateway}, value)
+                # While versions change, another one may measure what this one does not know.
+                if family_here := by_name.get(name):
+                    for sample, labels, value in samples:
+                        family_here.add_sample(sample, {**labels, "gateway": gateway}, value)
 
 
 def written(metrics: Metrics) -> bytes:

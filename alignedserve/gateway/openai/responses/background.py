@@ -60,6 +60,7 @@ class BackgroundResponses:
         self._deliveries_of = deliveries_of
         self._config = config or BatchConfig()
         self._held: dict[Lease, asyncio.Task[None]] = {}
+        self._is_leaving = False
         self._looking = Looking(self._look, self._config.look_s, "responses")
 
     # ---- what routes call ----
@@ -90,6 +91,12 @@ class BackgroundResponses:
         """What runs is begun again after the next start, or by another gateway."""
         self._looking.stop()
 
+    async def leave(self) -> None:
+        """Takes no more calls: other gateways do. Returns when those that it has are answered."""
+        self._is_leaving = True
+        while self._held:
+            await asyncio.wait(self._held.values())
+
     async def run(self) -> None:
         """Runs until it is stopped."""
         try:
@@ -102,7 +109,7 @@ class BackgroundResponses:
     async def _look(self) -> None:
         await self._renew()
         free = MAX_AT_A_TIME - len(self._held)
-        if free:
+        if free and not self._is_leaving:
             for lease in await self._store.take(self._name, self._config.lease_s, free):
                 task = self._held[lease] = asyncio.create_task(self._work(lease))
                 task.add_done_callback(lambda _, lease=lease: self._over(lease))  # type: ignore[misc]
