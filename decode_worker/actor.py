@@ -1,5 +1,4 @@
-"""The Ray shells of decode and colocated instances. They import the processes where they run: the launcher does not
-need those modules."""
+"""The Ray shells of decode and colocated instances. See instance/actor.py."""
 
 from __future__ import annotations
 
@@ -7,47 +6,23 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from alignedserve.instance.config import InstanceConfig
+from alignedserve.instance.actor import InstanceShell
 
 if TYPE_CHECKING:
     from alignedserve.instance.process import InstanceProcess
 
 
 @ray.remote
-class DecodeActor:
-    def __init__(self, config: InstanceConfig) -> None:
-        self._config = config
-        self._process: InstanceProcess | None = None
-
-    def prepare(self) -> None:
-        """Loads the model: `run` goes on from there."""
+class DecodeActor(InstanceShell):
+    def _make(self) -> InstanceProcess:
         from alignedserve.decode_worker.process import DecodeProcess
 
-        self._process = DecodeProcess(self._config)
-        self._process.prepare()
-
-    def run(self) -> None:
-        if self._process is None:
-            self.prepare()
-        assert self._process
-        self._process.run()
+        return DecodeProcess(self._config)
 
 
 @ray.remote
-class ColocatedActor:
-    def __init__(self, config: InstanceConfig) -> None:
-        self._config = config
-        self._process: InstanceProcess | None = None
-
-    def prepare(self) -> None:
-        """Loads the model: `run` goes on from there."""
+class ColocatedActor(InstanceShell):
+    def _make(self) -> InstanceProcess:
         from alignedserve.decode_worker.process import ColocatedProcess
 
-        self._process = ColocatedProcess(self._config)
-        self._process.prepare()
-
-    def run(self) -> None:
-        if self._process is None:
-            self.prepare()
-        assert self._process
-        self._process.run()
+        return ColocatedProcess(self._config)

@@ -1,5 +1,4 @@
-"""The Ray shell of a prefill instance. It imports the process where it runs: the launcher does not need that
-module."""
+"""The Ray shell of a prefill instance. See instance/actor.py."""
 
 from __future__ import annotations
 
@@ -7,27 +6,15 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from alignedserve.instance.config import InstanceConfig
+from alignedserve.instance.actor import InstanceShell
 
 if TYPE_CHECKING:
     from alignedserve.instance.process import InstanceProcess
 
 
 @ray.remote
-class PrefillActor:
-    def __init__(self, config: InstanceConfig) -> None:
-        self._config = config
-        self._process: InstanceProcess | None = None
-
-    def prepare(self) -> None:
-        """Loads the model: `run` goes on from there."""
+class PrefillActor(InstanceShell):
+    def _make(self) -> InstanceProcess:
         from alignedserve.prefill_worker.process import PrefillProcess
 
-        self._process = PrefillProcess(self._config)
-        self._process.prepare()
-
-    def run(self) -> None:
-        if self._process is None:
-            self.prepare()
-        assert self._process
-        self._process.run()
+        return PrefillProcess(self._config)
