@@ -74,8 +74,9 @@ class Forecast:
         # The estimates of the last look, and when that was.
         self._found: dict[JobId, Estimate] = {}
         self._found_s = 0.0
-        # Whether a job would be done too late at the present speed.
-        self.are_late = False
+        # Whether a job would be done too late at the present speed if jobs took turns, so that the one that expires
+        # first goes before the others; and whether one would be even then.
+        self.goes_by_window = self.are_late = False
         # What other gateways said of their jobs, and when, by their names.
         self._heard: dict[str, tuple[float, Mapping[str, tuple[float | None, float]]]] = {}
         # Since jobs run, or for so long as `MAX_WINDOW_S` is the later half of.
@@ -117,7 +118,7 @@ class Forecast:
         if running:
             self._estimate(running, waiting)
         else:
-            self._found, self.are_late = {}, False
+            self._found, self.goes_by_window, self.are_late = {}, False, False
             self._samples.clear()
 
     async def _add_done(self, running: Sequence[JobId]) -> None:
@@ -164,11 +165,23 @@ class Forecast:
             self._output_work,
         )
         self._found, self._found_s = dict(zip((*here, *there), found, strict=True)), now
-        expire_at = [watched.expires_at for watched in (*here.values(), *there.values())]
-        self.are_late = any(
-            each.left_s is not None and each.left_s > IN_TIME * (end_s - now)
-            for each, end_s in zip(found, expire_at, strict=True)
-        )
+        self._judge(now, here, there)
+
+    def _judge(self, now: float, here: Mapping[JobId, _Watched], there: Mapping[JobId, _Watched]) -> None:
+        late = {
+            job_id
+            for job_id, watched in (*here.items(), *there.items())
+            if (left_s := self._found[job_id].left_s) is not None
+            and left_s > IN_TIME * (watched.expires_at - now)
+        }
+        self.goes_by_window = not late.isdisjoint(here)
+        # One that waits for a place is not helped by the order of those that run.
+        self.are_late = not late.isdisjoint(there)
+        if self.goes_by_window and not self.are_late:
+            work = 0.0
+            for watched in sorted(here.values(), key=lambda each: each.expires_at):
+                work += watched.job.work_left(self._work_per_byte, self._output_work)
+                self.are_late |= work > IN_TIME * (watched.expires_at - now) * (self._speed or 0.0)
 
     def _sample(self, now: float, here: Sequence[_Watched]) -> None:
         since_s = min((watched.since_s for watched in here if watched.since_s is not None), default=now)

@@ -199,7 +199,7 @@ class JobRun:
                 if is_alone and running:
                     await asyncio.wait(running)
                 size = len(line.text or b"")
-                await self.shared.limit.acquire(size)
+                await self.shared.limit.acquire(size, job.expires_at)
                 if self.shared.stopping.is_set():
                     self.shared.limit.release(size)
                     return

@@ -74,7 +74,7 @@ class BatchRunner:
             lambda: self.forecast.are_late,
             served_model,
             config,
-            ConcurrencyLimit(config.max_num_lines, config.max_bytes),
+            ConcurrencyLimit(config.max_num_lines, config.max_bytes, lambda: self.forecast.goes_by_window),
             LoopTurns(),
             LineReader(),
             asyncio.Event(),

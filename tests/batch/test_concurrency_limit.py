@@ -89,3 +89,24 @@ def test_who_is_cancelled_leaves_nothing_behind(seed: int) -> None:
         assert limit.is_empty
 
     asyncio.run(scenario())
+
+
+def test_while_windows_are_tight_the_job_that_expires_first_goes_first() -> None:
+    async def scenario() -> None:
+        is_tight = True
+        limit = ConcurrencyLimit(1, 100, lambda: is_tight)
+        await limit.acquire(1)
+        asking = [asyncio.create_task(limit.acquire(1, expires_at)) for expires_at in (30, 10, 20)]
+        assert await entered(*asking) == [False] * 3
+        limit.release(1)
+        assert await entered(*asking) == [False, True, False]
+        # what has waited longest goes next as soon as they are not
+        is_tight = False
+        limit.release(1)
+        assert await entered(*asking) == [True, True, False]
+        limit.release(1)
+        assert await entered(*asking) == [True] * 3
+        limit.release(1)
+        assert limit.is_empty
+
+    asyncio.run(scenario())
