@@ -4,8 +4,8 @@ Work is counted in tokens of prompts. How many of them a generated token is wort
 with how many run at a time: where prompts and answers did not grow alike, the time that they took says it. What is left
 of a job is judged by what is done of it: its prompts by bytes and lines, its answers by lines or by bytes, whichever
 was the better measure so far. Jobs that run at a time share what the system does of them: each begins a line in turn
-(concurrency_limit.py), so that each has as many lines done in a second. While windows are tight they don't, which is not
-played: it lasts only until turns would do again.
+(concurrency_limit.py), so that each has as many lines done in a second. While windows are tight they don't take turns,
+which is not played: it lasts only until turns would do again.
 """
 
 from __future__ import annotations
