@@ -38,6 +38,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.eventlog import EventLog
 from alignedserve.router.events import Closed, Connected, Event, Received, Tick
 from alignedserve.router.fence import kill_user
+from alignedserve.router.load import LoadMeter
 from alignedserve.router.parting import Parting
 from alignedserve.router.router import Router
 from alignedserve.router.status import describe
@@ -47,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 # The core hears of the time each so many seconds: nothing in it waits for less.
 TICK_S = 0.1
+# The launcher hears of the load each so many seconds.
+LOAD_S = 0.5
 
 # What each role may send. Any other message closes the connection.
 _MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
@@ -109,6 +112,7 @@ class RouterServer:
         assert self._over, "listen first"
         tasks = [
             asyncio.create_task(self._tick()),
+            asyncio.create_task(self._tell_load()),
             asyncio.create_task(collect_when_idle(lambda: self._router.is_idle)),
         ]
         try:
@@ -198,6 +202,12 @@ class RouterServer:
                 self._tell_core(Closed(hello.instance_id, hello.epoch))
             if not self._router.is_idle:
                 self._tell_core(Tick())
+
+    async def _tell_load(self) -> None:
+        meter = LoadMeter(self._router)
+        while True:
+            self._tell_all("launcher", meter.read(time.monotonic()))
+            await asyncio.sleep(LOAD_S)
 
     def _describe(self, ticket: int) -> Cluster:
         return describe(self._router, self._me, self._hub, self._expected, self._pool_use, ticket)

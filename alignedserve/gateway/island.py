@@ -267,7 +267,7 @@ class Island:
             asyncio.get_running_loop().call_later(wait_s, self._submit_again, entry)
             return
         del self._open[rejected.key]
-        entry.stats.ended("rejected")
+        entry.stats.rejected(rejected.reason)
         entry.tell(rejected)
 
     def _submit_again(self, entry: Open) -> None:

@@ -42,6 +42,8 @@ class Islands:
         }
         # What should be there and is not, for people to read.
         self.missing: Sequence[str] = ()
+        # How many islands the traffic would need; 0: nobody says.
+        self.num_wanted = 0
         self._running: dict[asyncio.Task[None], Island] = {}
         # This is set when `run` has something to do.
         self._changed = asyncio.Event()

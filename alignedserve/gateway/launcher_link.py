@@ -13,6 +13,7 @@ from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.messages import (
     AnyMessage,
+    Attainment,
     Drain,
     GatewayNews,
     Hello,
@@ -23,7 +24,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.types import InstanceId
 
-# The seconds between two times that a gateway tells the others its news.
+# The seconds between two times that a gateway tells its news.
 NEWS_S = 1.0
 
 
@@ -38,9 +39,11 @@ class LauncherLink:
         on_retire: Callable[[], None] = lambda: None,
         news: Callable[[], GatewayNews] | None = None,
         hear: Callable[[GatewayNews], None] = lambda news: None,
+        attained: Callable[[], Attainment] | None = None,
     ) -> None:
         """`on_drain` is called when the system stops, and `on_retire` when another gateway has this one's place. `news`
-        is what the other gateways should hear, if there are some; `hear` hears theirs."""
+        is what the other gateways should hear, if there are some; `hear` hears theirs. `attained` is what the launcher
+        should hear, if it wants to."""
         epoch = new_epoch()
         hello = Hello(
             "gateway",
@@ -57,26 +60,27 @@ class LauncherLink:
         self._on_retire = on_retire
         self._news = news
         self._hear = hear
+        self._attained = attained
         self._link = RouterConnection(address, lambda: hello, self)
 
     async def run(self) -> None:
         """Runs until the launcher sends Stop, or until `stop`. While the launcher is away, the islands stay as they
         are."""
-        telling = asyncio.create_task(self._tell_news(self._news)) if self._news else None
+        telling = asyncio.create_task(self._tell())
         try:
             await self._link.run()
         finally:
-            if telling:
-                telling.cancel()
+            telling.cancel()
 
     def stop(self) -> None:
         self._link.stop()
 
-    async def _tell_news(self, news: Callable[[], GatewayNews]) -> None:
+    async def _tell(self) -> None:
         while True:
             await asyncio.sleep(NEWS_S)
-            if self._link.is_up:
-                self._link.send(news())
+            for say in (self._news, self._attained):
+                if say and self._link.is_up:
+                    self._link.send(say())
 
     # ---- what the link hears ----
 
@@ -88,8 +92,9 @@ class LauncherLink:
 
     def on_message(self, message: AnyMessage) -> None:
         match message:
-            case Membership(islands=islands, missing=missing):
+            case Membership(islands=islands, missing=missing, num_wanted=num_wanted):
                 self._islands.missing = missing
+                self._islands.num_wanted = num_wanted
                 routers = {
                     each.number: replace(self._address, host=each.host, port=each.port, path=each.path)
                     for each in islands

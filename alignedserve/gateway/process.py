@@ -36,13 +36,14 @@ from alignedserve.gateway.openai.files import file_routes
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.routes import RESPONSES, response_routes
 from alignedserve.gateway.prepare_process import MODULE as PREPARING
+from alignedserve.gateway.telemetry.attainment import AttainmentCount
 from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
 from alignedserve.process.listening import ask_for_listener, listen
 from alignedserve.process.steady import collect_when_idle, settle
-from alignedserve.protocol.messages import GatewayNews
+from alignedserve.protocol.messages import Attainment, GatewayNews
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.store import ContentsInStore, DeliveryStore, JobRecord, ResponseStore, Store
 from alignedserve.store.contents import ContentsApart
@@ -84,6 +85,7 @@ class GatewayProcess:
         self._draining: asyncio.Task[None] | None = None
         self._retiring: asyncio.Task[None] | None = None
         self._events = Events(config.webhooks.url)
+        self._attainment = AttainmentCount(self.telemetry.metrics.of("rt"))
         # What all gateways at this port have measured, if there are several.
         self._gateways = Gateways(config.instance_id) if config.num_gateways > 1 else None
 
@@ -131,7 +133,13 @@ class GatewayProcess:
                 await asyncio.gather(compiler.prepare(), preparer.start())
             routers.append(responses)
             routers.append(
-                metrics_route(self.telemetry.metrics, self._islands.cluster, self._count_jobs, self._gateways)
+                metrics_route(
+                    self.telemetry.metrics,
+                    self._islands.cluster,
+                    self._count_jobs,
+                    self._gateways,
+                    lambda: self._islands.num_wanted,
+                )
             )
             keys, origins = Keys(self._config.key_owners), self._config.http.allowed_origins
             callers, home = self._callers(sock), self._home if store else None
@@ -291,6 +299,7 @@ class GatewayProcess:
             self._retire,
             self._news if self._gateways else None,
             self._hear,
+            self._attained,
         )
         tasks = [asyncio.create_task(each.run()) for each in (self._islands, link)]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -301,6 +310,9 @@ class GatewayProcess:
     def _news(self) -> GatewayNews:
         estimates = self._runner[0].forecast.said() if self._runner else {}
         return GatewayNews(self._config.instance_id, written(self.telemetry.metrics), estimates)
+
+    def _attained(self) -> Attainment:
+        return self._attainment.take(self._runner is not None and self._runner[0].forecast.are_late)
 
     def _hear(self, news: GatewayNews) -> None:
         if self._gateways:

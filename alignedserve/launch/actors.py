@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from alignedserve.decode_worker.actor import ColocatedActor, DecodeActor
 from alignedserve.gateway.actor import GatewayActor
 from alignedserve.kvpool.actor import PoolActor
+from alignedserve.launch.nodes import ISLAND, ROUTER_HOLDS
 from alignedserve.launch.plan import ProcessSpec
 from alignedserve.prefill_worker.actor import PrefillActor
 from alignedserve.router.actor import RouterActor
@@ -33,6 +34,8 @@ class RayActor:
 
     def __init__(self, spec: ProcessSpec, node_id: str | None) -> None:
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": spec.num_gpus, "max_restarts": -1}
+        if spec.holds_node:
+            options["resources"] = {ISLAND: ROUTER_HOLDS}
         if node_id is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
         self.spec = spec

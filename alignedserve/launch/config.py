@@ -34,7 +34,11 @@ class LaunchConfig:
     min_islands: Annotated[
         int, "nodes of the cluster that there should be; it starts when they are there"
     ] = 1
-    max_islands: Annotated[int | None, "nodes of the cluster to use at most [default: all]"] = None
+    max_islands: Annotated[
+        int | None,
+        "nodes of the cluster to use at most; if they have the resource island, as many are asked of Ray's autoscaler "
+        "as traffic needs [default: all]",
+    ] = None
     redis_url: Annotated[
         str | None,
         "Redis that keeps files and batch jobs: redis://, rediss://, redis+sentinel:// "

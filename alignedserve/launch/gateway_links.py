@@ -4,15 +4,17 @@ and when to end."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from alignedserve.launch.growth import Seen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import new_epoch
 from alignedserve.protocol.frames import WireError
 from alignedserve.protocol.hub import SILENCE_S, Hub
 from alignedserve.protocol.messages import (
     AnyMessage,
+    Attainment,
     Drain,
     GatewayNews,
     Hello,
@@ -46,6 +48,9 @@ class GatewayLinks:
         # Those whose place others have: nobody supervises them.
         self._retired: set[InstanceId] = set()
         self._is_draining = False
+        # What gateways have said since it was asked for, and whether jobs are late by the last word of each.
+        self._num_met = self._num_missed = 0
+        self._late: set[InstanceId] = set()
 
     async def listen(self) -> None:
         """Raises OSError when another process listens there."""
@@ -54,13 +59,29 @@ class GatewayLinks:
         else:
             await self._hub.listen(self._address.host, self._address.port)
 
-    def tell(self, routers: Mapping[int, RouterAddress], missing: Sequence[str]) -> None:
-        """Says which islands there are, by their numbers, and what is missing."""
-        islands = [IslandAt(number, each.host, each.port, each.path) for number, each in routers.items()]
-        found = Membership(islands, list(missing))
+    def tell(
+        self,
+        routers: Mapping[int, RouterAddress],
+        missing: Sequence[str],
+        leaving: Collection[int] = (),
+        num_wanted: int = 0,
+    ) -> None:
+        """Says which islands there are, by their numbers, what is missing, which of them are being given back, and how
+        many traffic would need."""
+        islands = [
+            IslandAt(number, each.host, each.port, each.path, number in leaving)
+            for number, each in routers.items()
+        ]
+        found = Membership(islands, list(missing), num_wanted)
         if found != self._membership:
             self._membership = found
             self._tell_all(found)
+
+    def attained(self) -> Seen:
+        """Returns what became of objectives since this was called last."""
+        seen = Seen(self._num_met, self._num_missed, bool(self._late))
+        self._num_met = self._num_missed = 0
+        return seen
 
     def drain(self) -> None:
         self._is_draining = True
@@ -97,14 +118,21 @@ class GatewayLinks:
         self._gateways[without_generation(to)].seen(to, f"pid {hello.pid}")
 
     def received(self, hello: Hello, message: AnyMessage) -> None:
-        if not isinstance(message, GatewayNews) or message.gateway != hello.instance_id:
-            raise WireError(f"a {type(message).__name__} does not come from {hello.instance_id}")
-        for other in self._hub:
-            if other.instance_id != message.gateway:
-                self._hub.send(other.instance_id, message)
+        match message:
+            case Attainment(num_met=num_met, num_missed=num_missed, are_late=are_late):
+                self._num_met += num_met
+                self._num_missed += num_missed
+                (self._late.add if are_late else self._late.discard)(hello.instance_id)
+            case GatewayNews(gateway=gateway) if gateway == hello.instance_id:
+                for other in self._hub:
+                    if other.instance_id != gateway:
+                        self._hub.send(other.instance_id, message)
+            case _:
+                raise WireError(f"a {type(message).__name__} does not come from {hello.instance_id}")
 
     def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
         self._connected.pop(instance_id, None)
+        self._late.discard(instance_id)
         if instance_id not in self._retired:
             self._gateways[without_generation(instance_id)].unseen(instance_id, is_dead=True)
 

@@ -17,6 +17,7 @@ from alignedserve.protocol.messages import (
     Cluster,
     Hello,
     InstanceLimits,
+    Load,
     ProcessStatus,
     Stop,
     Welcome,
@@ -47,6 +48,8 @@ class IslandSupervisor:
         self._router = self._supervisors[InstanceId("router")]
         self._connection = RouterConnection(plan.router, self._hello, self)
         self._epoch = new_epoch()
+        # The last that its router said, while it is connected.
+        self._load: Load | None = None
 
     async def supervise(self) -> None:
         """Runs until it is told to stop. Raises ProcessFailed, in a group."""
@@ -58,6 +61,15 @@ class IslandSupervisor:
     @property
     def is_up(self) -> bool:
         return all(supervisor.is_up for supervisor in self._supervisors.values())
+
+    @property
+    def busy(self) -> float:
+        """The share of the time that its instances compute; those of the busiest role count."""
+        return self._load.busy if self._load else 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._load is not None and not self._load.num_requests
 
     def stop(self) -> None:
         """Orders the router, and through it the other processes, to stop."""
@@ -88,12 +100,15 @@ class IslandSupervisor:
         self._router.seen(self.name, f"epoch {welcome.router_epoch}, at {self.plan.router}")
 
     def on_down(self) -> None:
+        self._load = None
         self._router.unseen(self.name, is_dead=True)
         for supervisor in self._supervisors.values():
             supervisor.unseen(self.name, is_dead=False)
 
     def on_message(self, message: AnyMessage) -> None:
-        if isinstance(message, Cluster):
+        if isinstance(message, Load):
+            self._load = message
+        elif isinstance(message, Cluster):
             here = {process.instance_id: process for process in message.processes if process.state == "up"}
             for name, supervisor in self._supervisors.items():
                 if process := here.get(name):

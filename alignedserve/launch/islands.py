@@ -2,17 +2,21 @@
 
 On one machine there is one island, and the system ends with it. In a cluster the system goes on with the islands that
 it has: a node that is gone takes its island with it, one that comes becomes an island, and one whose island failed is
-tried again later. Only when no island was ever up does the failure of the last one end the system: its settings do not
-fit.
+tried again later. Where it is known how many are wanted (growth.py), those that are too many are given back to the
+autoscaler: new requests go to others, and its own end or, if that takes too long, go on elsewhere. Only when no island
+was ever up does the failure of the last one end the system: its settings do not fit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from alignedserve.launch.control import Say
+from alignedserve.launch.growth import Seen, leaving
 from alignedserve.launch.island_supervisor import IslandSupervisor
 from alignedserve.launch.nodes import LOOK_S, Change, Nodes
 from alignedserve.launch.plan import IslandPlan, Node
@@ -21,10 +25,19 @@ from alignedserve.protocol.address import RouterAddress
 
 # The seconds between two looks whether all is up, at the start.
 UP_LOOK_S = 0.05
+# An island that is given back ends when it has no requests, but not within so many seconds, in which gateways hear of
+# it; and after so many seconds in any case.
+LEAVING_S, LEFT_S = 2.0, 300.0
 
 
 class Tell(Protocol):
-    def __call__(self, routers: Mapping[int, RouterAddress], missing: Sequence[str]) -> None: ...
+    def __call__(
+        self,
+        routers: Mapping[int, RouterAddress],
+        missing: Sequence[str],
+        leaving: Collection[int],
+        num_wanted: int,
+    ) -> None: ...
 
 
 class Islands:
@@ -36,10 +49,13 @@ class Islands:
         make: Callable[[IslandPlan], IslandSupervisor],
         tell: Tell,
         say: Callable[[str], None],
+        attained: Callable[[], Seen] = Seen,
     ) -> None:
         """`first` are the plans of the first nodes; `plan` makes those of later ones, and raises ValueError. `tell` is
-        told which islands there are, and what is missing."""
+        told which islands there are, and what is missing. `attained` returns what became of objectives since it was
+        called last."""
         self._nodes = nodes
+        self._attained = attained
         self._plan = plan
         self._make = make
         self._tell = tell
@@ -48,6 +64,8 @@ class Islands:
         self._running: dict[asyncio.Task[None], int] = {}
         # Why a node is no island, by its id, until it is one or is gone.
         self._problems: dict[str | None, str] = {}
+        # Since when islands are being given back, by their numbers.
+        self._leaving: dict[int, float] = {}
         # The islands as gateways know them. Without any, they keep the last.
         self._told: dict[int, RouterAddress] = {}
         self._was_up = False
@@ -69,6 +87,7 @@ class Islands:
                 else:
                     await asyncio.sleep(LOOK_S)
                 self._take_ended()
+                await self._grow()
                 self._tell_gateways()
         finally:
             for task in self._running:
@@ -118,7 +137,47 @@ class Islands:
             self._islands[node.number] = self._make(plan)
             self._start(node.number)
 
+    # ---- as many as are wanted ----
+
+    async def _grow(self) -> None:
+        growth = self._nodes.growth
+        if growth is None or self._is_stopping:
+            return
+        up = [
+            island for number, island in self._islands.items() if island.is_up and number not in self._leaving
+        ]
+        busy = sum(island.busy for island in up) / max(1, len(up))
+        before = growth.wanted
+        growth.look(time.monotonic(), len(up), replace(self._attained(), busy=busy))
+        if growth.wanted != before:
+            self._say(f"{growth.wanted} islands are wanted; {len(up)} are up")
+        await self._nodes.want(growth.wanted)
+        self._choose_leaving(growth.wanted)
+        self._give_back()
+
+    def _choose_leaving(self, wanted: int) -> None:
+        now_leaving = leaving(self._islands, self._leaving, wanted)
+        for number in sorted(now_leaving - self._leaving.keys()):
+            self._leaving[number] = time.monotonic()
+            self._say(
+                f"{self._islands[number].name} gets no more requests, and is given back when it has none"
+            )
+        for number in sorted(self._leaving.keys() - now_leaving):
+            del self._leaving[number]
+            if island := self._islands.get(number):
+                self._say(f"{island.name} is kept")
+
+    def _give_back(self) -> None:
+        for number, since_s in list(self._leaving.items()):
+            age_s = time.monotonic() - since_s
+            island = self._islands[number]
+            if age_s >= LEFT_S or (age_s >= LEAVING_S and island.is_empty):
+                self._nodes.given_back(number)
+                self._say(f"{island.name} is given back")
+                self._let_go(number)
+
     def _let_go(self, number: int) -> None:
+        self._leaving.pop(number, None)
         self._islands.pop(number).abandon()
         for task in [task for task, of in self._running.items() if of == number]:
             task.cancel()
@@ -155,13 +214,15 @@ class Islands:
     def _tell_gateways(self) -> None:
         here = {number: island.plan.router for number, island in self._islands.items()}
         self._told = here or self._told
-        self._tell(self._told, self._missing())
+        growth = self._nodes.growth
+        self._tell(
+            self._told, self._missing(), set(self._leaving), growth.wanted_without_limit if growth else 0
+        )
 
     def _missing(self) -> list[str]:
-        num_missing = self._nodes.num_wanted - len(self._islands)
-        if num_missing <= 0:
-            return []
         wanted = self._nodes.num_wanted
+        if len(self._islands) >= wanted:
+            return []
         return [f"{len(self._islands)} of {wanted} islands are there", *self._problems.values()]
 
 

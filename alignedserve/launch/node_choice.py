@@ -49,6 +49,10 @@ class NodeChoice:
             pause_s = self._failures[node_id].next_s if node_id in self._failures else RETRY_S
             self._failures[node_id] = _Failures(now + pause_s, min(2 * pause_s, MAX_RETRY_S))
 
+    def given_back(self, number: int) -> None:
+        """The island is none any more, and its node is free."""
+        self.chosen.pop(number, None)
+
     def worked(self, number: int) -> None:
         """The island is up: what its node failed before does not matter any more."""
         if number in self.chosen:

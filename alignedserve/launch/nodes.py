@@ -1,6 +1,7 @@
 """Where islands can be: on this machine, under a Ray of its own; or on the nodes of a Ray cluster, one island each.
 
-The nodes of a cluster come and go while the system runs.
+The nodes of a cluster come and go while the system runs. Where those that may be islands are marked as such (Ray's
+resource ISLAND), as many as are wanted are asked of Ray's autoscaler, and others are left to it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from alignedserve.launch.config import LaunchConfig
+from alignedserve.launch.growth import Growth
 from alignedserve.launch.leftovers import removing
 from alignedserve.launch.node_choice import NodeChoice
 from alignedserve.launch.plan import Node, free_shm_bytes
@@ -28,6 +30,10 @@ _LOOPBACK = "127.0.0.1"
 LOOK_S = 1.0
 # A node on which nothing runs after so many seconds is no island.
 PROBE_S = 60.0
+# Ray's resource of which a node has one if it is there to be an island; and how much of it an island's router holds, so
+# that the autoscaler does not take the node for idle. Two routers hold that while one takes the other's place.
+ISLAND = "island"
+ROUTER_HOLDS = 0.01
 
 
 @dataclass
@@ -48,10 +54,18 @@ class Nodes(Protocol):
     launcher: RouterAddress
     # Whether nodes come and go.
     may_change: bool
-    # So many should be there.
+    # So many should be there at first.
     num_wanted: int
+    # How many should be there later; None: those that there are.
+    growth: Growth | None
 
     async def look(self) -> Change: ...
+
+    async def want(self, count: int) -> None:
+        """So many should be there from now on."""
+
+    def given_back(self, number: int) -> None:
+        """The island of this number is none any more; it did not fail."""
 
     def failed(self, number: int) -> None:
         """The island of this number can't be: its node is tried again later, as a new one."""
@@ -63,6 +77,7 @@ class Nodes(Protocol):
 class ThisMachine:
     may_change = False
     num_wanted = 1
+    growth: Growth | None = None
 
     def __init__(self, node: Node, launcher: RouterAddress) -> None:
         self.first = [node]
@@ -70,6 +85,12 @@ class ThisMachine:
 
     async def look(self) -> Change:
         return Change()
+
+    async def want(self, count: int) -> None:
+        """There is no other node."""
+
+    def given_back(self, number: int) -> None:
+        """There is no other node."""
 
     def failed(self, number: int) -> None:
         """There is no other node."""
@@ -110,12 +131,15 @@ def nodes_of(
             )
         nodes = ClusterNodes(ray, config, needs_gpus, token)
         said = 0
-        while num_missing := nodes.take_first():
-            if num_missing != said:
-                said = num_missing
-                say(f"{nodes.num_wanted - num_missing} of {nodes.num_wanted} nodes are there")
-            time.sleep(LOOK_S)
-        yield nodes
+        with nodes.asking():
+            while num_missing := nodes.take_first():
+                if num_missing != said:
+                    said = num_missing
+                    say(f"{nodes.num_wanted - num_missing} of {nodes.num_wanted} nodes are there")
+                time.sleep(LOOK_S)
+            if nodes.may_grow and nodes.growth is None:
+                say(f"no node has the resource {ISLAND}: all that are there are used, and none are asked for")
+            yield nodes
 
 
 class ClusterNodes:
@@ -126,18 +150,42 @@ class ClusterNodes:
         self._needs_gpus = needs_gpus
         self._token = token
         self._choice = NodeChoice(config.max_islands)
+        self._min, self._max = config.min_islands, config.max_islands
         self.num_wanted = config.min_islands
+        self.growth: Growth | None = None
         self.first: list[Node] = []
+        # Whether there was a node with a mark: others are no islands then.
+        self._has_marks = False
+        # So many are asked of the autoscaler.
+        self._num_asked = 0
         # Gateways are on this node.
         self.launcher = RouterAddress(_LOOPBACK, free_port(_LOOPBACK), token)
 
+    @property
+    def may_grow(self) -> bool:
+        return self._max is not None and self._max > self._min
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """After the block nothing is asked of the autoscaler any more."""
+        try:
+            yield
+        finally:
+            self._ask(0)
+
     def take_first(self) -> int:
-        """Takes the nodes that are there if they are enough; returns how many are missing."""
+        """Takes the nodes that are there if they are enough; returns how many are missing, which are asked for."""
         nodes = self._usable()
+        if self.may_grow and (self._has_marks or not nodes):
+            self._ask(self._min)
         if len(nodes) < self.num_wanted:
             return self.num_wanted - len(nodes)
         come, _ = self._choice.look(list(nodes), time.monotonic())
         self.first = [self._node(nodes[node_id], number) for number, node_id in come.items()]
+        if not self._has_marks:
+            self._ask(0)
+        elif self._max is not None and self.may_grow:
+            self.growth = Growth(self._min, self._max, len(self.first))
         return 0
 
     async def look(self) -> Change:
@@ -155,17 +203,40 @@ class ClusterNodes:
                 change.problems.append(f"{nodes[node_id]['NodeManagerAddress']}: {reason}")
         return change
 
+    async def want(self, count: int) -> None:
+        self._choice.most = count
+        await asyncio.to_thread(self._ask, count)
+
     def failed(self, number: int) -> None:
         self._choice.failed(number, time.monotonic())
 
     def worked(self, number: int) -> None:
         self._choice.worked(number)
 
+    def given_back(self, number: int) -> None:
+        self._choice.given_back(number)
+
+    def _ask(self, count: int) -> None:
+        """Asks the autoscaler for so many nodes with a mark, those that are there included. It remembers that."""
+        if count != self._num_asked:
+            from ray.autoscaler.sdk import request_resources
+
+            self._num_asked = count
+            request_resources(bundles=[{ISLAND: 1}] * count)
+
     def _usable(self) -> dict[str, dict[str, Any]]:
-        """Returns the nodes with GPUs if there are any or GPUs are needed, else all nodes, by their ids."""
+        """Returns the nodes that have marks, if there was ever one; else those with GPUs if there are any or GPUs are
+        needed; else those with CPUs, by their ids."""
         alive = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
-        with_gpus = {node_id: node for node_id, node in alive.items() if node["Resources"].get("GPU", 0) >= 1}
-        return dict(sorted((with_gpus if with_gpus or self._needs_gpus else alive).items()))
+        marked = {node_id: node for node_id, node in alive.items() if _is_marked(node)}
+        self._has_marks |= bool(marked)
+        if self._has_marks:
+            return dict(sorted(marked.items()))
+        with_gpus, with_cpus = (
+            {node_id: node for node_id, node in alive.items() if node["Resources"].get(what, 0) >= 1}
+            for what in ("GPU", "CPU")
+        )
+        return dict(sorted((with_gpus if with_gpus or self._needs_gpus else with_cpus).items()))
 
     def _node(self, found: dict[str, Any], number: int) -> Node:
         """Raises RayError when nothing can be run there."""
@@ -182,7 +253,12 @@ class ClusterNodes:
             free_bytes,
             RouterAddress(host, port, self._token),
             number,
+            is_marked=_is_marked(found),
         )
+
+
+def _is_marked(node: dict[str, Any]) -> bool:
+    return bool(node["Resources"].get(ISLAND, 0) >= 1)
 
 
 def _probe(host: str) -> tuple[int, int]:

@@ -53,6 +53,8 @@ class Node:
     router: RouterAddress
     # The island's number, different for each that there ever was in the system.
     number: int = 0
+    # Whether Ray counts it as one that is there to be an island.
+    is_marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class ProcessSpec:
     config: Any
     # The number of GPUs that the process has; less than one if it shares one.
     num_gpus: float = 0
+    # Whether its node is in use as long as it is there, as the autoscaler sees it.
+    holds_node: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         gateway_ids(settings.launch.gateways),
     )
     processes = (
-        ProcessSpec("router", InstanceId("router"), router),
+        ProcessSpec("router", InstanceId("router"), router, holds_node=node.is_marked),
         ProcessSpec("kvpool", pool_name, pool),
         *instances,
     )

@@ -70,7 +70,7 @@ class SystemSupervisor:
         def make(plan: IslandPlan) -> IslandSupervisor:
             return IslandSupervisor(plan, _naming(plan, is_only=not nodes.may_change), say)
 
-        self._islands = Islands(nodes, islands, plan, make, self._links.tell, say)
+        self._islands = Islands(nodes, islands, plan, make, self._links.tell, say, self._links.attained)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 

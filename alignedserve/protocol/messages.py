@@ -612,6 +612,14 @@ class Cluster(Message):
     sharing: dict[str, int] = {}
 
 
+class Load(Message):
+    """From the router to the launcher, twice a second: how much the island has to do."""
+
+    num_requests: int
+    # The share of the last seconds in which instances computed: the mean of the role that did so most.
+    busy: float
+
+
 class Drain(Message):
     """From a launcher, passed on to gateways: take no new requests, finish those that run, and then end."""
 
@@ -634,6 +642,8 @@ class IslandAt(Message):
     port: int
     # See RouterAddress.
     path: str | None = None
+    # Whether it is being given back: new requests go to others while there are some.
+    is_leaving: bool = False
 
 
 class Membership(Message):
@@ -642,6 +652,18 @@ class Membership(Message):
     islands: list[IslandAt]
     # What should be there and is not, a line each, for people to read.
     missing: list[str] = []
+    # How many islands the traffic would need, whatever the limit is; 0: nobody says.
+    num_wanted: int = 0
+
+
+class Attainment(Message):
+    """From a gateway to the launcher, each second: what became of objectives since the last time."""
+
+    # Of real time. A request that was refused since the queue was full has missed one.
+    num_met: int
+    num_missed: int
+    # Whether batch jobs would be done too late at their present speed.
+    are_late: bool
 
 
 class GatewayNews(Message):
@@ -687,9 +709,11 @@ AnyMessage = (
     | PoolUse
     | AskCluster
     | Cluster
+    | Load
     | Drain
     | Stop
     | Membership
     | GatewayNews
     | Retire
+    | Attainment
 )

@@ -306,6 +306,36 @@ def test_gateways_at_one_port_know_what_the_others_have_measured() -> None:
     play(scenario)
 
 
+def test_the_launcher_hears_what_became_of_objectives_and_says_how_many_islands_are_wanted() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            launched.links.attained()
+            objectives = {"ttft_ms": 600_000, "tbt_ms": 60_000}
+            for _ in range(2):
+                body = {"prompt": "x", "slo": objectives}
+                assert (await at.post("/v1/completions", body)).status_code == 200
+            at.router.allow(0)
+            body = {"prompt": "x", "slo": objectives | {"ttft_ms": 1}}
+            asking = asyncio.create_task(at.post("/v1/completions", body))
+            await at.router.until(lambda: len(at.router.submitted) == 3)
+            await asyncio.sleep(0.001)
+            at.router.allow(None)
+            assert (await asking).status_code == 200
+            num_met = num_missed = 0
+            while (num_met, num_missed) != (5, 1):
+                seen = launched.links.attained()
+                num_met, num_missed = num_met + seen.num_met, num_missed + seen.num_missed
+                assert num_met <= 5 and num_missed <= 1 and not seen.are_late
+                await asyncio.sleep(0.01)
+            assert "\nalignedserve:islands_wanted" not in await metrics(at)
+            launched.links.tell({0: first_of(at)}, [], num_wanted=3)
+            while "alignedserve:islands_wanted 3.0" not in await metrics(at):
+                await asyncio.sleep(0.01)
+
+    play(scenario)
+
+
 def test_a_gateway_says_nothing_in_the_name_of_another() -> None:
     async def scenario() -> None:
         async with launcher(gateways=2) as launched:

@@ -130,9 +130,9 @@ class Server:
 
 
 @contextmanager
-def serving(*options: str, state: Path | None = None) -> Iterator[Server]:
+def serving(*options: str, state: Path | None = None, program: str = "alignedserve") -> Iterator[Server]:
     """Ready. At the end, if it still runs, it is stopped by SIGTERM, and has to leave nothing."""
-    server = Server(*options, state=state)
+    server = Server(*options, state=state, program=program)
     try:
         server.until_ready()
         footprint = Footprint(server.pid)

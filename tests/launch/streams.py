@@ -31,16 +31,21 @@ def engine_alone() -> list[str]:
     return [result.outputs[0].text for result in results]
 
 
-def ask_all(url: str, in_the_middle: Callable[[], None] = lambda: None) -> tuple[list[str], float]:
-    """What all streams say, and the longest silence. `in_the_middle` of all of them something is done."""
-    return asyncio.run(_ask_all(url, in_the_middle))
+def ask_all(
+    url: str, in_the_middle: Callable[[], None] = lambda: None, **more: Any
+) -> tuple[list[str], float]:
+    """What all streams say, and the longest silence. `in_the_middle` of all of them something is done. Calls have
+    `more` fields."""
+    return asyncio.run(_ask_all(url, in_the_middle, more))
 
 
-async def _ask_all(url: str, in_the_middle: Callable[[], None]) -> tuple[list[str], float]:
+async def _ask_all(
+    url: str, in_the_middle: Callable[[], None], more: dict[str, Any]
+) -> tuple[list[str], float]:
     started = [asyncio.Event() for _ in QUESTIONS]
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
         asking = [
-            asyncio.create_task(_ask(client, question, settings, event))
+            asyncio.create_task(_ask(client, question, settings | more, event))
             for question, settings, event in zip(QUESTIONS, SETTINGS, started, strict=True)
         ]
         await asyncio.gather(*(event.wait() for event in started))

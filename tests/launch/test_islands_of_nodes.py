@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from alignedserve.launch import growth
 from alignedserve.launch import islands as module
+from alignedserve.launch.growth import Growth, Seen
 from alignedserve.launch.islands import Islands
 from alignedserve.launch.nodes import Change
 from alignedserve.launch.plan import Node
@@ -37,6 +39,8 @@ class Island:
     plan: Plan
     is_up: bool = True
     is_abandoned: bool = False
+    busy: float = 0.0
+    is_empty: bool = True
     end: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -62,9 +66,19 @@ class Nodes:
     changes: list[Change] = field(default_factory=list)
     has_failed: list[int] = field(default_factory=list)
     has_worked: set[int] = field(default_factory=set)
+    growth: Growth | None = None
+    num_asked: list[int] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
 
     async def look(self) -> Change:
         return self.changes.pop(0) if self.changes else Change()
+
+    async def want(self, count: int) -> None:
+        if self.num_asked[-1:] != [count]:
+            self.num_asked.append(count)
+
+    def given_back(self, number: int) -> None:
+        self.given.append(number)
 
     def failed(self, number: int) -> None:
         self.has_failed.append(number)
@@ -79,9 +93,14 @@ class At:
         self.made: dict[int, Island] = {}
         self.said: list[str] = []
         self.told: list[tuple[list[int], list[str]]] = []
+        self.leaving: set[int] = set()
+        self.num_wanted = 0
+        self.seen = Seen()
         made: Any = self._make
         plans: Any = [Plan(each) for each in nodes.first]
-        self.islands = Islands(nodes, plans, self._plan, made, self._tell, self.said.append)
+        self.islands = Islands(
+            nodes, plans, self._plan, made, self._tell, self.said.append, lambda: self.seen
+        )
         self.running = asyncio.create_task(self.islands.supervise())
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -97,7 +116,14 @@ class At:
         self.made[plan.node.number] = Island(plan)
         return self.made[plan.node.number]
 
-    def _tell(self, routers: Mapping[int, RouterAddress], missing: Sequence[str]) -> None:
+    def _tell(
+        self,
+        routers: Mapping[int, RouterAddress],
+        missing: Sequence[str],
+        leaving: Collection[int],
+        num_wanted: int,
+    ) -> None:
+        self.leaving, self.num_wanted = set(leaving), num_wanted
         found = (list(routers), list(missing))
         if not self.told or self.told[-1] != found:
             self.told.append(found)
@@ -221,3 +247,63 @@ def test_up_is_when_as_many_are_up_as_there_should_be() -> None:
         await at.running
 
     play(Nodes([node(0), node(1)], num_wanted=2), scenario)
+
+
+def test_one_more_is_asked_for_while_objectives_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "SHORT_S", 0.05)
+
+    async def scenario(at: At) -> None:
+        at.seen = Seen(num_missed=100)
+        await at.until(lambda: at.nodes.num_asked == [1, 2])
+        at.seen = Seen()
+        await at.until(lambda: at.num_wanted == 2)
+        # There are as many as there should be at least.
+        assert at.told == [([0], [])] and at.said == ["2 islands are wanted; 1 are up"]
+        at.nodes.changes.append(Change(come=[node(1)]))
+        await at.until(lambda: at.told[-1:] == [([0, 1], [])])
+        at.islands.stop()
+        await at.running
+
+    play(Nodes([node(0)], growth=Growth(1, 3, 1)), scenario)
+
+
+@pytest.mark.parametrize("is_empty", [True, False], ids=["when it is empty", "when time is up"])
+def test_what_is_too_much_is_given_back(monkeypatch: pytest.MonkeyPatch, is_empty: bool) -> None:
+    monkeypatch.setattr(growth, "CALM_S", 0.05)
+    monkeypatch.setattr(module, "LEAVING_S", 0.0 if is_empty else 0.05)
+    monkeypatch.setattr(module, "LEFT_S", 3600.0 if is_empty else 0.2)
+
+    async def scenario(at: At) -> None:
+        at.made[1].is_empty = False
+        await at.until(lambda: at.leaving == {1})
+        assert not at.nodes.given and at.told[-1] == ([0, 1], [])
+        at.made[1].is_empty = is_empty
+        await at.until(lambda: at.nodes.given == [1])
+        await at.until(lambda: at.told[-1] == ([0], []))
+        assert at.made[1].is_abandoned and not at.made[0].is_abandoned and not at.nodes.has_failed
+        assert at.nodes.num_asked == [2, 1] and at.leaving == set()
+        assert at.said == [
+            "1 islands are wanted; 2 are up",
+            "node-1 gets no more requests, and is given back when it has none",
+            "node-1 is given back",
+        ]
+        at.islands.stop()
+        await at.running
+
+    play(Nodes([node(0), node(1)], growth=Growth(1, 2, 2)), scenario)
+
+
+def test_what_is_being_given_back_is_kept_when_another_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "CALM_S", 0.05)
+
+    async def scenario(at: At) -> None:
+        at.made[1].is_empty = False
+        await at.until(lambda: at.leaving == {1})
+        at.nodes.changes.append(Change(gone=[0]))
+        await at.until(lambda: at.told[-1:] == [([1], [])])
+        await at.until(lambda: not at.leaving)
+        assert at.said[-1] == "node-1 is kept" and not at.nodes.given
+        at.islands.stop()
+        await at.running
+
+    play(Nodes([node(0), node(1)], growth=Growth(1, 2, 2)), scenario)

@@ -20,6 +20,7 @@ from alignedserve.protocol.messages import (
     Drain,
     Hello,
     InstanceLimits,
+    Load,
     NewTokens,
     PoolUse,
     Prefill,
@@ -152,6 +153,19 @@ def test_launchers_hear_who_comes_and_goes() -> None:
             assert "up" in states(await launcher.hears(Cluster, 2), "decode-0")
             decode.connection.stop()
             assert "down" in states(await launcher.hears(Cluster, 3), "decode-0")
+
+    play(scenario)
+
+
+def test_launchers_hear_the_load_as_it_is() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, port, _):
+            launcher, gateway = Client("launcher", port), Client("gateway", port)
+            assert (await launcher.hears(Load)).num_requests == 0
+            gateway.connection.send(submit())
+            while not (await launcher.hears(Load)).num_requests:
+                launcher.heard.clear()
+            assert not any(isinstance(message, Load) for message in gateway.heard)
 
     play(scenario)
 

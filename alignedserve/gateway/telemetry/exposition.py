@@ -50,8 +50,10 @@ def metrics_route(
     ask_clusters: AskClusters,
     count_jobs: CountJobs = no_jobs,
     gateways: Gateways | None = None,
+    num_wanted: Callable[[], int] = lambda: 0,
 ) -> APIRouter:
-    """`gateways`: all that listen at this port, if there are several."""
+    """`gateways`: all that listen at this port, if there are several. `num_wanted` returns how many islands the traffic
+    would need, or 0."""
     routes = APIRouter()
 
     @routes.get("/metrics", response_class=Response, include_in_schema=False)
@@ -63,7 +65,7 @@ def metrics_route(
         own = list(_of_gateway(metrics))
         if gateways:
             gateways.complete(own)
-        families = _Families([*own, *_of_islands(clusters), _jobs(await count_jobs())])
+        families = _Families([*own, *_of_islands(clusters), _jobs(await count_jobs()), _wanted(num_wanted())])
         registry = CollectorRegistry()
         registry.register(families)
         encode, content_type = choose_encoder(http.headers.get("accept", ""))
@@ -370,6 +372,13 @@ def _moves(instances: Iterable[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
             num_bytes.add_metric(labels, moved.num_bytes)
             seconds.add_metric(labels, moved.seconds)
     yield from (num_bytes, seconds)
+
+
+def _wanted(num_wanted: int) -> Metric:
+    wanted = _gauge("islands_wanted", "Islands that the traffic would need, whatever --max-islands says.")
+    if num_wanted:
+        wanted.add_metric([], num_wanted)
+    return wanted
 
 
 def _jobs(counts: Mapping[str, int]) -> Metric:

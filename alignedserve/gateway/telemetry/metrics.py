@@ -77,6 +77,8 @@ class TierMetrics:
         self.num_output_tokens = 0
         # The number of requests by the reason for which they ended.
         self.ended: Counter[str] = Counter()
+        # The number of requests that were rejected since there were too many.
+        self.num_turned_away = 0
         # The number of requests that were opened, by the source of their predicted length (see lengths/prediction.py),
         # or "none".
         self.predicted_by: Counter[str] = Counter()

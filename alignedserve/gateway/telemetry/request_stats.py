@@ -85,6 +85,11 @@ class RequestStats:
         if is_told:
             self._on_timeline(self)
 
+    def rejected(self, reason: str) -> None:
+        """The router has not taken it, for this reason (Rejected)."""
+        self._tier.num_turned_away += reason == "full"
+        self.ended("rejected")
+
     def told(self, timeline: Timeline | None = None) -> None:
         """The request had ended before: this is the rest of its timeline; None if there will be none."""
         if timeline is not None:

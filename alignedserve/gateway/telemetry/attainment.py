@@ -1,0 +1,25 @@
+"""What became of real time's objectives since the launcher was told last."""
+
+from __future__ import annotations
+
+from alignedserve.gateway.telemetry.metrics import TierMetrics
+from alignedserve.protocol.messages import Attainment
+
+
+class AttainmentCount:
+    def __init__(self, metrics: TierMetrics) -> None:
+        self._metrics = metrics
+        self._num_met = self._num_missed = 0
+
+    def take(self, are_late: bool) -> Attainment:
+        """`are_late`: whether batch jobs would be done too late."""
+        num_met, num_missed = (
+            self._count(is_met=True),
+            self._count(is_met=False) + self._metrics.num_turned_away,
+        )
+        taken = Attainment(num_met - self._num_met, num_missed - self._num_missed, are_late)
+        self._num_met, self._num_missed = num_met, num_missed
+        return taken
+
+    def _count(self, is_met: bool) -> int:
+        return sum(count for (_, each), count in self._metrics.objectives.items() if each == is_met)

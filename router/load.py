@@ -1,0 +1,39 @@
+"""How much the island has to do, for those who decide how many islands there should be. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import fmean
+
+from alignedserve.protocol.messages import Load
+from alignedserve.router.router import Router
+from alignedserve.types import InstanceId
+
+# So many seconds are looked back: a longer iteration counts when it ends.
+BUSY_S = 5.0
+
+
+class LoadMeter:
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        # When it was read, and how long each instance had computed until then; the latest last.
+        self._readings: deque[tuple[float, Mapping[InstanceId, float]]] = deque()
+
+    def read(self, now: float) -> Load:
+        cluster, counters = self._router.cluster, self._router.counters
+        # Colocated instances are both.
+        roles = [[view.instance_id for view in views] for views in (cluster.prefills, cluster.decodes)]
+        computing_s = {name: counters.of(name).computing_s for role in roles for name in role}
+        self._readings.append((now, computing_s))
+        while len(self._readings) > 1 and self._readings[1][0] <= now - BUSY_S:
+            self._readings.popleft()
+        since_s, before = self._readings[0]
+        seconds = now - since_s
+
+        def share(name: InstanceId) -> float:
+            computed_s = computing_s[name] - before.get(name, computing_s[name])
+            return min(1.0, computed_s / seconds) if seconds else 0.0
+
+        busy = max((fmean(map(share, names)) for names in roles if names), default=0.0)
+        return Load(sum(self._router.counts.by_phase.values()), busy)

@@ -1,0 +1,110 @@
+"""Islands are asked of Ray's autoscaler and given back to it: its own fake one, whose nodes are raylets here."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from alignedserve.launch.leftovers import descendants, end
+from tests.launch.server import Server, serving
+from tests.launch.streams import ask_all, engine_alone
+from tests.launch.test_islands import until
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Autoscaler:
+    address: str
+    pid: int
+
+    @property
+    def num_nodes(self) -> int:
+        """Raylets beside the head's."""
+        names = [Path(f"/proc/{pid}/comm") for pid in dict(descendants(self.pid))]
+        return sum(path.exists() and path.read_text().strip() == "raylet" for path in names) - 1
+
+
+@pytest.fixture
+def autoscaler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Autoscaler]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # directly in /tmp: sockets' paths must be short
+    with tempfile.TemporaryDirectory(prefix="nodes-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        (Path(directory) / "ray").mkdir()
+        monkeypatch.setenv("RAY_TMPDIR", directory)
+        command = [sys.executable, "-m", "tests.launch.ray_autoscaler", directory]
+        with subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin and process.stdout
+            yield Autoscaler(process.stdout.readline().strip(), process.pid)
+            ours = set(descendants(process.pid))
+            process.stdin.close()
+            process.wait()
+            end(ours)
+
+
+# All chats miss the default objective for the first token; there is none for those after it.
+OPTIONS = (
+    *("--min-islands", "1", "--max-islands", "2", "--dtype", "float32", "--pool-memory-bytes", str(64 << 20)),
+    *("--slo-ttft-ms", "1", "--slo-tbt-ms", "0", "--cost-profile", "none"),
+)
+PATIENT = {"ttft_ms": 600_000}
+
+
+def test_misses_bring_an_island_which_is_given_back_without_a_wrong_token(autoscaler: Autoscaler) -> None:
+    with serving("--address", autoscaler.address, *OPTIONS, program="tests.launch.quick_growth") as server:
+        assert autoscaler.num_nodes == 1
+        miss_until(server, "^node-1 becomes an island")
+        server.until_said("^2 islands are wanted; 1 are up$")
+        for name in ("router", "kvpool-0", "prefill-0", "decode-0"):
+            server.until_said(f"^node-1/{name} is up after")
+        assert autoscaler.num_nodes == 2
+        until(lambda: "alignedserve:islands_wanted 2.0" in server.get("/metrics").text)
+
+        # Streams go on while one is given back, as soon as the two have been calm for long enough.
+        while not any("node-1 gets no more requests" in line for line in server.lines):
+            texts, _ = ask_all(server.url, slo=PATIENT)
+            assert texts == engine_alone()
+        server.until_said("^node-1 is given back$")
+        until(lambda: {each["island"] for each in server.processes()} == {0})
+        until(lambda: autoscaler.num_nodes == 1)
+        texts, _ = ask_all(server.url, slo=PATIENT)
+        assert texts == engine_alone()
+        assert server.get("/health").json() == {"status": "ok"}
+    # Nothing is asked for any more.
+    until(lambda: autoscaler.num_nodes == 0)
+
+
+def miss_until(server: Server, pattern: str) -> None:
+    """Asks for a token at a time, each of which comes too late, until that is said."""
+    is_said = threading.Event()
+
+    def ask() -> None:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", http_client=httpx.Client()) as client:
+            while not is_said.is_set():
+                client.completions.create(model="demo", prompt="x", max_tokens=1)
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        try:
+            server.until_said(pattern)
+        finally:
+            is_said.set()
+        for each in asking:
+            each.result()
