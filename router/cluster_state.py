@@ -95,6 +95,12 @@ class ClusterState:
                 found.append((all_s - cost.fastest_ttft_s(num_cached, chunk)) * view.pace)
         return min(found, default=0.0)
 
+    def prompt_tokens_per_s(self) -> float:
+        """How many tokens of a prompt an instance computes in a second, at the best instance's pace of late."""
+        chunk = max((view.hello.limits.max_num_batched_tokens for view in self.prefills), default=0)
+        seconds = self.prefill_s(0, chunk)
+        return chunk / seconds if seconds else 0.0
+
     def decode_s(self, num_tokens: int) -> float:
         """How long the next token takes, after so many, at the best instance's pace of late."""
         costs = [(view.hello.cost, view.pace) for view in self.decodes]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from alignedserve.protocol.messages import Coming, DecodeReport, Hello
-from alignedserve.router.prefix_affinity import PrefixAffinity
 from alignedserve.router.token_counts import TokenCounts
+from alignedserve.scheduling.prefix_affinity import PrefixAffinity
 from alignedserve.types import InstanceId, RequestKey
 
 

@@ -1,4 +1,4 @@
-"""How much the island has to do, for those who decide how many islands there should be. Pure."""
+"""How much the island has to do, for those who choose among islands, and who decide how many there should be. Pure."""
 
 from __future__ import annotations
 
@@ -21,6 +21,30 @@ class LoadMeter:
         self._readings: deque[tuple[float, Mapping[InstanceId, float]]] = deque()
 
     def read(self, now: float) -> Load:
+        router = self._router
+        cluster, queue = router.cluster, router.prefill_queue
+        rt, be = (
+            queue.num_tokens_of(is_rt) + sum(view.pending.sum(is_rt) for view in cluster.prefills)
+            for is_rt in (True, False)
+        )
+        has_room = any(view.num_slots_for_rt > 0 and view.num_blocks_for_rt > 0 for view in cluster.decodes)
+        return Load(
+            num_requests=sum(router.counts.by_phase.values()),
+            busy=self._busy(now),
+            num_rt_tokens=rt,
+            num_tokens=rt + be,
+            num_prefills=len(cluster.prefills),
+            num_decodes=len(cluster.decodes),
+            tokens_per_s=cluster.prompt_tokens_per_s(),
+            is_full=not has_room or bool(router.decode_queue.real_time),
+            num_cache_tokens=sum(
+                view.hello.limits.num_blocks * view.hello.limits.block_size
+                for view in cluster.prefills
+                if view.hello.limits.enable_prefix_caching
+            ),
+        )
+
+    def _busy(self, now: float) -> float:
         cluster, counters = self._router.cluster, self._router.counters
         # Colocated instances are both.
         roles = [[view.instance_id for view in views] for views in (cluster.prefills, cluster.decodes)]
@@ -35,5 +59,4 @@ class LoadMeter:
             computed_s = computing_s[name] - before.get(name, computing_s[name])
             return min(1.0, computed_s / seconds) if seconds else 0.0
 
-        busy = max((fmean(map(share, names)) for names in roles if names), default=0.0)
-        return Load(sum(self._router.counts.by_phase.values()), busy)
+        return max((fmean(map(share, names)) for names in roles if names), default=0.0)

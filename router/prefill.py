@@ -12,13 +12,13 @@ from alignedserve.router.offers import Offers
 from alignedserve.router.outbox import Outbox
 from alignedserve.router.pool_client import PoolClient
 from alignedserve.router.prefill_queue import PrefillQueue
-from alignedserve.router.prefix_affinity import block_hashes
 from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.router.request_table import RequestTable
 from alignedserve.router.requeuer import Requeuer
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.scheduling.island import Island
 from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.scheduling.prefix_affinity import block_hashes
 from alignedserve.types import InstanceId
 
 # What an instance may have of a prompt is no work for it. But this share of the prompt counts at least: the prompt has

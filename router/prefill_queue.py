@@ -89,6 +89,11 @@ class PrefillQueue:
         """The number of tokens to compute of all requests in the lines."""
         return self._missing.total
 
+    def num_tokens_of(self, is_rt: bool) -> int:
+        """Returns the number of tokens to compute of requests of the class in the lines, and of those that were started
+        and wait for blocks."""
+        return self._missing.sum(is_rt) + self.reserving.sum(is_rt)
+
     def waiting_before(self, is_rt: bool) -> tuple[int, int]:
         """Returns how many requests, with how many tokens to compute, a new one of this class would have before it.
         However much waits behind a request, it is no reason to refuse it."""

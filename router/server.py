@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 # The core hears of the time each so many seconds: nothing in it waits for less.
 TICK_S = 0.1
-# The launcher hears of the load each so many seconds.
-LOAD_S = 0.5
+# Gateways and the launcher hear of the load each so many seconds.
+LOAD_S = 0.25
 
 # What each role may send. Any other message closes the connection.
 _MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
@@ -206,7 +206,9 @@ class RouterServer:
     async def _tell_load(self) -> None:
         meter = LoadMeter(self._router)
         while True:
-            self._tell_all("launcher", meter.read(time.monotonic()))
+            load = meter.read(time.monotonic())
+            for role in ("gateway", "launcher"):
+                self._tell_all(role, load)
             await asyncio.sleep(LOAD_S)
 
     def _describe(self, ticket: int) -> Cluster:

@@ -99,8 +99,9 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "grammars": {"http", "limits", "fair_queue"},
     "model": {"http", "tools"},
     "telemetry": {"http"},
-    "island": {"http", "pacing", "telemetry"},
-    "islands": {"island", "telemetry"},
+    "island_choice": set(),
+    "island": {"http", "island_choice", "pacing", "telemetry"},
+    "islands": {"island", "island_choice", "telemetry"},
     "launcher_link": {"islands"},
     "lengths": {"model", "telemetry"},
     "generation": {

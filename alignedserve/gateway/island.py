@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from alignedserve.gateway.http.errors import unavailable
+from alignedserve.gateway.island_choice import Outlook
 from alignedserve.gateway.pacing import Pacing
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.protocol.address import RouterAddress
@@ -30,6 +31,7 @@ from alignedserve.protocol.messages import (
     Echo,
     Hello,
     InstanceLimits,
+    Load,
     NewTokens,
     PromptProgress,
     Rejected,
@@ -95,6 +97,9 @@ class Island:
         self._giving_up: asyncio.TimerHandle | None = None
         # Whether the router has been away for more than PATIENCE_S.
         self.is_given_up = False
+        # Whether it is being given back.
+        self.is_leaving = False
+        self.outlook = Outlook()
 
     @property
     def num_open(self) -> int:
@@ -181,6 +186,7 @@ class Island:
         self._pulse()
 
     def on_down(self) -> None:
+        self.outlook = Outlook()
         self._pacing.forget()
         self._let_go()
         self._on_lost(self)
@@ -204,6 +210,8 @@ class Island:
                 self._rejected(message)
             case Echo():
                 self._pacing.answered(message)
+            case Load():
+                self.outlook.hear(message)
             case Drain():
                 self._on_drain()
             case Cluster(ticket=ticket) if ticket in self._asked and not self._asked[ticket].done():

@@ -1,5 +1,5 @@
-"""All islands: a request goes to the one with the fewest open requests; those of an island that is lost go to the
-others.
+"""All islands: a request goes to the one that suits it best (island_choice.py); those of an island that is lost go to
+the others.
 
 Islands may come and go while the gateway runs (`set`). There is always at least one, though it may be down.
 """
@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
 from alignedserve.gateway.island import Island, News
+from alignedserve.gateway.island_choice import best
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Cluster, Request
+from alignedserve.scheduling.prefix_affinity import block_hashes
 from alignedserve.types import InstanceId, RequestKey
 
 # So many requests are closed in one turn of the event loop.
@@ -66,9 +68,9 @@ class Islands:
                 island.stop()
             await asyncio.gather(*self._running)
 
-    def set(self, routers: Mapping[int, RouterAddress]) -> None:
+    def set(self, routers: Mapping[int, RouterAddress], leaving: Collection[int] = ()) -> None:
         """Makes these the islands, by their numbers. What is open at those that are not there any more goes on at the
-        others, as soon as they are up."""
+        others, as soon as they are up. Those that are `leaving` get new requests only if there is no other."""
         if not routers:
             raise ValueError("there must be an island")
         before = self._islands
@@ -79,7 +81,8 @@ class Islands:
             for number, router in routers.items()
         }
         here = list(self._islands.values())
-        for island in here:
+        for number, island in self._islands.items():
+            island.is_leaving = number in leaving
             if island not in before.values():
                 self._start(island)
         for island in before.values():
@@ -108,15 +111,19 @@ class Islands:
 
     async def _until_room(self) -> None:
         await asyncio.sleep(0)
-        while not (island := self._best(self._islands.values())).has_room:
+        while not (island := best(self._islands.values())).has_room:
             await island.until_changed()
 
     def open(
         self, request: Request, tell: Callable[[News], None], prediction: Prediction | None = None
     ) -> None:
-        """Opens the request at the island with the fewest open ones (Island.open). `prediction` is that of its
-        length."""
-        self._best(self._islands.values()).open(request, tell, self._telemetry.opened(request, prediction))
+        """Opens the request at an island (Island.open). `prediction` is that of its length."""
+        islands = self._islands.values()
+        has_choice = len(islands) > 1 and any(island.outlook.has_caches for island in islands)
+        hashes = block_hashes(request) if has_choice else []
+        island = best(islands, request, hashes)
+        island.open(request, tell, self._telemetry.opened(request, prediction))
+        island.outlook.sent(request, hashes)
 
     def close(self, key: RequestKey, reason: str = "abort") -> None:
         """Ends a request which no client waits for any more: the client has gone, or (`stop`) has all it wants. Safe
@@ -176,8 +183,6 @@ class Islands:
     def _move(self, lost: Island, others: Sequence[Island]) -> None:
         if others:
             for entry in lost.take_all():
-                self._best(others).adopt(entry)
-
-    @staticmethod
-    def _best(islands: Iterable[Island]) -> Island:
-        return min(islands, key=lambda island: (not island.is_up, island.is_given_up, island.num_open))
+                island = best(others, entry.request)
+                island.adopt(entry)
+                island.outlook.sent(entry.request, [])

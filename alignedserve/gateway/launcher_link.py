@@ -100,7 +100,8 @@ class LauncherLink:
                     for each in islands
                 }
                 if routers:
-                    self._islands.set(routers)
+                    leaving = {each.number for each in islands if each.is_leaving}
+                    self._islands.set(routers, leaving)
             case Drain():
                 self._on_drain()
             case Retire():

@@ -613,11 +613,23 @@ class Cluster(Message):
 
 
 class Load(Message):
-    """From the router to the launcher, twice a second: how much the island has to do."""
+    """From the router to gateways and the launcher, several times a second: how much the island has to do."""
 
     num_requests: int
     # The share of the last seconds in which instances computed: the mean of the role that did so most.
     busy: float
+    # Of prompts that wait or are being computed, the tokens that are to be computed: of real time, and of all.
+    num_rt_tokens: int = 0
+    num_tokens: int = 0
+    # The number of instances that compute prompts, and of those that decode.
+    num_prefills: int = 0
+    num_decodes: int = 0
+    # How many tokens of a prompt one of them computes in a second; 0: that is not known.
+    tokens_per_s: float = 0.0
+    # Whether real time would wait for a place to decode.
+    is_full: bool = False
+    # The number of tokens that their prefix caches hold; 0: there are none.
+    num_cache_tokens: int = 0
 
 
 class Drain(Message):

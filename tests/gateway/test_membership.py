@@ -14,7 +14,7 @@ from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RefusedByRouter, RouterConnection
-from alignedserve.protocol.messages import AnyMessage, GatewayNews, Hello, InstanceLimits, Welcome
+from alignedserve.protocol.messages import AnyMessage, GatewayNews, Hello, InstanceLimits, Load, Welcome
 from alignedserve.types import Epoch, InstanceId, gateway_ids
 from tests.gateway.scripted import TOKEN, ScriptedRouter
 from tests.gateway.served import GATEWAY, Served, play, served
@@ -194,6 +194,55 @@ def test_an_island_that_stays_keeps_what_is_open() -> None:
             assert len(other.submitted) == 1
             at.router.allow(None)
             await rest(stream)
+            other.hub.close()
+
+    play(scenario)
+
+
+def test_an_island_that_is_being_given_back_keeps_what_it_has_and_gets_no_more() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            at.router.allow(1)
+            stream, text = await begun(at)
+            other, address = await one_more()
+            launched.links.tell({0: first_of(at), 1: address}, [], leaving=[1])
+            await other.until(lambda: list(other.hub) != [])
+            # It would be the other's turn.
+            at.router.allow(None)
+            assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
+            assert not other.submitted
+            at.router.allow(1)
+            held, begun_with = await begun(at)
+            launched.links.tell({0: first_of(at), 1: address}, [], leaving=[0])
+            while not other.submitted:
+                assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
+            num_there = len(at.router.submitted)
+            assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
+            at.router.allow(None)
+            assert text + await rest(stream) == begun_with + await rest(held) == "one two three"
+            assert len(at.router.submitted) == num_there
+            other.hub.close()
+
+    play(scenario)
+
+
+def test_requests_go_where_less_waits_by_the_word_of_routers() -> None:
+    async def scenario() -> None:
+        async with launcher() as launched, served(launcher=launched.address) as at:
+            await launched.gateway.until(is_up=True)
+            other, address = await one_more()
+            launched.links.tell({0: first_of(at), 1: address}, [])
+            await other.until(lambda: list(other.hub) != [])
+            busy, idle = (Load(count, 0.0, num_rt_tokens=count, num_prefills=1) for count in (1000, 0))
+            at.router.hub.send(GATEWAY, busy)
+            other.hub.send(GATEWAY, idle)
+            while not other.submitted:
+                assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
+            num_there = len(at.router.submitted)
+            for _ in range(3):
+                assert (await at.post("/v1/completions", {"prompt": "x"})).status_code == 200
+            assert len(at.router.submitted) == num_there
             other.hub.close()
 
     play(scenario)

@@ -6,7 +6,7 @@ from pytest import approx
 
 from alignedserve.protocol.messages import Gone
 from alignedserve.router.load import BUSY_S, LoadMeter
-from tests.router.script import DECODE, ONE, PREFILL, Script, prefill_report
+from tests.router.script import BLOCK_SIZE, DECODE, ONE, PREFILL, Script, prefill_report
 
 
 def test_an_island_without_instances_has_nothing_to_do() -> None:
@@ -43,3 +43,36 @@ def test_what_has_ended_is_no_request_any_more() -> None:
     script.token(finish_reason="stop")
     script.say(DECODE, Gone([ONE]))
     assert LoadMeter(script.router).read(0.0).num_requests == 0
+
+
+def test_what_waits_counts_by_class_until_it_is_computed() -> None:
+    script = Script()
+    meter = LoadMeter(script.router)
+    before = meter.read(0.0)
+    assert (before.num_prefills, before.num_decodes, before.is_full) == (1, 1, False)
+    script.submit(1)
+    script.submit(2, "be")
+    load = meter.read(1.0)
+    assert (load.num_rt_tokens, load.num_tokens) == (6, 12)
+    script.reserve(1)
+    script.first_token(1)
+    script.saved(1)
+    load = meter.read(2.0)
+    assert (load.num_requests, load.num_rt_tokens, load.num_tokens) == (2, 0, 6)
+
+
+def test_a_full_decode_instance_says_so() -> None:
+    script = Script()
+    for key in range(1, 9):
+        assert not LoadMeter(script.router).read(0.0).is_full
+        script.running(key)
+    assert LoadMeter(script.router).read(0.0).is_full
+
+
+def test_what_caches_hold_is_said_where_there_are_some() -> None:
+    script = Script(connect=False)
+    assert LoadMeter(script.router).read(0.0).is_full, "nobody decodes"
+    script.connect(PREFILL, num_blocks=10)
+    script.connect("prefill-1", num_blocks=10, enable_prefix_caching=True)
+    load = LoadMeter(script.router).read(0.0)
+    assert (load.num_prefills, load.num_cache_tokens) == (2, 10 * BLOCK_SIZE)

@@ -157,15 +157,16 @@ def test_launchers_hear_who_comes_and_goes() -> None:
     play(scenario)
 
 
-def test_launchers_hear_the_load_as_it_is() -> None:
+def test_launchers_and_gateways_hear_the_load_as_it_is() -> None:
     async def scenario() -> None:
         async with serving() as (_, port, _):
-            launcher, gateway = Client("launcher", port), Client("gateway", port)
+            launcher, gateway, decode = (Client(role, port) for role in ("launcher", "gateway", "decode"))
             assert (await launcher.hears(Load)).num_requests == 0
             gateway.connection.send(submit())
-            while not (await launcher.hears(Load)).num_requests:
-                launcher.heard.clear()
-            assert not any(isinstance(message, Load) for message in gateway.heard)
+            for each in (launcher, gateway):
+                while not (await each.hears(Load)).num_requests:
+                    each.heard.clear()
+            assert not any(isinstance(message, Load) for message in decode.heard)
 
     play(scenario)
 

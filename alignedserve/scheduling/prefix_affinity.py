@@ -1,7 +1,8 @@
-"""Which beginnings of prompts an instance may have the KV of, going by the prompts that it was given. Pure.
+"""Which beginnings of prompts an instance or an island may have the KV of, going by the prompts that it was given.
+Pure.
 
-The instance is not asked. KV that it has dropped meanwhile is computed again, as it would be elsewhere; and KV that it
-is still computing will be there for prompts that come now.
+It is not asked. KV that it has dropped meanwhile is computed again, as it would be elsewhere; and KV that it is still
+computing will be there for prompts that come now.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from alignedserve.protocol.messages import Request
 from alignedserve.scheduling.block_hashes import block_hashes_of
 
-# Each hash stands for so many tokens: that is a few KV blocks, so that a long prompt costs the router little.
+# Each hash stands for so many tokens: that is a few KV blocks, so that a long prompt costs little.
 TOKENS_PER_HASH = 64
 
 
