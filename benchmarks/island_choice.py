@@ -1,0 +1,283 @@
+"""Islands chosen by load and what they have of a prompt, beside the one with the fewest open requests, in simulation.
+
+    python -m benchmarks.island_choice [--seconds 200] [--out DIR]
+
+OPT-13B on A100s by its cost model, prefix caches on prefill instances. A chat has six turns: each prompt has all before
+it, behind one of four system prompts. Two gateways take them in turn, and each knows of its own requests and of what
+routers say four times a second. Everything but the choice is the same, the arrivals too. Writes island_choice.md and
+island_choice.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from alignedserve.gateway.island_choice import Outlook, best
+from alignedserve.protocol.messages import InstanceLimits, Request
+from alignedserve.router.config import RouterConfig
+from alignedserve.router.load import LoadMeter
+from alignedserve.router.server import LOAD_S
+from alignedserve.scheduling.prefix_affinity import block_hashes
+from alignedserve.sim.clock import Clock
+from alignedserve.sim.gateway import Stream
+from alignedserve.sim.island import Island, IslandConfig
+from alignedserve.sim.model import make_request
+from alignedserve.sim.report import Slo
+from alignedserve.timing.cost import CostModel
+from alignedserve.timing.cost_presets import load_cost_model
+from benchmarks.progress import say
+
+COST = "opt-13b/a100-80gb"
+BLOCK_SIZE, MAX_MODEL_LEN = 16, 4096
+NUM_GATEWAYS = 2
+NUM_TURNS, THINK_S = 6, 8.0
+NUM_SYSTEM_PROMPTS, SYSTEM_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 4, 400, 60, 150
+SLO = Slo(ttft_s=0.5, tpot_s=0.1)
+# Later than this after the last chat has begun, nothing is open.
+REST_S = 600.0
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    # The number of prefill and decode instances of each island.
+    islands: tuple[tuple[int, int], ...]
+    # Chats that begin in a second.
+    rate: float
+
+
+CASES = (
+    Case("four islands alike", ((1, 1),) * 4, 10.0),
+    Case("the same, less to do", ((1, 1),) * 4, 5.0),
+    Case("one of twice the size, two others", ((2, 2), (1, 1), (1, 1)), 10.0),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    choice: str
+    # Of the tokens of all prompts, the share that was found in prefix caches.
+    found: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    # The share of requests that kept both objectives.
+    in_time: float
+    num_requests: int
+
+
+class Seen:
+    """An island as one gateway sees it."""
+
+    is_up, is_given_up, is_leaving = True, False, False
+
+    def __init__(self, island: Island) -> None:
+        self.island = island
+        self.outlook = Outlook()
+        self.num_open = 0
+
+
+Choose = Callable[[Sequence[Seen], Request], Seen]
+
+
+def fewest_open(islands: Sequence[Seen], request: Request) -> Seen:
+    return min(islands, key=lambda each: each.num_open)
+
+
+def by_outlook(islands: Sequence[Seen], request: Request) -> Seen:
+    hashes = block_hashes(request)
+    chosen = best(islands, request, hashes)
+    chosen.outlook.sent(request, hashes)
+    return chosen
+
+
+CHOICES: dict[str, Choose] = {"fewest open": fewest_open, "by load and prefix": by_outlook}
+
+
+@dataclass
+class Chat:
+    dice: random.Random
+    prompt: list[int]
+    num_left: int = NUM_TURNS
+
+
+@dataclass
+class Run:
+    case: Case
+    choose: Choose
+    clock: Clock = field(default_factory=Clock)
+    streams: list[Stream] = field(default_factory=list)
+    _num_asked: int = 0
+
+    def run(self, seconds: float) -> None:
+        self.islands = [make_island(each, self.clock) for each in self.case.islands]
+        self.gateways = [[Seen(island) for island in self.islands] for _ in range(NUM_GATEWAYS)]
+        for island in self.islands:
+            island.start()
+            assert island.router.core
+            self._tell(island, LoadMeter(island.router.core), seconds + REST_S)
+            island.gateways[0].listeners.append(self._ended)
+        self._chats: dict[int, tuple[Chat, Seen]] = {}
+        dice = random.Random(1)
+        begin_s = 1.0
+        while begin_s < seconds:
+            self.clock.at(
+                begin_s, partial(self._ask, Chat(random.Random(dice.random()), system_prompt(dice)))
+            )
+            begin_s += dice.expovariate(self.case.rate)
+        self.clock.run_until(seconds + REST_S)
+        assert not self._chats, f"{len(self._chats)} are open"
+
+    def _tell(self, island: Island, meter: LoadMeter, until_s: float) -> None:
+        load = meter.read(self.clock.now)
+        for gateway in self.gateways:
+            next(each for each in gateway if each.island is island).outlook.hear(load)
+        if self.clock.now < until_s:
+            self.clock.after(LOAD_S, partial(self._tell, island, meter, until_s))
+
+    def _ask(self, chat: Chat) -> None:
+        self._num_asked += 1
+        chat.num_left -= 1
+        chat.prompt += tokens(chat.dice, QUESTION_TOKENS)
+        num_output = round(chat.dice.expovariate(1 / ANSWER_TOKENS)) + 1
+        made = make_request(
+            self._num_asked, 1, min(num_output, 600), self.clock.now, ttft_s=SLO.ttft_s, tbt_s=SLO.tpot_s
+        )
+        request = replace(made, prompt=list(chat.prompt))
+        chosen = self.choose(self.gateways[self._num_asked % NUM_GATEWAYS], request)
+        chosen.num_open += 1
+        self._chats[request.key] = chat, chosen
+        chosen.island.gateways[0].submit(request)
+
+    def _ended(self, stream: Stream) -> None:
+        chat, chosen = self._chats.pop(stream.request.key)
+        assert stream.is_complete, stream.outcome
+        chosen.num_open -= 1
+        self.streams.append(stream)
+        chat.prompt += stream.tokens
+        if chat.num_left and len(chat.prompt) + QUESTION_TOKENS * 4 + 600 < MAX_MODEL_LEN:
+            self.clock.after(chat.dice.expovariate(1 / THINK_S), partial(self._ask, chat))
+
+    def row(self, choice: str) -> Row:
+        counted = [
+            island.router.core.counters.of(each.instance_id)
+            for island in self.islands
+            if island.router.core
+            for each in island.prefills
+        ]
+        num_asked = sum(each.num_asked_tokens for each in counted)
+        ttfts_s = sorted(stream.times_s[0] - stream.request.arrival_s for stream in self.streams)
+        return Row(
+            self.case.name,
+            choice,
+            sum(each.num_found_tokens for each in counted) / num_asked,
+            1000 * ttfts_s[len(ttfts_s) // 2],
+            1000 * ttfts_s[len(ttfts_s) * 99 // 100],
+            sum(map(is_in_time, self.streams)) / len(self.streams),
+            len(self.streams),
+        )
+
+
+def is_in_time(stream: Stream) -> bool:
+    times_s = stream.times_s
+    tpot_s = (times_s[-1] - times_s[0]) / max(1, len(times_s) - 1)
+    return times_s[0] - stream.request.arrival_s <= SLO.ttft_s and tpot_s <= SLO.tpot_s
+
+
+def tokens(dice: random.Random, mean: int) -> list[int]:
+    count = min(4 * mean, round(dice.expovariate(1 / mean)) + 1)
+    return [dice.randrange(1000, 50_000) for _ in range(count)]
+
+
+def system_prompt(dice: random.Random) -> list[int]:
+    return [dice.randrange(NUM_SYSTEM_PROMPTS)] * SYSTEM_TOKENS
+
+
+def make_island(sizes: tuple[int, int], clock: Clock) -> Island:
+    cost: CostModel = load_cost_model(COST)
+    limits = InstanceLimits(
+        num_blocks=cost.num_kv_tokens // BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    config = IslandConfig(
+        cost=cost,
+        prefill=limits,
+        decode=limits,
+        pool_blocks=int(200e9 / (BLOCK_SIZE * cost.pool_bytes_per_token)),
+        num_prefill=sizes[0],
+        num_decode=sizes[1],
+        router=RouterConfig(link="host"),
+        enable_prefix_caching=True,
+    )
+    return Island(config, clock=clock)
+
+
+def hash_ms(num_tokens: int = 100_000, num_rounds: int = 20) -> float:
+    """How long a gateway hashes a prompt of so many tokens: the median."""
+    request = replace(make_request(1, 1, 1, 0.0), prompt=list(range(num_tokens)))
+    times = []
+    for _ in range(num_rounds):
+        begun_s = time.perf_counter()
+        block_hashes(request)
+        times.append(1000 * (time.perf_counter() - begun_s))
+    return sorted(times)[num_rounds // 2]
+
+
+def page(rows: Sequence[Row], seconds: float, hashing_ms: float) -> str:
+    lines = [
+        "# Islands chosen by load and prefix, beside the fewest open requests",
+        "",
+        "```sh",
+        f"python -m benchmarks.island_choice --seconds {seconds:g}",
+        "```",
+        "",
+        f"Simulated chats, {COST}, {NUM_GATEWAYS} gateways; objectives of {1000 * SLO.ttft_s:g} ms to the first",
+        f"token and {1000 * SLO.tpot_s:g} ms for each further one.",
+        f"Hashing a prompt of 100,000 tokens takes a gateway {hashing_ms:.1f} ms.",
+        "",
+        "| islands | choice | found in caches | TTFT p50, ms | p99 | in time | requests |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {row.case} | {row.choice} | {row.found:.1%} | {row.ttft_p50_ms:.0f} | {row.ttft_p99_ms:.0f} "
+            f"| {row.in_time:.1%} | {row.num_requests:,} |"
+            for row in rows
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=200.0)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    rows = []
+    for case in CASES:
+        for name, choose in CHOICES.items():
+            run = Run(case, choose)
+            run.run(args.seconds)
+            rows.append(run.row(name))
+            say(str(rows[-1]))
+    text = page(rows, args.seconds, hash_ms())
+    print(text)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "island_choice.md").write_text(text)
+        found = {"seconds": args.seconds, "cost": COST, "rows": [asdict(row) for row in rows]}
+        (args.out / "island_choice.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
