@@ -25,6 +25,19 @@ def gateway_ids(count: int) -> tuple[InstanceId, ...]:
     return tuple(InstanceId(f"gateway-{number}") for number in range(count))
 
 
+# All gateways on islands' hosts, where it is said which processes may connect: islands come and go.
+ISLAND_GATEWAY = InstanceId("gateway-of-island")
+
+
+def island_gateway(number: int) -> InstanceId:
+    """The name of the gateway on the host of the island of this number."""
+    return InstanceId(f"{ISLAND_GATEWAY}-{number}")
+
+
+def is_island_gateway(name: InstanceId) -> bool:
+    return name.startswith(f"{ISLAND_GATEWAY}-")
+
+
 def next_generation(name: InstanceId) -> InstanceId:
     """The name of the gateway that takes this one's place while this one still answers what it has."""
     base, _, number = name.partition(_GENERATION)

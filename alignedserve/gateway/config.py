@@ -80,6 +80,13 @@ class HttpConfig:
             # It is a name, and where that leads is unknown.
             return False
 
+    @property
+    def is_on_all_interfaces(self) -> bool:
+        try:
+            return ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
 
 @dataclass(frozen=True)
 class KeyConfig:
@@ -161,3 +168,7 @@ class GatewayConfig:
     control: str | None = None
     # So many gateways listen at the same port.
     num_gateways: int = 1
+    # The number of the first of these islands.
+    first_island: int = 0
+    # Whether there are gateways on islands' hosts.
+    has_island_gateways: bool = False

@@ -32,15 +32,17 @@ class Islands:
         fingerprint: Mapping[str, str],
         telemetry: Telemetry,
         on_drain: Callable[[], None] = lambda: None,
+        first_number: int = 0,
     ) -> None:
-        """`on_drain` is called when the launcher orders the gateway to accept no new requests."""
+        """`on_drain` is called when the launcher orders the gateway to accept no new requests. `first_number` is that
+        of the first island; others follow it."""
         self._telemetry = telemetry
         self._me = me
         self._fingerprint = fingerprint
         self._on_drain = on_drain
         # By the island's number.
         self._islands: dict[int, Island] = {
-            number: self._make(router) for number, router in enumerate(routers)
+            number: self._make(router) for number, router in enumerate(routers, first_number)
         }
         # What should be there and is not, for people to read.
         self.missing: Sequence[str] = ()

@@ -49,7 +49,7 @@ from alignedserve.store import ContentsInStore, DeliveryStore, JobRecord, Respon
 from alignedserve.store.contents import ContentsApart
 from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
-from alignedserve.types import without_generation
+from alignedserve.types import is_island_gateway, without_generation
 
 # A gateway whose place another one has taken has so many seconds for what it has begun.
 RETIRE_S = 600.0
@@ -72,7 +72,12 @@ class GatewayProcess:
         self._lengths = Lengths(config.lengths)
         self.telemetry = Telemetry(_traces(config), self._lengths.ended)
         self._islands = Islands(
-            config.routers, config.instance_id, config.fingerprint, self.telemetry, self.drain
+            config.routers,
+            config.instance_id,
+            config.fingerprint,
+            self.telemetry,
+            self.drain,
+            config.first_island,
         )
         self.drain_state = DrainState()
         # The runner of batch jobs, and its task.
@@ -98,7 +103,9 @@ class GatewayProcess:
         settle()
         allow_descriptors(self._config.limits.max_connections)
         http, control = self._config.http, self._config.control
-        with ask_for_listener(control) if control else listen(http.host, http.port) as sock:
+        # The one that takes the place of a gateway on an island's host listens beside it.
+        is_shared = is_island_gateway(self._config.instance_id)
+        with ask_for_listener(control) if control else listen(http.host, http.port, is_shared) as sock:
             asyncio.run(self.serve(model, sock, is_prepared=True))
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
@@ -297,7 +304,7 @@ class GatewayProcess:
             self._islands,
             self.drain,
             self._retire,
-            self._news if self._gateways else None,
+            self._news if self._gateways or config.has_island_gateways else None,
             self._hear,
             self._attained,
         )
@@ -309,13 +316,15 @@ class GatewayProcess:
 
     def _news(self) -> GatewayNews:
         estimates = self._runner[0].forecast.said() if self._runner else {}
-        return GatewayNews(self._config.instance_id, written(self.telemetry.metrics), estimates)
+        metrics = written(self.telemetry.metrics) if self._gateways else b""
+        return GatewayNews(self._config.instance_id, metrics, estimates)
 
     def _attained(self) -> Attainment:
         return self._attainment.take(self._runner is not None and self._runner[0].forecast.are_late)
 
     def _hear(self, news: GatewayNews) -> None:
-        if self._gateways:
+        # Prometheus asks each host.
+        if self._gateways and not is_island_gateway(news.gateway):
             self._gateways.hear(news.gateway, news.metrics)
         if self._runner:
             self._runner[0].forecast.hear(news.gateway, news.estimates)

@@ -22,6 +22,10 @@ class LaunchConfig:
         int | None, "instead of those, each computes prompts and decodes [default: 1 where there is one GPU]"
     ] = None
     gateways: Annotated[int, "processes that answer HTTP, all at the same port"] = 1
+    island_gateways: Annotated[
+        bool,
+        "one more on the host of each island, at the same port there; needs --host 0.0.0.0 and --redis-url",
+    ] = False
     pool_memory_bytes: Annotated[
         int | None, "shared memory of each island for KV [default: 1 GiB at most]"
     ] = None
@@ -78,6 +82,12 @@ class LaunchConfig:
             raise ValueError(
                 f"max_islands={self.max_islands}: must be at least min_islands={self.min_islands}"
             )
+        if self.island_gateways and self.address is None:
+            raise ValueError(
+                "island_gateways: this machine is one island; give the --address of a Ray cluster"
+            )
+        if self.island_gateways and self.redis_url is None:
+            raise ValueError("island_gateways: the private Redis is for one host; give a --redis-url")
         if self.min_islands > 1 and self.address is None:
             raise ValueError(
                 f"min_islands={self.min_islands}: this machine is one island; give the --address of a Ray cluster"

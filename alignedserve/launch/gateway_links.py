@@ -25,7 +25,7 @@ from alignedserve.protocol.messages import (
     Stop,
     Welcome,
 )
-from alignedserve.types import Epoch, InstanceId, without_generation
+from alignedserve.types import ISLAND_GATEWAY, Epoch, InstanceId, without_generation
 
 
 class Seer(Protocol):
@@ -38,10 +38,11 @@ class Seer(Protocol):
 
 class GatewayLinks:
     def __init__(self, address: RouterAddress, gateways: Mapping[InstanceId, Seer]) -> None:
+        """`gateways` are those of this host; others are added and removed with their islands."""
         self._address = address
-        self._gateways = gateways
+        self._gateways = dict(gateways)
         self._epoch = new_epoch()
-        self._hub = Hub(address.token, self, members=dict.fromkeys(gateways, "gateway"))
+        self._hub = Hub(address.token, self, members=dict.fromkeys((*gateways, ISLAND_GATEWAY), "gateway"))
         self._membership = Membership([])
         # Set for each gateway that is connected, by the name of its generation.
         self._connected: dict[InstanceId, asyncio.Event] = {}
@@ -83,6 +84,12 @@ class GatewayLinks:
         self._num_met = self._num_missed = 0
         return seen
 
+    def add(self, gateway: InstanceId, seer: Seer) -> None:
+        self._gateways[gateway] = seer
+
+    def remove(self, gateway: InstanceId) -> None:
+        self._gateways.pop(gateway, None)
+
     def drain(self) -> None:
         self._is_draining = True
         self._tell_all(Drain())
@@ -93,7 +100,8 @@ class GatewayLinks:
     def retire(self, gateway: InstanceId) -> None:
         """Another one has taken its place."""
         self._retired.add(gateway)
-        self._gateways[without_generation(gateway)].unseen(gateway, is_dead=False)
+        if seer := self._gateways.get(without_generation(gateway)):
+            seer.unseen(gateway, is_dead=False)
         self._hub.send(gateway, Retire())
 
     def stop(self) -> None:
@@ -107,6 +115,10 @@ class GatewayLinks:
     def connected(self, hello: Hello) -> None:
         to = hello.instance_id
         self._hub.send(to, Welcome(self._epoch, SILENCE_S))
+        if without_generation(to) not in self._gateways:
+            # Its island is gone.
+            self._hub.send(to, Stop())
+            return
         self._hub.send(to, self._membership)
         if self._is_draining:
             self._hub.send(to, Drain())
@@ -133,8 +145,9 @@ class GatewayLinks:
     def closed(self, instance_id: InstanceId, epoch: Epoch) -> None:
         self._connected.pop(instance_id, None)
         self._late.discard(instance_id)
-        if instance_id not in self._retired:
-            self._gateways[without_generation(instance_id)].unseen(instance_id, is_dead=True)
+        seer = self._gateways.get(without_generation(instance_id))
+        if seer and instance_id not in self._retired:
+            seer.unseen(instance_id, is_dead=True)
 
     def _tell_all(self, message: Message) -> None:
         for hello in self._hub:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from alignedserve.launch.actors import RayActor
 from alignedserve.launch.control import Say
+from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.plan import IslandPlan, ProcessSpec
-from alignedserve.launch.process_supervisor import ProcessSupervisor
+from alignedserve.launch.process_supervisor import ProcessFailed, ProcessSupervisor
 from alignedserve.protocol.connection import RouterConnection, new_epoch
 from alignedserve.protocol.messages import (
     AnyMessage,
@@ -38,9 +39,18 @@ class IslandSupervisor:
         plan: IslandPlan,
         name_of: Callable[[ProcessSpec], str],
         say: Callable[[str], None],
+        links: GatewayLinks,
     ) -> None:
+        """`links` are those to gateways: this host may have one."""
         self.plan = plan
         self.name = plan.node.name
+        self._say = say
+        self._links = links
+        self.gateway: ProcessSupervisor | None = None
+        if spec := plan.gateway:
+            actor = RayActor(spec, plan.node.node_id)
+            self.gateway = ProcessSupervisor(f"{self.name}/gateway", actor, say)
+            links.add(spec.instance_id, self.gateway)
         self._supervisors = {
             spec.instance_id: ProcessSupervisor(name_of(spec), RayActor(spec, plan.node.node_id), say)
             for spec in plan.processes
@@ -55,8 +65,17 @@ class IslandSupervisor:
         """Runs until it is told to stop. Raises ProcessFailed, in a group."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._connection.run())
+            if self.gateway:
+                group.create_task(self._keep(self.gateway))
             for supervisor in self._supervisors.values():
                 group.create_task(supervisor.supervise())
+
+    async def _keep(self, gateway: ProcessSupervisor) -> None:
+        """The island can do without one: there are others."""
+        try:
+            await gateway.supervise()
+        except ProcessFailed as failed:
+            self._say(f"{failed}; {self.name} has no gateway")
 
     @property
     def is_up(self) -> bool:
@@ -73,17 +92,23 @@ class IslandSupervisor:
 
     def stop(self) -> None:
         """Orders the router, and through it the other processes, to stop."""
-        for supervisor in self._supervisors.values():
+        for supervisor in self._all:
             supervisor.stopping()
         self._connection.send(Stop())
 
     def abandon(self) -> None:
         """Ends what is left of an island that failed, or whose node is gone."""
-        for supervisor in self._supervisors.values():
+        for supervisor in self._all:
             supervisor.stopping()
+        if spec := self.plan.gateway:
+            self._links.remove(spec.instance_id)
         self._connection.stop()
-        for supervisor in self._supervisors.values():
+        for supervisor in self._all:
             supervisor.actor.kill()
+
+    @property
+    def _all(self) -> list[ProcessSupervisor]:
+        return [*self._supervisors.values(), *([self.gateway] if self.gateway else [])]
 
     async def restart(self, say: Say) -> None:
         """Replaces one process after the other. Raises RestartFailed."""

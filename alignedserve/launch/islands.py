@@ -20,7 +20,7 @@ from alignedserve.launch.growth import Seen, leaving
 from alignedserve.launch.island_supervisor import IslandSupervisor
 from alignedserve.launch.nodes import LOOK_S, Change, Nodes
 from alignedserve.launch.plan import IslandPlan, Node
-from alignedserve.launch.process_supervisor import ProcessFailed
+from alignedserve.launch.process_supervisor import ProcessFailed, ProcessSupervisor
 from alignedserve.protocol.address import RouterAddress
 
 # The seconds between two looks whether all is up, at the start.
@@ -99,6 +99,11 @@ class Islands:
         """Returns when as many islands are up as there should be."""
         while sum(island.is_up for island in self._islands.values()) < self._nodes.num_wanted:
             await asyncio.sleep(UP_LOOK_S)
+
+    @property
+    def gateways(self) -> list[ProcessSupervisor]:
+        """Those on islands' hosts."""
+        return [island.gateway for island in self._islands.values() if island.gateway]
 
     async def restart(self, say: Say) -> None:
         """Replaces all processes of all islands that are there now, one after the other. Raises RestartFailed."""

@@ -158,8 +158,9 @@ class ClusterNodes:
         self._has_marks = False
         # So many are asked of the autoscaler.
         self._num_asked = 0
-        # Gateways are on this node.
-        self.launcher = RouterAddress(_LOOPBACK, free_port(_LOOPBACK), token)
+        # Gateways are on this node, unless islands have some too.
+        host = ray.util.get_node_ip_address() if config.island_gateways else _LOOPBACK
+        self.launcher = RouterAddress(host, free_port(host), token)
 
     @property
     def may_grow(self) -> bool:
@@ -254,6 +255,7 @@ class ClusterNodes:
             RouterAddress(host, port, self._token),
             number,
             is_marked=_is_marked(found),
+            is_launchers=found["NodeID"] == self._ray.get_runtime_context().get_node_id(),
         )
 
 

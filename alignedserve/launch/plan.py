@@ -28,7 +28,7 @@ from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place
 from alignedserve.transport.choose import check_link, choose_transport
-from alignedserve.types import GATEWAY, InstanceId, gateway_ids
+from alignedserve.types import GATEWAY, ISLAND_GATEWAY, InstanceId, gateway_ids, island_gateway
 
 # The most bytes that the pool takes where no size is given, and the largest share of the free memory.
 DEFAULT_POOL_BYTES = 1 << 30
@@ -55,6 +55,8 @@ class Node:
     number: int = 0
     # Whether Ray counts it as one that is there to be an island.
     is_marked: bool = False
+    # Whether the launcher is there too.
+    is_launchers: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class IslandPlan:
     num_pool_blocks: int
     # The format of the pool's blocks.
     form: BlockFormat
+    # The gateway on this host, if there is one of the island's own.
+    gateway: ProcessSpec | None = None
 
     @property
     def router(self) -> RouterAddress:
@@ -94,9 +98,16 @@ def check(settings: Settings, model: Location) -> None:
     policy = make_policy(settings.scheduling)
     if settings.engine.hidden_cache:
         _check_hidden_cache(policy, settings, model)
+    _check_island_gateways(settings)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
     choose_max_model_len(settings.engine, model.config)
+
+
+def _check_island_gateways(settings: Settings) -> None:
+    host = settings.http.host
+    if settings.launch.island_gateways and not settings.http.is_on_all_interfaces:
+        raise ValueError(f"island_gateways: host={host!r} is an address of this host; give --host 0.0.0.0")
 
 
 def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> None:
@@ -171,7 +182,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         settings.launch.event_log,
         log,
         settings.scheduling,
-        gateway_ids(settings.launch.gateways),
+        (*gateway_ids(settings.launch.gateways), *_names_of_island_gateways(settings)),
     )
     processes = (
         ProcessSpec("router", InstanceId("router"), router, holds_node=node.is_marked),
@@ -214,9 +225,29 @@ def plan_gateways(
         webhook_secrets=settings.webhooks.secrets(os.environ),
         launcher=launcher,
         control=control,
+        has_island_gateways=settings.launch.island_gateways,
     )
     names = gateway_ids(settings.launch.gateways)
     return [ProcessSpec("gateway", name, replace(config, instance_id=name)) for name in names]
+
+
+def plan_island_gateway(gateway: ProcessSpec, node: Node) -> ProcessSpec:
+    """Plans the gateway on the host of an island: like this one, of the launcher's host."""
+    name = island_gateway(node.number)
+    config = replace(
+        gateway.config,
+        instance_id=name,
+        routers=(node.router,),
+        first_island=node.number,
+        num_gateways=1,
+        control=None,
+        log=replace(gateway.config.log, prefix=f"{node.name}-"),
+    )
+    return ProcessSpec("gateway", name, config)
+
+
+def _names_of_island_gateways(settings: Settings) -> tuple[InstanceId, ...]:
+    return (ISLAND_GATEWAY,) if settings.launch.island_gateways else ()
 
 
 def log_of(settings: Settings) -> LogConfig:

@@ -9,13 +9,22 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import FrameType
 
 from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import LaunchConfig
 from alignedserve.launch.control import control_path, prepare_directory
 from alignedserve.launch.nodes import Nodes, nodes_of, this_machine
-from alignedserve.launch.plan import IslandPlan, Node, check, log_of, plan_gateways, plan_island
+from alignedserve.launch.plan import (
+    IslandPlan,
+    Node,
+    check,
+    log_of,
+    plan_gateways,
+    plan_island,
+    plan_island_gateway,
+)
 from alignedserve.launch.ports import check_address
 from alignedserve.launch.settings import Settings
 from alignedserve.launch.store import locate_store
@@ -120,6 +129,13 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
 
         islands = [plan(node) for node in nodes.first]
         gateways = plan_gateways(settings, model, islands, store.url, nodes.launcher, path)
+
+        def whole(island: IslandPlan) -> IslandPlan:
+            """With its own gateway, where there is to be one: the launcher's host has others."""
+            if not settings.launch.island_gateways or island.node.is_launchers:
+                return island
+            return replace(island, gateway=plan_island_gateway(gateways[0], island.node))
+
         url = f"http://{http.host}:{http.port}/v1"
 
         def ready() -> None:
@@ -131,8 +147,8 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
         async def supervise() -> None:
             supervisor = SystemSupervisor(
                 nodes,
-                islands,
-                plan,
+                [whole(island) for island in islands],
+                lambda node: whole(plan(node)),
                 gateways,
                 store,
                 say,

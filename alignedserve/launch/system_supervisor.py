@@ -68,7 +68,7 @@ class SystemSupervisor:
         self._store = StoreSupervisor(store, say)
 
         def make(plan: IslandPlan) -> IslandSupervisor:
-            return IslandSupervisor(plan, _naming(plan, is_only=not nodes.may_change), say)
+            return IslandSupervisor(plan, _naming(plan, is_only=not nodes.may_change), say, self._links)
 
         self._islands = Islands(nodes, islands, plan, make, self._links.tell, say, self._links.attained)
         self._stop = asyncio.Event()
@@ -92,7 +92,7 @@ class SystemSupervisor:
         stopping.cancel()
         # Who has no gateway any more is refused.
         self._control.stop()
-        for gateway in self._gateways.values():
+        for gateway in self._all_gateways:
             gateway.stopping()
         if any(gateway.is_up for gateway in self._gateways.values()) and not supervising.done():
             await self._drain(supervising)
@@ -138,7 +138,7 @@ class SystemSupervisor:
             raise RestartFailed("another restart is under way")
         async with self._restarting:
             await self._islands.restart(say)
-            for gateway in self._gateways.values():
+            for gateway in self._all_gateways:
                 await self._replace_gateway(gateway, say)
 
     async def _replace_gateway(self, gateway: ProcessSupervisor, say: Say) -> None:
@@ -179,6 +179,10 @@ class SystemSupervisor:
                 await gateway.until_ended()
         gateway.kill()
 
+    @property
+    def _all_gateways(self) -> list[ProcessSupervisor]:
+        return [*self._gateways.values(), *self._islands.gateways]
+
     # ---- its tasks ----
 
     async def _supervise(self) -> None:
@@ -194,7 +198,7 @@ class SystemSupervisor:
         self._ready()
 
     async def _until_gateways_ended(self) -> None:
-        await asyncio.gather(*(gateway.until_ended() for gateway in self._gateways.values()))
+        await asyncio.gather(*(gateway.until_ended() for gateway in self._all_gateways))
         if self._retiring:
             await asyncio.wait(self._retiring)
 

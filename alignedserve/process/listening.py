@@ -20,11 +20,14 @@ class Listener(socket.socket):
         super().listen(MAX_WAITING)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket of this address that does not listen yet. Raises OSError, which names the address."""
+def bind(host: str, port: int, is_shared: bool = False) -> socket.socket:
+    """Returns a socket of this address that does not listen yet. With `is_shared`, other processes of this user may
+    listen there as well. Raises OSError, which names the address."""
     sock = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Connections inherit it; asyncio sets it only where it made the listener. Without it a token waits for the
         # client's acknowledgement of the one before, which comes after 40 ms.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -37,9 +40,9 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Raises OSError, which names the address, when it is impossible to listen there."""
-    sock = bind(host, port)
+def listen(host: str, port: int, is_shared: bool = False) -> socket.socket:
+    """Like `bind`, and it listens. Raises OSError, which names the address, when it is impossible to listen there."""
+    sock = bind(host, port, is_shared)
     try:
         sock.listen()
     except OSError as error:

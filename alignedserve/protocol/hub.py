@@ -24,7 +24,7 @@ from alignedserve.protocol.frames import MAX_FRAME_BYTES
 from alignedserve.protocol.handshake import ServerHandshake
 from alignedserve.protocol.messages import ROLES, AnyMessage, Hello, Message, Ping, Pong, Refused
 from alignedserve.protocol.peer import Peer
-from alignedserve.types import Epoch, InstanceId, without_generation
+from alignedserve.types import ISLAND_GATEWAY, Epoch, InstanceId, is_island_gateway, without_generation
 
 logger = logging.getLogger(__name__)
 
@@ -190,8 +190,11 @@ class Hub:
 
 
 def _member(hello: Hello) -> InstanceId:
-    """A gateway that takes another one's place has the name of its generation."""
-    return without_generation(hello.instance_id) if hello.role == "gateway" else hello.instance_id
+    """A gateway that takes another one's place has the name of its generation, and one on an island's host the island's
+    number."""
+    if hello.role != "gateway":
+        return hello.instance_id
+    return ISLAND_GATEWAY if is_island_gateway(hello.instance_id) else without_generation(hello.instance_id)
 
 
 def difference(hello: Hello, others: Iterable[Hello]) -> str | None:

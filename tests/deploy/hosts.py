@@ -112,7 +112,7 @@ class Net:
         return f"10.213.77.{number}"
 
     def link(self, number: int) -> str:
-        return f"{self.prefix}{number}"
+        return f"{self.prefix}-{number}"
 
     def add(self, number: int) -> Host:
         """A host with nothing on it."""
@@ -181,7 +181,8 @@ class Net:
 
     def forget(self, host: Host) -> None:
         del self.hosts[host.number]
-        # The pair of links goes with the namespace.
+        # At once: a namespace is there for as long as its last process takes to end.
+        _run("ip", "link", "del", self.link(host.number))
         _run("ip", "netns", "del", f"{self.prefix}-{host.number}")
 
     def _until_there(self, host: Host) -> None:

@@ -37,6 +37,13 @@ class Ray:
 
         return Remote()  # type: ignore[return-value]
 
+    def get_runtime_context(self) -> Any:
+        class Context:
+            def get_node_id(self) -> str:
+                return C
+
+        return Context()
+
     def get(self, result: Any, timeout: float) -> Any:
         return result
 

@@ -11,7 +11,15 @@ import pytest
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.config import LaunchConfig
-from alignedserve.launch.plan import DEFAULT_POOL_BYTES, IslandPlan, Node, check, plan_gateways, plan_island
+from alignedserve.launch.plan import (
+    DEFAULT_POOL_BYTES,
+    IslandPlan,
+    Node,
+    check,
+    plan_gateways,
+    plan_island,
+    plan_island_gateway,
+)
 from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.protocol.address import RouterAddress
@@ -297,3 +305,41 @@ def test_a_hidden_cache_takes_colocated_instances() -> None:
         plan_island(told(hidden_cache=True, policy="apt"), OPT, NODE, "prefix")
     plan = plan_island(told(hidden_cache=True, policy="apt", colocated_instances=2), OPT, NODE, "prefix")
     assert [spec.config.engine.hidden_cache for spec in plan.processes[2:]] == [True, True]
+
+
+ON_ISLANDS = {
+    "address": "auto",
+    "redis_url": "redis://10.0.0.9",
+    "island_gateways": True,
+    "host": "0.0.0.0",  # noqa: S104
+    "allow_no_auth": True,
+}
+
+
+def test_the_gateway_of_an_island_is_like_the_others_but_for_what_is_of_its_host() -> None:
+    settings = told(**ON_ISLANDS, gateways=2)
+    check(settings, FOUND)
+    node = replace(NODE, name="node-3", node_id="id", number=3)
+    plan = island(settings, node)
+    launcher = RouterAddress("10.0.0.1", 1, "secret")
+    first, _ = plan_gateways(settings, FOUND, [plan], "redis://10.0.0.9", launcher, "/tmp/control")
+    gateway = plan_island_gateway(first, node)
+    assert (gateway.role, gateway.instance_id) == ("gateway", "gateway-of-island-3")
+    config = gateway.config
+    assert (config.routers, config.first_island, config.num_gateways) == ((NODE.router,), 3, 1)
+    assert (config.control, config.launcher, config.store_url) == (None, launcher, "redis://10.0.0.9")
+    router = plan.processes[0].config
+    assert router.gateways == ("gateway-0", "gateway-1", "gateway-of-island")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"address": None}, "island_gateways: this machine is one island"),
+        ({"redis_url": None}, "island_gateways: the private Redis is for one host; give a --redis-url"),
+        ({"host": "127.0.0.1"}, "island_gateways: host='127.0.0.1' is an address of this host"),
+    ],
+)
+def test_gateways_on_islands_need_what_all_hosts_have(changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        check(told(**ON_ISLANDS | changes), FOUND)
