@@ -5,9 +5,11 @@ own, and this one, the client. The gateway's CPU time per token tells what a cor
 machine; the wall says whether the streams kept up. At low load (one request at a time, answered by the stub at once)
 the time to first token is all the gateway's, the sockets' and the client's.
 
-    python -m benchmarks.gateway [--streams 64] [--rate 8000] [--tokens 1000] [--api chat] [--out FILE]
+    python -m benchmarks.gateway [--streams 64] [--rate 8000] [--tokens 1000] [--api chat] [--gateways 1] [--out FILE]
 
-The time to first token is measured of every API, in turns; the load is that of one.
+The time to first token is measured of every API, in turns; the load is that of one. With several gateways, at one port,
+the first has a core of its own, the second shares the other one with the rest, and so on; what they could carry with a
+core each is what one of them carries with its CPU time, times their number.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +46,7 @@ from alignedserve.protocol.messages import (
     Tokens,
     Welcome,
 )
-from alignedserve.types import Epoch, InstanceId, RequestKey
+from alignedserve.types import Epoch, InstanceId, RequestKey, island_gateway
 
 HOST, TOKEN = "127.0.0.1", "secret"
 QUESTION = "How much is 12 plus 30? " * 4
@@ -154,12 +157,13 @@ def _stub(port: int, tokens_per_s: float, core: int) -> None:
     asyncio.run(serve_stub(port, tokens_per_s))
 
 
-def _gateway(port: int, router_port: int, core: int) -> None:
+def _gateway(port: int, router_port: int, core: int, number: int) -> None:
     os.sched_setaffinity(0, {core})
     address = RouterAddress(HOST, router_port, TOKEN)
     engine = EngineConfig(str(demo.MODEL_DIR))
     GatewayProcess(
-        GatewayConfig(InstanceId("gateway-0"), (address,), engine, "demo", HttpConfig(HOST, port))
+        # Those on islands' hosts let others listen at their port.
+        GatewayConfig(island_gateway(number), (address,), engine, "demo", HttpConfig(HOST, port))
     ).run()
 
 
@@ -226,16 +230,23 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(port: int, pid: int, api: str, streams: int, tokens: int, requests: int) -> dict[str, Any]:
+def measure(
+    port: int, pids: Sequence[int], api: str, streams: int, tokens: int, requests: int
+) -> dict[str, Any]:
     asyncio.run(_until_up(port))
     found = asyncio.run(_firsts(port, requests))
     firsts = sorted(found[api])[: requests * 99 // 100]
     asyncio.run(_load(port, APIS[api], streams, 50))
-    begun_s, begun_cpu_s = time.perf_counter(), cpu_seconds(pid)
+    begun_s, before = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
     num_tokens = asyncio.run(_load(port, APIS[api], streams, tokens))
-    wall_s, cpu_s = time.perf_counter() - begun_s, cpu_seconds(pid) - begun_cpu_s
+    wall_s = time.perf_counter() - begun_s
+    each_s = [cpu_seconds(pid) - before_s for pid, before_s in zip(pids, before, strict=True)]
+    cpu_s = sum(each_s)
     return {
         "api": api,
+        "gateways": len(pids),
+        "gateways_cpu_s": [round(each, 2) for each in each_s],
+        "tokens_per_s_with_a_core_each": round(len(pids) * num_tokens / cpu_s),
         "streams": streams,
         "tokens": num_tokens,
         "tokens_per_s": round(num_tokens / wall_s),
@@ -254,6 +265,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
     parser.add_argument("--requests", type=int, default=200, help="one by one, for the time to first token")
     parser.add_argument("--api", choices=APIS, default="chat")
+    parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--out", help="append the JSON line to this file too")
     args = parser.parse_args()
     gateway_core, *others = sorted(os.sched_getaffinity(0))
@@ -262,14 +274,19 @@ def main() -> None:
     port, router_port = free_port(HOST), free_port(HOST)
     context = multiprocessing.get_context("spawn")
     stub = context.Process(target=_stub, args=(router_port, args.rate, other_core))
-    gateway = context.Process(target=_gateway, args=(port, router_port, gateway_core))
-    for process in (stub, gateway):
+    gateways = [
+        context.Process(
+            target=_gateway, args=(port, router_port, (gateway_core, other_core)[number % 2], number)
+        )
+        for number in range(args.gateways)
+    ]
+    for process in (stub, *gateways):
         process.start()
     try:
-        assert gateway.pid
-        found = measure(port, gateway.pid, args.api, args.streams, args.tokens, args.requests)
+        pids = [gateway.pid for gateway in gateways if gateway.pid]
+        found = measure(port, pids, args.api, args.streams, args.tokens, args.requests)
     finally:
-        for process in (gateway, stub):
+        for process in (*gateways, stub):
             process.terminate()
             process.join(10)
     line = json.dumps({"offered_tokens_per_s": args.rate} | found)
