@@ -84,7 +84,7 @@ class Growth:
         return _is_missed(recent) or all(seen.are_late for seen in recent)
 
     def _would_be_enough(self, now: float, count: int) -> bool:
-        if not self._looks_back(now, CALM_S):
+        if not self._num_there or not self._looks_back(now, CALM_S):
             return False
         seen = [look.seen for look in self._looks]
         busy = sum(each.busy for each in seen) / len(seen)

@@ -148,14 +148,14 @@ class Islands:
         growth = self._nodes.growth
         if growth is None or self._is_stopping:
             return
-        up = [
-            island for number, island in self._islands.items() if island.is_up and number not in self._leaving
-        ]
-        busy = sum(island.busy for island in up) / max(1, len(up))
-        before = growth.wanted
-        growth.look(time.monotonic(), len(up), replace(self._attained(), busy=busy))
-        if growth.wanted != before:
-            self._say(f"{growth.wanted} islands are wanted; {len(up)} are up")
+        here = [island for number, island in self._islands.items() if number not in self._leaving]
+        # Nothing is decided while some start, which may take long.
+        if all(island.is_up for island in here):
+            busy = sum(island.busy for island in here) / max(1, len(here))
+            before = growth.wanted
+            growth.look(time.monotonic(), len(here), replace(self._attained(), busy=busy))
+            if growth.wanted != before:
+                self._say(f"{growth.wanted} islands are wanted; {len(here)} are up")
         await self._nodes.want(growth.wanted)
         self._choose_leaving(growth.wanted)
         self._give_back()

@@ -103,3 +103,9 @@ def test_the_newest_are_given_back_and_kept_again_when_others_are_lost() -> None
     assert leaving([0, 1, 2], [1], wanted=2) == {1}
     assert leaving([1, 2], [1], wanted=2) == set()
     assert leaving([1], [1], wanted=2) == set()
+
+
+def test_while_none_is_there_none_is_given_up() -> None:
+    watched = Watched(1, 4, at_first=3)
+    watched.most_there = 0
+    assert watched.see(IDLE, 3 * CALM_S) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -303,6 +304,23 @@ def test_what_is_being_given_back_is_kept_when_another_one_is_lost(monkeypatch: 
         await at.until(lambda: at.told[-1:] == [([1], [])])
         await at.until(lambda: not at.leaving)
         assert at.said[-1] == "node-1 is kept" and not at.nodes.given
+        at.islands.stop()
+        await at.running
+
+    play(Nodes([node(0), node(1)], growth=Growth(1, 2, 2)), scenario)
+
+
+def test_nothing_is_decided_while_an_island_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "CALM_S", 0.05)
+    monkeypatch.setattr(module, "LEAVING_S", 0.0)
+
+    async def scenario(at: At) -> None:
+        at.made[1].is_up = False
+        begun_s = time.monotonic()
+        await at.until(lambda: at.nodes.num_asked == [2] and time.monotonic() > begun_s + 0.1)
+        assert not at.leaving
+        at.made[1].is_up = True
+        await at.until(lambda: at.nodes.given == [1])
         at.islands.stop()
         await at.running
 
