@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import openai
 import pytest
 
 from alignedserve.launch.leftovers import descendants, end
-from tests.launch.server import Server, serving
+from tests.launch.server import START_S, Server, serving
 from tests.launch.streams import ask_all, engine_alone
 from tests.launch.test_islands import until
 
@@ -78,7 +79,9 @@ def test_misses_bring_an_island_which_is_given_back_without_a_wrong_token(autosc
         until(lambda: "alignedserve:islands_wanted 2.0" in server.get("/metrics").text)
 
         # Streams go on while one is given back, as soon as the two have been calm for long enough.
+        deadline = time.monotonic() + START_S
         while not any("node-1 gets no more requests" in line for line in server.lines):
+            assert time.monotonic() < deadline, server.output
             texts, _ = ask_all(server.url, slo=PATIENT)
             assert texts == engine_alone()
         server.until_said("^node-1 is given back$")
