@@ -13,10 +13,12 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     OPTConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB_SIZE = 200
@@ -45,6 +47,9 @@ _LLAMA3_ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=64,
 )
+_QWEN3_MOE: dict[str, Any] = _GATED | dict(
+    num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, head_dim=32
+)
 
 CONFIGS: dict[str, Any] = {
     "llama-mha": lambda: LlamaConfig(**_GATED | dict(num_key_value_heads=4)),
@@ -58,6 +63,12 @@ CONFIGS: dict[str, Any] = {
         **_GATED, use_sliding_window=True, sliding_window=20, max_window_layers=1
     ),
     "qwen3": lambda: Qwen3Config(**_GATED, head_dim=32),
+    "qwen3-moe": lambda: Qwen3MoeConfig(**_QWEN3_MOE, norm_topk_prob=True),
+    "qwen3-moe-unnormed": lambda: Qwen3MoeConfig(
+        **_QWEN3_MOE, norm_topk_prob=False, mlp_only_layers=[0], decoder_sparse_step=1
+    ),
+    "mixtral": lambda: MixtralConfig(**_GATED, num_local_experts=4, num_experts_per_tok=2),
+    "mixtral-window": lambda: MixtralConfig(**_GATED, num_local_experts=5, sliding_window=24),
     "opt": lambda: OPTConfig(**_COMMON, ffn_dim=128, word_embed_proj_dim=64, init_std=0.15),
     "opt-post-norm": lambda: OPTConfig(
         **_COMMON, ffn_dim=128, word_embed_proj_dim=48, do_layer_norm_before=False, init_std=0.15

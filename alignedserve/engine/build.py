@@ -75,6 +75,10 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
     max_model_len = choose_max_model_len(config, model_config)
     if config.hidden_cache:
         check_hidden_cache(model_config)
+    if model_config.moe and device.type == "cuda" and not config.enforce_eager:
+        raise ValueError(
+            f"{source.name}: a mixture of {model_config.moe.num_experts} experts needs enforce_eager on a GPU"
+        )
     ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim, _cuda_options(config))
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)

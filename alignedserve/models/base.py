@@ -8,7 +8,8 @@ import torch
 
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.weights import WeightSource
-from alignedserve.ops.base import Activation, Linear, Ops, Value
+from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 
 
@@ -35,6 +36,13 @@ class Layers:
     def __init__(self, weights: WeightSource, ops: Ops) -> None:
         self._weights = weights
         self._ops = ops
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """Returns the checkpoint's tensor as it is: it is to be copied before much else is taken."""
+        return self._weights.take(name, shape)
+
+    def experts(self, spec: ExpertsSpec, take: TakeExpert) -> Experts:
+        return self._ops.expert_weights(spec, take)
 
     def parameter(self, name: str, *shape: int) -> torch.Tensor:
         return self._ops.parameter(self._weights.take(name, shape))

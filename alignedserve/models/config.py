@@ -19,8 +19,23 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class MoeConfig:
+    """A mixture of experts: many gated MLPs, of which each token goes through a few."""
+
+    num_experts: int
+    # How many experts each token goes through.
+    top_k: int
+    # The inner width of one expert.
+    intermediate_size: int
+    # Whether the weights of a token's experts are scaled to sum to one.
+    normalises: bool
+    # One entry per layer: whether its MLP is a mixture; the others have an MLP of ModelConfig.intermediate_size.
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    # One of alignedserve.models.registry's names: llama, mistral, qwen2, qwen3, opt.
+    # One of alignedserve.models.registry's names, such as llama or qwen3_moe.
     architecture: str
     vocab_size: int
     hidden_size: int
@@ -43,6 +58,7 @@ class ModelConfig:
     mlp_bias: bool = False
     # An RMS norm over each head of q and k (Qwen3).
     qk_norm: bool = False
+    moe: MoeConfig | None = None
     # One entry per layer: how many of the latest tokens (itself included) a token attends to; None for all.
     sliding_windows: tuple[int | None, ...] = ()
     # These are for OPT only: norm_before is False for the post-norm 350m, which has a narrower embedding as well.

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from alignedserve.models.fields import Fields
-from alignedserve.models.hf_rope import read_rope
+from alignedserve.models.hf_moe import mixture_layers, read_moe
+from alignedserve.models.hf_rope import DEFAULT_THETA, read_rope
 
 # A family returns the arguments of ModelConfig.
 Family = Callable[[Fields], dict[str, Any]]
@@ -49,7 +50,13 @@ def _token_ids(fields: Fields, bos: int | None, eos: int | None, pad: int | None
     }
 
 
-def _gated(fields: Fields, max_position: int, num_kv_heads: int | None) -> dict[str, Any]:
+def _gated(
+    fields: Fields,
+    max_position: int,
+    num_kv_heads: int | None,
+    norm_eps: float = 1e-6,
+    theta: float = DEFAULT_THETA,
+) -> dict[str, Any]:
     """Reads what Llama and its relatives share; the arguments are the family's defaults for absent keys."""
     model = _common(fields, tie_word_embeddings=False)
     # Absent and null differ here: null asks for as many as there are query heads.
@@ -65,9 +72,9 @@ def _gated(fields: Fields, max_position: int, num_kv_heads: int | None) -> dict[
         "intermediate_size": fields.size("intermediate_size"),
         "head_dim": _head_dim(fields, model["hidden_size"], model["num_heads"]),
         "max_position": max_position,
-        "norm_eps": fields.positive("rms_norm_eps", 1e-6),
+        "norm_eps": fields.positive("rms_norm_eps", norm_eps),
         "activation": fields.choice("hidden_act", _GATED_ACTIVATIONS, "silu"),
-        "rope": read_rope(fields, max_position),
+        "rope": read_rope(fields, max_position, theta),
         "sliding_windows": (None,) * model["num_layers"],
     }
 
@@ -151,6 +158,46 @@ def _qwen3(fields: Fields) -> dict[str, Any]:
     }
 
 
+def _qwen3_moe(fields: Fields) -> dict[str, Any]:
+    # Unlike Qwen3's, an absent head_dim is derived from hidden_size.
+    attention_bias = fields.flag("attention_bias", False)
+    model = _gated(fields, max_position=32768, num_kv_heads=4)
+    window = _window(fields) if fields.flag("use_sliding_window", False) else None
+    return (
+        model
+        | _token_ids(fields, bos=None, eos=None, pad=None)
+        | {
+            "architecture": "qwen3_moe",
+            "qkv_bias": attention_bias,
+            "attention_out_bias": attention_bias,
+            "qk_norm": True,
+            "sliding_windows": (window,) * model["num_layers"],
+            "moe": read_moe(
+                fields,
+                fields.size("moe_intermediate_size"),
+                fields.flag("norm_topk_prob", False),
+                mixture_layers(fields, model["num_layers"]),
+                num_experts=128,
+                top_k=8,
+            ),
+        }
+    )
+
+
+def _mixtral(fields: Fields) -> dict[str, Any]:
+    model = _gated(fields, max_position=131072, num_kv_heads=8, norm_eps=1e-5, theta=1e6)
+    # Unlike Mistral's, an absent window is none.
+    window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
+    layers = (True,) * model["num_layers"]
+    moe = read_moe(fields, model["intermediate_size"], True, layers, num_experts=8, top_k=2)
+    windows = (window,) * model["num_layers"]
+    return (
+        model
+        | _token_ids(fields, bos=1, eos=2, pad=None)
+        | {"architecture": "mixtral", "sliding_windows": windows, "moe": moe}
+    )
+
+
 def _opt(fields: Fields) -> dict[str, Any]:
     model = _common(fields, tie_word_embeddings=True) | _token_ids(fields, bos=2, eos=2, pad=1)
     hidden_size, num_heads = model["hidden_size"], model["num_heads"]
@@ -181,5 +228,7 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+    "MixtralForCausalLM": _mixtral,
     "OPTForCausalLM": _opt,
 }

@@ -13,11 +13,11 @@ SUPPORTED_KINDS = ("default", "linear", "llama3")
 DEFAULT_THETA = 10000.0
 
 
-def read_rope(config: Fields, max_position: int) -> RopeConfig:
+def read_rope(config: Fields, max_position: int, default_theta: float = DEFAULT_THETA) -> RopeConfig:
     # An empty object counts as absent.
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.nested(key) or Fields({}, f"{config.where}: {key}")
-    theta = rope.positive("rope_theta", config.positive("rope_theta", DEFAULT_THETA))
+    theta = rope.positive("rope_theta", config.positive("rope_theta", default_theta))
     for fields in (rope, config):
         if fields.positive("partial_rotary_factor", 1.0) != 1.0:
             raise fields.error("partial_rotary_factor", "1.0 (rotating part of a head is not supported)")

@@ -11,6 +11,8 @@ from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
 from alignedserve.ops.base import Activation
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
 
@@ -44,6 +46,10 @@ class ListingOps(TorchOps):
         activation: Activation = Activation.NONE,
     ) -> TorchLinear:
         return TorchLinear(parts[0], None, activation)
+
+    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
+        experts = [take(number) for number in range(spec.num_experts)]
+        return TorchExperts(spec, experts[0].gate, experts[0].down)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

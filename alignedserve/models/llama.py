@@ -1,4 +1,5 @@
-"""Llama and its variants, which differ by a switch: Mistral (windows), Qwen2 (qkv bias), Qwen3 (norm of q and k)."""
+"""Llama and its variants, which differ by a switch: Mistral (windows), Qwen2 (qkv bias), Qwen3 (norm of q and k),
+Qwen3-MoE and Mixtral (experts)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import torch
 
 from alignedserve.models.base import Layers
 from alignedserve.models.config import ModelConfig, RopeConfig
+from alignedserve.models.mlp import MIXTRAL_NAMES, ExpertNames, Mlp, make_mlp
 from alignedserve.models.rope import rope_table
 from alignedserve.models.weights import WeightSource
-from alignedserve.ops.base import Activation, AttentionSpec, Linear, Ops, Projected, Value
+from alignedserve.ops.base import AttentionSpec, Linear, Ops, Projected, Value
 from alignedserve.ops.step import StepInputs
 
 
@@ -21,11 +23,12 @@ class DecoderLayer:
     attention: AttentionSpec
     attention_out: Linear
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
 
 
 class Llama:
+    expert_names = ExpertNames()
+
     def __init__(self, config: ModelConfig, weights: WeightSource, ops: Ops, max_model_len: int) -> None:
         self.config = config
         self._ops = ops
@@ -35,7 +38,10 @@ class Llama:
         self._embedding, self._lm_head = layers.embedding_and_head(
             "model.embed_tokens", config.vocab_size, config.hidden_size, config.tie_word_embeddings
         )
-        self._layers = [_decoder_layer(config, layers, index, rope) for index in range(config.num_layers)]
+        self._layers = [
+            _decoder_layer(config, layers, index, rope, self.expert_names)
+            for index in range(config.num_layers)
+        ]
         self._final_norm = layers.parameter("model.norm.weight", config.hidden_size)
 
     def forward(self, step: StepInputs) -> Value:
@@ -60,13 +66,18 @@ class Llama:
         return self._ops.linear(attended, layer.attention_out, residual=x)
 
     def _mlp(self, layer: DecoderLayer, x: Value) -> Value:
-        gated = self._ops.linear(self._ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps), layer.gate_up)
-        return self._ops.linear(gated, layer.down, residual=x)
+        normed = self._ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps)
+        return layer.mlp.add_to(x, normed, self._ops)
 
 
-def _decoder_layer(config: ModelConfig, layers: Layers, index: int, rope: torch.Tensor) -> DecoderLayer:
-    prefix = f"model.layers.{index}"
-    hidden, inner = config.hidden_size, config.intermediate_size
+class Mixtral(Llama):
+    expert_names = MIXTRAL_NAMES
+
+
+def _decoder_layer(
+    config: ModelConfig, layers: Layers, index: int, rope: torch.Tensor, names: ExpertNames
+) -> DecoderLayer:
+    prefix, hidden = f"model.layers.{index}", config.hidden_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     norms = [f"{prefix}.self_attn.{q_or_k}_norm.weight" for q_or_k in "qk"] if config.qk_norm else []
     q_norm, k_norm = [layers.parameter(name, config.head_dim) for name in norms] or (None, None)
@@ -95,12 +106,5 @@ def _decoder_layer(config: ModelConfig, layers: Layers, index: int, rope: torch.
             [f"{prefix}.self_attn.o_proj"], [hidden], q_size, bias=config.attention_out_bias
         ),
         mlp_norm=layers.parameter(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=layers.linear(
-            [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")],
-            [inner, inner],
-            hidden,
-            bias=config.mlp_bias,
-            activation=Activation.SILU_GATED,
-        ),
-        down=layers.linear([f"{prefix}.mlp.down_proj"], [hidden], inner, bias=config.mlp_bias),
+        mlp=make_mlp(config, layers, index, names),
     )

@@ -91,6 +91,44 @@ _QWEN3_8B = {
     "bos_token_id": 151643,
     "eos_token_id": 151645,
 }
+_QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+_MIXTRAL_8X7B = {
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+}
 
 PRESETS: dict[str, ModelConfig] = {
     name: model_config_from_dict(config, where=f"preset {name}")
@@ -104,5 +142,7 @@ PRESETS: dict[str, ModelConfig] = {
         "llama-3.1-8b": _LLAMA_3_1_8B,
         "qwen3-0.6b": _QWEN3_0_6B,
         "qwen3-8b": _QWEN3_8B,
+        "qwen3-30b-a3b": _QWEN3_30B_A3B,
+        "mixtral-8x7b": _MIXTRAL_8X7B,
     }.items()
 }

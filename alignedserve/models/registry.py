@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
-from alignedserve.models.llama import Llama
+from alignedserve.models.llama import Llama, Mixtral
 from alignedserve.models.opt import Opt
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import Ops
@@ -14,6 +14,8 @@ MODELS: dict[str, type[Llama] | type[Opt]] = {
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
+    "qwen3_moe": Llama,
+    "mixtral": Mixtral,
     "opt": Opt,
 }
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
@@ -57,6 +58,7 @@ class AttentionSpec:
 # These are a backend's own handles on a value or a weight, which are opaque to a model.
 Value = Any
 Linear = Any
+Experts = Any
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,18 @@ class Ops(ABC):
         """Returns activation(x @ weight.T + bias), plus `residual` if given (never both an activation and a residual).
 
         The residual may be overwritten: the caller does not need it afterwards.
+        """
+
+    @abstractmethod
+    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> Experts:
+        """Copies all experts, which are taken one by one in ascending order and not kept."""
+
+    @abstractmethod
+    def mix_experts(self, x: Value, logits: Value, experts: Experts, residual: Value) -> Value:
+        """Returns, per row, the weighted sum of what its experts make of `x`, plus `residual`, which may be
+        overwritten.
+
+        `logits` is [rows, experts]: see `choose_experts`. A row's result does not depend on which other rows are there.
         """
 
     @abstractmethod

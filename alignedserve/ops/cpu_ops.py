@@ -22,7 +22,9 @@ from alignedserve.kernels.cpu.structs import (
 )
 from alignedserve.kernels.cpu.weights import PackedWeight, pack
 from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected
+from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 
 MAX_HEAD_DIM = 256
@@ -45,6 +47,7 @@ class CpuOps(Ops):
         self._program = Program()
         self._buffers = Buffers(0)
         self._restored_buffers = Buffers(0)
+        self._experts = ExpertRecorder(self._program, dtype, 0)
         self._step: StepInputs | None = None
 
     def linear_weight(
@@ -152,6 +155,21 @@ class CpuOps(Ops):
             _check_width("residual", residual, out.width)
             args.residual, args.residual_stride = residual.pointer, residual.stride
         self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
+        return out
+
+    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CpuExperts:
+        return pack_experts(spec, take, self.dtype, self._arena)
+
+    def mix_experts(self, x: Value, logits: Value, experts: CpuExperts, residual: Value) -> Value:
+        self._recorded_step()
+        spec = experts.spec
+        _check_width("x", x, spec.hidden_size)
+        _check_width("logits", logits, spec.num_experts)
+        _check_width("residual", residual, spec.hidden_size)
+        _check_same_rows("logits", logits, x)
+        _check_same_rows("residual", residual, x)
+        out = self._value(spec.hidden_size, x.rows)
+        self._experts.record(x, logits, experts, residual, out)
         return out
 
     def outputs(self, x: Value) -> Value:
@@ -268,6 +286,7 @@ class CpuOps(Ops):
         self._program = Program()
         self._buffers = Buffers(num_rows)
         self._restored_buffers = Buffers(0)
+        self._experts = ExpertRecorder(self._program, self.dtype, num_rows)
 
     def _gather(self, x: Value) -> Value:
         out = self._value(x.width, Rows.OUTPUTS)

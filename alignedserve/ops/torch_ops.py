@@ -10,8 +10,10 @@ import torch.nn.functional as F
 
 from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import paged_attention
+from alignedserve.ops.torch_experts import TorchExperts, mix, stack_experts
 from alignedserve.ops.torch_inputs import restore, write_inputs
 
 
@@ -75,6 +77,14 @@ class TorchOps(Ops):
     ) -> torch.Tensor:
         out = activate(F.linear(x, weight.weight, weight.bias), weight.activation)
         return out if residual is None else residual + out
+
+    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
+        return stack_experts(spec, take, self.dtype, self.device)
+
+    def mix_experts(
+        self, x: torch.Tensor, logits: torch.Tensor, experts: TorchExperts, residual: torch.Tensor
+    ) -> torch.Tensor:
+        return residual + mix(x, logits, experts)
 
     def attention(
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None

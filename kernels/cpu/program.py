@@ -85,6 +85,8 @@ _FIELDS = {
     OpKind.RESTORE_KV: "attention",
     OpKind.WRITE_INPUTS: "inputs",
     OpKind.READ_INPUTS: "inputs",
+    OpKind.GROUP: "route",
+    OpKind.MIX: "spread",
 }
 
 

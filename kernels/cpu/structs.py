@@ -19,6 +19,11 @@ class OpKind(IntEnum):
     WRITE_INPUTS = 6
     READ_INPUTS = 7
     RESTORE_KV = 8
+    ROUTE = 9
+    GROUP = 10
+    SPREAD = 11
+    EXPERT_LINEAR = 12
+    MIX = 13
 
 
 class ActivationCode(IntEnum):
@@ -82,6 +87,34 @@ class KeptInputsOp(Structure):
     ]
 
 
+class Routing(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("num_experts", "top_k")),
+        *((name, c_void_p) for name in ("chosen", "weights", "places", "hit", "starts")),
+    ]
+
+
+class RouteOp(Structure):
+    _fields_ = [
+        ("routing", Routing),
+        ("logits", c_void_p),
+        ("logits_stride", c_int64),
+        ("normalises", c_int32),
+    ]
+
+
+class SpreadOp(Structure):
+    _fields_ = [
+        ("routing", Routing),
+        *((name, c_void_p) for name in ("x", "residual", "out")),
+        *((name, c_int64) for name in ("width", "x_stride", "residual_stride", "out_stride")),
+    ]
+
+
+class ExpertLinearOp(Structure):
+    _fields_ = [("routing", Routing), ("linear", LinearOp), ("expert_bytes", c_int64)]
+
+
 class _AnyOp(Union):
     _fields_ = [
         ("embed", EmbedOp),
@@ -90,6 +123,9 @@ class _AnyOp(Union):
         ("attention", AttentionOp),
         ("gather", GatherOp),
         ("inputs", KeptInputsOp),
+        ("route", RouteOp),
+        ("spread", SpreadOp),
+        ("expert_linear", ExpertLinearOp),
     ]
 
 

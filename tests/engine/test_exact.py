@@ -35,7 +35,7 @@ def test_every_family_matches_transformers(tiny_model: Directory, family: str, b
     ids=str,
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", ["llama-gqa-tied", "mistral-window", "opt"])
+@pytest.mark.parametrize("family", ["llama-gqa-tied", "mistral-window", "opt", "qwen3-moe"])
 def test_chunks_blocks_and_batches_change_nothing(
     tiny_model: Directory, family: str, backend: str, options: dict[str, Any]
 ) -> None:
@@ -44,11 +44,13 @@ def test_chunks_blocks_and_batches_change_nothing(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize(
+    ("family", "block_size"), [("llama-gqa-tied", 8), ("llama-gqa-tied", 16), ("mixtral", 16)]
+)
 def test_preemption_at_every_step_changes_nothing(
-    tiny_model: Directory, backend: str, block_size: int
+    tiny_model: Directory, backend: str, family: str, block_size: int
 ) -> None:
-    directory = tiny_model("llama-gqa-tied")
+    directory = tiny_model(family)
     engine = make_instance(
         directory, EvictEveryStep, attention_backend=backend, block_size=block_size, max_prefill_chunk=40
     )

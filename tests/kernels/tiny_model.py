@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops
+from alignedserve.ops.experts import Expert, ExpertsSpec
 from alignedserve.ops.step import StepInputs
 
 
@@ -24,6 +25,9 @@ class Shape:
     sliding_window: int | None = None
     qk_norm: bool = False
     rope: bool = True
+    # 0: no mixture. Else each expert has `intermediate` inner columns, and a row goes through `top_k` of them.
+    num_experts: int = 0
+    top_k: int = 0
 
 
 SHAPE_125M = Shape(768, 2048, 12, 12, 4, 64, 32000, 4096)
@@ -71,12 +75,28 @@ class LlamaLike:
                     "qkv": ops.linear_weight(parts, [random(p.shape[0], scale=0.1) for p in parts]),
                     "o": ops.linear_weight([random(s.hidden, q)]),
                     "norm2": norm_weight(s.hidden),
-                    "gate_up": ops.linear_weight(
-                        [random(s.intermediate, s.hidden) for _ in range(2)], None, Activation.SILU_GATED
-                    ),
-                    "down": ops.linear_weight([random(s.hidden, s.intermediate)]),
                 }
             )
+            if s.num_experts:
+                mixture = ExpertsSpec(s.num_experts, s.top_k, s.hidden, s.intermediate, normalises=True)
+                self.layers[-1] |= {
+                    "router": ops.linear_weight([random(s.num_experts, s.hidden)]),
+                    "experts": ops.expert_weights(
+                        mixture,
+                        lambda _: Expert(
+                            random(s.intermediate, s.hidden),
+                            random(s.intermediate, s.hidden),
+                            random(s.hidden, s.intermediate),
+                        ),
+                    ),
+                }
+                continue
+            self.layers[-1] |= {
+                "gate_up": ops.linear_weight(
+                    [random(s.intermediate, s.hidden) for _ in range(2)], None, Activation.SILU_GATED
+                ),
+                "down": ops.linear_weight([random(s.hidden, s.intermediate)]),
+            }
         self.norm = norm_weight(s.hidden)
         self.head = ops.linear_weight([random(s.vocab, s.hidden)])
 
@@ -88,8 +108,11 @@ class LlamaLike:
             if layer["spec"].outputs_only:
                 x = ops.outputs(x)
             x = ops.linear(ops.attention(qkv, layer["spec"]), layer["o"], residual=x)
-            gated = ops.linear(ops.rms_norm(x, layer["norm2"], 1e-5), layer["gate_up"])
-            x = ops.linear(gated, layer["down"], residual=x)
+            normed = ops.rms_norm(x, layer["norm2"], 1e-5)
+            if self.shape.num_experts:
+                x = ops.mix_experts(normed, ops.linear(normed, layer["router"]), layer["experts"], residual=x)
+            else:
+                x = ops.linear(ops.linear(normed, layer["gate_up"]), layer["down"], residual=x)
         return x
 
     def logits(self, x: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
-from alignedserve.models.config import ModelConfig, RopeConfig
+from alignedserve.models.config import ModelConfig, MoeConfig, RopeConfig
 from alignedserve.models.hf_config import load_model_config, model_config_from_dict
 
 SIZES = {
@@ -18,6 +18,8 @@ SIZES = {
     "intermediate_size": 320,
     "num_hidden_layers": 4,
     "num_attention_heads": 32,
+    # It is read of mixtures only.
+    "moe_intermediate_size": 80,
 }
 OPT_SIZES = {
     "vocab_size": 512,
@@ -37,12 +39,16 @@ GATED = {
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+    "mixtral": transformers.MixtralConfig,
 }
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
     "opt": "OPTForCausalLM",
 }
 
@@ -68,7 +74,7 @@ def check_gated(family: str, values: dict[str, Any]) -> ModelConfig:
         assert config.rope.original_max_position == rope["original_max_position_embeddings"]
     assert config.architecture == family
     assert config.num_kv_heads == oracle.num_key_value_heads
-    # the modelling code of all four reads the head size this way
+    # the modelling code of all of them reads the head size this way
     head_dim = getattr(oracle, "head_dim", None) or oracle.hidden_size // oracle.num_attention_heads
     assert config.head_dim == head_dim
     assert config.max_position == oracle.max_position_embeddings
@@ -152,6 +158,63 @@ def test_mistral_windows(window: dict[str, Any]) -> None:
 )
 def test_qwen_windows(family: str, values: dict[str, Any]) -> None:
     check_gated(family, SIZES | values)
+
+
+@pytest.mark.parametrize(
+    ("values", "layers"),
+    [
+        ({}, (True,) * 4),
+        ({"num_experts": 16, "num_experts_per_tok": 5, "norm_topk_prob": True}, (True,) * 4),
+        ({"decoder_sparse_step": 2}, (False, True, False, True)),
+        ({"mlp_only_layers": [0, 3]}, (False, True, True, False)),
+        ({"mlp_only_layers": None, "decoder_sparse_step": 3}, (False, False, True, False)),
+        ({"use_sliding_window": True, "sliding_window": 17}, (True,) * 4),
+    ],
+)
+def test_qwen3_moe(values: dict[str, Any], layers: tuple[bool, ...]) -> None:
+    config = check_gated("qwen3_moe", SIZES | values)
+    oracle = transformers.Qwen3MoeConfig(**SIZES | values)
+    assert config.moe == MoeConfig(
+        num_experts=oracle.num_experts,
+        top_k=oracle.num_experts_per_tok,
+        intermediate_size=80,
+        normalises=oracle.norm_topk_prob,
+        layers=layers,
+    )
+    assert config.qk_norm and config.intermediate_size == 320
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"num_local_experts": 4, "num_experts_per_tok": 3}, {"sliding_window": 17}, {"head_dim": 4}],
+)
+def test_mixtral(values: dict[str, Any]) -> None:
+    config = check_gated("mixtral", SIZES | values)
+    oracle = transformers.MixtralConfig(**SIZES | values)
+    assert config.moe == MoeConfig(
+        oracle.num_local_experts, oracle.num_experts_per_tok, 320, normalises=True, layers=(True,) * 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        (
+            {"num_experts": 4, "num_experts_per_tok": 5},
+            ["num_experts_per_tok", "5", "num_experts, which is 4"],
+        ),
+        ({"num_experts": 0}, ["num_experts", "0", "positive integer"]),
+        ({"num_experts": 5000}, ["num_experts", "5000", "at most 1024"]),
+        ({"mlp_only_layers": 3}, ["mlp_only_layers", "3", "a list of layers"]),
+        ({"mlp_only_layers": [-1]}, ["mlp_only_layers", "-1", "a list of layers"]),
+        ({"decoder_sparse_step": 0}, ["decoder_sparse_step", "0", "positive integer"]),
+        ({"moe_intermediate_size": None}, ["moe_intermediate_size is missing"]),
+    ],
+)
+def test_bad_mixtures_are_named(values: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ValueError) as error:
+        ours("qwen3_moe", SIZES | values)
+    assert all(part in str(error.value) for part in parts)
 
 
 def test_biases() -> None:

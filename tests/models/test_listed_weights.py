@@ -32,7 +32,9 @@ def source_of(directory: Path) -> SafetensorsSource:
     return SafetensorsSource(directory, torch.float32, "cpu", progress=False)
 
 
-@pytest.mark.parametrize("family", ["llama-gqa-tied", "mistral-window", "qwen2", "qwen3", "opt-post-norm"])
+@pytest.mark.parametrize(
+    "family", ["llama-gqa-tied", "mistral-window", "qwen2", "qwen3", "qwen3-moe", "mixtral", "opt-post-norm"]
+)
 def test_all_that_a_model_takes_is_counted(tiny_model: Callable[[str], Path], family: str) -> None:
     directory = tiny_model(family)
     config, counted = load_model_config(directory), Counted(source_of(directory))

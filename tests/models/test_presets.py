@@ -12,6 +12,10 @@ def num_parameters(config: ModelConfig) -> int:
     attention = hidden * (heads + 2 * kv_heads) + heads * hidden
     is_opt = config.architecture == "opt"
     mlp = (2 if is_opt else 3) * hidden * config.intermediate_size
+    if config.moe is not None:
+        assert all(config.moe.layers)
+        expert = 3 * hidden * config.moe.intermediate_size
+        mlp = config.moe.num_experts * (expert + hidden)
     layer = attention + mlp
     if is_opt:
         # biases, and two layer norms of two vectors
@@ -34,6 +38,8 @@ def num_parameters(config: ModelConfig) -> int:
         ("llama-2-7b", 6_738_415_616),
         ("llama-3.1-8b", 8_030_261_248),
         ("qwen3-8b", 8_190_735_360),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("mixtral-8x7b", 46_702_792_704),
     ],
 )
 def test_a_preset_has_as_many_parameters_as_the_model(name: str, published: int) -> None:

@@ -130,22 +130,19 @@ void stream(const LinearOp& op, int rows, int64_t row, int64_t tile, int64_t end
 }
 
 template <class T>
-void linear_chunk(const LinearOp& op, const Step& step, const Cut& cut, int64_t chunk) {
-  const int64_t first_row = chunk / cut.tile_chunks * cut.rows_per_chunk;
-  const int64_t num_rows = std::min(cut.rows_per_chunk, step.num_rows - first_row);
-  const int64_t first_tile = chunk % cut.tile_chunks * cut.tiles_per_chunk;
-  const int64_t end_tile = std::min(cut.num_tiles, first_tile + cut.tiles_per_chunk);
-  if (num_rows <= 3) return stream<T>(op, int(num_rows), first_row, first_tile, end_tile);
+void multiply(const LinearOp& op, const LinearSpan& span) {
+  if (span.num_rows <= 3) return stream<T>(op, int(span.num_rows), span.first_row, span.first_tile, span.end_tile);
 
-  const RowBlocks blocks{num_rows};
+  const int64_t tile_bytes = words<T>(op.in_features) * kStepBytes;
+  const RowBlocks blocks{span.num_rows};
   const int lines = int(ceil_div(4 * kStepBytes / kLineBytes, blocks.count));
-  const int64_t lines_bytes = cut.tile_bytes / (4 * kStepBytes) * lines * kLineBytes;
-  for (int64_t tile = first_tile; tile < end_tile; ++tile) {
-    const char* next = static_cast<const char*>(op.weight) + (tile + 1) * cut.tile_bytes;
+  const int64_t lines_bytes = tile_bytes / (4 * kStepBytes) * lines * kLineBytes;
+  for (int64_t tile = span.first_tile; tile < span.end_tile; ++tile) {
+    const char* next = static_cast<const char*>(op.weight) + (tile + 1) * tile_bytes;
     for (int64_t b = 0; b < blocks.count; ++b) {
       const Block compute = block_of<T>(blocks.height(b), std::make_integer_sequence<int, kMaxRows>{});
       const bool fetched = b * lines * kLineBytes >= 4 * kStepBytes;
-      compute(op, first_row + blocks.begin(b), tile, {next + b * lines_bytes, fetched ? 0 : lines});
+      compute(op, span.first_row + blocks.begin(b), tile, {next + b * lines_bytes, fetched ? 0 : lines});
     }
   }
 }
@@ -159,8 +156,16 @@ int64_t linear_chunks(const LinearOp& op, Dtype dtype, const Step& step) {
 
 void linear(const LinearOp& op, Dtype dtype, const Step& step, int64_t chunk) {
   const Cut cut(op, dtype, step);
+  const int64_t first_row = chunk / cut.tile_chunks * cut.rows_per_chunk;
+  const int64_t first_tile = chunk % cut.tile_chunks * cut.tiles_per_chunk;
+  linear_span(op, dtype,
+              {first_row, std::min(cut.rows_per_chunk, step.num_rows - first_row), first_tile,
+               std::min(cut.num_tiles, first_tile + cut.tiles_per_chunk)});
+}
+
+void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span) {
   if (dtype == Dtype::Float32)
-    linear_chunk<float>(op, step, cut, chunk);
+    multiply<float>(op, span);
   else
-    linear_chunk<bf16>(op, step, cut, chunk);
+    multiply<bf16>(op, span);
 }

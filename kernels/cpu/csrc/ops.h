@@ -22,6 +22,11 @@ enum class OpKind : int32_t {
   WriteInputs = 6,
   ReadInputs = 7,
   RestoreKv = 8,
+  Route = 9,
+  Group = 10,
+  Spread = 11,
+  ExpertLinear = 12,
+  Mix = 13,
 };
 
 // out = table[ids + offset] (+ add_to)
@@ -94,6 +99,46 @@ struct GatherOp {
   int64_t width, x_stride, out_stride;
 };
 
+// Which rows go through which experts: see experts.cpp. One set of buffers serves all layers, one after the other.
+struct Routing {
+  int64_t num_experts, top_k;
+  // per row: its experts, the first choice first, and their weights
+  int32_t* chosen;
+  float* weights;
+  // per choice: where it stands when choices are in the order of their experts
+  int32_t* places;
+  // [0]: the number of experts that any row has chosen; from [1] on, those, ascending
+  int32_t* hit;
+  // per expert in `hit`: where its choices begin; and after the last, where they end
+  int32_t* starts;
+};
+
+// Chooses experts by logits (Route), and orders all choices by expert (Group).
+struct RouteOp {
+  Routing routing;
+  const void* logits;
+  int64_t logits_stride;
+  // 1: a row's weights are scaled to sum to one
+  int32_t normalises;
+};
+
+// Spread: out[places[choice]] = x[row of the choice].
+// Mix: out[row] = residual[row] + sum of weight * x[places[choice]] over the row's choices, where x is float32.
+struct SpreadOp {
+  Routing routing;
+  const void* x;
+  const void* residual;
+  void* out;
+  int64_t width, x_stride, residual_stride, out_stride;
+};
+
+// A linear layer of each expert, over the rows of its choices; the weights lie one after another.
+struct ExpertLinearOp {
+  Routing routing;
+  LinearOp linear;
+  int64_t expert_bytes;
+};
+
 struct Op {
   OpKind kind;
   Dtype dtype;
@@ -106,6 +151,9 @@ struct Op {
     AttentionOp attention;
     GatherOp gather;
     KeptInputsOp inputs;
+    RouteOp route;
+    SpreadOp spread;
+    ExpertLinearOp expert_linear;
   };
 };
 
@@ -173,3 +221,20 @@ int64_t restore_kv_chunks(const AttentionOp& op, const Step& step);
 void write_inputs(const KeptInputsOp& op, Dtype dtype, const Step& step, int64_t chunk);
 void read_inputs(const KeptInputsOp& op, Dtype dtype, const Step& step, int64_t chunk);
 void restore_kv(const AttentionOp& op, Dtype dtype, const Step& step, int64_t chunk);
+
+// Multiplies some rows with some tiles of a linear layer's weight.
+struct LinearSpan {
+  int64_t first_row, num_rows, first_tile, end_tile;
+};
+
+void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span);
+
+int64_t route_chunks(const RouteOp& op, const Step& step);
+int64_t spread_chunks(const SpreadOp& op, const Step& step);
+int64_t expert_linear_chunks(const ExpertLinearOp& op, Dtype dtype, const Step& step);
+
+void route(const RouteOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void group(const RouteOp& op, const Step& step);
+void spread(const SpreadOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void expert_linear(const ExpertLinearOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void mix(const SpreadOp& op, Dtype dtype, const Step& step, int64_t chunk);

@@ -54,6 +54,15 @@ struct Run {
         return read_inputs_chunks(op.inputs, step(op));
       case OpKind::RestoreKv:
         return restore_kv_chunks(op.attention, step(op));
+      case OpKind::Route:
+        return route_chunks(op.route, step(op));
+      case OpKind::Group:
+        return 1;
+      case OpKind::Spread:
+      case OpKind::Mix:
+        return spread_chunks(op.spread, step(op));
+      case OpKind::ExpertLinear:
+        return expert_linear_chunks(op.expert_linear, op.dtype, step(op));
       case OpKind::WriteKv:
         plan_of_op[i] = &plan(op);
         return int64_t(plan_of_op[i]->writes.size());
@@ -84,6 +93,16 @@ void run_chunk(const void* context, int i, int64_t chunk) {
       return read_inputs(op.inputs, op.dtype, step, chunk);
     case OpKind::RestoreKv:
       return restore_kv(op.attention, op.dtype, step, chunk);
+    case OpKind::Route:
+      return route(op.route, op.dtype, step, chunk);
+    case OpKind::Group:
+      return group(op.route, step);
+    case OpKind::Spread:
+      return spread(op.spread, op.dtype, step, chunk);
+    case OpKind::ExpertLinear:
+      return expert_linear(op.expert_linear, op.dtype, step, chunk);
+    case OpKind::Mix:
+      return mix(op.spread, op.dtype, step, chunk);
     case OpKind::WriteKv:
       return write_kv(op.attention, op.dtype, step, *run.plan_of_op[i], chunk);
     case OpKind::Attention:
@@ -109,7 +128,8 @@ int32_t run_program(const Op* ops, int32_t num_ops, const Step* step) {
   run.plan_of_op.resize(num_ops);
   for (int i = 0; i < num_ops; ++i) {
     // linear layers stream their weights; attention's tasks are sorted, the biggest first
-    run.phases[i] = {run.prepare(i), ops[i].kind == OpKind::Linear ? Order::Ranges : Order::Queue};
+    const bool streams = ops[i].kind == OpKind::Linear || ops[i].kind == OpKind::ExpertLinear;
+    run.phases[i] = {run.prepare(i), streams ? Order::Ranges : Order::Queue};
     if (run.phases[i].num_chunks < 0 || run.phases[i].num_chunks > kMaxChunks) return -1;
   }
   run_phases(step->num_threads, num_ops, run.phases.data(), run_chunk, &run, step->ended_ns);

@@ -1,0 +1,119 @@
+"""Mixtures of experts in the native program, beside plain torch in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alignedserve.ops.base import Ops
+from alignedserve.ops.cpu_ops import CpuOps
+from alignedserve.ops.experts import Expert, ExpertsSpec, choose_experts
+from alignedserve.ops.step import StepInputs
+from alignedserve.ops.torch_ops import TorchOps
+from tests.kernels.harness import DTYPES, assert_close, randn
+
+SPECS = {
+    "two of eight": ExpertsSpec(8, 2, 48, 40, normalises=True),
+    "odd sizes": ExpertsSpec(5, 3, 33, 17, normalises=False),
+    "all": ExpertsSpec(3, 3, 16, 70, normalises=False),
+    "one": ExpertsSpec(20, 1, 64, 32, normalises=True),
+}
+
+
+def expert(spec: ExpertsSpec, number: int) -> Expert:
+    inner, hidden = spec.intermediate_size, spec.hidden_size
+
+    def random(part: int, *size: int) -> torch.Tensor:
+        return randn(*size, seed=3 * number + part, dtype=torch.bfloat16) / 8
+
+    return Expert(random(0, inner, hidden), random(1, inner, hidden), random(2, hidden, inner))
+
+
+def logits_of(spec: ExpertsSpec, rows: int) -> torch.Tensor:
+    return randn(rows, spec.num_experts, seed=77, dtype=torch.bfloat16)
+
+
+def mixed(ops: Ops, spec: ExpertsSpec, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The mixture of x [rows, hidden], with x as residual. Rows come in as embeddings of their own numbers."""
+    rows = len(x)
+    step = StepInputs(max_tokens=max(rows, 1), max_seqs=1, max_blocks_per_seq=1)
+    step.token_ids[:rows] = torch.arange(rows)
+    step.commit(rows, 0, 0)
+    tables = [ops.parameter(each if rows else torch.zeros(1, each.shape[1])) for each in (x, logits)]
+    experts = ops.expert_weights(spec, lambda number: expert(spec, number))
+    identity = ops.linear_weight([torch.eye(spec.hidden_size)])
+
+    def forward(step: StepInputs) -> object:
+        values, chosen_by = (ops.embed(table, step.token_ids) for table in tables)
+        return ops.mix_experts(values, chosen_by, experts, ops.embed(tables[0], step.token_ids))
+
+    model = ops.compile(forward, lambda hidden: ops.linear(hidden, identity), step, max_rows=1)
+    return model.forward().clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 30, 300])
+@pytest.mark.parametrize("name", SPECS)
+def test_odd_sizes_and_numbers_of_rows(name: str, rows: int, dtype: torch.dtype) -> None:
+    spec = SPECS[name]
+    x, logits = randn(rows, spec.hidden_size, dtype=torch.bfloat16), logits_of(spec, rows)
+    assert_close(
+        mixed(CpuOps(dtype), spec, x, logits),
+        mixed(TorchOps(torch.float32), spec, x, logits).to(dtype).float(),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_the_rows_that_share_its_experts(dtype: torch.dtype) -> None:
+    spec = SPECS["two of eight"]
+    x, logits = randn(400, spec.hidden_size, dtype=torch.bfloat16), logits_of(spec, 400)
+    whole = mixed(CpuOps(dtype), spec, x, logits)
+    for rows in (1, 2, 3, 7, 40, 100):
+        some = slice(5 * rows % 300, 5 * rows % 300 + rows)
+        assert torch.equal(mixed(CpuOps(dtype, num_threads=3), spec, x[some], logits[some]), whole[some]), (
+            rows
+        )
+
+
+def test_all_rows_through_the_same_experts() -> None:
+    spec = SPECS["two of eight"]
+    x, logits = randn(250, spec.hidden_size), torch.arange(8.0).expand(250, 8)
+    assert_close(
+        mixed(CpuOps(torch.float32), spec, x, logits), mixed(TorchOps(torch.float32), spec, x, logits)
+    )
+
+
+def test_equal_logits_choose_the_first_experts() -> None:
+    spec = SPECS["two of eight"]
+    chosen, weights = choose_experts(torch.zeros(2, 8), spec)
+    assert chosen.tolist() == [[0, 1], [0, 1]] and weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    x = randn(9, spec.hidden_size)
+    assert_close(
+        mixed(CpuOps(torch.float32), spec, x, torch.zeros(9, 8)),
+        mixed(TorchOps(torch.float32), spec, x, torch.zeros(9, 8)),
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_broken_row_breaks_no_other(value: float) -> None:
+    spec = SPECS["odd sizes"]
+    x, logits = randn(6, spec.hidden_size), logits_of(spec, 6)
+    whole = mixed(CpuOps(torch.float32), spec, x, logits)
+    broken = logits.clone()
+    broken[2] = value
+    result = mixed(CpuOps(torch.float32), spec, x, broken)
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(result[others], whole[others])
+    assert not result[2].isfinite().all()
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="top_k must be from 1 to the 4 experts, not 5"):
+        ExpertsSpec(4, 5, 8, 8, normalises=True)
+    spec = ExpertsSpec(2, 1, 8, 6, normalises=True)
+    wrong = Expert(torch.zeros(6, 8), torch.zeros(6, 8), torch.zeros(6, 8))
+    for ops in (CpuOps(torch.float32), TorchOps(torch.float32)):
+        with pytest.raises(ValueError, match=r"down must have shape \(8, 6\), not \(6, 8\)"):
+            ops.expert_weights(spec, lambda number: wrong)
+    with pytest.raises(ValueError, match="logits must be 8 wide, not 3"):
+        mixed(CpuOps(torch.float32), SPECS["two of eight"], torch.zeros(1, 48), torch.zeros(1, 3))
