@@ -187,6 +187,7 @@ class ClusterNodes:
             self._ask(0)
         elif self._max is not None and self.may_grow:
             self.growth = Growth(self._min, self._max, len(self.first))
+            self._choice.most = self.growth.wanted
         return 0
 
     async def look(self) -> Change:

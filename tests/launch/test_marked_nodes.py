@@ -76,6 +76,10 @@ def test_marked_nodes_alone_are_islands_also_when_none_is_left(asked: list[Any])
     assert found.take_first() == 0 and first(found) == [A, B]
     assert all(node.is_marked for node in found.first)
     assert found.growth and found.growth.wanted == 2
+    # One that comes without having been asked for is left alone.
+    ray.there["d" * 56] = MARKED
+    assert asyncio.run(found.look()).come == []
+    del ray.there["d" * 56]
     del ray.there[A], ray.there[B]
     change = asyncio.run(found.look())
     assert (change.come, change.gone) == ([], [0, 1])
