@@ -27,6 +27,7 @@ from alignedserve.ops.cuda_model import CudaModel
 from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import Ladder
+from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps, activate
 from alignedserve.sampling_params import SamplingParams
 
@@ -92,6 +93,12 @@ class CudaOps(TorchOps):
         if len(rows) == 1 and (weight.activation is not Activation.SILU_GATED or weight.bias is None):
             return _one_row(x, weight, stream)
         return _many_rows(_plain(x), weight, stream)
+
+    def mix_experts(
+        self, x: CudaValue, logits: torch.Tensor, experts: TorchExperts, residual: CudaValue
+    ) -> torch.Tensor:
+        # It finds on the host which experts were chosen, so it can't be captured.
+        return super().mix_experts(_plain(x), logits, experts, _plain(residual))
 
     def attention(
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
