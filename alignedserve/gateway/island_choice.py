@@ -14,7 +14,7 @@ from alignedserve.protocol.messages import Load, Request
 from alignedserve.scheduling.prefix_affinity import PrefixAffinity
 
 # An island is crowded with more than so many times the requests of another, for each instance that decodes, and so many
-# more. Tuned on benchmarks/island_choice.py.
+# more. On benchmarks/island_choice.py 1 and 1.15 times are no better.
 CROWDED_TIMES, CROWDED_MORE = 1.5, 8
 # The most tokens of prompts that are remembered of an island: 30 MB.
 MAX_TOKENS = 1 << 23

@@ -206,8 +206,9 @@ class ClusterNodes:
         return change
 
     async def want(self, count: int) -> None:
-        self._choice.most = count
-        await asyncio.to_thread(self._ask, count)
+        if count != self._choice.most or count != self._num_asked:
+            self._choice.most = count
+            await asyncio.to_thread(self._ask, count)
 
     def failed(self, number: int) -> None:
         self._choice.failed(number, time.monotonic())

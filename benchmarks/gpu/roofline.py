@@ -50,7 +50,10 @@ def kv_values_per_token(config: ModelConfig) -> int:
 
 
 def matrix_values(config: ModelConfig) -> int:
-    """Of the matrices that every token goes through, the output layer's included."""
+    """Of the matrices that every token goes through, the output layer's included. Raises ValueError for a mixture of
+    experts: which of them are read depends on the batch."""
+    if config.moe:
+        raise ValueError(f"{config.architecture}: the floor of a mixture of experts is not worked out")
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     num_mlp_matrices = 2 if config.architecture == "opt" else 3

@@ -76,3 +76,8 @@ def test_activities_are_read_off_a_trace_and_summed_by_name() -> None:
     lines = table(activities, repeats=2).splitlines()
     assert "1.125 ms in all" in lines[0]
     assert lines[1].split() == ["1.0000", "88.9%", "1.0", "attention"]
+
+
+def test_no_floor_is_made_up_for_mixtures() -> None:
+    with pytest.raises(ValueError, match="the floor of a mixture of experts is not worked out"):
+        decode_work(PRESETS["mixtral-8x7b"], [1024], 2)

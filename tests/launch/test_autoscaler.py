@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from alignedserve.launch.leftovers import descendants, end
+from alignedserve.launch.leftovers import descendants
+from tests.launch import own_ray
 from tests.launch.server import START_S, Server, serving
 from tests.launch.streams import ask_all, engine_alone
 from tests.launch.test_islands import until
@@ -39,25 +36,9 @@ class Autoscaler:
 
 @pytest.fixture
 def autoscaler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Autoscaler]:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    # directly in /tmp: sockets' paths must be short
-    with tempfile.TemporaryDirectory(prefix="nodes-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        (Path(directory) / "ray").mkdir()
-        monkeypatch.setenv("RAY_TMPDIR", directory)
-        command = [sys.executable, "-m", "tests.launch.ray_autoscaler", directory]
-        with subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdin and process.stdout
-            yield Autoscaler(process.stdout.readline().strip(), process.pid)
-            ours = set(descendants(process.pid))
-            process.stdin.close()
-            process.wait()
-            end(ours)
+    with own_ray.running("tests.launch.ray_autoscaler", monkeypatch) as process:
+        assert process.stdout
+        yield Autoscaler(process.stdout.readline().strip(), process.pid)
 
 
 # All chats miss the default objective for the first token; there is none for those after it.

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,8 +15,9 @@ from typing import Any
 import pytest
 
 from alignedserve.kvpool.segment import sweep
-from alignedserve.launch.leftovers import descendants, end
+from alignedserve.launch.leftovers import descendants
 from benchmarks.footprint import files_of
+from tests.launch import own_ray
 from tests.launch.server import START_S, serving
 from tests.launch.streams import ask_all, engine_alone
 
@@ -45,26 +43,10 @@ class RayNodes:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    # directly in /tmp: sockets' paths must be short
-    with tempfile.TemporaryDirectory(prefix="nodes-", dir="/tmp") as directory:
-        (Path(directory) / "ray").mkdir()
-        monkeypatch.setenv("RAY_TMPDIR", directory)
-        command = [sys.executable, "-m", "tests.launch.ray_nodes"]
-        with subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdin and process.stdout
-            address, raylet = process.stdout.readline().split()
-            yield RayNodes(address, int(raylet), process)
-            ours = set(descendants(process.pid))
-            process.stdin.close()
-            process.wait()
-            end(ours)
+    with own_ray.running("tests.launch.ray_nodes", monkeypatch) as process:
+        assert process.stdout
+        address, raylet = process.stdout.readline().split()
+        yield RayNodes(address, int(raylet), process)
 
 
 @pytest.mark.slow
