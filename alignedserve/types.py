@@ -14,7 +14,7 @@ RequestKey = NewType("RequestKey", int)
 InstanceId = NewType("InstanceId", str)
 # they connect to every router; there may be more gateways
 GATEWAY, LAUNCHER = InstanceId("gateway-0"), InstanceId("launcher-0")
-# one start of one process; later starts have greater ones
+# one start of one process, or of another role in it; later starts have greater ones
 Epoch = NewType("Epoch", int)
 
 

@@ -15,7 +15,7 @@ class ClusterState:
     def __init__(self) -> None:
         self._processes: dict[InstanceId, Process] = {}
         self.pool: Process | None = None
-        # Instances that compute prompts, and instances that decode, in the order in which they connected.
+        # Instances that take prompts, and instances that take requests to decode, in the order in which they connected.
         self.prefills: list[PrefillView | ColocatedView] = []
         self.decodes: list[DecodeView] = []
         # Tokens that a request may have at the instance which allows most.
@@ -37,12 +37,16 @@ class ClusterState:
         self._sort()
         return process
 
+    def drain(self, process: Process, is_draining: bool) -> None:
+        """Whether the instance gets nothing new."""
+        process.is_draining = is_draining
+        self._sort()
+
     def _sort(self) -> None:
-        self.prefills = [process for process in self if isinstance(process, PrefillView | ColocatedView)]
-        self.decodes = [process for process in self if isinstance(process, DecodeView)]
-        self.max_model_len = max(
-            (view.hello.limits.max_model_len for view in (*self.prefills, *self.decodes)), default=0
-        )
+        taking = [process for process in self if not process.is_draining]
+        self.prefills = [process for process in taking if isinstance(process, PrefillView | ColocatedView)]
+        self.decodes = [process for process in taking if isinstance(process, DecodeView)]
+        self.max_model_len = max((view.hello.limits.max_model_len for view in self.instances), default=0)
 
     def __contains__(self, instance_id: InstanceId) -> bool:
         return instance_id in self._processes
@@ -54,6 +58,11 @@ class ClusterState:
     def instances(self) -> list[Process]:
         """The processes that compute: neither the pool nor gateways."""
         return [process for process in self if isinstance(process, PrefillView | DecodeView)]
+
+    @property
+    def all_decodes(self) -> list[DecodeView]:
+        """Those that have requests, whether they take more or not."""
+        return [process for process in self if isinstance(process, DecodeView)]
 
     @property
     def is_colocated(self) -> bool:

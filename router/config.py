@@ -27,6 +27,9 @@ class RouterConfig:
     max_num_queued_tokens: Annotated[int, "more tokens than these wait for prefill: 503 (likewise)"] = 4 << 20
     orphan_s: Annotated[float, "after a restart, pooled KV waits so long for its request"] = 10.0
     silence_s: Annotated[float, "a process that answers nothing for so long is taken for dead"] = 10.0
+    change_roles: Annotated[
+        bool, "instances change between prefill and decode while they run, as the traffic asks for"
+    ] = False
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

@@ -62,6 +62,8 @@ class Counters:
         self.recoveries: Counter[str] = Counter()
         # The number of times that a request's KV was thrown away for want of room.
         self.num_recomputed = 0
+        # The number of changes of an instance's role, by the role that it took.
+        self.role_changes: Counter[str] = Counter()
         # The number of times that a real-time request took the RT fast path to a decode instance.
         self.num_fast_path = 0
         # The number of times that a best-effort request left a decode instance while real time was on its way there.

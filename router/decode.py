@@ -53,12 +53,13 @@ class DecodeDispatch:
         """The pool has answered a search: the requests that it found are no candidates any more."""
         states = [state for key in found.keys if (state := self._decode_queue.get(key))]
         view = self._cluster.decode(found.decode)
-        if view is None:
+        if view:
+            search = view.batch_search if found.is_batch else view.near_search
+            search.answered(has_found=bool(found.keys))
+        if view is None or view.is_draining:
             for state in states:
                 self._pool.commit(state, is_candidate=True)
             return
-        search = view.batch_search if found.is_batch else view.near_search
-        search.answered(has_found=bool(found.keys))
         if found.is_batch and states:
             view.begin_batch(found.replaces)
         self._assign(

@@ -46,22 +46,27 @@ class Eviction:
     _counters: Counters
 
     def wanted(self, view: DecodeView, report: DecodeReport) -> None:
-        """The instance names all of its victims. One that it does not name any more goes on there."""
+        """The instance names all of its victims. One that it does not name any more goes on there, unless all leave."""
         instance_id, keys = view.instance_id, report.wants_evicted
         if report.news:
             view.progress_s = self._clock.now
-        for key in view.refused.keys() - keys:
+        for key in () if view.is_draining else view.refused.keys() - keys:
             del view.refused[key]
             if state := self._requests.find(key, instance_id, Phase.MAKING_ROOM):
                 self._transitions.enter(state, Phase.RUNNING, instance_id)
                 self._pool.send(MakeSpare([key]))
         for key in keys:
-            state = self._requests.find(key, instance_id, Phase.RUNNING)
-            # Nothing else may write to its pool blocks as long as a prefill instance saves its KV.
-            if state and not state.saving_at:
-                self._counters.of(instance_id).num_preemptions += 1
-                self._transitions.enter(state, Phase.MAKING_ROOM, instance_id)
-                self.reserve(state)
+            if state := self._requests.find(key, instance_id, Phase.RUNNING):
+                self.begin(state)
+
+    def begin(self, state: RequestState) -> None:
+        """A running request is to leave its instance. It stays while a prefill instance saves its KV: nothing else may
+        write to its pool blocks then."""
+        if state.saving_at or state.instance_id is None:
+            return
+        self._counters.of(state.instance_id).num_preemptions += 1
+        self._transitions.enter(state, Phase.MAKING_ROOM, state.instance_id)
+        self.reserve(state)
 
     def dropped(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
         """The instance has dropped them, with their KV. They go on with what the pool has."""
@@ -116,7 +121,7 @@ class Eviction:
         """Victims that found no room ask again, if the pool may have some by now."""
         if not self._cluster.pool or not self._pool.take_victims_retry():
             return
-        for view in self._cluster.decodes:
+        for view in self._cluster.all_decodes:
             found = [self._requests.find(key, view.instance_id, Phase.MAKING_ROOM) for key in view.refused]
             victims = [state for state in found if state]
             view.refused = {state.key: None for state in victims}

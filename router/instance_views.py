@@ -16,6 +16,8 @@ class Process:
     num_free_blocks: int = 0
     # An instance's iteration time of late: measured over predicted.
     pace: float = 1.0
+    # Whether an instance gets nothing new, since it is to take another role: see `role_change.py`.
+    is_draining: bool = False
 
     @property
     def instance_id(self) -> InstanceId:

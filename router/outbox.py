@@ -25,7 +25,7 @@ class Outbox:
         time that decode instances are to expect."""
         for gateway, tokens in self._output.take(now):
             self.send(gateway, tokens)
-        for view in self._cluster.decodes:
+        for view in self._cluster.all_decodes:
             if (coming := view.take_announcement()) is not None:
                 self.send(view.instance_id, coming)
         sends, self._sends = self._sends, []

@@ -37,7 +37,7 @@ class PoolRecovery:
 
     def closed(self) -> None:
         self._pool.retry_refused()
-        for view in self._cluster.decodes:
+        for view in self._cluster.all_decodes:
             view.batch_search, view.near_search = Search(), Search()
         for key in list(self._prefill_queue.reserving):
             self._requeuer.requeue(self._requests[key])

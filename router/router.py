@@ -9,6 +9,7 @@ owner, and each part is given the owners that it needs:
     what the pool will have to hold  PoolDemand
     what is to be sent               Outbox, OutputCoalescing
     which links work                 LinkHealth
+    which instance changes its role  RoleChanges
     what happened                    Counters
 """
 
@@ -36,7 +37,7 @@ from alignedserve.router.events import Closed, Connected, Event, Received, Send,
 from alignedserve.router.eviction import Eviction
 from alignedserve.router.failed_copies import FailedCopies
 from alignedserve.router.hand_over import HandOver
-from alignedserve.router.instance_views import PrefillView
+from alignedserve.router.instance_views import ColocatedView, DecodeView, PrefillView
 from alignedserve.router.island_view import IslandView
 from alignedserve.router.link_health import LinkHealth
 from alignedserve.router.offers import Offers
@@ -56,6 +57,7 @@ from alignedserve.router.request_counts import RequestCounts
 from alignedserve.router.request_state import Phase
 from alignedserve.router.request_table import RequestTable
 from alignedserve.router.requeuer import Requeuer
+from alignedserve.router.role_change import RoleChanges
 from alignedserve.router.staging import Staging
 from alignedserve.router.submissions import Submissions
 from alignedserve.router.transitions import PhaseTransitions
@@ -159,6 +161,17 @@ class Router:
             link_health,
             hand_over,
         )
+        self._role_changes = RoleChanges(
+            config.change_roles,
+            clock,
+            cluster,
+            requests,
+            prefill_queue,
+            recaller,
+            eviction,
+            outbox,
+            counters,
+        )
         self._failed_copies = FailedCopies(requests, self._recovery, eviction)
         self._pool, self._recaller, self._eviction = pool, recaller, eviction
         self._pool_recovery = pool_recovery
@@ -170,6 +183,7 @@ class Router:
                 self._recovery.connected(event.hello)
             case Closed():
                 self._recovery.closed(event.instance_id)
+                self._role_changes.closed(event.instance_id)
             case Received():
                 self._received(event.sender, event.message)
             case Tick():
@@ -180,12 +194,14 @@ class Router:
         self._prefill.start()
         self._eviction.retry()
         self._decode.assign()
+        self._role_changes.go_on(isinstance(event, Tick))
         return self._outbox.take(now)
 
     def _received(self, sender: InstanceId, message: AnyMessage) -> None:
         match message:
             case Submit():
                 self._submissions.submit(sender, message)
+                self._role_changes.submitted(message.request)
             case Abort(key=key):
                 self._submissions.abort(sender, key)
             case Reserved():
@@ -223,17 +239,16 @@ class Router:
     @property
     def is_idle(self) -> bool:
         """Whether no request waits for anything, and no time needs to pass."""
-        return not len(self.requests) and not len(self._orphans)
+        return not (len(self.requests) or len(self._orphans) or self._role_changes.is_under_way)
 
     def check_idle(self) -> None:
         """Raises RuntimeError, and says what it is, if anything is left of requests that ended."""
         holding = [
             view.instance_id
-            for view in self.cluster.prefills
-            if view.pending or (isinstance(view, PrefillView) and (view.staging or view.held))
-        ]
-        holding += [
-            view.instance_id for view in self.cluster.decodes if view.batch or view.near or view.running
+            for view in self.cluster
+            if (isinstance(view, PrefillView | ColocatedView) and view.pending)
+            or (isinstance(view, PrefillView) and (view.staging or view.held))
+            or (isinstance(view, DecodeView) and (view.batch or view.near or view.running))
         ]
         num_queued = len(self.prefill_queue) + len(self.prefill_queue.reserving)
         left = (len(self.requests), len(self.decode_queue), num_queued, len(self._orphans))

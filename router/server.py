@@ -17,6 +17,7 @@ from alignedserve.protocol.connection import start_of
 from alignedserve.protocol.frames import WireError
 from alignedserve.protocol.hub import Hub
 from alignedserve.protocol.messages import (
+    ROLES_THAT_CHANGE,
     Abort,
     AnyMessage,
     AskCluster,
@@ -87,7 +88,15 @@ class RouterServer:
         self._expected = expected or {}
         self._log = event_log
         members = self._expected | dict.fromkeys(gateways, "gateway") | {LAUNCHER: "launcher"}
-        self._hub = Hub(token, self, router.config.silence_s, self._silent, members, self._puts_off)
+        self._hub = Hub(
+            token,
+            self,
+            router.config.silence_s,
+            self._silent,
+            members,
+            self._puts_off,
+            ROLES_THAT_CHANGE if router.config.change_roles else (),
+        )
         self._parting = Parting(router.config.silence_s)
         # What each process that is connected has said.
         self._hellos: dict[InstanceId, Hello] = {}

@@ -90,7 +90,8 @@ class Staging:
                 group = (decode, state.is_in_batch, state.batch, source)
                 groups.setdefault(group, []).append(state)
         for (decode, is_batch, batch, source), states in groups.items():
-            if decode and self._cluster.decode(decode):
+            view = self._cluster.decode(decode)
+            if decode and view and not view.is_draining:
                 self._offers.offer(decode, states, is_batch, batch, source)
                 if source is None:
                     self.unstage(states)

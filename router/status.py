@@ -33,6 +33,7 @@ def describe(
         tiers=counts.by_tier,
         recoveries=dict(router.counters.recoveries),
         sharing=_sharing(router),
+        role_changes=dict(router.counters.role_changes),
     )
 
 

@@ -44,6 +44,8 @@ class InstanceConfig:
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     # The file of the cost model's profile, or NO_PROFILE; None for the default path.
     cost_profile: str | None = None
+    # The role in which it starts, if it may change between prefill and decode; None: it has the role of its process.
+    first_role: str | None = None
 
     @property
     def needs_profile(self) -> bool:

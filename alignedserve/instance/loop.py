@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.instance.worker import Worker
-from alignedserve.protocol.messages import AnyMessage, UsePool
+from alignedserve.protocol.messages import AnyMessage, Hello, TakeRole, UsePool
 
 
 class Segment(Protocol):
@@ -57,9 +57,11 @@ class WorkerLoop:
         say: Callable[[int, list[AnyMessage]], None],
         failed: Callable[[], None],
         begin: Callable[[], None] = lambda: None,
+        take_role: Callable[[str], tuple[Worker[Any], Hello]] | None = None,
     ) -> None:
         """`wake` is the event that the worker sets. `begin`, first of all, and then `say` and `failed` are called on
-        this thread."""
+        this thread, and `take_role`, which makes the worker of another role, and what that says to the router."""
+        self._make_role = take_role
         self._worker = worker
         self._wake = wake
         self._attach = attach
@@ -123,12 +125,24 @@ class WorkerLoop:
                     self._leave_pool()
                     self._worker.close()
                     self._is_stopped = True
+                case TakeRole(role):
+                    self._take_role(role)
                 case UsePool(segment):
                     self._leave_pool()
                     self._segment = self._attach(segment)
                     self._worker.use_pool(self._segment.blocks)
                 case order:
                     self._worker.on(order)
+
+    def _take_role(self, role: str) -> None:
+        if self._make_role is None:
+            raise RuntimeError(f"is to be a {role} instance, and can be nothing else than it is")
+        self._worker.drop_all()
+        self._worker.check_idle()
+        self._leave_pool()
+        self._worker.close()
+        self._worker, hello = self._make_role(role)
+        self._send([hello])
 
     def _leave_pool(self) -> None:
         self._worker.leave_pool()

@@ -8,10 +8,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from msgspec.structs import replace
 
 from alignedserve.engine.build import Allocate, BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
@@ -37,13 +39,28 @@ from alignedserve.types import Epoch
 NICENESS = 10
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What an instance keeps when it takes another role."""
+
+    engine: Engine
+    pool_format: BlockFormat
+    cost: CostModel | None
+
+
 class InstanceProcess(ABC):
     role: ClassVar[str]
 
     def __init__(self, config: InstanceConfig) -> None:
         self._config = config
-        # What `prepare` has built: the worker, what it says when it connects, and what wakes it.
-        self._built: tuple[Worker[Any], Hello, threading.Event] | None = None
+        # What this process is in each role that it may take.
+        self._in_role: dict[str, InstanceProcess] = {self.role: self}
+        self._wake = threading.Event()
+        # What `prepare` has built: the worker, and what it says when it connects.
+        self._built: tuple[Worker[Any], Hello] | None = None
+
+    def may_become(self, other: InstanceProcess) -> None:
+        self._in_role[other.role] = other
 
     @abstractmethod
     def _make_worker(
@@ -66,12 +83,10 @@ class InstanceProcess(ABC):
         """Loads the model, and all else that can be done before it serves. Another process of this name may serve
         meanwhile."""
         self._config.log.start(self._config.instance_id)
-        epoch, wake = new_epoch(), threading.Event()
         # A thread inherits the niceness of the thread that starts it.
         with ThreadPoolExecutor(1, "build", initializer=self._be_nice) as builder:
-            worker, hello = builder.submit(self._build, epoch, wake.set).result()
+            self._built = builder.submit(self._build, new_epoch()).result()
         settle()
-        self._built = worker, hello, wake
 
     def run(self) -> None:
         """Serves until the router or SIGTERM stops it. Raises whatever makes it impossible to go on."""
@@ -80,18 +95,31 @@ class InstanceProcess(ABC):
         assert self._built
         asyncio.run(self._serve(*self._built))
 
-    def _build(self, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
-        built = build_engine(self._config.engine, self._allocate, self._has_reversed)
+    def _build(self, epoch: Epoch) -> tuple[Worker[Any], Hello]:
+        # A prefill instance's KV has to lie where others can pull it from.
+        allocate = self._in_role.get("prefill", self)._allocate
+        built = build_engine(self._config.engine, allocate, self._has_reversed)
         built.engine.grammars.prepare()
-        self._format = built.engine.format
-        self._pool_format = self._format.in_pool(self._config.transfers.pool_kv_dtype)
-        cost = self._cost(built)
+        pool_format = built.engine.format.in_pool(self._config.transfers.pool_kv_dtype)
+        self._loaded = Loaded(built.engine, pool_format, self._cost(built, pool_format))
+        return self._begin(self._loaded, epoch, self._wake.set)
+
+    def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
+        """Makes the worker of this role, over what is loaded."""
+        engine, cost = loaded.engine, loaded.cost
         transfers = LiveTransfers(
-            built.engine.cache.blocks, epoch, wake, self._config.transfers, self._pool_format
+            engine.cache.blocks, epoch, wake, self._config.transfers, loaded.pool_format
         )
-        worker = self._make_worker(built.engine, transfers, None if cost is None else Estimate(cost))
-        address = self._open(transfers, self._identity(epoch))
-        return worker, self._hello(worker, epoch, address, cost)
+        worker = self._make_worker(engine, transfers, None if cost is None else Estimate(cost))
+        address = self._open(transfers, self._identity(epoch, engine.format))
+        return worker, self._hello(worker, epoch, address, loaded)
+
+    def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
+        """Makes the worker of another role, in place of one that was closed."""
+        assert self._built
+        worker, hello = self._in_role[role]._begin(self._loaded, new_epoch(), self._wake.set)
+        self._built = worker, replace(hello, started_s=self._built[1].started_s)
+        return self._built
 
     @property
     def _has_reversed(self) -> bool:
@@ -103,25 +131,26 @@ class InstanceProcess(ABC):
         if self._config.engine.device == "cpu":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
-    def _cost(self, built: BuiltEngine) -> CostModel | None:
+    def _cost(self, built: BuiltEngine, pool_format: BlockFormat) -> CostModel | None:
         """The cost model, None if the configuration wants none."""
         if not self._config.needs_profile:
             return None
         facts, name = facts_of(built, self._config.engine), self._config.cost_profile
         cost = find_or_make(built.engine, facts, Path(name) if name else default_path(facts)).cost
-        return cost.with_pool(self._pool_format.block_bytes / self._pool_format.block_size)
+        return cost.with_pool(pool_format.block_bytes / pool_format.block_size)
 
-    async def _serve(self, worker: Worker[Any], hello: Hello, wake: threading.Event) -> None:
+    async def _serve(self, worker: Worker[Any], hello: Hello) -> None:
         messenger = _Messenger()
         loop = WorkerLoop(
             worker,
-            wake,
-            lambda name: self._attach(name, self._pool_format),
+            self._wake,
+            lambda name: self._attach(name, self._loaded.pool_format),
             messenger.say,
             messenger.stop_soon,
             self._be_nice,
+            self._take_role,
         )
-        link = RouterConnection(self._config.router, lambda: hello, messenger, messenger.until_dropped)
+        link = RouterConnection(self._config.router, self._last_hello, messenger, messenger.until_dropped)
         messenger.start(loop, link)
         try:
             await messenger.link.run()
@@ -134,21 +163,25 @@ class InstanceProcess(ABC):
     def _fingerprint(self, form: BlockFormat) -> dict[str, str]:
         return form.describe() | {"model": self._config.engine.model}
 
-    def _identity(self, epoch: Epoch) -> Identity:
+    def _identity(self, epoch: Epoch, form: BlockFormat) -> Identity:
         """Of the ends of a link: what goes from instance to instance is as they have it."""
-        fingerprint = self._fingerprint(self._format)
-        return Identity(self._config.instance_id, epoch, fingerprint, self._config.router.token)
+        return Identity(self._config.instance_id, epoch, self._fingerprint(form), self._config.router.token)
 
-    def _hello(self, worker: Worker[Any], epoch: Epoch, address: str, cost: CostModel | None) -> Hello:
+    def _last_hello(self) -> Hello:
+        """A router that comes later hears of the role that this instance has by then."""
+        assert self._built
+        return self._built[1]
+
+    def _hello(self, worker: Worker[Any], epoch: Epoch, address: str, loaded: Loaded) -> Hello:
         return Hello(
             role=self.role,
             instance_id=self._config.instance_id,
             epoch=epoch,
             pid=os.getpid(),
-            fingerprint=self._fingerprint(self._pool_format) | {"link": self._config.transfers.transport},
+            fingerprint=self._fingerprint(loaded.pool_format) | {"link": self._config.transfers.transport},
             limits=worker.limits,
             link=address,
-            cost=cost,
+            cost=loaded.cost,
             started_s=start_of(epoch),
         )
 
@@ -177,7 +210,9 @@ class _Messenger:
         self._loop.post(Up(self._num_connections))
 
     def on_message(self, message: AnyMessage) -> None:
-        self._loop.post(message)
+        # Another Welcome answers another Hello on the same connection.
+        if not isinstance(message, Welcome):
+            self._loop.post(message)
 
     def on_down(self) -> None:
         self._dropped.clear()

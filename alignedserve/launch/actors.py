@@ -12,7 +12,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alignedserve.decode_worker.actor import ColocatedActor, DecodeActor
 from alignedserve.gateway.actor import GatewayActor
+from alignedserve.instance.config import InstanceConfig
 from alignedserve.kvpool.actor import PoolActor
+from alignedserve.launch.changing_actor import ChangingActor
 from alignedserve.launch.nodes import ISLAND, ROUTER_HOLDS
 from alignedserve.launch.plan import ProcessSpec
 from alignedserve.prefill_worker.actor import PrefillActor
@@ -29,6 +31,11 @@ ACTORS: dict[str, Any] = {
 }
 
 
+def _shell(spec: ProcessSpec) -> Any:
+    may_change = isinstance(spec.config, InstanceConfig) and spec.config.first_role
+    return ChangingActor if may_change else ACTORS[spec.role]
+
+
 class RayActor:
     """A process under Ray, which starts it again whenever it dies."""
 
@@ -40,7 +47,7 @@ class RayActor:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
         self.spec = spec
         self._node_id = node_id
-        self._handle = ACTORS[spec.role].options(**options).remote(spec.config)
+        self._handle = _shell(spec).options(**options).remote(spec.config)
         # The last call of its `run`, and the same if nobody waits for that yet.
         self._last: Any = None
         self._begun: Any = None

@@ -122,6 +122,8 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus)
     settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)
+    if settings.router.change_roles:
+        _check_change_roles(settings, roles, node)
     num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), node)
     transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=settings.router.link)
     if settings.engine.hidden_cache and "colocated" not in roles:
@@ -164,6 +166,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
                 log,
                 settings.scheduling,
                 settings.launch.cost_profile,
+                role if settings.router.change_roles else None,
             ),
             num_gpus=num_gpus,
         )
@@ -190,6 +193,16 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         *instances,
     )
     return IslandPlan(node, processes, num_pool_blocks, form)
+
+
+def _check_change_roles(settings: Settings, roles: Mapping[str, int], node: Node) -> None:
+    if "colocated" in roles or sum(roles.values()) < 3:
+        raise ValueError(
+            f"change_roles: takes three prefill and decode instances or more, of which one can change; "
+            f"on {node.name} there are {_counted(roles)}"
+        )
+    if settings.launch.cost_profile == NO_PROFILE:
+        raise ValueError("change_roles: needs a cost_profile, which says how long prompts wait")
 
 
 def runs_on_cpu(engine: EngineConfig, num_gpus: int) -> bool:

@@ -3,7 +3,7 @@
 A connection is unproven until it has shown that it knows the token, and belongs to no process until its first message,
 a Hello, has been accepted. The number of such connections is limited; the oldest is closed for a new one. For each
 process the handler's `connected` is called first, then `received`, then `closed`; only after that `connected` for its
-next connection.
+next connection, or for its next role on the same one.
 
 The death of a process closes its connection; a process that hangs keeps it open. So every process is pinged, and cut
 off if it answers nothing. Unanswered pings are counted, not seconds: if this process itself had hung, others would not
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from alignedserve.protocol.address import check_unused
@@ -57,10 +57,13 @@ class Hub:
         on_silent: Callable[[Hello], None] = lambda hello: None,
         members: Mapping[InstanceId, str] | None = None,
         puts_off: Callable[[Hello], bool] = lambda hello: False,
+        interchangeable: Collection[str] = (),
     ) -> None:
         """`on_silent` may end a process which has answered nothing for `silence_s` seconds; a moment later it is cut
         off. `members` are the instances that may connect, with their roles; None: all processes that know the token.
-        `puts_off` says whether a process comes too soon: it is disconnected, and comes again."""
+        `puts_off` says whether a process comes too soon: it is disconnected, and comes again. A member with one of the
+        `interchangeable` roles may have another of them."""
+        self._interchangeable = frozenset(interchangeable)
         self._token = token
         self._members = members
         self._handler = handler
@@ -134,7 +137,9 @@ class Hub:
 
     def _message(self, peer: Peer, message: AnyMessage) -> None:
         if peer in self._hellos:
-            if not isinstance(message, Pong):
+            if isinstance(message, Hello):
+                self._hello_again(peer, message)
+            elif not isinstance(message, Pong):
                 self._handler.received(self._hellos[peer], message)
         elif peer in self._strangers:
             self._first_message(peer, message)
@@ -149,6 +154,18 @@ class Hub:
             asyncio.get_running_loop().call_later(PUT_OFF_S, peer.abort)
         else:
             self._take(peer, message)
+
+    def _hello_again(self, peer: Peer, hello: Hello) -> None:
+        """An instance has taken another role. To the handler that is another process."""
+        before = self._hellos[peer]
+        if hello.instance_id != before.instance_id:
+            self._refuse(peer, f"{before.instance_id}: calls itself {hello.instance_id} now")
+        elif objection := self._objection(hello):
+            self._refuse(peer, objection)
+        else:
+            self._hellos[peer] = hello
+            self._handler.closed(before.instance_id, before.epoch)
+            self._handler.connected(hello)
 
     def _refuse(self, peer: Peer, reason: str) -> None:
         logger.warning("Refused a connection: %s", reason)
@@ -165,7 +182,7 @@ class Hub:
     def _objection(self, hello: Hello) -> str | None:
         if hello.role not in ROLES:
             return f"{hello.instance_id}: role={hello.role!r}: must be one of {', '.join(ROLES)}"
-        if self._members is not None and self._members.get(_member(hello)) != hello.role:
+        if self._members is not None and not self._may_be(self._members.get(_member(hello)), hello.role):
             return f"{hello.instance_id}: there is no {hello.role} of this name here"
         older = self._peers.get(hello.instance_id)
         if older and self._hellos[older].epoch > hello.epoch:
@@ -173,6 +190,9 @@ class Hub:
                 f"{hello.instance_id}: epoch {hello.epoch} is over, {self._hellos[older].epoch} is connected"
             )
         return difference(hello, self._hellos.values())
+
+    def _may_be(self, role: str | None, now: str) -> bool:
+        return role == now or {role, now} <= self._interchangeable
 
     def _replace(self, older: Peer | None) -> None:
         """Closes the old connection of a process which is back before the loss of that connection was noticed."""

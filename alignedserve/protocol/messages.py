@@ -22,6 +22,8 @@ from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 # The roles of the processes which connect to the router. "launcher" is the command that started the others; a
 # colocated instance does what prefill and decode instances do.
 ROLES = ("kvpool", "prefill", "decode", "colocated", "gateway", "launcher")
+# Instances may change from one of these to the other: see TakeRole.
+ROLES_THAT_CHANGE = (PREFILL, DECODE) = ("prefill", "decode")
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -32,7 +34,8 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Hello(Message):
-    """The first message of every process to the router, once both have proved that they know the cluster's token."""
+    """The first message of every process to the router, once both have proved that they know the cluster's token. An
+    instance that has taken another role says it again: see TakeRole."""
 
     # One of ROLES.
     role: str
@@ -401,6 +404,13 @@ class Evict(Message):
     num_saved: int
 
 
+class TakeRole(Message):
+    """Order: be a prefill or a decode instance from here on. It comes when nothing is left to do, and the instance
+    answers with another Hello on the same connection; orders come again after the Welcome for that."""
+
+    role: str
+
+
 # ---- instances to router --------------------------------------------------------------------------------------------
 
 
@@ -610,6 +620,8 @@ class Cluster(Message):
     # on the RT fast path, from the pool), "evicted_for_rt" (best effort that was evicted for it), "recomputed"
     # (requests whose KV was thrown away).
     sharing: dict[str, int] = {}
+    # For each role: how often an instance took it while it ran, since the router started.
+    role_changes: dict[str, int] = {}
 
 
 class Load(Message):
@@ -714,6 +726,7 @@ AnyMessage = (
     | Offer
     | Coming
     | Evict
+    | TakeRole
     | PrefillReport
     | DecodeReport
     | Gone

@@ -45,11 +45,14 @@ class Setting:
     num_prefill: int
     num_decode: int
     num_colocated: int = 0
+    # Whether instances change their roles; the numbers are those at the start.
+    change_roles: bool = False
 
     def __str__(self) -> str:
         if self.num_colocated:
             return f"{self.policy} {self.num_colocated} colocated"
-        return f"{self.policy} {self.num_prefill}+{self.num_decode}"
+        changing = ", changing" if self.change_roles else ""
+        return f"{self.policy} {self.num_prefill}+{self.num_decode}{changing}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,13 @@ class Comparison:
         self._engine = engine
         self._router = router
         self._scheduling = scheduling
-        self.settings = [Setting(policy, *each) for policy, each in product(config.policy, config.islands)]
+        fixed = [Setting(policy, *each) for policy, each in product(config.policy, config.islands)]
+        changing = [
+            replace(each, change_roles=True)
+            for each in fixed
+            if router.change_roles and not each.num_colocated
+        ]
+        self.settings = fixed + changing
         are_colocated = all(each.num_colocated for each in self.settings)
         scheduling.check_share_blocks(are_colocated, config.pool_kv_dtype)
         self.scenarios = [self._scenario(setting) for setting in self.settings]
@@ -145,7 +154,7 @@ class Comparison:
 
     def _scenario(self, setting: Setting) -> Scenario:
         config, block_size = self._config, self._engine.block_size
-        router = replace(self._router, link=config.link)
+        router = replace(self._router, link=config.link, change_roles=setting.change_roles)
         scheduling = replace(self._scheduling, policy=setting.policy)
         policy = make_policy(scheduling)
         if self._engine.hidden_cache:

@@ -16,7 +16,15 @@ from msgspec.structs import replace
 from alignedserve.decode_worker.worker import ColocatedWorker, DecodeWorker
 from alignedserve.instance.worker import Step, Worker
 from alignedserve.prefill_worker.worker import PrefillWorker
-from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, UsePool, Welcome
+from alignedserve.protocol.messages import (
+    PREFILL,
+    AnyMessage,
+    Hello,
+    InstanceLimits,
+    TakeRole,
+    UsePool,
+    Welcome,
+)
 from alignedserve.scheduling.policies import Policy
 from alignedserve.sim.clock import Timer
 from alignedserve.sim.executor import SimEngine
@@ -44,6 +52,9 @@ class Down:
     """The router is gone."""
 
 
+Parts = tuple[SimEngine, SimTransfers, Policy, Estimate, Callable[[], float], SimThreads]
+
+
 class SimInstance(SimProcess):
     engine: SimEngine
     transfers: SimTransfers
@@ -65,6 +76,18 @@ class SimInstance(SimProcess):
     def _make_worker(self) -> Worker[Any]: ...
 
     @property
+    def _parts(self) -> Parts:
+        """What a worker of any role is made of."""
+        return (
+            self.engine,
+            self.transfers,
+            self._make_policy(),
+            Estimate(self.world.cost),
+            self.local_clock.now,
+            SimThreads(self.after),
+        )
+
+    @property
     @abstractmethod
     def _channels(self) -> SimChannels: ...
 
@@ -78,15 +101,23 @@ class SimInstance(SimProcess):
         world = self.world
         seconds = partial(world.overhead.engine_s, dice=world.dice)
         self.engine = SimEngine(self._limits, world.cost, world.computed, world.kv, seconds)
-        ids = TransferIds(self.epoch)
-        self.transfers = SimTransfers(world, ids, self.engine, self._channels, self._wake, self.when_awake)
-        world.transfers[self.instance_id] = self.transfers
-        self.worker = self._make_worker()
+        self._begin_role()
         self._inbox: list[AnyMessage | Up | Down] = []
         # The number of the connection that reports are sent on.
         self._connection_number = 0
         self._is_busy = self._is_woken = False
         self._patience: Timer | None = None
+
+    def _begin_role(self) -> None:
+        world, ids = self.world, TransferIds(self.epoch)
+        self.transfers = SimTransfers(world, ids, self.engine, self._channels, self._wake, self.when_awake)
+        world.transfers[self.instance_id] = self.transfers
+        self.worker = self._make_worker()
+
+    def _take_role(self, role: str) -> None:
+        raise RuntimeError(
+            f"{self.instance_id} is to be a {role} instance, and can be nothing else than it is"
+        )
 
     def end_life(self) -> None:
         self.transfers.die()
@@ -163,6 +194,8 @@ class SimInstance(SimProcess):
                 self.world.router.connect(self)
             case UsePool(segment):
                 self.worker.use_pool(self.world.segments[segment])
+            case TakeRole(role):
+                self._take_role(role)
             case Welcome():
                 pass
             case order:
@@ -197,15 +230,7 @@ class SimPrefill(SimInstance):
         self._enable_prefix_caching = enable_prefix_caching
 
     def _make_worker(self) -> PrefillWorker:
-        return PrefillWorker(
-            self.engine,
-            self.transfers,
-            self._make_policy(),
-            Estimate(self.world.cost),
-            self.local_clock.now,
-            SimThreads(self.after),
-            self._enable_prefix_caching,
-        )
+        return PrefillWorker(*self._parts, self._enable_prefix_caching)
 
     @property
     def _channels(self) -> SimChannels:
@@ -225,15 +250,7 @@ class SimDecode(SimInstance):
     _enable_prefix_caching = False
 
     def _make_worker(self) -> DecodeWorker:
-        return self.worker_class(
-            self.engine,
-            self.transfers,
-            self._make_policy(),
-            Estimate(self.world.cost),
-            self.local_clock.now,
-            SimThreads(self.after),
-            self._enable_prefix_caching,
-        )
+        return self.worker_class(*self._parts, self._enable_prefix_caching)
 
     @property
     def _channels(self) -> SimChannels:
@@ -255,3 +272,60 @@ class SimColocated(SimDecode):
     ) -> None:
         super().__init__(world, instance_id, limits, make_policy)
         self._enable_prefix_caching = enable_prefix_caching
+
+
+class SimChanging(SimPrefill):
+    """It is a prefill or a decode instance, as the router has it. When it is started, it is what it was first."""
+
+    def __init__(
+        self,
+        world: World,
+        instance_id: InstanceId,
+        limits: InstanceLimits,
+        make_policy: Callable[[], Policy],
+        staging_share: float,
+        enable_prefix_caching: bool,
+        first_role: str,
+    ) -> None:
+        super().__init__(world, instance_id, limits, make_policy, staging_share, enable_prefix_caching)
+        self._first_role = self.role = first_role
+        # Whether the router has not heard yet of the role that it has.
+        self._is_changing = False
+
+    def begin(self) -> None:
+        self.role, self._is_changing = self._first_role, False
+        super().begin()
+
+    def _make_worker(self) -> Any:
+        return super()._make_worker() if self.role == PREFILL else DecodeWorker(*self._parts)
+
+    @property
+    def _channels(self) -> SimChannels:
+        if self.role == PREFILL:
+            return super()._channels
+        channels = self.world.cost.channels
+        return SimChannels(channels.fetch, channels.save, channels.admit, self._ports)
+
+    def _take_role(self, role: str) -> None:
+        self.worker.drop_all()
+        self.worker.check_idle()
+        self.engine.check_idle()
+        self.worker.close()
+        self.role, self.epoch = role, self.world.next_epoch()
+        self._begin_role()
+        self._is_changing = True
+        self.after(self.world.overhead.role_change_s, partial(self._say_hello, self._connection))
+
+    def _say_hello(self, connection: Connection | None) -> None:
+        """Unless that connection is gone: it says so on the next one, then."""
+        if connection is self._connection:
+            self._is_changing = False
+            self.send(self.hello())
+
+    def connected(self, connection: Connection) -> None:
+        self._is_changing = False
+        super().connected(connection)
+
+    def _say(self, messages: Sequence[AnyMessage]) -> None:
+        if not self._is_changing:
+            super()._say(messages)

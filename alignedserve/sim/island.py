@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from alignedserve.protocol.messages import InstanceLimits, Request
+from alignedserve.protocol.messages import DECODE, PREFILL, InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.router import Router
 from alignedserve.scheduling.config import SchedulingConfig
@@ -15,7 +15,7 @@ from alignedserve.sim.clock import Clock
 from alignedserve.sim.foresight import Foresee, nothing
 from alignedserve.sim.gateway import SimGateway, Stream
 from alignedserve.sim.host_links import HostLinks, Sharing
-from alignedserve.sim.instance import SimColocated, SimDecode, SimInstance, SimPrefill
+from alignedserve.sim.instance import SimChanging, SimColocated, SimDecode, SimInstance, SimPrefill
 from alignedserve.sim.network import Latency
 from alignedserve.sim.pool import PoolProcess
 from alignedserve.sim.process import SimProcess
@@ -89,13 +89,25 @@ class Island:
         for process in self.processes:
             self.world.processes[process.instance_id] = process
 
-    def _prefill(self, name: InstanceId) -> SimPrefill:
+    def _prefill(self, name: InstanceId) -> SimInstance:
         config = self.config
-        share = 0.0 if config.router.link == "host" else config.staging_share
-        return SimPrefill(self.world, name, config.prefill, self._policy, share, config.enable_prefix_caching)
+        if config.router.change_roles:
+            return self._changing(name, config.prefill, PREFILL)
+        caching = config.enable_prefix_caching
+        return SimPrefill(self.world, name, config.prefill, self._policy, self._staging_share, caching)
 
-    def _decode(self, name: InstanceId) -> SimDecode:
+    def _decode(self, name: InstanceId) -> SimInstance:
+        if self.config.router.change_roles:
+            return self._changing(name, self.config.decode, DECODE)
         return SimDecode(self.world, name, self.config.decode, self._policy)
+
+    def _changing(self, name: InstanceId, limits: InstanceLimits, role: str) -> SimChanging:
+        caching = self.config.enable_prefix_caching
+        return SimChanging(self.world, name, limits, self._policy, self._staging_share, caching, role)
+
+    @property
+    def _staging_share(self) -> float:
+        return 0.0 if self.config.router.link == "host" else self.config.staging_share
 
     def _colocated(self, name: InstanceId) -> SimColocated:
         config = self.config

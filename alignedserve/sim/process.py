@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from alignedserve.protocol.connection import NUM_PINGS
 from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Ping, Pong, Welcome
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SimProcess(CanHang):
-    role: ClassVar[str]
+    role: str
 
     def __init__(self, world: World, instance_id: InstanceId) -> None:
         super().__init__(LocalClock(world.clock))

@@ -100,7 +100,9 @@ class RouterProcess(CanHang):
         self._num_unanswered[connection] = 0
         if isinstance(message, Pong):
             return
-        if connection in self._hellos:
+        if connection in self._hellos and isinstance(message, Hello):
+            self._hello_again(connection, message)
+        elif connection in self._hellos:
             self._step(Received(self._hellos[connection].instance_id, message))
         elif isinstance(message, Hello):
             self._welcome(connection, message)
@@ -128,6 +130,13 @@ class RouterProcess(CanHang):
             self._step(Closed(parted.instance_id, parted.epoch))
         if hello.role == "kvpool":
             self._fence.segment = hello.segment
+        self._step(Connected(hello))
+
+    def _hello_again(self, connection: Connection, hello: Hello) -> None:
+        """An instance has taken another role."""
+        before, self._hellos[connection] = self._hellos[connection], hello
+        self._fence.connected(hello)
+        self._step(Closed(before.instance_id, before.epoch))
         self._step(Connected(hello))
 
     def client_closed(self, connection: Connection) -> None:

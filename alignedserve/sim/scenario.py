@@ -122,7 +122,9 @@ class Scenario:
             self._finish(island, len(requests), requests[-1].arrival_s + STUCK_S)
         else:
             island.run(until_s)
-        return Ran(self, island.streams, lifetimes, pauses, island.world.computed)
+        core = island.router.core
+        num_role_changes = core.counters.role_changes.total() if core else 0
+        return Ran(self, island.streams, lifetimes, pauses, island.world.computed, num_role_changes)
 
     @staticmethod
     def _finish(island: Island, num_requests: int, limit_s: float) -> None:
@@ -142,3 +144,4 @@ class Ran:
     pauses: Pauses
     # Maps a request to the tokens that were computed for it.
     computed: Counter[RequestKey]
+    num_role_changes: int = 0

@@ -57,6 +57,8 @@ class Overhead:
     # predicted.
     overruns: tuple[float, ...] = ()
     overruns_of_chunks: tuple[float, ...] = ()
+    # The seconds in which an instance takes another role, when nothing is left to do: threads end and begin.
+    role_change_s: float = 0.1
 
     def engine_s(self, model_s: float, has_chunks: bool, dice: Random) -> float:
         """The seconds in the engine of an iteration for which the cost model says `model_s`."""

@@ -63,7 +63,12 @@ def island_config(plan: Plan) -> IslandConfig:
         num_decode=plan.num_decode,
         num_colocated=plan.num_colocated,
         num_gateways=0 if plan.front else plan.num_gateways,
-        router=RouterConfig(link=plan.link, silence_s=plan.silence_s, orphan_s=plan.orphan_s),
+        router=RouterConfig(
+            link=plan.link,
+            silence_s=plan.silence_s,
+            orphan_s=plan.orphan_s,
+            change_roles=plan.change_roles,
+        ),
         scheduling=SchedulingConfig(
             plan.policy,
             min_batch_requests=plan.min_batch_requests,

@@ -87,6 +87,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share_blocks: bool = False
     # Whether colocated instances may keep inputs of layers in place of KV.
     hidden_cache: bool = False
+    # Whether instances change between prefill and decode while they run.
+    change_roles: bool = False
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -185,4 +187,5 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         preemption_mode=preemption_mode,
         share_blocks=may_share and Random(f"ends of {seed}").random() < 0.7,
         hidden_cache=is_colocated and policy in _KEEP_INPUTS and Random(f"inputs of {seed}").random() < 0.7,
+        change_roles=not is_colocated and Random(f"roles of {seed}").random() < 0.4,
     )

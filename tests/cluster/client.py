@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.protocol.messages import AnyMessage, Cluster, NewTokens, PromptProgress, Request, Tokens
@@ -88,11 +89,18 @@ class Client(Island):
         found = None
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                while not (self.is_up and is_so(found := await self.cluster())):
+                while not (self.is_up and (found := await self._told()) and is_so(found)):
                     await asyncio.sleep(ASK_S)
         except TimeoutError:
             raise TimeoutError(f"still so after {TIMEOUT_S:g} s: {found}") from None
         return found
+
+    async def _told(self) -> Cluster | None:
+        """What the router says; None if it dies meanwhile."""
+        try:
+            return await self.cluster()
+        except ApiError:
+            return None
 
     async def until_all_up(self) -> None:
         """Those that run, not those that ran before."""

@@ -18,10 +18,13 @@ from alignedserve.engine.outputs import TokenOutput
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.kvpool.process import PoolProcess
+from alignedserve.launch.changing_actor import changing_process
 from alignedserve.prefill_worker.process import PrefillProcess
 from alignedserve.prefill_worker.worker import PrefillWorker
+from alignedserve.protocol.messages import DECODE, PREFILL
 from alignedserve.router import link_health
 from alignedserve.router.process import RouterProcess
+from alignedserve.scheduling.proportion import Proportion, Seen
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Pull
 from alignedserve.transport.transfer_session import TransferSession
@@ -86,6 +89,20 @@ class HastyRouter(RouterProcess):
         super().run()
 
 
+class RestlessRouter(RouterProcess):
+    """Wants a decode instance to compute prompts, and when one does, a prefill instance to decode, all the time."""
+
+    def run(self) -> None:
+        Proportion.wanted = _restless  # type: ignore[method-assign]
+        super().run()
+
+
+def _restless(self: Proportion, seen: Seen) -> str | None:
+    if seen.num_prefill + seen.num_decode < 4:
+        return None
+    return PREFILL if seen.num_decode > 1 else DECODE
+
+
 PROCESSES: dict[str, Any] = {
     "router": RouterProcess,
     "kvpool": PoolProcess,
@@ -93,10 +110,12 @@ PROCESSES: dict[str, Any] = {
     "decode": DecodeProcess,
     "colocated": ColocatedProcess,
     "gateway": GatewayProcess,
+    "changing": changing_process,
     "slow prefill": SlowPrefill,
     "slow decode": SlowDecode,
     "cutting prefill": CuttingPrefill,
     "hasty router": HastyRouter,
+    "restless router": RestlessRouter,
 }
 # of what is native: several processes share two cores, and threads that wait for each other spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -41,6 +41,7 @@ MAX_MODEL_LEN = 384
 MAX_BLOCKS = MAX_MODEL_LEN // 16
 END_S = 30.0
 FAILING = {"prefill": "cutting prefill", "router": "hasty router"}
+CHANGING = {"prefill": "changing", "decode": "changing", "router": "restless router"}
 
 _numbers = count(1)
 
@@ -63,6 +64,8 @@ class Setup:
     is_slow: bool = False
     # links that a test can make fail: see `part.LINKS_FAIL`
     has_failing_links: bool = False
+    # instances that change between prefill and decode all the time
+    changes_roles: bool = False
     log: LogConfig = field(default_factory=LogConfig)
 
     @property
@@ -97,6 +100,7 @@ class Processes:
             link=setup.link,
             orphan_s=1.0,
             silence_s=setup.silence_s,
+            change_roles=setup.changes_roles,
         )
         self.configs[ROUTER] = RouterProcessConfig(
             self.router, decides, expected, str(logs), setup.log, self._scheduling
@@ -154,6 +158,8 @@ class Processes:
         role = name.split("-")[0]
         if self.setup.has_failing_links and role in FAILING:
             return FAILING[role]
+        if self.setup.changes_roles and role in CHANGING:
+            return CHANGING[role]
         return f"slow {role}" if self.setup.is_slow and role in ("prefill", "decode") else role
 
     def _pool(self) -> PoolProcessConfig:
@@ -179,7 +185,15 @@ class Processes:
         transfers = TransferConfig(
             self.setup.link, timeout_s=self.setup.timeout_s, pool_kv_dtype=self.setup.pool_kv_dtype
         )
-        return InstanceConfig(name, self.router, engine, transfers, self.setup.log, self._scheduling)
+        return InstanceConfig(
+            name,
+            self.router,
+            engine,
+            transfers,
+            self.setup.log,
+            self._scheduling,
+            first_role=name.split("-")[0] if self.setup.changes_roles else None,
+        )
 
 
 @contextmanager

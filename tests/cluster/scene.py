@@ -60,7 +60,7 @@ class Scene:
 
         async def kill(client: Client, streams: list[Stream]) -> None:
             for victim in victims:
-                await self._until_mid_stream(client, streams)
+                await self.until_mid_stream(client, streams)
                 self.processes.kill(victim)
                 self.processes.start(victim)
 
@@ -69,7 +69,7 @@ class Scene:
     def _submit(self, client: Client) -> list[Stream]:
         return [client.submit(request) for request in self.requests()]
 
-    async def _until_mid_stream(self, client: Client, streams: list[Stream]) -> None:
+    async def until_mid_stream(self, client: Client, streams: list[Stream]) -> None:
         """Asks for everything again whenever it has ended before anybody looked."""
         await self._until_early_or_ended(client, streams)
         while all_ended(streams):

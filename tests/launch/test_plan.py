@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,6 +152,30 @@ def test_on_a_cpu_nothing_is_shared() -> None:
 def test_no_gpu_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="device='cuda': here has no GPU"):
         island(told(EngineConfig(MODEL, device="cuda")))
+
+
+def test_instances_that_change_roles_are_told_in_which_they_start() -> None:
+    changing = RouterConfig(change_roles=True)
+    wanted = replace(told(prefill_instances=2, decode_instances=1), router=changing)
+    plan = island(wanted)
+    assert [spec.config.first_role for spec in plan.processes[2:]] == ["prefill", "prefill", "decode"]
+    assert plan.processes[0].config.router.change_roles
+    fixed = island(told(prefill_instances=2, decode_instances=1))
+    assert {spec.config.first_role for spec in fixed.processes[2:]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"prefill_instances": 1, "decode_instances": 1}, "on here there are 1 prefill and 1 decode$"),
+        ({"colocated_instances": 4}, "on here there are 4 colocated$"),
+        ({"prefill_instances": 2, "cost_profile": "none"}, "change_roles: needs a cost_profile"),
+    ],
+)
+def test_roles_that_can_not_change_are_refused(options: dict[str, Any], complaint: str) -> None:
+    wanted = replace(told(**options), router=RouterConfig(change_roles=True))
+    with pytest.raises(ValueError, match=complaint):
+        island(wanted)
 
 
 def test_nccl_needs_a_gpu_for_each() -> None:

@@ -24,7 +24,7 @@ from alignedserve.gateway.telemetry.health import AskClusters
 from alignedserve.gateway.telemetry.ignored_parameters import NAMES, OTHER
 from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.lengths.prediction import SOURCES
-from alignedserve.protocol.messages import SCHEDULING_S, Cluster, ProcessStatus
+from alignedserve.protocol.messages import ROLES_THAT_CHANGE, SCHEDULING_S, Cluster, ProcessStatus
 from alignedserve.types import InstanceId
 
 PREFIX = "alignedserve:"
@@ -232,6 +232,7 @@ def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     yield from _requests(clusters)
     yield from _recoveries(clusters)
     yield _sharing(clusters)
+    yield _role_changes(clusters)
     processes = [
         (str(island), process) for island, cluster in clusters.items() for process in cluster.processes
     ]
@@ -280,6 +281,14 @@ def _sharing(clusters: Mapping[int, Cluster]) -> Metric:
         for event, count in cluster.sharing.items():
             sharing.add_metric([str(island), event], count)
     return sharing
+
+
+def _role_changes(clusters: Mapping[int, Cluster]) -> Metric:
+    changes = _counter("role_changes", "Instances that took another role while they ran.", "island", "to")
+    for island, cluster in clusters.items():
+        for role in ROLES_THAT_CHANGE:
+            changes.add_metric([str(island), role], cluster.role_changes.get(role, 0))
+    return changes
 
 
 def _processes(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:

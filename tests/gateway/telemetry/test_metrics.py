@@ -104,7 +104,9 @@ class KnowingRouter(ScriptedRouter):
 
     def cluster(self, ticket: int) -> Cluster:
         tiers = {"rt": {"running": 2, "queued": 1, "leaving": 1}, "be": {"pooled": 4, "prefilling": 1}}
-        return Cluster(ticket, self.processes, {"running": 2}, tiers, {"decode": 6}, {"express": 9})
+        return Cluster(
+            ticket, self.processes, {"running": 2}, tiers, {"decode": 6}, {"express": 9}, {"prefill": 4}
+        )
 
 
 def test_what_routers_know_is_shown_by_island_and_instance() -> None:
@@ -117,6 +119,7 @@ def test_what_routers_know_is_shown_by_island_and_instance() -> None:
             assert found['num_requests_waiting{island="0",tier="be"}'] == 4
             assert found['recoveries_total{island="0",lost="decode"}'] == 6
             assert found['class_sharing_events_total{event="express",island="0"}'] == 9
+            assert found['role_changes_total{island="0",to="prefill"}'] == 4
             decode = '{instance="decode-0",island="0",role="decode"}'
             assert found[f"num_preemptions_total{decode}"] == 3
             assert found[f"num_evictions_total{decode}"] == 2

@@ -1,0 +1,190 @@
+"""Instances that change between prefill and decode beside fixed proportions and colocated instances, in simulation.
+
+    python -m benchmarks.role_change --conversations AzureLLMInferenceTrace_conv.csv [--seconds 300] [--out DIR]
+
+OPT-13B on four A100s by its cost model. Conversations are Azure's, from the trace; code is made with the means that
+Azure's code traffic has (2,139 tokens in, 26 out), in bursts; "in turn" is conversations and code, a minute each. The
+objectives are 1 s to the first token and 0.1 s for each further one. Writes role_change.md and role_change.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from alignedserve.router.config import RouterConfig
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.sim.report import Slo, make_report
+from alignedserve.sim.scenario import Scenario
+from alignedserve.sim.trace import (
+    Arrival,
+    LognormalLengths,
+    cut,
+    gamma_arrivals,
+    read_azure_trace,
+    scale_rate,
+)
+from alignedserve.timing.cost_presets import load_cost_model
+from benchmarks.progress import say
+
+COST = "opt-13b/a100-80gb"
+MAX_MODEL_LEN = 8192
+POOL_BYTES = 400e9
+SLO = Slo(ttft_s=1.0, tpot_s=0.1)
+# Medians, of lengths whose means are Azure's.
+CODE = LognormalLengths(1740, 18, spread=1.9, max_prompt=7000, max_output=500)
+CODE_CV = 4.0
+TURN_S = 60.0
+# What `in turn` has of code, for each conversation.
+CODE_IN_TURN = 0.5
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    num_prefill: int
+    num_decode: int
+    num_colocated: int = 0
+    change_roles: bool = False
+
+    def scenario(self) -> Scenario:
+        return Scenario(
+            load_cost_model(COST),
+            RouterConfig(link="nccl", change_roles=self.change_roles),
+            self.num_prefill,
+            self.num_decode,
+            self.num_colocated,
+            max_model_len=MAX_MODEL_LEN,
+            pool_bytes=POOL_BYTES,
+            slo=SLO,
+            scheduling=SchedulingConfig("aligned"),
+        )
+
+
+FIXED = tuple(Setting(f"{num}+{4 - num}", num, 4 - num) for num in (1, 2, 3))
+SETTINGS = (
+    *FIXED,
+    Setting("changing", 2, 2, change_roles=True),
+    Setting("colocated", 0, 0, num_colocated=4),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    # Requests a second.
+    rate: float
+
+    def workload(self, conversations: Sequence[Arrival], seconds: float) -> list[Arrival]:
+        if self.name == "conversations":
+            return chats(conversations, self.rate, seconds)
+        if self.name == "code":
+            return code(self.rate, seconds)
+        first = in_turns(chats(conversations, self.rate, seconds), is_odd=False)
+        return sorted(
+            first + in_turns(code(self.rate * CODE_IN_TURN, seconds), is_odd=True),
+            key=lambda arrival: arrival.time_s,
+        )
+
+
+CASES = (
+    Case("conversations", 5.0),
+    Case("conversations", 6.0),
+    Case("conversations", 7.0),
+    Case("code", 2.3),
+    Case("code", 3.0),
+    Case("in turn", 5.0),
+    Case("in turn", 7.0),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    rate: float
+    setting: str
+    # The share of requests that kept both objectives.
+    in_time: float
+    ttft_p99_s: float
+    tpot_p99_s: float
+    num_requests: int
+    num_changes: int
+
+
+def chats(conversations: Sequence[Arrival], rate: float, seconds: float) -> list[Arrival]:
+    return cut(scale_rate(cut(conversations, round(rate * seconds)), rate), seconds=seconds)
+
+
+def code(rate: float, seconds: float) -> list[Arrival]:
+    lengths = CODE.sample(round(1.5 * rate * seconds), seed=1)
+    return cut(gamma_arrivals(lengths, rate, CODE_CV, seed=1), seconds=seconds)
+
+
+def in_turns(workload: Sequence[Arrival], is_odd: bool) -> list[Arrival]:
+    return [each for each in workload if int(each.time_s // TURN_S) % 2 == is_odd]
+
+
+def measure(case: Case, workload: Sequence[Arrival]) -> Iterator[Row]:
+    for setting in SETTINGS:
+        ran = setting.scenario().simulate(workload)
+        report = make_report(ran.streams, ran.lifetimes, SLO)
+        yield Row(
+            case.name,
+            case.rate,
+            setting.name,
+            report.attainment,
+            report.ttft_s.p99,
+            report.tpot_s.p99,
+            report.num_requests,
+            ran.num_role_changes,
+        )
+
+
+def page(rows: Sequence[Row], seconds: float) -> str:
+    names = [setting.name for setting in SETTINGS]
+    lines = [
+        "# Instances that change between prefill and decode",
+        "",
+        "```sh",
+        f"python -m benchmarks.role_change --conversations AzureLLMInferenceTrace_conv.csv --seconds {seconds:g}",
+        "```",
+        "",
+        f"Simulated, {COST}, four instances; the share of requests that kept {SLO.ttft_s:g} s to the first token and",
+        f"{SLO.tpot_s:g} s for each further one. `changing` begins as 2+2.",
+        "",
+        f"| traffic | requests/s | {' | '.join(names)} | changes |",
+        f"| {' | '.join(['---'] * (len(names) + 3))} |",
+    ]
+    for case in dict.fromkeys((row.case, row.rate) for row in rows):
+        of_case = {row.setting: row for row in rows if (row.case, row.rate) == case}
+        shares = " | ".join(f"{of_case[name].in_time:.1%}" for name in names)
+        lines.append(f"| {case[0]} | {case[1]:g} | {shares} | {of_case['changing'].num_changes} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--conversations", type=Path, required=True, help="a trace of the Azure format")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    conversations = read_azure_trace(args.conversations)
+    rows = []
+    for case in CASES:
+        for row in measure(case, case.workload(conversations, args.seconds)):
+            rows.append(row)
+            say(str(row))
+    text = page(rows, args.seconds)
+    print(text)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "role_change.md").write_text(text)
+        found = {"seconds": args.seconds, "cost": COST, "rows": [asdict(row) for row in rows]}
+        (args.out / "role_change.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
