@@ -8,6 +8,7 @@ import functools
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import AbstractContextManager
 from random import Random
 from typing import Protocol
 
@@ -41,7 +42,7 @@ from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, w
 from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
 from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
-from alignedserve.process.listening import ask_for_listener, listen
+from alignedserve.process.listening import ask_for_listener, inherited, listen
 from alignedserve.process.steady import collect_when_idle, settle
 from alignedserve.protocol.messages import Attainment, GatewayNews
 from alignedserve.protocol.signals import stop_on_sigterm
@@ -102,11 +103,16 @@ class GatewayProcess:
         self._lengths.prepare(model)
         settle()
         allow_descriptors(self._config.limits.max_connections)
-        http, control = self._config.http, self._config.control
-        # The one that takes the place of a gateway on an island's host listens beside it.
-        is_shared = is_island_gateway(self._config.instance_id)
-        with ask_for_listener(control) if control else listen(http.host, http.port, is_shared) as sock:
+        with self._listener() as sock:
             asyncio.run(self.serve(model, sock, is_prepared=True))
+
+    def _listener(self) -> AbstractContextManager[socket.socket]:
+        http, control = self._config.http, self._config.control
+        if control:
+            return ask_for_listener(control)
+        if is_island_gateway(self._config.instance_id):
+            return inherited(http.host, http.port)
+        return listen(http.host, http.port)
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
         """With `is_prepared`, child processes are started first, so that the first grammar or large body does not wait

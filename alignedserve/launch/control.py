@@ -13,7 +13,7 @@ import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from alignedserve.process.listening import ASK_LISTENER
+from alignedserve.process.listening import ASK_LISTENER, give
 from alignedserve.protocol.address import check_unused
 
 ASK_RESTART = b"restart\n"
@@ -114,11 +114,9 @@ class Control:
             writer.close()
 
     def _give_listener(self, writer: asyncio.StreamWriter) -> None:
-        if self._listener.fileno() == -1:
-            return
         # asyncio's view of a socket can't send descriptors.
         with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
-            socket.send_fds(sock, [b"\n"], [self._listener.fileno()])
+            give(self._listener, sock)
 
     async def _restarted(self, writer: asyncio.StreamWriter) -> None:
         """Goes on when whoever asked is gone: half of the processes may be new."""

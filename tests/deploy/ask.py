@@ -2,6 +2,8 @@
 
 - `streams`: all questions at once. It prints a line in the middle of all streams, goes on when a line comes in, and
   prints what was answered, as JSON.
+- `calls`: short calls, over new connections and one that is kept, until a line comes in. It prints a line after the
+  first ones, and how many were answered and what failed, as JSON.
 - `submit N`: a batch job of so many lines. It prints the job's id.
 - `check JOB N`: waits until the job is done, and checks its answers.
 """
@@ -10,10 +12,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import openai
 
 from tests.launch.batch_job import check_answers, submit
+from tests.launch.callers import Callers
 from tests.launch.streams import ask_all
 
 
@@ -29,6 +33,14 @@ def main() -> None:
         case "streams":
             texts, silence_s = ask_all(url, middle)
             print(json.dumps({"texts": texts, "silence_s": silence_s}), flush=True)
+        case "calls":
+            with Callers(url) as callers:
+                while not callers.num_answered and not callers.failures:
+                    time.sleep(0.05)
+                middle()
+            print(
+                json.dumps({"num_answered": callers.num_answered, "failures": callers.failures}), flush=True
+            )
         case "submit":
             print(submit(client, int(arguments[0])))
         case "check":

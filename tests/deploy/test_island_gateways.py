@@ -77,16 +77,28 @@ class Cluster:
     @contextlib.contextmanager
     def asking(self, number: int) -> Iterator[Callable[[], list[str]]]:
         """All streams of the gateway on this host have begun. Yields what returns their texts."""
-        command = (sys.executable, "-m", "tests.deploy.ask", URL, "streams")
+        with self._in_the_middle(number, "streams") as rest:
+            yield lambda: rest()["texts"]
+
+    @contextlib.contextmanager
+    def calling(self, number: int) -> Iterator[None]:
+        """Calls the gateway on this host in the block: none may fail."""
+        with self._in_the_middle(number, "calls") as rest:
+            yield
+            said = rest()
+            assert said["failures"] == [] and said["num_answered"] > 1
+
+    @contextlib.contextmanager
+    def _in_the_middle(self, number: int, what: str) -> Iterator[Callable[[], Any]]:
+        command = (sys.executable, "-m", "tests.deploy.ask", URL, what)
         process = self.popen(number, *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin and process.stdout
         try:
             assert process.stdout.readline() == "in the middle\n", self.log.read_text()
 
-            def rest() -> list[str]:
+            def rest() -> Any:
                 said, _ = process.communicate("\n", timeout=PATIENCE_S)
-                texts: list[str] = json.loads(said)["texts"]
-                return texts
+                return json.loads(said)
 
             yield rest
         finally:
@@ -175,7 +187,7 @@ def test_an_islands_host_answers_and_heals_and_is_restarted_with_the_others(clus
         with cluster.asking(WORKER) as rest:
             assert rest() == engine_alone()
 
-        with cluster.asking(WORKER) as rest:
+        with cluster.asking(WORKER) as rest, cluster.calling(WORKER):
             command = (sys.executable, "-m", "alignedserve", "restart", "--host", "0.0.0.0")  # noqa: S104
             said = cluster.run(HEAD, *command, "--port", str(PORT))
             assert re.search("^node-[01]/gateway is another process", said, re.MULTILINE)

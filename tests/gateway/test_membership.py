@@ -14,8 +14,16 @@ from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RefusedByRouter, RouterConnection
-from alignedserve.protocol.messages import AnyMessage, GatewayNews, Hello, InstanceLimits, Load, Welcome
-from alignedserve.types import Epoch, InstanceId, gateway_ids
+from alignedserve.protocol.messages import (
+    AnyMessage,
+    Attainment,
+    GatewayNews,
+    Hello,
+    InstanceLimits,
+    Load,
+    Welcome,
+)
+from alignedserve.types import Epoch, InstanceId, gateway_ids, island_gateway
 from tests.gateway.scripted import TOKEN, ScriptedRouter
 from tests.gateway.served import GATEWAY, Served, play, served
 
@@ -355,6 +363,38 @@ def test_gateways_at_one_port_know_what_the_others_have_measured() -> None:
     play(scenario)
 
 
+def test_what_an_islands_gateway_has_measured_is_its_hosts() -> None:
+    """Prometheus asks each host."""
+
+    async def scenario() -> None:
+        async with launcher(gateways=2) as launched:
+            island = island_gateway(0)
+            launched.links.add(island, Seen())
+            heard: asyncio.Queue[GatewayNews] = asyncio.Queue()
+            others = [Other(launched.address, heard), Other(launched.address, asyncio.Queue(), island)]
+            running = [asyncio.create_task(each.link.run()) for each in others]
+            async with served(launcher=launched.address, num_gateways=2) as at:
+                await launched.gateway.until(is_up=True)
+                measured = (await heard.get()).metrics
+                for metrics_of_island in (b"", measured):
+                    others[1].link.send(GatewayNews(island, metrics_of_island, {}))
+                    others[1].link.send(Attainment(1, 0, False))
+                num_met = 0
+                while num_met < 2:
+                    num_met += launched.links.attained().num_met
+                    await asyncio.sleep(0.01)
+                # It comes after those.
+                others[0].link.send(GatewayNews(InstanceId("gateway-1"), measured, {}))
+                while 'gateway="gateway-1"' not in (text := await metrics(at)):
+                    await asyncio.sleep(0.01)
+                assert f'gateway="{island}"' not in text and launched.gateway.is_up
+            for each in others:
+                each.link.stop()
+            await asyncio.gather(*running)
+
+    play(scenario)
+
+
 def test_the_launcher_hears_what_became_of_objectives_and_says_how_many_islands_are_wanted() -> None:
     async def scenario() -> None:
         async with launcher() as launched, served(launcher=launched.address) as at:
@@ -406,8 +446,13 @@ async def metrics(at: Served) -> str:
 class Other:
     """Another gateway, as far as the launcher knows."""
 
-    def __init__(self, address: RouterAddress, heard: asyncio.Queue[GatewayNews]) -> None:
-        hello = Hello("gateway", InstanceId("gateway-1"), Epoch(1), 1, {}, InstanceLimits())
+    def __init__(
+        self,
+        address: RouterAddress,
+        heard: asyncio.Queue[GatewayNews],
+        name: InstanceId = InstanceId("gateway-1"),  # noqa: B008
+    ) -> None:
+        hello = Hello("gateway", name, Epoch(1), 1, {}, InstanceLimits())
         self.link = RouterConnection(address, lambda: hello, self)
         self._heard = heard
 

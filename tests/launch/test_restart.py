@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ import pytest
 
 from alignedserve.types import InstanceId, without_generation
 from tests.launch.batch_job import check_answers, client_of, submit
+from tests.launch.callers import Callers
 from tests.launch.server import START_S, Server, serving
 from tests.launch.streams import ask_all, engine_alone
 
@@ -37,42 +37,6 @@ def pids_of(server: Server) -> dict[str, int]:
     return {
         without_generation(InstanceId(each["instance_id"])): int(each["pid"]) for each in server.processes()
     }
-
-
-class Callers:
-    """Short calls, one after the other: over a connection that is kept, and over a new one each."""
-
-    def __init__(self, url: str) -> None:
-        self.num_answered = 0
-        self.failures: list[str] = []
-        self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=self._call, args=(url, kept)) for kept in (True, False)]
-
-    def __enter__(self) -> Callers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _call(self, url: str, is_kept: bool) -> None:
-        body = {"model": "demo", "prompt": "Count from 1 to 4.", "max_tokens": 4, "temperature": 0}
-        client = httpx.Client(timeout=START_S)
-        while not self._is_over.is_set():
-            try:
-                answer = client.post(f"{url}/v1/completions", json=body)
-                self.num_answered += 1
-                if answer.status_code != 200:
-                    self.failures.append(answer.text)
-            except httpx.HTTPError as error:
-                self.failures.append(repr(error))
-            if not is_kept:
-                client.close()
-                client = httpx.Client(timeout=START_S)
-        client.close()
 
 
 def until(is_so: Callable[[], bool]) -> None:
