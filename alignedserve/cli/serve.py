@@ -9,6 +9,7 @@ import click
 
 from alignedserve.cli.options import Command, options_of
 from alignedserve.launch.settings import NO_FLAGS, sections, settings_of
+from alignedserve.process.whole_lines import write_whole_lines
 
 
 def serve_options(command: Command) -> Command:
@@ -23,6 +24,7 @@ def command(model: str | None, **options: Any) -> None:
     """Serve MODEL (the demo model if none is named) behind the OpenAI API."""
     from alignedserve.launch.serve import serve
 
+    write_whole_lines()
     try:
         serve(settings_of(model, options), _say)
     except RuntimeError as error:

@@ -13,6 +13,7 @@ from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
     block_format,
     check_hidden_cache,
+    check_quantization,
     choose_dtype,
     choose_max_model_len,
     choose_num_blocks,
@@ -75,11 +76,15 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
     max_model_len = choose_max_model_len(config, model_config)
     if config.hidden_cache:
         check_hidden_cache(model_config)
+    check_quantization(config, model_config, device.type == "cpu")
     if model_config.moe and device.type == "cuda" and not config.enforce_eager:
         raise ValueError(
             f"{source.name}: a mixture of {model_config.moe.num_experts} experts needs enforce_eager on a GPU"
         )
-    ops = make_ops(config.attention_backend, device, dtype, model_config.head_dim, _cuda_options(config))
+    options = _cuda_options(config)
+    ops = make_ops(
+        config.attention_backend, device, dtype, model_config.head_dim, options, config.quantization
+    )
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()

@@ -13,6 +13,7 @@ from typing import Annotated
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DECODE_KERNELS = ("balanced", "plain")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+QUANTIZATIONS = ("int8",)
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class EngineConfig:
     ] = False
     revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
     dtype: Annotated[str, f"of weights and KV: {', '.join(DTYPES)} (the checkpoint's)"] = "auto"
+    quantization: Annotated[
+        str | None, "int8: linear layers in 8 bits, which are made when weights are loaded; on CPUs"
+    ] = None
     device: Annotated[
         str, "cpu, cuda (without a server cuda:1, ... too), or auto: CUDA where there is one"
     ] = "auto"
@@ -64,6 +68,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
+        if self.quantization is not None:
+            _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("decode_kernel", self.decode_kernel, DECODE_KERNELS)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(

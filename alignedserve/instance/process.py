@@ -161,7 +161,8 @@ class InstanceProcess(ABC):
             raise loop.error
 
     def _fingerprint(self, form: BlockFormat) -> dict[str, str]:
-        return form.describe() | {"model": self._config.engine.model}
+        engine = self._config.engine
+        return form.describe() | {"model": engine.model, "quantization": engine.quantization or "none"}
 
     def _identity(self, epoch: Epoch, form: BlockFormat) -> Identity:
         """Of the ends of a link: what goes from instance to instance is as they have it."""

@@ -11,6 +11,7 @@ from typing import Any
 from alignedserve.engine.choices import (
     block_format,
     check_hidden_cache,
+    check_quantization,
     choose_dtype,
     choose_max_model_len,
 )
@@ -120,6 +121,7 @@ def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> 
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
+    check_quantization(settings.engine, model.config, is_cpu)
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus)
     settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)
     if settings.router.change_roles:

@@ -50,10 +50,14 @@ class Layers:
     def embedding_and_head(
         self, name: str, vocab_size: int, width: int, is_tied: bool
     ) -> tuple[torch.Tensor | Linear, Linear]:
-        """Returns the table that tokens come in by and the layer they leave by; one and the same if they are tied."""
-        if is_tied:
+        """Returns the table that tokens come in by and the layer they leave by; one and the same if they are tied, and
+        that layer is not quantised: a table is as exact as the checkpoint has it."""
+        if is_tied and self._ops.quantization is None:
             head = self.linear([name], [vocab_size], width)
             return head, head
+        if is_tied:
+            both = self.tensor(f"{name}.weight", vocab_size, width)
+            return self._ops.parameter(both), self._ops.linear_weight([both])
         head = self.linear(["lm_head"], [vocab_size], width)
         return self.parameter(f"{name}.weight", vocab_size, width), head
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
-from alignedserve.ops.base import Activation
+from alignedserve.ops.base import INT8, Activation
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
@@ -20,14 +19,12 @@ class ListedSource:
     """A WeightSource of shapes. With a checkpoint, it only checks that the checkpoint has the tensors."""
 
     def __init__(self, dtype: torch.dtype, checkpoint: SafetensorsSource | None) -> None:
-        self.num_values = 0
         self._dtype = dtype
         self._checkpoint = checkpoint
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if self._checkpoint is not None:
             self._checkpoint.expect(name, shape)
-        self.num_values += math.prod(shape)
         # This takes one value's memory, whatever its shape.
         return torch.empty(1, dtype=self._dtype).expand(shape)
 
@@ -39,26 +36,44 @@ class ListedSource:
 class ListingOps(TorchOps):
     """Ops which keep nothing of what they are given."""
 
+    def __init__(self, dtype: torch.dtype, quantization: str | None) -> None:
+        super().__init__(dtype, quantization=quantization)
+        self.num_bytes = 0
+
     def linear_weight(
         self,
         parts: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
     ) -> TorchLinear:
+        is_int8 = self.quantization == INT8
+        self._count(parts, torch.int8 if is_int8 else self.dtype)
+        self._count(biases or ())
         return TorchLinear(parts[0], None, activation)
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
         experts = [take(number) for number in range(spec.num_experts)]
+        for each in experts:
+            self._count([each.gate, each.up, each.down])
         return TorchExperts(spec, experts[0].gate, experts[0].down)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._count([tensor])
         return tensor
 
+    def _count(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> None:
+        self.num_bytes += sum(each.numel() for each in tensors) * (dtype or self.dtype).itemsize
 
-def num_weights(config: ModelConfig, dtype: torch.dtype, checkpoint: SafetensorsSource | None) -> int:
-    """The number of values in all of the model's tensors. Raises ValueError when the checkpoint is not the model's."""
-    listed = ListedSource(dtype, checkpoint)
+
+def num_weight_bytes(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    checkpoint: SafetensorsSource | None,
+    quantization: str | None = None,
+) -> int:
+    """The bytes of all that a model keeps of its tensors. Raises ValueError when the checkpoint is not the model's."""
+    listed, ops = ListedSource(dtype, checkpoint), ListingOps(dtype, quantization)
     # The length of sequences makes no difference to the weights.
-    build_model(config, listed, ListingOps(dtype), max_model_len=1)
+    build_model(config, listed, ops, max_model_len=1)
     listed.finish()
-    return listed.num_values
+    return ops.num_bytes

@@ -11,7 +11,6 @@ logger = logging.getLogger(__name__)
 _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
-    "quantization": (None,),
     # Code from a model's directory never runs.
     "trust_remote_code": None,
     "enable_chunked_prefill": (True, None),

@@ -24,23 +24,27 @@ class CudaOptions:
     use_tqdm: bool = False
 
 
-def _torch(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> Ops:
+def _torch(device: torch.device, dtype: torch.dtype, options: CudaOptions, quantization: str | None) -> Ops:
     from alignedserve.ops.torch_ops import TorchOps
 
-    return TorchOps(dtype, device)
+    return TorchOps(dtype, device, quantization)
 
 
-def _cpu(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> Ops:
+def _cpu(device: torch.device, dtype: torch.dtype, options: CudaOptions, quantization: str | None) -> Ops:
     from alignedserve.kernels.cpu.library import library
     from alignedserve.ops.cpu_ops import CpuOps
 
     if device.type != "cpu":
         raise ValueError(f"attention_backend='cpu': runs on device cpu, not {device}")
     library()
-    return CpuOps(dtype)
+    return CpuOps(dtype, quantization=quantization)
 
 
-def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> Ops:
+def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions, quantization: str | None) -> Ops:
+    if quantization:
+        raise ValueError(
+            f"quantization={quantization!r}: runs on CPUs so far, not with attention_backend='triton'"
+        )
     try:
         from alignedserve.ops.cuda_ops import CudaOps
     except ModuleNotFoundError as error:
@@ -61,7 +65,7 @@ def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions) -> O
 MIN_CAPABILITY = (8, 0)
 # These errors mean that a backend does not work on this machine or with this model.
 UNAVAILABLE = (NoCompiler, BuildFailed, ValueError)
-BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions], Ops]] = {
+BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions, str | None], Ops]] = {
     "torch": _torch,
     "cpu": _cpu,
     "triton": _triton,
@@ -69,29 +73,36 @@ BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions], Ops]] = {
 
 
 def make_ops(
-    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, options: CudaOptions | None = None
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    options: CudaOptions | None = None,
+    quantization: str | None = None,
 ) -> Ops:
     """Makes the backend of this name; `auto` is the fastest that runs such a model."""
     options = options or CudaOptions()
     if name == "auto":
-        return _best(device, dtype, head_dim, options)
+        return _best(device, dtype, head_dim, options, quantization)
     if name not in BACKENDS:
         raise ValueError(f"attention_backend={name!r}: must be auto or one of {', '.join(sorted(BACKENDS))}")
     _check_head_dim(name, head_dim)
-    return BACKENDS[name](device, dtype, options)
+    return BACKENDS[name](device, dtype, options, quantization)
 
 
 def fastest(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else "triton"
 
 
-def _best(device: torch.device, dtype: torch.dtype, head_dim: int, options: CudaOptions) -> Ops:
+def _best(
+    device: torch.device, dtype: torch.dtype, head_dim: int, options: CudaOptions, quantization: str | None
+) -> Ops:
     name = fastest(device)
     try:
-        return make_ops(name, device, dtype, head_dim, options)
+        return make_ops(name, device, dtype, head_dim, options, quantization)
     except UNAVAILABLE as error:
         logger.warning("Backend %s is not available, using torch instead, which is slower: %s", name, error)
-        return _torch(device, dtype, options)
+        return _torch(device, dtype, options, quantization)
 
 
 def _check_head_dim(name: str, head_dim: int) -> None:

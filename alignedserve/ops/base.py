@@ -21,6 +21,8 @@ from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
 
+# What `quantization` may be: see kernels/int8.py.
+INT8 = "int8"
 # This stands for a token where the logits hold NaN or infinity.
 BROKEN = -1
 
@@ -73,6 +75,8 @@ class Ops(ABC):
     name: str
     device: torch.device
     dtype: torch.dtype
+    # How linear layers keep their weights, if not in the dtype.
+    quantization: str | None = None
 
     @abstractmethod
     def linear_weight(
@@ -105,7 +109,8 @@ class Ops(ABC):
     ) -> Value:
         """Returns table[ids + offset], plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
 
-        The table may be the weight of a linear layer (no activation): tied embeddings are kept once.
+        The table may be the weight of a linear layer (no activation) where that is not quantised: tied embeddings are
+        kept once then.
         """
 
     @abstractmethod

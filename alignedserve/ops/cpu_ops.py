@@ -19,9 +19,10 @@ from alignedserve.kernels.cpu.structs import (
     LinearOp,
     NormOp,
     OpKind,
+    QuantiseOp,
 )
-from alignedserve.kernels.cpu.weights import PackedWeight, pack
-from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected
+from alignedserve.kernels.cpu.weights import WORD_BYTES, PackedWeight, pack
+from alignedserve.ops.base import INT8, Activation, AttentionSpec, Ops, Projected
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
@@ -33,12 +34,15 @@ MAX_HEAD_DIM = 256
 class CpuOps(Ops):
     name = "cpu"
 
-    def __init__(self, dtype: torch.dtype, num_threads: int | None = None) -> None:
+    def __init__(
+        self, dtype: torch.dtype, num_threads: int | None = None, quantization: str | None = None
+    ) -> None:
         """`num_threads` is torch's number by default, which is read at each step."""
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be float32 or bfloat16 on the CPU, not {dtype}")
         self.device = torch.device("cpu")
         self.dtype = dtype
+        self.quantization = quantization
         self.num_threads = num_threads
         self._arena = Arena()
         self._cache: torch.Tensor | None = None
@@ -56,7 +60,8 @@ class CpuOps(Ops):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
     ) -> PackedWeight:
-        return pack(parts, biases, ActivationCode[activation.name], self.dtype, self._arena)
+        code, is_int8 = ActivationCode[activation.name], self.quantization == INT8
+        return pack(parts, biases, code, self.dtype, self._arena, is_int8)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=self.dtype, copy=True).contiguous()
@@ -81,6 +86,8 @@ class CpuOps(Ops):
         if ids.data_ptr() not in (step.token_ids.data_ptr(), step.positions.data_ptr()):
             raise ValueError("ids must be the token_ids or the positions of the StepInputs given to compile")
         if isinstance(table, PackedWeight):
+            if table.int8:
+                raise ValueError("a table in eight bits can't be looked up; give it in the dtype")
             rows, width, tile_bytes = table.tiles, table.in_features, table.tile_bytes
         else:
             self._check_parameter("table", table, (None, None))
@@ -134,10 +141,12 @@ class CpuOps(Ops):
     def linear(self, x: Value, weight: PackedWeight, residual: Value | None = None) -> Value:
         self._recorded_step()
         _check_width("x", x, weight.in_features)
-        if weight.dtype != self.dtype:
+        if weight.int8 is None and weight.dtype != self.dtype:
             raise ValueError(f"weight must be {self.dtype}, not {weight.dtype}")
         if residual is not None and weight.activation is not ActivationCode.NONE:
             raise ValueError("a linear layer has an activation or a residual, not both")
+        if weight.int8:
+            x = self._quantised(x)
         out = self._value(weight.out_features, x.rows)
         args = LinearOp(
             x=x.pointer,
@@ -154,7 +163,19 @@ class CpuOps(Ops):
             _check_same_rows("residual", residual, out)
             _check_width("residual", residual, out.width)
             args.residual, args.residual_stride = residual.pointer, residual.stride
+        if weight.int8:
+            args.scales, args.starts = weight.int8.scales.data_ptr(), weight.int8.starts.data_ptr()
         self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
+        return out
+
+    def _quantised(self, x: Value) -> Value:
+        """Codes of whole words, and the row's scale after them."""
+        width = -(-x.width // WORD_BYTES) * WORD_BYTES + torch.float32.itemsize
+        out = self._value(width, x.rows, torch.uint8)
+        args = QuantiseOp(
+            x=x.pointer, out=out.pointer, width=x.width, x_stride=x.stride, out_stride=out.stride
+        )
+        self._program.append(OpKind.QUANTISE, self.dtype, args, out, [x])
         return out
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CpuExperts:
@@ -294,9 +315,9 @@ class CpuOps(Ops):
         self._program.append(OpKind.GATHER, self.dtype, args, out, [x])
         return out
 
-    def _value(self, width: int, rows: Rows) -> Value:
+    def _value(self, width: int, rows: Rows, dtype: torch.dtype | None = None) -> Value:
         buffers = self._restored_buffers if rows is Rows.RESTORED else self._buffers
-        return Value(buffers, width, self.dtype, rows)
+        return Value(buffers, width, dtype or self.dtype, rows)
 
     def _recorded_step(self) -> StepInputs:
         if self._step is None:

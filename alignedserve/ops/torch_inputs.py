@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-import torch.nn.functional as F
 
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.kept_inputs import KeptInputs, rows_of_layer
@@ -23,19 +24,18 @@ def write_inputs(x: torch.Tensor, cache: torch.Tensor, layer: int, kept: KeptInp
 
 
 def restore(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    to_kv: Callable[[torch.Tensor], torch.Tensor],
     cache: torch.Tensor,
     restored_kv: torch.Tensor,
     spec: AttentionSpec,
     kept: KeptInputs,
 ) -> None:
-    """Projects K and V of all tokens to be restored. `weight` [2 * kv width, width] is their part of the qkv weight."""
+    """Projects K and V of all tokens to be restored. `to_kv` is their part of the layer that projects q, k and v."""
     blocks = rows_of_layer(cache, spec.layer)
     for start in range(0, kept.num_restored, PIECE):
         piece = slice(start, min(start + PIECE, kept.num_restored))
         rows = kept.sources[piece].long()
         x = blocks[rows // blocks.shape[1], rows % blocks.shape[1]]
-        kv = F.linear(x, weight, bias).view(len(x), 2, spec.num_kv_heads, spec.head_dim)
+        kv = to_kv(x).view(len(x), 2, spec.num_kv_heads, spec.head_dim)
         k = rotate(head_norm(kv[:, 0], spec.k_norm, spec.norm_eps), kept.positions[piece].long(), spec.rope)
         write_kv(k, kv[:, 1], restored_kv, 0, kept.targets[piece].long())

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
-from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
+from alignedserve.kernels.int8 import linear_int8, quantise_columns
+from alignedserve.ops.base import INT8, Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import paged_attention
@@ -22,13 +23,29 @@ class TorchLinear:
     weight: torch.Tensor
     bias: torch.Tensor | None
     activation: Activation
+    # Of a weight in eight bits.
+    scales: torch.Tensor | None = None
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """x @ weight.T + bias."""
+        if self.scales is None:
+            return F.linear(x, self.weight, self.bias)
+        return linear_int8(x, self.weight, self.scales, self.bias).to(x.dtype)
+
+    def outputs_from(self, first: int) -> TorchLinear:
+        """The layer that yields its outputs from `first` on alone. It shares the memory."""
+        bias, scales = (each if each is None else each[first:] for each in (self.bias, self.scales))
+        return TorchLinear(self.weight[first:], bias, self.activation, scales)
 
 
 class TorchOps(Ops):
     name = "torch"
 
-    def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | str = "cpu", quantization: str | None = None
+    ) -> None:
         self.dtype = dtype
+        self.quantization = quantization
         self.device = torch.device(device)
         self._cache: torch.Tensor | None = None
         self._restored_kv: torch.Tensor | None = None
@@ -42,6 +59,9 @@ class TorchOps(Ops):
     ) -> TorchLinear:
         weight = torch.cat(list(parts)).to(self.device, self.dtype)
         bias = None if biases is None else torch.cat(list(biases)).to(self.device, self.dtype)
+        if self.quantization == INT8:
+            codes, scales = quantise_columns(weight)
+            return TorchLinear(codes, bias, activation, scales)
         return TorchLinear(weight, bias, activation)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -75,7 +95,7 @@ class TorchOps(Ops):
     def linear(
         self, x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        out = activate(F.linear(x, weight.weight, weight.bias), weight.activation)
+        out = activate(weight.project(x), weight.activation)
         return out if residual is None else residual + out
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
@@ -100,9 +120,8 @@ class TorchOps(Ops):
         if kept is None or projected is None or self._cache is None or self._restored_kv is None:
             raise ValueError("inputs are kept only with restored_kv bound, and where attention is given them")
         write_inputs(self._plain(projected.x), self._cache, spec.layer, kept)
-        first, linear = spec.num_heads * spec.head_dim, projected.weight
-        bias = None if linear.bias is None else linear.bias[first:]
-        restore(linear.weight[first:], bias, self._cache, self._restored_kv, spec, kept)
+        to_kv = projected.weight.outputs_from(spec.num_heads * spec.head_dim)
+        restore(to_kv.project, self._cache, self._restored_kv, spec, kept)
         return self._restored_kv
 
     def _plain(self, x: Value) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Compiles csrc/ into one shared library, once per machine and version of the sources.
 
 The library is in a cache folder under a name that hashes all that its code depends on: sources, flags, compiler and
-the CPU's features (it is built for exactly this CPU). Two processes may build at once: each works in its own folder,
-and the last rename wins, with the same contents.
+the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names to the compiler. Two
+processes may build at once: each works in its own folder, and the last rename wins, with the same contents.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def library_path() -> Path:
 
 def _flags() -> list[str]:
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return [*FLAGS, "-march=native" if is_x86 else "-mcpu=native"]
+    wanted = os.environ.get("ALIGNEDSERVE_CPU", "native")
+    return [*FLAGS, f"-march={wanted}" if is_x86 else f"-mcpu={wanted}"]
 
 
 def _fingerprint(compiler: str, flags: list[str]) -> str:

@@ -24,6 +24,7 @@ class OpKind(IntEnum):
     SPREAD = 11
     EXPERT_LINEAR = 12
     MIX = 13
+    QUANTISE = 14
 
 
 class ActivationCode(IntEnum):
@@ -50,9 +51,16 @@ class NormOp(Structure):
     ]
 
 
+class QuantiseOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "out")),
+        *((name, c_int64) for name in ("width", "x_stride", "out_stride")),
+    ]
+
+
 class LinearOp(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("x", "weight", "bias", "residual", "out")),
+        *((name, c_void_p) for name in ("x", "weight", "bias", "scales", "starts", "residual", "out")),
         *(
             (name, c_int64)
             for name in ("in_features", "out_features", "x_stride", "residual_stride", "out_stride")
@@ -126,6 +134,7 @@ class _AnyOp(Union):
         ("route", RouteOp),
         ("spread", SpreadOp),
         ("expert_linear", ExpertLinearOp),
+        ("quantise", QuantiseOp),
     ]
 
 

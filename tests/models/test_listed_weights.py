@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alignedserve.models.hf_config import load_model_config
-from alignedserve.models.listed_weights import num_weights
+from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
 from alignedserve.ops.torch_ops import TorchOps
@@ -40,8 +40,8 @@ def test_all_that_a_model_takes_is_counted(tiny_model: Callable[[str], Path], fa
     config, counted = load_model_config(directory), Counted(source_of(directory))
     build_model(config, counted, TorchOps(torch.float32), max_model_len=8)
     counted.finish()
-    assert num_weights(config, torch.float32, source_of(directory)) == counted.num_values > 0
-    assert num_weights(config, torch.float32, None) == counted.num_values
+    assert num_weight_bytes(config, torch.float32, source_of(directory)) == 4 * counted.num_values > 0
+    assert num_weight_bytes(config, torch.float32, None) == 4 * counted.num_values
 
 
 def test_nothing_is_read_of_the_weights(tiny_model: Callable[[str], Path]) -> None:
@@ -49,4 +49,4 @@ def test_nothing_is_read_of_the_weights(tiny_model: Callable[[str], Path]) -> No
     for file in source._files:
         # a view of the map would be an error
         file.tensor = None  # type: ignore[method-assign, assignment]
-    assert num_weights(load_model_config(tiny_model("qwen2")), torch.float32, source)
+    assert num_weight_bytes(load_model_config(tiny_model("qwen2")), torch.float32, source)

@@ -50,7 +50,7 @@ def check_backend(case: Case) -> Iterator[Finding]:
     begun_s = time.monotonic()
     try:
         is_built = wanted != "cpu" or library_path().exists()
-        make_ops(wanted, case.device, case.torch_dtype, head_dim)
+        make_ops(wanted, case.device, case.torch_dtype, head_dim, quantization=case.engine.quantization)
     except UNAVAILABLE as error:
         if name == "auto":
             yield warn(f"backend torch, which is slow, instead of {wanted}: {error}", "what the message says")

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
-from alignedserve.models.listed_weights import num_weights
+from alignedserve.models import listed_weights
 from alignedserve.models.locate import NotInCache
 from alignedserve.models.weights import SafetensorsSource
-from alignedserve.protocol.kv_format import DTYPE_BYTES
 from alignedserve.text.tokenizer import Tokenizer
 
 
@@ -25,12 +24,14 @@ def check_model(case: Case) -> Iterator[Finding]:
 
 
 def num_weight_bytes(case: Case) -> int:
-    """Returns the bytes of the weights in the dtype with which the model runs. Raises ValueError when the files don't
+    """Returns the bytes of the weights as the model runs with them. Raises ValueError when the files don't
     contain the model."""
     found, checkpoint = case.model, None
     if not found.is_dummy and found.directory is not None:
         checkpoint = SafetensorsSource(found.directory, case.torch_dtype, "cpu", progress=False)
-    return num_weights(found.config, case.torch_dtype, checkpoint) * DTYPE_BYTES[case.dtype]
+    return listed_weights.num_weight_bytes(
+        found.config, case.torch_dtype, checkpoint, case.engine.quantization
+    )
 
 
 def check_weights(case: Case) -> Iterator[Finding]:
@@ -46,7 +47,8 @@ def check_weights(case: Case) -> Iterator[Finding]:
     stored = case.model.config.dtype
     cast = "" if stored == case.dtype else f" (the checkpoint says {stored})"
     what = "random" if case.model.is_dummy else "complete"
-    yield ok(f"{what}, {size} in {case.dtype}{cast}")
+    quantised = f", linear layers in {case.engine.quantization}" if case.engine.quantization else ""
+    yield ok(f"{what}, {size} in {case.dtype}{quantised}{cast}")
 
 
 def check_tokenizer(case: Case) -> Iterator[Finding]:

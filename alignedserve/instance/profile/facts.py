@@ -36,6 +36,7 @@ def facts_from(
         "attention_backend": config.attention_backend,
         "decode_kernel": config.decode_kernel,
         "enforce_eager": str(config.enforce_eager),
+        "quantization": config.quantization or "",
     } | form.describe()
 
 

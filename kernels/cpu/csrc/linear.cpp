@@ -1,4 +1,5 @@
-// Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once.
+// Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once. Where rows and
+// weight are in eight bits, sums are exact integers, and are scaled once.
 //
 // A chunk is a span of rows times a span of tiles. With few rows the work is to stream the weight from memory: long
 // spans of tiles, several tiles side by side for independent accumulators. With many rows it is to keep the
@@ -7,6 +8,7 @@
 // 790).
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "math.h"
@@ -21,12 +23,17 @@ constexpr int64_t kChunksPerThread = 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+int64_t num_words(const LinearOp& op, Dtype dtype) {
+  if (op.scales) return words<int8>(op.in_features);
+  return dtype == Dtype::Float32 ? words<float>(op.in_features) : words<bf16>(op.in_features);
+}
+
 // How a linear layer is cut into chunks. Has no influence on results.
 struct Cut {
   int64_t tile_bytes, num_tiles, rows_per_chunk, tiles_per_chunk, row_chunks, tile_chunks;
 
   Cut(const LinearOp& op, Dtype dtype, const Step& step) {
-    const int64_t steps = dtype == Dtype::Float32 ? words<float>(op.in_features) : words<bf16>(op.in_features);
+    const int64_t steps = num_words(op, dtype);
     tile_bytes = steps * kStepBytes;
     num_tiles = ceil_div(op.out_features * (op.activation == Activation::SiluGated ? 2 : 1), kTileColumns);
     const int64_t fitting_rows = kRowBytesInL2 / (steps * kWordBytes) / kMaxRows * kMaxRows;
@@ -93,15 +100,29 @@ __attribute__((noinline)) void finish(const LinearOp& op, int64_t row, int rows,
   }
 }
 
-template <class T, int ROWS, int TILES>
+// What the words of rows and weight are, W, is T itself or int8.
+template <class W, class T, int ROWS, int TILES>
 void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
-  const int64_t steps = words<T>(op.in_features);
-  const char* x = static_cast<const char*>(op.x) + row * op.x_stride * sizeof(T);
+  const int64_t steps = words<W>(op.in_features), x_stride = op.x_stride * sizeof(W);
+  const char* x = static_cast<const char*>(op.x) + row * x_stride;
   const char* weight = static_cast<const char*>(op.weight) + tile * steps * kStepBytes;
-  f32x16 acc[ROWS][TILES * kTileVectors] = {};
-  dot<T, ROWS, TILES>(x, op.x_stride * sizeof(T), weight, steps * kStepBytes, steps, acc, prefetch);
+  Sum<W> acc[ROWS][TILES * kTileVectors] = {};
+  dot<W, ROWS, TILES>(x, x_stride, weight, steps * kStepBytes, steps, acc, prefetch);
   f32x16 sums[ROWS][TILES * kTileVectors];
-  std::memcpy(sums, acc, sizeof sums);
+  if constexpr (std::is_same_v<W, int8>) {
+    for (int r = 0; r < ROWS; ++r) {
+      float of_row;
+      std::memcpy(&of_row, x + r * x_stride + steps * kWordBytes, sizeof of_row);
+      for (int v = 0; v < TILES * kTileVectors; ++v) {
+        const int64_t column = tile * kTileColumns + v * kLanes;
+        i32x16 start;
+        std::memcpy(&start, op.starts + column, sizeof start);
+        sums[r][v] = __builtin_convertvector(acc[r][v] + start, f32x16) * (load(op.scales + column) * of_row);
+      }
+    }
+  } else {
+    std::memcpy(sums, acc, sizeof sums);
+  }
   for (int t = 0; t < TILES; ++t) {
     const Sums of_tile{&sums[0][t * kTileVectors], TILES * kTileVectors};
     if (op.float32_out)
@@ -113,34 +134,34 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
 
 using Block = void (*)(const LinearOp&, int64_t row, int64_t tile, Prefetch);
 
-template <class T, int... ROWS>
+template <class W, class T, int... ROWS>
 constexpr Block block_of(int rows, std::integer_sequence<int, ROWS...>) {
-  constexpr Block blocks[] = {block<T, ROWS + 1, 1>...};
+  constexpr Block blocks[] = {block<W, T, ROWS + 1, 1>...};
   return blocks[rows - 1];
 }
 
 // Few rows: several tiles at a time, for more accumulators than the multiplier's latency. The tiles are consecutive
 // streams that the hardware fetches best by itself (measured: 96 GB/s; with prefetches 82).
-template <class T>
+template <class W, class T>
 void stream(const LinearOp& op, int rows, int64_t row, int64_t tile, int64_t end) {
-  const Block wide = rows == 1 ? block<T, 1, 4> : rows == 2 ? block<T, 2, 4> : block<T, 3, 4>;
-  const Block narrow = rows == 1 ? block<T, 1, 1> : rows == 2 ? block<T, 2, 1> : block<T, 3, 1>;
+  const Block wide = rows == 1 ? block<W, T, 1, 4> : rows == 2 ? block<W, T, 2, 4> : block<W, T, 3, 4>;
+  const Block narrow = rows == 1 ? block<W, T, 1, 1> : rows == 2 ? block<W, T, 2, 1> : block<W, T, 3, 1>;
   for (; tile + 4 <= end; tile += 4) wide(op, row, tile, {nullptr, 0});
   for (; tile < end; ++tile) narrow(op, row, tile, {nullptr, 0});
 }
 
-template <class T>
+template <class W, class T>
 void multiply(const LinearOp& op, const LinearSpan& span) {
-  if (span.num_rows <= 3) return stream<T>(op, int(span.num_rows), span.first_row, span.first_tile, span.end_tile);
+  if (span.num_rows <= 3) return stream<W, T>(op, int(span.num_rows), span.first_row, span.first_tile, span.end_tile);
 
-  const int64_t tile_bytes = words<T>(op.in_features) * kStepBytes;
+  const int64_t tile_bytes = words<W>(op.in_features) * kStepBytes;
   const RowBlocks blocks{span.num_rows};
   const int lines = int(ceil_div(4 * kStepBytes / kLineBytes, blocks.count));
   const int64_t lines_bytes = tile_bytes / (4 * kStepBytes) * lines * kLineBytes;
   for (int64_t tile = span.first_tile; tile < span.end_tile; ++tile) {
     const char* next = static_cast<const char*>(op.weight) + (tile + 1) * tile_bytes;
     for (int64_t b = 0; b < blocks.count; ++b) {
-      const Block compute = block_of<T>(blocks.height(b), std::make_integer_sequence<int, kMaxRows>{});
+      const Block compute = block_of<W, T>(blocks.height(b), std::make_integer_sequence<int, kMaxRows>{});
       const bool fetched = b * lines * kLineBytes >= 4 * kStepBytes;
       compute(op, span.first_row + blocks.begin(b), tile, {next + b * lines_bytes, fetched ? 0 : lines});
     }
@@ -165,7 +186,7 @@ void linear(const LinearOp& op, Dtype dtype, const Step& step, int64_t chunk) {
 
 void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span) {
   if (dtype == Dtype::Float32)
-    multiply<float>(op, span);
+    op.scales ? multiply<int8, float>(op, span) : multiply<float, float>(op, span);
   else
-    multiply<bf16>(op, span);
+    op.scales ? multiply<int8, bf16>(op, span) : multiply<bf16, bf16>(op, span);
 }

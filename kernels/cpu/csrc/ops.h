@@ -27,6 +27,7 @@ enum class OpKind : int32_t {
   Spread = 11,
   ExpertLinear = 12,
   Mix = 13,
+  Quantise = 14,
 };
 
 // out = table[ids + offset] (+ add_to)
@@ -51,11 +52,23 @@ struct NormOp {
   int32_t centred;
 };
 
+// Rows in eight bits, for linear layers whose weights are: each value x becomes round(x / scale) + 128, where the row's
+// scale is its largest absolute value over 127. The scale comes after the row's last word.
+struct QuantiseOp {
+  const void* x;
+  uint8_t* out;
+  int64_t width, x_stride, out_stride;
+};
+
 // out = activation(x @ weight + bias) (+ residual); the weight is in tiles, see tile.h
 struct LinearOp {
   const void* x;
   const void* weight;
   const float* bias;
+  // If not null, weight and x are in eight bits: the scale of each column, and what its sum begins with, which takes
+  // away what 128 in place of 0 in x adds to it.
+  const float* scales;
+  const int32_t* starts;
   const void* residual;
   void* out;
   int64_t in_features, out_features, x_stride, residual_stride, out_stride;
@@ -154,6 +167,7 @@ struct Op {
     RouteOp route;
     SpreadOp spread;
     ExpertLinearOp expert_linear;
+    QuantiseOp quantise;
   };
 };
 
@@ -228,6 +242,10 @@ struct LinearSpan {
 };
 
 void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span);
+
+int64_t quantise_chunks(const QuantiseOp& op, const Step& step);
+
+void quantise(const QuantiseOp& op, Dtype dtype, const Step& step, int64_t chunk);
 
 int64_t route_chunks(const RouteOp& op, const Step& step);
 int64_t spread_chunks(const SpreadOp& op, const Step& step);

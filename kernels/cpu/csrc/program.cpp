@@ -56,6 +56,8 @@ struct Run {
         return restore_kv_chunks(op.attention, step(op));
       case OpKind::Route:
         return route_chunks(op.route, step(op));
+      case OpKind::Quantise:
+        return quantise_chunks(op.quantise, step(op));
       case OpKind::Group:
         return 1;
       case OpKind::Spread:
@@ -93,6 +95,8 @@ void run_chunk(const void* context, int i, int64_t chunk) {
       return read_inputs(op.inputs, op.dtype, step, chunk);
     case OpKind::RestoreKv:
       return restore_kv(op.attention, op.dtype, step, chunk);
+    case OpKind::Quantise:
+      return quantise(op.quantise, op.dtype, step, chunk);
     case OpKind::Route:
       return route(op.route, op.dtype, step, chunk);
     case OpKind::Group:

@@ -1,0 +1,227 @@
+"""What weights in fewer bits cost in answers, and what they save in time and bytes, on CPU.
+
+    python -m benchmarks.quantization [--num-per-task 200] [--models opt-125m,qwen3-0.6b] [--rounds 5] [--out FILE]
+
+Answers: held-out prompts of all demo tasks, greedy; perplexity of the right answers, each token given those before; and
+the share of tokens that are the same, at the same place, as in float32. Speed: presets with random weights, all schemes
+in one process, in turn; quoted are medians, and their ratios. What is printed is written to FILE.md and FILE.json as
+well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from alignedserve import LLM, SamplingParams, demo
+from alignedserve.demo.evaluate import Answered, held_out
+from alignedserve.demo.tasks import Example, expected_output_len
+from alignedserve.engine.config import QUANTIZATIONS
+from alignedserve.models.listed_weights import num_weight_bytes
+from alignedserve.models.source import resolve_model
+from alignedserve.text.tokenizer import Tokenizer
+from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.progress import say
+
+# A scheme is a dtype and a quantization; the first is what the others are compared with.
+EXACT = ("float32", None)
+ANSWERED = (EXACT, ("bfloat16", None), *(("bfloat16", each) for each in QUANTIZATIONS))
+TIMED: tuple[str | None, ...] = (None, *QUANTIZATIONS)
+# Requests at once, and the tokens that each yields.
+LOADS = ((1, 64), (4, 48), (32, 32))
+PROMPT_TOKENS, MAX_MODEL_LEN = 32, 2048
+
+
+@dataclass(frozen=True)
+class Answers:
+    dtype: str
+    quantization: str | None
+    num_right: int
+    num_asked: int
+    perplexity: float
+    # At the same place in float32's answer.
+    same_tokens: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    model: str
+    quantization: str | None
+    weight_bytes: int
+    num_requests: int
+    # Of each round.
+    tokens_per_s: list[float]
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def answers_of(
+    dtype: str, quantization: str | None, examples: Sequence[Example], exact: list[list[int]]
+) -> tuple[Answers, list[list[int]]]:
+    """`exact`: what float32 has answered, or nothing."""
+    llm = LLM(str(demo.MODEL_DIR), dtype=dtype, quantization=quantization, use_tqdm=False)
+    tokenizer = Tokenizer.from_directory(demo.MODEL_DIR)
+    prompts = [tokenizer.chat_ids([{"role": "user", "content": each.prompt}]) for each in examples]
+    params = [SamplingParams(temperature=0, max_tokens=expected_output_len(each) + 8) for each in examples]
+    outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
+    said = [list(each.outputs[0].token_ids) for each in outputs]
+    answered = [
+        Answered(example, output.outputs[0].text, len(tokens))
+        for example, output, tokens in zip(examples, outputs, said, strict=True)
+    ]
+    same = [x == y for a, b in zip(said, exact or said, strict=True) for x, y in zip(a, b, strict=False)]
+    num_right = sum(each.is_right for each in answered)
+    found = Answers(
+        dtype,
+        quantization,
+        num_right,
+        len(examples),
+        perplexity(llm, tokenizer, prompts, examples),
+        sum(same) / len(same),
+    )
+    return found, said
+
+
+def perplexity(
+    llm: LLM, tokenizer: Tokenizer, prompts: Sequence[list[int]], examples: Sequence[Example]
+) -> float:
+    """Of the right answers."""
+    assert tokenizer.eos_token_id is not None
+    wholes = [
+        [*prompt, *tokenizer.encode(each.answer, False), tokenizer.eos_token_id]
+        for prompt, each in zip(prompts, examples, strict=True)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    outputs = llm.generate([{"prompt_token_ids": each} for each in wholes], params, use_tqdm=False)
+    losses: list[float] = []
+    for prompt, whole, output in zip(prompts, wholes, outputs, strict=True):
+        assert output.prompt_logprobs is not None
+        for token, logprobs in list(zip(whole, output.prompt_logprobs, strict=True))[len(prompt) :]:
+            assert logprobs is not None
+            losses.append(-logprobs[token].logprob)
+    return math.exp(sum(losses) / len(losses))
+
+
+# ---- speed -----------------------------------------------------------------------------------------------------------
+
+
+def speeds_of(model: str, num_rounds: int) -> list[Speed]:
+    config = resolve_model(model, "dummy").config
+    llms = {
+        each: LLM(
+            model,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            quantization=each,
+            max_model_len=256,
+            kv_cache_memory_bytes=1 << 30,
+            use_tqdm=False,
+        )
+        for each in TIMED
+    }
+    found = []
+    for num_requests, num_tokens in LOADS:
+        rates: dict[str | None, list[float]] = {each: [] for each in TIMED}
+        for _ in range(num_rounds):
+            for each, llm in llms.items():
+                rates[each].append(rate_of(llm, num_requests, num_tokens))
+        for each in TIMED:
+            num_bytes = num_weight_bytes(config, torch.bfloat16, None, each)
+            found.append(Speed(model, each, num_bytes, num_requests, rates[each]))
+    return found
+
+
+def rate_of(llm: LLM, num_requests: int, num_tokens: int) -> float:
+    """Tokens a second, without the time to the first."""
+    prompts = [{"prompt_token_ids": [number + 5] * PROMPT_TOKENS} for number in range(num_requests)]
+    times = []
+    for count in (1, num_tokens + 1):
+        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        begun_s = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        times.append(time.perf_counter() - begun_s)
+    return num_requests * num_tokens / (times[1] - times[0])
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def page(command: str, answers: Sequence[Answers], speeds: Sequence[Speed]) -> str:
+    """Markdown."""
+    lines = [
+        f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads",
+        "",
+        "| of the demo model | exact answers | perplexity of right answers | tokens as in float32 |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for each in answers:
+        share = f"{each.num_right} of {each.num_asked} ({100 * each.num_right / each.num_asked:.2f} %)"
+        scheme = each.quantization or each.dtype
+        lines.append(f"| {scheme} | {share} | {each.perplexity:.6f} | {100 * each.same_tokens:.2f} % |")
+    lines += [
+        "",
+        "| model | weights in | GB | requests at once | tokens/s | to bfloat16 |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    base: dict[tuple[str, int], float] = {}
+    for speed in speeds:
+        rate = statistics.median(speed.tokens_per_s)
+        ratio = rate / base.setdefault((speed.model, speed.num_requests), rate)
+        name = speed.quantization or "bfloat16"
+        lines.append(
+            f"| {speed.model} | {name} | {speed.weight_bytes / 1e9:.2f} | {speed.num_requests} | {rate:.1f} "
+            f"| {ratio:.2f} x |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-per-task", type=int, default=200)
+    parser.add_argument("--models", default="opt-125m,qwen3-0.6b", help="presets, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    options = parser.parse_args()
+    examples = [each for task in held_out(options.num_per_task, options.seed).values() for each in task]
+    answers: list[Answers] = []
+    exact: list[list[int]] = []
+    for scheme in ANSWERED:
+        found, said = answers_of(*scheme, examples, exact)
+        answers.append(found)
+        exact = exact or said
+        say(str(found))
+    speeds = [each for model in options.models.split(",") for each in speeds_of(model, options.rounds)]
+    command = shlex.join(["python", "-m", "benchmarks.quantization", *sys.argv[1:]])
+    text = page(command, answers, speeds)
+    say(text)
+    if options.out:
+        found_all = {
+            "command": command,
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "machine": cpu_name(),
+            "answers": [asdict(each) for each in answers],
+            "speeds": [asdict(each) for each in speeds],
+        }
+        options.out.with_suffix(".md").write_text(text)
+        options.out.with_suffix(".json").write_text(json.dumps(found_all, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+// Rows in eight bits, for linear layers whose weights are in eight bits.
+
+#include "ops.h"
+#include "rows.h"
+#include "tile.h"
+
+namespace {
+
+constexpr float kLargest = 127.0f;
+constexpr int kZero = 128;
+
+// The largest absolute value; NaN, or infinity, if there is one: its bits are larger than a number's.
+template <class T>
+float largest_of(const T* x, int64_t width) {
+  i32x16 largest = {};
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const i32x16 bits = (i32x16)load_up_to(x + i, width - i) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  int32_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits = largest[lane] > bits ? largest[lane] : bits;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// To the nearest integer, ties to even: adding this leaves no bits for a fraction.
+ALWAYS_INLINE i32x16 rounded(f32x16 x) {
+  const f32x16 shift = splat(12582912.0f);
+  return (i32x16)(x + shift) - (i32x16)shift;
+}
+
+template <class T>
+void quantise_row(const QuantiseOp& op, const T* x, uint8_t* out) {
+  const float largest = largest_of(x, op.width);
+  const float scale = largest / kLargest, inverse = largest > 0.0f ? kLargest / largest : 0.0f;
+  for (int64_t i = 0; i < op.width; i += kLanes) {
+    const int64_t left = op.width - i;
+    const u8x16 codes = __builtin_convertvector(rounded(load_up_to(x + i, left) * inverse) + kZero, u8x16);
+    std::memcpy(out + i, &codes, left < kLanes ? left : kLanes);
+  }
+  std::memcpy(out + words<int8>(op.width) * kWordBytes, &scale, sizeof scale);
+}
+
+}  // namespace
+
+int64_t quantise_chunks(const QuantiseOp&, const Step& step) { return row_chunks(step.num_rows); }
+
+void quantise(const QuantiseOp& op, Dtype dtype, const Step& step, int64_t chunk) {
+  const RowRange rows = rows_of_chunk(step.num_rows, chunk);
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    uint8_t* out = op.out + row * op.out_stride;
+    if (dtype == Dtype::Float32)
+      quantise_row(op, static_cast<const float*>(op.x) + row * op.x_stride, out);
+    else
+      quantise_row(op, static_cast<const bf16*>(op.x) + row * op.x_stride, out);
+  }
+}

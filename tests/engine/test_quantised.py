@@ -1,0 +1,108 @@
+"""Weights in eight bits: little is lost, and nothing that moves or splits work changes a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.engine import build
+from alignedserve.engine.config import EngineConfig
+from alignedserve.models.hf_config import load_model_config
+from alignedserve.models.listed_weights import num_weight_bytes
+from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, make_instance, run, tokens
+from tests.tiny_models import prompts
+
+Directory = Callable[[str], Path]
+FAMILIES = ["llama-gqa-tied", "mistral-window", "qwen2", "qwen3", "opt", "opt-post-norm"]
+
+
+def said(directory: Path, backend: str = "cpu", **options: Any) -> list[list[int]]:
+    engine = make_instance(directory, attention_backend=backend, quantization="int8", **options)
+    return tokens(run(engine, prompts(), greedy_params()))
+
+
+def logprobs(directory: Path, backend: str, quantization: str | None) -> torch.Tensor:
+    """Of all prompts' tokens."""
+    params = greedy_params(max_tokens=1, prompt_logprobs=0)
+    engine = make_instance(directory, attention_backend=backend, quantization=quantization)
+    found = [
+        each.logprobs[0]
+        for outputs in run(engine, prompts(), params)
+        for output in outputs
+        for each in output.prompt_logprobs or ()
+    ]
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_backends_differ_by_less_than_eight_bits_do(tiny_model: Directory, family: str) -> None:
+    """Not by nothing: what differs in the last bit may be rounded to another code."""
+    directory = tiny_model(family)
+    exact, native, torch_ = (
+        logprobs(directory, *each) for each in (("cpu", None), ("cpu", "int8"), ("torch", "int8"))
+    )
+    error = (native - exact).abs().mean()
+    print(error, (torch_ - exact).abs().mean(), (native - torch_).abs().mean(), exact.std())
+    assert 0 < error < 0.1 * exact.std()
+    assert (native - torch_).abs().mean() < 0.5 * error
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_prefill_chunk": 7, "block_size": 8},
+        {"max_num_batched_tokens": 50},
+        {"max_num_seqs": 1},
+        {"policy": EvictEveryStep, "max_prefill_chunk": 40},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["llama-gqa-tied", "opt"])
+def test_chunks_batches_and_preemption_change_nothing(
+    tiny_model: Directory, family: str, options: dict[str, Any]
+) -> None:
+    assert said(tiny_model(family), **options) == said(tiny_model(family))
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_what_is_kept_in_place_of_kv_is_projected_in_eight_bits_too(
+    tiny_model: Directory, backend: str
+) -> None:
+    directory = tiny_model("opt")
+    engine = make_engine(directory, attention_backend=backend, hidden_cache=True, quantization="int8")
+    requests = []
+    for index, prompt in enumerate(prompts()):
+        request = engine.adopt(str(index), prompt, greedy_params(), 0, [], keeps_inputs=index % 2 == 0)  # type: ignore[arg-type]
+        assert request is not None
+        engine.join(request)
+        requests.append(request)
+    expected = said(directory, backend)
+    while running := [each for each in requests if len(each.output) < len(expected[0])]:
+        engine.execute([(each, min(each.num_pending, 9)) for each in running])
+    assert [each.output for each in requests] == expected
+
+
+def test_linear_layers_alone_are_in_eight_bits_and_doctor_counts_them_so(tiny_model: Directory) -> None:
+    for family in ("llama-gqa-tied", "qwen2"):
+        config = load_model_config(tiny_model(family))
+        whole = num_weight_bytes(config, torch.float32, None)
+        quantised = num_weight_bytes(config, torch.float32, None, "int8")
+        table = 4 * config.vocab_size * config.hidden_size
+        # Tied embeddings are there twice.
+        assert table < quantised < whole / 4 + table + 40_000
+
+
+def test_what_does_not_run_so_is_refused_by_name(
+    tiny_model: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="quantization='int3': must be one of int8"):
+        EngineConfig("x", quantization="int3")
+    with pytest.raises(ValueError, match="quantization='int8': not for a mixture of [0-9]+ experts so far"):
+        make_engine(tiny_model("qwen3-moe"), quantization="int8")
+    monkeypatch.setattr(build, "_device", lambda name: torch.device("cuda"))
+    with pytest.raises(ValueError, match="quantization='int8': runs on CPUs so far, not on a GPU"):
+        make_engine(tiny_model("qwen2"), quantization="int8")
