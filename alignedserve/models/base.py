@@ -53,12 +53,12 @@ class Layers:
         """Returns the table that tokens come in by and the layer they leave by; one and the same if they are tied, and
         that layer is not quantised: a table is as exact as the checkpoint has it."""
         if is_tied and self._ops.quantization is None:
-            head = self.linear([name], [vocab_size], width)
+            head = self.linear([name], [vocab_size], width, is_head=True)
             return head, head
         if is_tied:
             both = self.tensor(f"{name}.weight", vocab_size, width)
-            return self._ops.parameter(both), self._ops.linear_weight([both])
-        head = self.linear(["lm_head"], [vocab_size], width)
+            return self._ops.parameter(both), self._ops.linear_weight([both], is_head=True)
+        head = self.linear(["lm_head"], [vocab_size], width, is_head=True)
         return self.parameter(f"{name}.weight", vocab_size, width), head
 
     def linear(
@@ -68,6 +68,7 @@ class Layers:
         in_features: int,
         bias: bool = False,
         activation: Activation = Activation.NONE,
+        is_head: bool = False,
     ) -> Linear:
         """Makes one layer out of several in the checkpoint, side by side."""
         parts = [
@@ -79,4 +80,4 @@ class Layers:
             for name, out in zip(names, out_features, strict=True)
             if bias
         ]
-        return self._ops.linear_weight(parts, biases or None, activation)
+        return self._ops.linear_weight(parts, biases or None, activation, is_head)

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
+from alignedserve.kernels import int4
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
-from alignedserve.ops.base import INT8, Activation
+from alignedserve.ops.base import INT4, INT8, Activation
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
+
+BYTES_PER_WEIGHT = {INT8: 1.0, INT4: int4.BYTES_PER_WEIGHT}
 
 
 class ListedSource:
@@ -45,9 +48,10 @@ class ListingOps(TorchOps):
         parts: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
+        is_head: bool = False,
     ) -> TorchLinear:
-        is_int8 = self.quantization == INT8
-        self._count(parts, torch.int8 if is_int8 else self.dtype)
+        scheme = self.scheme(is_head)
+        self._count(parts, BYTES_PER_WEIGHT[scheme] if scheme else None)
         self._count(biases or ())
         return TorchLinear(parts[0], None, activation)
 
@@ -61,8 +65,9 @@ class ListingOps(TorchOps):
         self._count([tensor])
         return tensor
 
-    def _count(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> None:
-        self.num_bytes += sum(each.numel() for each in tensors) * (dtype or self.dtype).itemsize
+    def _count(self, tensors: Sequence[torch.Tensor], each: float | None = None) -> None:
+        """`each`: the bytes of a value, if not the dtype's."""
+        self.num_bytes += round(sum(tensor.numel() for tensor in tensors) * (each or self.dtype.itemsize))
 
 
 def num_weight_bytes(

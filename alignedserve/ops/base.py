@@ -21,8 +21,8 @@ from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
 
-# What `quantization` may be: see kernels/int8.py.
-INT8 = "int8"
+# What `quantization` may be: see kernels/int8.py and kernels/int4.py.
+INT8, INT4 = "int8", "int4"
 # This stands for a token where the logits hold NaN or infinity.
 BROKEN = -1
 
@@ -84,11 +84,17 @@ class Ops(ABC):
         parts: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
+        is_head: bool = False,
     ) -> Linear:
         """Makes a linear layer whose output columns are those of all `parts` ([out, in] each) side by side.
 
-        `activation` is applied to the output. The parts are copied, never kept: the caller may free them.
+        `activation` is applied to the output. The parts are copied, never kept: the caller may free them. The head
+        yields logits, which choose between many tokens: it keeps eight bits at least.
         """
+
+    def scheme(self, is_head: bool) -> str | None:
+        """How such a linear layer keeps its weight, if not in the dtype."""
+        return INT8 if is_head and self.quantization else self.quantization
 
     @abstractmethod
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -20,9 +20,11 @@ from alignedserve.kernels.cpu.structs import (
     NormOp,
     OpKind,
     QuantiseOp,
+    WeightKind,
 )
-from alignedserve.kernels.cpu.weights import WORD_BYTES, PackedWeight, pack
-from alignedserve.ops.base import INT8, Activation, AttentionSpec, Ops, Projected
+from alignedserve.kernels.cpu.weights import PackedWeight, pack
+from alignedserve.kernels.int4 import GROUP
+from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
@@ -59,9 +61,11 @@ class CpuOps(Ops):
         parts: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
+        is_head: bool = False,
     ) -> PackedWeight:
-        code, is_int8 = ActivationCode[activation.name], self.quantization == INT8
-        return pack(parts, biases, code, self.dtype, self._arena, is_int8)
+        code, scheme = ActivationCode[activation.name], self.scheme(is_head)
+        kind = WeightKind[scheme.upper()] if scheme else WeightKind.AS_ROWS
+        return pack(parts, biases, code, self.dtype, self._arena, kind)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=self.dtype, copy=True).contiguous()
@@ -86,8 +90,8 @@ class CpuOps(Ops):
         if ids.data_ptr() not in (step.token_ids.data_ptr(), step.positions.data_ptr()):
             raise ValueError("ids must be the token_ids or the positions of the StepInputs given to compile")
         if isinstance(table, PackedWeight):
-            if table.int8:
-                raise ValueError("a table in eight bits can't be looked up; give it in the dtype")
+            if table.kind is not WeightKind.AS_ROWS:
+                raise ValueError(f"a table in {table.kind.name} can't be looked up; give it in the dtype")
             rows, width, tile_bytes = table.tiles, table.in_features, table.tile_bytes
         else:
             self._check_parameter("table", table, (None, None))
@@ -141,12 +145,12 @@ class CpuOps(Ops):
     def linear(self, x: Value, weight: PackedWeight, residual: Value | None = None) -> Value:
         self._recorded_step()
         _check_width("x", x, weight.in_features)
-        if weight.int8 is None and weight.dtype != self.dtype:
+        if weight.dtype != self.dtype:
             raise ValueError(f"weight must be {self.dtype}, not {weight.dtype}")
         if residual is not None and weight.activation is not ActivationCode.NONE:
             raise ValueError("a linear layer has an activation or a residual, not both")
-        if weight.int8:
-            x = self._quantised(x)
+        if weight.kind is not WeightKind.AS_ROWS:
+            x = self._quantised(x, weight.kind)
         out = self._value(weight.out_features, x.rows)
         args = LinearOp(
             x=x.pointer,
@@ -158,6 +162,7 @@ class CpuOps(Ops):
             x_stride=x.stride,
             out_stride=out.stride,
             activation=weight.activation,
+            weight_kind=weight.kind,
         )
         if residual is not None:
             _check_same_rows("residual", residual, out)
@@ -168,12 +173,18 @@ class CpuOps(Ops):
         self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
         return out
 
-    def _quantised(self, x: Value) -> Value:
-        """Codes of whole words, and the row's scale after them."""
-        width = -(-x.width // WORD_BYTES) * WORD_BYTES + torch.float32.itemsize
-        out = self._value(width, x.rows, torch.uint8)
+    def _quantised(self, x: Value, kind: WeightKind) -> Value:
+        """See QuantiseOp."""
+        num_groups = -(-x.width // GROUP)
+        num_after = 1 + (num_groups if kind is WeightKind.INT4 else 0)
+        out = self._value(num_groups * GROUP + num_after * torch.float32.itemsize, x.rows, torch.uint8)
         args = QuantiseOp(
-            x=x.pointer, out=out.pointer, width=x.width, x_stride=x.stride, out_stride=out.stride
+            x=x.pointer,
+            out=out.pointer,
+            width=x.width,
+            x_stride=x.stride,
+            out_stride=out.stride,
+            weight_kind=kind,
         )
         self._program.append(OpKind.QUANTISE, self.dtype, args, out, [x])
         return out

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
+from alignedserve.kernels.int4 import linear_int4, quantise_groups
 from alignedserve.kernels.int8 import linear_int8, quantise_columns
-from alignedserve.ops.base import INT8, Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
+from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import paged_attention
@@ -23,14 +24,15 @@ class TorchLinear:
     weight: torch.Tensor
     bias: torch.Tensor | None
     activation: Activation
-    # Of a weight in eight bits.
+    # Of a weight in codes: see kernels/int8.py and kernels/int4.py.
     scales: torch.Tensor | None = None
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias."""
         if self.scales is None:
             return F.linear(x, self.weight, self.bias)
-        return linear_int8(x, self.weight, self.scales, self.bias).to(x.dtype)
+        quantised = linear_int8 if self.scales.dim() == 1 else linear_int4
+        return quantised(x, self.weight, self.scales, self.bias).to(x.dtype)
 
     def outputs_from(self, first: int) -> TorchLinear:
         """The layer that yields its outputs from `first` on alone. It shares the memory."""
@@ -56,13 +58,18 @@ class TorchOps(Ops):
         parts: Sequence[torch.Tensor],
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
+        is_head: bool = False,
     ) -> TorchLinear:
         weight = torch.cat(list(parts)).to(self.device, self.dtype)
         bias = None if biases is None else torch.cat(list(biases)).to(self.device, self.dtype)
-        if self.quantization == INT8:
-            codes, scales = quantise_columns(weight)
-            return TorchLinear(codes, bias, activation, scales)
-        return TorchLinear(weight, bias, activation)
+        match self.scheme(is_head):
+            case "int8":
+                codes, scales = quantise_columns(weight)
+            case "int4":
+                codes, scales = quantise_groups(weight)
+            case _:
+                return TorchLinear(weight, bias, activation)
+        return TorchLinear(codes, bias, activation, scales)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device=self.device, dtype=self.dtype, copy=True).contiguous()

@@ -9,6 +9,12 @@ from enum import IntEnum
 DTYPE_CODES = {"float32": 0, "bfloat16": 1}
 
 
+class WeightKind(IntEnum):
+    AS_ROWS = 0
+    INT8 = 1
+    INT4 = 2
+
+
 class OpKind(IntEnum):
     EMBED = 0
     NORM = 1
@@ -55,6 +61,7 @@ class QuantiseOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "out")),
         *((name, c_int64) for name in ("width", "x_stride", "out_stride")),
+        ("weight_kind", c_int32),
     ]
 
 
@@ -65,8 +72,7 @@ class LinearOp(Structure):
             (name, c_int64)
             for name in ("in_features", "out_features", "x_stride", "residual_stride", "out_stride")
         ),
-        ("activation", c_int32),
-        ("float32_out", c_int32),
+        *((name, c_int32) for name in ("activation", "float32_out", "weight_kind")),
     ]
 
 

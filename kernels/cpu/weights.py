@@ -9,13 +9,17 @@ import torch
 
 from alignedserve.kernels.cpu.arena import Arena
 from alignedserve.kernels.cpu.library import library
-from alignedserve.kernels.cpu.structs import ActivationCode
+from alignedserve.kernels.cpu.structs import ActivationCode, WeightKind
+from alignedserve.kernels.int4 import GROUP, quantise_groups
 from alignedserve.kernels.int8 import quantise_columns
 
 TILE_COLUMNS = 32
 WORD_BYTES = 4
 # What stands for 0 in rows of eight bits.
 _ZERO = 128
+# Of a tile of weights in four bits: see csrc/int4.h.
+_STEP_VALUES, _SCALE_BYTES = 8, 2 * TILE_COLUMNS
+_GROUP_BYTES = _SCALE_BYTES + GROUP // _STEP_VALUES * TILE_COLUMNS * WORD_BYTES
 
 
 @dataclass(frozen=True)
@@ -46,14 +50,15 @@ class PackedWeight:
     # The width of the output: half of the weight's columns if the layer is gated.
     out_features: int
     activation: ActivationCode
-    # Of the tiles.
+    # Of rows, and of the tiles where those are as rows.
     dtype: torch.dtype
+    kind: WeightKind = WeightKind.AS_ROWS
     int8: Int8Columns | None = None
 
     @property
     def tile_bytes(self) -> int:
         """The bytes of a tile of 32 columns; a row of the unpacked weight is a column here."""
-        return _num_steps(self.in_features, self.dtype) * TILE_COLUMNS * WORD_BYTES
+        return _tile_bytes(self.in_features, self.dtype, self.kind)
 
     def outputs_from(self, first: int) -> PackedWeight:
         """Returns the layer that yields its outputs from `first` on alone. It shares the memory."""
@@ -89,39 +94,54 @@ def pack(
     activation: ActivationCode,
     dtype: torch.dtype,
     arena: Arena,
-    is_int8: bool = False,
+    kind: WeightKind = WeightKind.AS_ROWS,
 ) -> PackedWeight:
-    """`dtype` is that of rows. With `is_int8` the weight gets eight bits, and rows when they come."""
+    """`dtype` is that of rows, which get eight bits when they come, unless the weight is as they are."""
     _check(parts, biases, activation, dtype)
-    stored = torch.int8 if is_int8 else dtype
     in_features = parts[0].shape[1]
     is_gated = activation is ActivationCode.SILU_GATED
     widths = [part.shape[0] for part in parts]
     num_columns = 2 * -(-widths[0] // 16) * 16 if is_gated else sum(widths)
     num_tiles = -(-num_columns // TILE_COLUMNS)
-    steps = _num_steps(in_features, stored)
-    tiles = arena.allocate(num_tiles * steps * TILE_COLUMNS * WORD_BYTES)
+    tiles = arena.allocate(num_tiles * _tile_bytes(in_features, dtype, kind))
     bias = torch.zeros(num_tiles * TILE_COLUMNS, dtype=torch.float32) if biases is not None else None
-    int8 = Int8Columns.of(num_tiles * TILE_COLUMNS) if is_int8 else None
+    int8 = Int8Columns.of(num_tiles * TILE_COLUMNS) if kind is WeightKind.INT8 else None
     for i, part in enumerate(parts):
         # The gate and up columns of 16 outputs share a tile.
         placement = (
             _Placement(16 * i, 16, 32) if is_gated else _Placement(sum(widths[:i]), widths[i], widths[i])
         )
-        if int8 is None:
-            _pack_part(part.to(dtype).contiguous(), placement, tiles)
-        else:
-            codes, scales = quantise_columns(part.to(dtype))
+        part = part.to(dtype)
+        if kind is WeightKind.INT4:
+            _pack_int4(part, placement.columns(widths[i]), tiles.view(num_tiles, -1, _GROUP_BYTES))
+        elif int8:
+            codes, scales = quantise_columns(part)
             _pack_part(codes, placement, tiles)
             int8.put(placement.columns(widths[i]), codes, scales)
+        else:
+            _pack_part(part.contiguous(), placement, tiles)
         if bias is not None and biases is not None:
             bias[placement.columns(widths[i])] = biases[i].to(dtype).float()
     out_features = widths[0] if is_gated else sum(widths)
-    return PackedWeight(tiles, bias, in_features, out_features, activation, stored, int8)
+    return PackedWeight(tiles, bias, in_features, out_features, activation, dtype, kind, int8)
 
 
-def _num_steps(in_features: int, dtype: torch.dtype) -> int:
-    return -(-in_features // (WORD_BYTES // dtype.itemsize))
+def _tile_bytes(in_features: int, dtype: torch.dtype, kind: WeightKind) -> int:
+    if kind is WeightKind.INT4:
+        return -(-in_features // GROUP) * _GROUP_BYTES
+    stored = torch.int8 if kind is WeightKind.INT8 else dtype
+    return -(-in_features // (WORD_BYTES // stored.itemsize)) * TILE_COLUMNS * WORD_BYTES
+
+
+def _pack_int4(part: torch.Tensor, columns: torch.Tensor, tiles: torch.Tensor) -> None:
+    """`tiles`: [tile, group, bytes]."""
+    codes, scales = quantise_groups(part)
+    halves = codes.view(len(codes), -1, GROUP // _STEP_VALUES, 2, WORD_BYTES)
+    words = halves[:, :, :, 0] | halves[:, :, :, 1] << 4
+    tile, column = columns // TILE_COLUMNS, columns % TILE_COLUMNS
+    of_scales, of_codes = torch.split(tiles, [_SCALE_BYTES, _GROUP_BYTES - _SCALE_BYTES], dim=2)
+    of_scales.view(*tiles.shape[:2], TILE_COLUMNS, 2)[tile, :, column] = scales.unsqueeze(2).view(torch.uint8)
+    of_codes.view(*tiles.shape[:2], -1, TILE_COLUMNS, WORD_BYTES)[tile, :, :, column] = words
 
 
 def _pack_part(part: torch.Tensor, placement: _Placement, tiles: torch.Tensor) -> None:

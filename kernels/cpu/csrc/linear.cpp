@@ -1,5 +1,5 @@
 // Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once. Where rows and
-// weight are in eight bits, sums are exact integers, and are scaled once.
+// weight are in eight bits, sums are exact integers, and are scaled once; with four, those of each group are.
 //
 // A chunk is a span of rows times a span of tiles. With few rows the work is to stream the weight from memory: long
 // spans of tiles, several tiles side by side for independent accumulators. With many rows it is to keep the
@@ -11,9 +11,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "int4.h"
 #include "math.h"
 #include "ops.h"
-#include "tile.h"
 
 namespace {
 
@@ -24,8 +24,13 @@ constexpr int64_t kChunksPerThread = 4;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t num_words(const LinearOp& op, Dtype dtype) {
-  if (op.scales) return words<int8>(op.in_features);
+  if (op.weight_kind != Weight::AsRows) return words<int8>(op.in_features);
   return dtype == Dtype::Float32 ? words<float>(op.in_features) : words<bf16>(op.in_features);
+}
+
+int64_t tile_bytes_of(const LinearOp& op, Dtype dtype) {
+  if (op.weight_kind == Weight::Int4) return groups(op.in_features) * kGroupBytes;
+  return num_words(op, dtype) * kStepBytes;
 }
 
 // How a linear layer is cut into chunks. Has no influence on results.
@@ -33,10 +38,10 @@ struct Cut {
   int64_t tile_bytes, num_tiles, rows_per_chunk, tiles_per_chunk, row_chunks, tile_chunks;
 
   Cut(const LinearOp& op, Dtype dtype, const Step& step) {
-    const int64_t steps = num_words(op, dtype);
-    tile_bytes = steps * kStepBytes;
+    const int64_t row_bytes = num_words(op, dtype) * kWordBytes;
+    tile_bytes = tile_bytes_of(op, dtype);
     num_tiles = ceil_div(op.out_features * (op.activation == Activation::SiluGated ? 2 : 1), kTileColumns);
-    const int64_t fitting_rows = kRowBytesInL2 / (steps * kWordBytes) / kMaxRows * kMaxRows;
+    const int64_t fitting_rows = kRowBytesInL2 / row_bytes / kMaxRows * kMaxRows;
     rows_per_chunk = std::max<int64_t>(kMaxRows, std::min<int64_t>(fitting_rows, 240));
     row_chunks = ceil_div(step.num_rows, rows_per_chunk);
     const int64_t fair = num_tiles / (step.num_threads * kChunksPerThread);
@@ -100,6 +105,24 @@ __attribute__((noinline)) void finish(const LinearOp& op, int64_t row, int rows,
   }
 }
 
+float scale_of_row(const LinearOp& op, const char* row) {
+  float scale;
+  std::memcpy(&scale, row + row_scale_at(op.in_features), sizeof scale);
+  return scale;
+}
+
+template <class T, int ROWS, int TILES>
+ALWAYS_INLINE void finish_tiles(const LinearOp& op, int64_t row, int64_t tile,
+                                const f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
+  for (int t = 0; t < TILES; ++t) {
+    const Sums of_tile{&sums[0][t * kTileVectors], TILES * kTileVectors};
+    if (op.float32_out)
+      finish<T, float>(op, row, ROWS, tile + t, of_tile);
+    else
+      finish<T, T>(op, row, ROWS, tile + t, of_tile);
+  }
+}
+
 // What the words of rows and weight are, W, is T itself or int8.
 template <class W, class T, int ROWS, int TILES>
 void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
@@ -111,8 +134,7 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
   f32x16 sums[ROWS][TILES * kTileVectors];
   if constexpr (std::is_same_v<W, int8>) {
     for (int r = 0; r < ROWS; ++r) {
-      float of_row;
-      std::memcpy(&of_row, x + r * x_stride + steps * kWordBytes, sizeof of_row);
+      const float of_row = scale_of_row(op, x + r * x_stride);
       for (int v = 0; v < TILES * kTileVectors; ++v) {
         const int64_t column = tile * kTileColumns + v * kLanes;
         i32x16 start;
@@ -123,13 +145,19 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
   } else {
     std::memcpy(sums, acc, sizeof sums);
   }
-  for (int t = 0; t < TILES; ++t) {
-    const Sums of_tile{&sums[0][t * kTileVectors], TILES * kTileVectors};
-    if (op.float32_out)
-      finish<T, float>(op, row, ROWS, tile + t, of_tile);
-    else
-      finish<T, T>(op, row, ROWS, tile + t, of_tile);
-  }
+  finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
+}
+
+template <class T, int ROWS, int TILES>
+void int4_block(const LinearOp& op, int64_t row, int64_t tile) {
+  const int64_t tile_bytes = groups(op.in_features) * kGroupBytes;
+  const char* x = static_cast<const char*>(op.x) + row * op.x_stride;
+  const char* weight = static_cast<const char*>(op.weight) + tile * tile_bytes;
+  f32x16 sums[ROWS][TILES * kTileVectors] = {};
+  dot_int4<ROWS, TILES>(x, op.x_stride, weight, tile_bytes, op.in_features, sums);
+  for (int r = 0; r < ROWS; ++r)
+    for (f32x16& sum : sums[r]) sum *= scale_of_row(op, x + r * op.x_stride);
+  finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
 }
 
 using Block = void (*)(const LinearOp&, int64_t row, int64_t tile, Prefetch);
@@ -168,6 +196,39 @@ void multiply(const LinearOp& op, const LinearSpan& span) {
   }
 }
 
+using Int4Block = void (*)(const LinearOp&, int64_t row, int64_t tile);
+
+template <class T, int... ROWS>
+constexpr Int4Block int4_block_of(int rows, std::integer_sequence<int, ROWS...>) {
+  constexpr Int4Block blocks[] = {int4_block<T, ROWS + 1, 1>...};
+  return blocks[rows - 1];
+}
+
+template <class T>
+void multiply_int4(const LinearOp& op, const LinearSpan& span) {
+  int64_t tile = span.first_tile;
+  // One row: the weight is streamed, several tiles side by side.
+  for (; span.num_rows == 1 && tile + 4 <= span.end_tile; tile += 4) int4_block<T, 1, 4>(op, span.first_row, tile);
+  const RowBlocks blocks{span.num_rows, kMaxInt4Rows};
+  for (; tile < span.end_tile; ++tile)
+    for (int64_t b = 0; b < blocks.count; ++b) {
+      const Int4Block compute = int4_block_of<T>(blocks.height(b), std::make_integer_sequence<int, kMaxInt4Rows>{});
+      compute(op, span.first_row + blocks.begin(b), tile);
+    }
+}
+
+template <class T>
+void multiply_any(const LinearOp& op, const LinearSpan& span) {
+  switch (op.weight_kind) {
+    case Weight::AsRows:
+      return multiply<T, T>(op, span);
+    case Weight::Int8:
+      return multiply<int8, T>(op, span);
+    case Weight::Int4:
+      return multiply_int4<T>(op, span);
+  }
+}
+
 }  // namespace
 
 int64_t linear_chunks(const LinearOp& op, Dtype dtype, const Step& step) {
@@ -185,8 +246,5 @@ void linear(const LinearOp& op, Dtype dtype, const Step& step, int64_t chunk) {
 }
 
 void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span) {
-  if (dtype == Dtype::Float32)
-    op.scales ? multiply<int8, float>(op, span) : multiply<float, float>(op, span);
-  else
-    op.scales ? multiply<int8, bf16>(op, span) : multiply<bf16, bf16>(op, span);
+  dtype == Dtype::Float32 ? multiply_any<float>(op, span) : multiply_any<bf16>(op, span);
 }

@@ -12,6 +12,9 @@ enum class Dtype : int32_t { Float32 = 0, Bfloat16 = 1 };
 
 enum class Activation : int32_t { None = 0, Relu = 1, Gelu = 2, GeluTanh = 3, SiluGated = 4 };
 
+// What a linear layer's weight is kept in: see tile.h and int4.h.
+enum class Weight : int32_t { AsRows = 0, Int8 = 1, Int4 = 2 };
+
 enum class OpKind : int32_t {
   Embed = 0,
   Norm = 1,
@@ -52,12 +55,15 @@ struct NormOp {
   int32_t centred;
 };
 
-// Rows in eight bits, for linear layers whose weights are: each value x becomes round(x / scale) + 128, where the row's
-// scale is its largest absolute value over 127. The scale comes after the row's last word.
+// Rows in eight bits, for linear layers whose weights have eight or four: each value x becomes a code, round(x / scale),
+// where the row's scale is its largest absolute value over 127. Codes fill whole groups of values, the rest of which are
+// zeros; then comes the scale. For Int8, 128 is added to codes. For Int4 there are, after the scale, of each group its
+// codes' sum times -kInt4Zero, as int32.
 struct QuantiseOp {
   const void* x;
   uint8_t* out;
   int64_t width, x_stride, out_stride;
+  Weight weight_kind;
 };
 
 // out = activation(x @ weight + bias) (+ residual); the weight is in tiles, see tile.h
@@ -65,8 +71,8 @@ struct LinearOp {
   const void* x;
   const void* weight;
   const float* bias;
-  // If not null, weight and x are in eight bits: the scale of each column, and what its sum begins with, which takes
-  // away what 128 in place of 0 in x adds to it.
+  // Of Int8: the scale of each column, and what its sum begins with, which takes away what 128 in place of 0 in x adds
+  // to it.
   const float* scales;
   const int32_t* starts;
   const void* residual;
@@ -75,6 +81,8 @@ struct LinearOp {
   Activation activation;
   // 1: out is float32, whatever the dtype of x
   int32_t float32_out;
+  // x comes from Quantise, unless it is AsRows
+  Weight weight_kind;
 };
 
 struct AttentionOp {

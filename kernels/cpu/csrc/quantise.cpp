@@ -1,8 +1,8 @@
-// Rows in eight bits, for linear layers whose weights are in eight bits.
+// Rows in eight bits, for linear layers whose weights are in eight bits or four.
 
+#include "int4.h"
 #include "ops.h"
 #include "rows.h"
-#include "tile.h"
 
 namespace {
 
@@ -34,12 +34,23 @@ template <class T>
 void quantise_row(const QuantiseOp& op, const T* x, uint8_t* out) {
   const float largest = largest_of(x, op.width);
   const float scale = largest / kLargest, inverse = largest > 0.0f ? kLargest / largest : 0.0f;
-  for (int64_t i = 0; i < op.width; i += kLanes) {
-    const int64_t left = op.width - i;
-    const u8x16 codes = __builtin_convertvector(rounded(load_up_to(x + i, left) * inverse) + kZero, u8x16);
-    std::memcpy(out + i, &codes, left < kLanes ? left : kLanes);
+  const bool is_int4 = op.weight_kind == Weight::Int4;
+  const int64_t scale_at = row_scale_at(op.width);
+  const int32_t zero = is_int4 ? 0 : kZero;
+  for (int64_t i = 0; i < scale_at; i += kLanes) {
+    // Beyond the width there are zeros.
+    const i32x16 codes = i < op.width ? rounded(load_up_to(x + i, op.width - i) * inverse) : i32x16{};
+    const u8x16 bytes = __builtin_convertvector(codes + zero, u8x16);
+    std::memcpy(out + i, &bytes, sizeof bytes);
   }
-  std::memcpy(out + words<int8>(op.width) * kWordBytes, &scale, sizeof scale);
+  std::memcpy(out + scale_at, &scale, sizeof scale);
+  for (int64_t g = 0; is_int4 && g < groups(op.width); ++g) {
+    const int8_t* codes = reinterpret_cast<const int8_t*>(out) + g * kGroup;
+    int32_t sum = 0;
+    for (int i = 0; i < kGroup; ++i) sum += codes[i];
+    sum *= -kInt4Zero;
+    std::memcpy(out + row_sums_at(op.width) + g * sizeof sum, &sum, sizeof sum);
+  }
 }
 
 }  // namespace

@@ -158,10 +158,11 @@ static ALWAYS_INLINE void dot(const char* a, int64_t a_stride, const char* tile,
   }
 }
 
-// n rows in as few blocks of at most kMaxRows as possible, all of nearly the same height.
+// n rows in as few blocks of at most `most` as possible, all of nearly the same height.
 struct RowBlocks {
   int64_t num_rows;
-  int64_t count = (num_rows + kMaxRows - 1) / kMaxRows;
+  int64_t most = kMaxRows;
+  int64_t count = (num_rows + most - 1) / most;
   int64_t begin(int64_t block) const { return num_rows * block / count; }
   int height(int64_t block) const { return int(begin(block + 1) - begin(block)); }
 };
