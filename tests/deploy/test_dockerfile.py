@@ -95,12 +95,18 @@ def mirror() -> str:
 
 
 def settings_of_pip(certificates: Path) -> dict[str, str]:
-    """Returns them as variables, so that pip finds packages in the root where it finds them here."""
+    """Returns them as variables, so that pip finds packages in the root where it finds them here; without those that
+    name files of this machine."""
     asked = [sys.executable, "-m", "pip", "config", "list"]
     lines = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
     said = dict(re.findall(r"^(?:global|:env:)\.(\S+?)='(.*)'$", "\n".join(lines), re.MULTILINE))
     found = {f"PIP_{name.upper().replace('-', '_')}": value for name, value in said.items()}
     found |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    found = {
+        name: value
+        for name, value in found.items()
+        if name == "PIP_CERT" or not any(word.startswith(("/", "file:")) for word in value.split())
+    }
     if "PIP_CERT" in found:
         shutil.copy(found["PIP_CERT"], certificates)
         found["PIP_CERT"] = "/" + certificates.name
