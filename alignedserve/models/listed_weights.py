@@ -6,16 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from alignedserve.kernels import int4
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
-from alignedserve.ops.base import INT4, INT8, Activation
+from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
-
-BYTES_PER_WEIGHT = {INT8: 1.0, INT4: int4.BYTES_PER_WEIGHT}
 
 
 class ListedSource:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alignedserve.kernels import int4
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
@@ -23,6 +24,7 @@ from alignedserve.sampling_params import SamplingParams
 
 # What `quantization` may be: see kernels/int8.py and kernels/int4.py.
 INT8, INT4 = "int8", "int4"
+BYTES_PER_WEIGHT = {INT8: 1.0, INT4: int4.BYTES_PER_WEIGHT}
 # This stands for a token where the logits hold NaN or infinity.
 BROKEN = -1
 
