@@ -100,6 +100,8 @@ def check(settings: Settings, model: Location) -> None:
     if settings.engine.hidden_cache:
         _check_hidden_cache(policy, settings, model)
     _check_island_gateways(settings)
+    # Which device it will be is known when a node is.
+    check_quantization(settings.engine, model.config, is_cpu=True)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
     choose_max_model_len(settings.engine, model.config)
