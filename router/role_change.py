@@ -149,6 +149,9 @@ class RoleChanges:
             self._take_back(change)
         if not _num_there(change.view) and not any(_is_at(state, change) for state in self._requests):
             change.is_told = True
+            if isinstance(change.view, DecodeView):
+                # What it was to expect has changed; that would be said after this, to a prefill instance.
+                change.view.take_announcement()
             self._outbox.send(change.instance_id, TakeRole(change.role))
 
     def _take_back(self, change: _Change) -> None:
