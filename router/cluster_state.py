@@ -18,6 +18,8 @@ class ClusterState:
         # Instances that take prompts, and instances that take requests to decode, in the order in which they connected.
         self.prefills: list[PrefillView | ColocatedView] = []
         self.decodes: list[DecodeView] = []
+        # With those that take no more, and still have some.
+        self.all_decodes: list[DecodeView] = []
         # Tokens that a request may have at the instance which allows most.
         self.max_model_len = 0
 
@@ -46,6 +48,7 @@ class ClusterState:
         taking = [process for process in self if not process.is_draining]
         self.prefills = [process for process in taking if isinstance(process, PrefillView | ColocatedView)]
         self.decodes = [process for process in taking if isinstance(process, DecodeView)]
+        self.all_decodes = [process for process in self if isinstance(process, DecodeView)]
         self.max_model_len = max((view.hello.limits.max_model_len for view in self.instances), default=0)
 
     def __contains__(self, instance_id: InstanceId) -> bool:
@@ -58,11 +61,6 @@ class ClusterState:
     def instances(self) -> list[Process]:
         """The processes that compute: neither the pool nor gateways."""
         return [process for process in self if isinstance(process, PrefillView | DecodeView)]
-
-    @property
-    def all_decodes(self) -> list[DecodeView]:
-        """Those that have requests, whether they take more or not."""
-        return [process for process in self if isinstance(process, DecodeView)]
 
     @property
     def is_colocated(self) -> bool:

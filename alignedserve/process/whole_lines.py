@@ -18,8 +18,11 @@ class WholeLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._begun = threading.local()
+        # Python's own streams may lose or double what two threads write at once.
+        self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
+        # Bytes are a TypeError, by which click finds out what kind of stream it is.
         whole, end, rest = text.rpartition("\n")
         if end:
             self._emit(f"{self._take()}{whole}{end}")
@@ -41,9 +44,10 @@ class WholeLines:
         return text
 
     def _emit(self, text: str) -> None:
-        if text:
-            self._stream.write(text)
-        self._stream.flush()
+        with self._lock:
+            if text:
+                self._stream.write(text)
+            self._stream.flush()
 
 
 def write_whole_lines() -> None:

@@ -254,8 +254,7 @@ class SimDecode(SimInstance):
 
     @property
     def _channels(self) -> SimChannels:
-        channels = self.world.cost.channels
-        return SimChannels(channels.fetch, channels.save, channels.admit, self._ports)
+        return _of_decode(self.world, self._ports)
 
 
 class SimColocated(SimDecode):
@@ -301,10 +300,7 @@ class SimChanging(SimPrefill):
 
     @property
     def _channels(self) -> SimChannels:
-        if self.role == PREFILL:
-            return super()._channels
-        channels = self.world.cost.channels
-        return SimChannels(channels.fetch, channels.save, channels.admit, self._ports)
+        return super()._channels if self.role == PREFILL else _of_decode(self.world, self._ports)
 
     def _take_role(self, role: str) -> None:
         self.worker.drop_all()
@@ -329,3 +325,9 @@ class SimChanging(SimPrefill):
     def _say(self, messages: Sequence[AnyMessage]) -> None:
         if not self._is_changing:
             super()._say(messages)
+
+
+def _of_decode(world: World, ports: Ports) -> SimChannels:
+    """What a decode instance's copies go through."""
+    channels = world.cost.channels
+    return SimChannels(channels.fetch, channels.save, channels.admit, ports)
