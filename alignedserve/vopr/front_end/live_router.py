@@ -90,8 +90,10 @@ class LiveRouter:
     # ---- the island's processes ----
 
     def connect(self, process: SimProcess) -> None:
-        """A process that is connected, or waits for the router, connects again by itself."""
-        if process.instance_id not in self._links:
+        """A process that was connected has dropped what was ordered: it connects again by itself."""
+        if link := self._links.get(process.instance_id):
+            link.process_has_dropped()
+        else:
             self._links[process.instance_id] = _Link(self._loop, self._address, process, self._fence)
 
     def forget(self, process: SimProcess) -> None:
@@ -139,7 +141,10 @@ class _Link:
         self._process = process
         self._fence = fence
         self._hello: Hello | None = None
-        self._link = RouterConnection(address, self._introduce, self)
+        # Whether nothing of what an earlier connection brought is left, as in `instance/process.py`.
+        self._dropped = asyncio.Event()
+        self._dropped.set()
+        self._link = RouterConnection(address, self._introduce, self, self._dropped.wait)
         self.virtual = loop.new_process(f"{address.host}/{process.instance_id}")
         watched(loop, self.virtual.start(self._link.run()))
 
@@ -160,6 +165,9 @@ class _Link:
     def close_by_client(self) -> None:
         self.virtual.kill()
 
+    def process_has_dropped(self) -> None:
+        self._dropped.set()
+
     # ---- what the connection hears ----
 
     def on_up(self, welcome: Welcome) -> None:
@@ -169,6 +177,7 @@ class _Link:
         self._process.received(message)
 
     def on_down(self) -> None:
+        self._dropped.clear()
         self._process.router_closed()
 
 
