@@ -1,20 +1,24 @@
-"""Linear layers in four bits: the arithmetic in plain torch. It is the reference of the native kernel (`cpu/`).
+"""Weights in four bits, made of others: `quantised.py` has the arithmetic.
 
 A weight's inputs are in groups of 32. Each group of each output has a scale in bfloat16, an eighth of the value that is
-largest, whose code is 0; codes are round(weight / scale) + 8, from 0 to 15. Rows of inputs have eight bits, as in
-`int8.py`. A group's sum is an exact integer; it is scaled and added in float32, in the order of groups.
+largest, whose code is 0; codes are round(weight / scale) + 8, from 0 to 15.
 """
 
 from __future__ import annotations
 
 import torch
 
-from alignedserve.kernels.int8 import quantise_rows
+from alignedserve.kernels.quantised import INT4, QuantisedWeight, linear_quantised
 
 GROUP, ZERO, LARGEST_CODE = 32, 8, 15
 # Of a weight, with its share of the scale.
 BYTES_PER_WEIGHT = 0.5 + 2 / GROUP
 _NUM_AT_ONCE = 1024
+
+
+def quantise_int4(weight: torch.Tensor) -> QuantisedWeight:
+    codes, scales = quantise_groups(weight)
+    return QuantisedWeight(INT4, codes.flatten(1)[:, : weight.shape[1]], scales, None, GROUP)
 
 
 def quantise_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,13 +48,6 @@ def _of_groups(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def linear_int4(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns x @ weight.T + bias, in float32. Float64 holds a group's sums exactly, and what is added to them."""
-    rows, of_rows = quantise_rows(x)
-    num_groups = codes.shape[1]
-    rows = torch.nn.functional.pad(rows, (0, num_groups * GROUP - rows.shape[1]))
-    out = torch.zeros(len(rows), len(codes), device=x.device)
-    for group, part in enumerate(torch.split(rows.double(), GROUP, dim=1)):
-        sums = part @ (codes[:, group].double() - ZERO).T
-        out = (sums * scales[:, group].double() + out.double()).float()
-    out = out * of_rows.unsqueeze(1)
-    return out if bias is None else out + bias.float()
+    """Returns x @ weight.T + bias, in float32, of what `quantise_groups` returns."""
+    whole = codes.flatten(1)[:, : x.shape[1]]
+    return linear_quantised(x, QuantisedWeight(INT4, whole, scales, None, GROUP), bias)

@@ -13,7 +13,7 @@ from typing import Annotated
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DECODE_KERNELS = ("balanced", "plain")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class EngineConfig:
     revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
     dtype: Annotated[str, f"of weights and KV: {', '.join(DTYPES)} (the checkpoint's)"] = "auto"
     quantization: Annotated[
-        str | None, "int8 or int4: linear layers in so many bits, made when weights are loaded; on CPUs"
+        str | None, "int8, int4 or fp8: linear layers in so many bits, made when weights are loaded; on CPUs"
     ] = None
     device: Annotated[
         str, "cpu, cuda (without a server cuda:1, ... too), or auto: CUDA where there is one"

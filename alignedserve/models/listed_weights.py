@@ -11,6 +11,7 @@ from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
 from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
@@ -42,15 +43,17 @@ class ListingOps(TorchOps):
 
     def linear_weight(
         self,
-        parts: Sequence[torch.Tensor],
+        parts: Sequence[Part],
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
     ) -> TorchLinear:
+        # What is in codes already has no scheme but its own.
+        self.num_bytes += sum(part.num_bytes for part in quantised_parts(parts, None, self.dtype))
         scheme = self.scheme(is_head)
-        self._count(parts, BYTES_PER_WEIGHT[scheme] if scheme else None)
+        self._count(plain_parts(parts), BYTES_PER_WEIGHT[scheme] if scheme else None)
         self._count(biases or ())
-        return TorchLinear(parts[0], None, activation)
+        return TorchLinear(torch.empty(0), None, activation)
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
         experts = [take(number) for number in range(spec.num_experts)]

@@ -17,14 +17,15 @@ import numpy as np
 import torch
 
 from alignedserve.kernels import int4
+from alignedserve.kernels.quantised import FP8, INT4, INT8
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.quantise import Part
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
 
-# What `quantization` may be: see kernels/int8.py and kernels/int4.py.
-INT8, INT4 = "int8", "int4"
-BYTES_PER_WEIGHT = {INT8: 1.0, INT4: int4.BYTES_PER_WEIGHT}
+# By what `quantization` may be.
+BYTES_PER_WEIGHT = {INT8: 1.0, INT4: int4.BYTES_PER_WEIGHT, FP8: 1.0}
 # This stands for a token where the logits hold NaN or infinity.
 BROKEN = -1
 
@@ -83,12 +84,13 @@ class Ops(ABC):
     @abstractmethod
     def linear_weight(
         self,
-        parts: Sequence[torch.Tensor],
+        parts: Sequence[Part],
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
     ) -> Linear:
-        """Makes a linear layer whose output columns are those of all `parts` ([out, in] each) side by side.
+        """Makes a linear layer whose output columns are those of all `parts` ([out, in] each) side by side: all are
+        floats, or all are in codes, and these are kept as they are.
 
         `activation` is applied to the output. The parts are copied, never kept: the caller may free them. The head
         yields logits, which choose between many tokens: it keeps eight bits at least.
@@ -96,7 +98,7 @@ class Ops(ABC):
 
     def scheme(self, is_head: bool) -> str | None:
         """How such a linear layer keeps its weight, if not in the dtype."""
-        return INT8 if is_head and self.quantization else self.quantization
+        return INT8 if is_head and self.quantization == INT4 else self.quantization
 
     @abstractmethod
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -22,12 +22,13 @@ from alignedserve.kernels.cpu.structs import (
     QuantiseOp,
     WeightKind,
 )
-from alignedserve.kernels.cpu.weights import PackedWeight, pack
-from alignedserve.kernels.int4 import GROUP
+from alignedserve.kernels.cpu.weights import PackedWeight, pack, pack_quantised
+from alignedserve.kernels.quantised import BLOCK, INT8, ZEROS
 from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
 from alignedserve.ops.step import StepInputs
 
 MAX_HEAD_DIM = 256
@@ -58,14 +59,15 @@ class CpuOps(Ops):
 
     def linear_weight(
         self,
-        parts: Sequence[torch.Tensor],
+        parts: Sequence[Part],
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
     ) -> PackedWeight:
-        code, scheme = ActivationCode[activation.name], self.scheme(is_head)
-        kind = WeightKind[scheme.upper()] if scheme else WeightKind.AS_ROWS
-        return pack(parts, biases, code, self.dtype, self._arena, kind)
+        code = ActivationCode[activation.name]
+        if quantised := quantised_parts(parts, self.scheme(is_head), self.dtype):
+            return pack_quantised(quantised, biases, code, self.dtype, self._arena)
+        return pack(plain_parts(parts), biases, code, self.dtype, self._arena)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=self.dtype, copy=True).contiguous()
@@ -149,8 +151,8 @@ class CpuOps(Ops):
             raise ValueError(f"weight must be {self.dtype}, not {weight.dtype}")
         if residual is not None and weight.activation is not ActivationCode.NONE:
             raise ValueError("a linear layer has an activation or a residual, not both")
-        if weight.kind is not WeightKind.AS_ROWS:
-            x = self._quantised(x, weight.kind)
+        if weight.kind.takes_codes:
+            x = self._quantised(x, weight)
         out = self._value(weight.out_features, x.rows)
         args = LinearOp(
             x=x.pointer,
@@ -170,21 +172,29 @@ class CpuOps(Ops):
             args.residual, args.residual_stride = residual.pointer, residual.stride
         if weight.int8:
             args.scales, args.starts = weight.int8.scales.data_ptr(), weight.int8.starts.data_ptr()
+        if weight.groups:
+            args.group = weight.groups.values
+            args.float_scales, args.has_zeros = weight.groups.has_float_scales, weight.groups.has_zeros
         self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
         return out
 
-    def _quantised(self, x: Value, kind: WeightKind) -> Value:
+    def _quantised(self, x: Value, weight: PackedWeight) -> Value:
         """See QuantiseOp."""
-        num_groups = -(-x.width // GROUP)
-        num_after = 1 + (num_groups if kind is WeightKind.INT4 else 0)
-        out = self._value(num_groups * GROUP + num_after * torch.float32.itemsize, x.rows, torch.uint8)
+        num_values = -(-x.width // BLOCK[INT8]) * BLOCK[INT8]
+        group, num_after = 0, 1
+        if weight.groups:
+            group = weight.groups.values
+            num_after += -(-num_values // group)
+        out = self._value(num_values + num_after * torch.float32.itemsize, x.rows, torch.uint8)
         args = QuantiseOp(
             x=x.pointer,
             out=out.pointer,
             width=x.width,
             x_stride=x.stride,
             out_stride=out.stride,
-            weight_kind=kind,
+            group=group,
+            weight_kind=weight.kind,
+            zero=_zero_of_rows(weight),
         )
         self._program.append(OpKind.QUANTISE, self.dtype, args, out, [x])
         return out
@@ -340,6 +350,12 @@ class CpuOps(Ops):
     def _check_parameter(self, name: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...]) -> None:
         if tensor is not None:
             _check_tensor(name, tensor, self.dtype, shape)
+
+
+def _zero_of_rows(weight: PackedWeight) -> int:
+    if weight.groups is None or weight.groups.has_zeros:
+        return 1
+    return ZEROS[weight.kind.name.lower().removesuffix("_groups")]
 
 
 def _attention_op(qkv: Value, out: Value, cache: torch.Tensor, spec: AttentionSpec) -> AttentionOp:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
-from alignedserve.kernels.int4 import linear_int4, quantise_groups
-from alignedserve.kernels.int8 import linear_int8, quantise_columns
+from alignedserve.kernels.quantised import QuantisedWeight, linear_quantised, side_by_side
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import paged_attention
 from alignedserve.ops.torch_experts import TorchExperts, mix, stack_experts
@@ -24,20 +24,31 @@ class TorchLinear:
     weight: torch.Tensor
     bias: torch.Tensor | None
     activation: Activation
-    # Of a weight in codes: see kernels/int8.py and kernels/int4.py.
-    scales: torch.Tensor | None = None
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias."""
-        if self.scales is None:
-            return F.linear(x, self.weight, self.bias)
-        quantised = linear_int8 if self.scales.dim() == 1 else linear_int4
-        return quantised(x, self.weight, self.scales, self.bias).to(x.dtype)
+        return F.linear(x, self.weight, self.bias)
 
     def outputs_from(self, first: int) -> TorchLinear:
         """The layer that yields its outputs from `first` on alone. It shares the memory."""
-        bias, scales = (each if each is None else each[first:] for each in (self.bias, self.scales))
-        return TorchLinear(self.weight[first:], bias, self.activation, scales)
+        return TorchLinear(self.weight[first:], self._bias_from(first), self.activation)
+
+    def _bias_from(self, first: int) -> torch.Tensor | None:
+        return None if self.bias is None else self.bias[first:]
+
+
+@dataclass(frozen=True)
+class TorchCodedLinear(TorchLinear):
+    """Its `weight` is the codes alone."""
+
+    quantised: QuantisedWeight
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        return linear_quantised(x, self.quantised, self.bias).to(x.dtype)
+
+    def outputs_from(self, first: int) -> TorchCodedLinear:
+        rows = self.quantised.rows(first, len(self.weight))
+        return TorchCodedLinear(rows.codes, self._bias_from(first), self.activation, rows)
 
 
 class TorchOps(Ops):
@@ -55,21 +66,17 @@ class TorchOps(Ops):
 
     def linear_weight(
         self,
-        parts: Sequence[torch.Tensor],
+        parts: Sequence[Part],
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
     ) -> TorchLinear:
-        weight = torch.cat(list(parts)).to(self.device, self.dtype)
         bias = None if biases is None else torch.cat(list(biases)).to(self.device, self.dtype)
-        match self.scheme(is_head):
-            case "int8":
-                codes, scales = quantise_columns(weight)
-            case "int4":
-                codes, scales = quantise_groups(weight)
-            case _:
-                return TorchLinear(weight, bias, activation)
-        return TorchLinear(codes, bias, activation, scales)
+        if quantised := quantised_parts(parts, self.scheme(is_head), self.dtype):
+            whole = side_by_side(quantised)
+            return TorchCodedLinear(whole.codes, bias, activation, whole)
+        weight = torch.cat(plain_parts(parts)).to(self.device, self.dtype)
+        return TorchLinear(weight, bias, activation)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device=self.device, dtype=self.dtype, copy=True).contiguous()
@@ -84,6 +91,8 @@ class TorchOps(Ops):
         offset: int = 0,
         add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if isinstance(table, TorchCodedLinear):
+            raise ValueError(f"a table in {table.quantised.kind} can't be looked up; give it in the dtype")
         rows = (table.weight if isinstance(table, TorchLinear) else table)[
             ids[: self._running().shape.num_tokens].long() + offset
         ]

@@ -13,6 +13,13 @@ class WeightKind(IntEnum):
     AS_ROWS = 0
     INT8 = 1
     INT4 = 2
+    INT8_GROUPS = 3
+    FP8 = 4
+
+    @property
+    def takes_codes(self) -> bool:
+        """Whether rows come to it in eight bits."""
+        return self not in (WeightKind.AS_ROWS, WeightKind.FP8)
 
 
 class OpKind(IntEnum):
@@ -60,8 +67,8 @@ class NormOp(Structure):
 class QuantiseOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "out")),
-        *((name, c_int64) for name in ("width", "x_stride", "out_stride")),
-        ("weight_kind", c_int32),
+        *((name, c_int64) for name in ("width", "x_stride", "out_stride", "group")),
+        *((name, c_int32) for name in ("weight_kind", "zero")),
     ]
 
 
@@ -70,9 +77,12 @@ class LinearOp(Structure):
         *((name, c_void_p) for name in ("x", "weight", "bias", "scales", "starts", "residual", "out")),
         *(
             (name, c_int64)
-            for name in ("in_features", "out_features", "x_stride", "residual_stride", "out_stride")
+            for name in ("in_features", "out_features", "x_stride", "residual_stride", "out_stride", "group")
         ),
-        *((name, c_int32) for name in ("activation", "float32_out", "weight_kind")),
+        *(
+            (name, c_int32)
+            for name in ("float_scales", "has_zeros", "activation", "float32_out", "weight_kind")
+        ),
     ]
 
 

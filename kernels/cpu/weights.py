@@ -8,18 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from alignedserve.kernels.cpu.arena import Arena
+from alignedserve.kernels.cpu.groups import TILE_COLUMNS, WORD_BYTES, GroupForm, pack_groups
 from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.structs import ActivationCode, WeightKind
-from alignedserve.kernels.int4 import GROUP, quantise_groups
-from alignedserve.kernels.int8 import quantise_columns
+from alignedserve.kernels.quantised import QuantisedWeight, side_by_side, to_signed
 
-TILE_COLUMNS = 32
-WORD_BYTES = 4
 # What stands for 0 in rows of eight bits.
 _ZERO = 128
-# Of a tile of weights in four bits: see csrc/int4.h.
-_STEP_VALUES, _SCALE_BYTES = 8, 2 * TILE_COLUMNS
-_GROUP_BYTES = _SCALE_BYTES + GROUP // _STEP_VALUES * TILE_COLUMNS * WORD_BYTES
 
 
 @dataclass(frozen=True)
@@ -52,13 +47,21 @@ class PackedWeight:
     activation: ActivationCode
     # Of rows, and of the tiles where those are as rows.
     dtype: torch.dtype
-    kind: WeightKind = WeightKind.AS_ROWS
     int8: Int8Columns | None = None
+    groups: GroupForm | None = None
+
+    @property
+    def kind(self) -> WeightKind:
+        if self.groups:
+            return self.groups.kind
+        return WeightKind.INT8 if self.int8 else WeightKind.AS_ROWS
 
     @property
     def tile_bytes(self) -> int:
         """The bytes of a tile of 32 columns; a row of the unpacked weight is a column here."""
-        return _tile_bytes(self.in_features, self.dtype, self.kind)
+        if self.groups:
+            return self.groups.tile_bytes
+        return _tile_bytes(self.in_features, torch.int8 if self.int8 else self.dtype)
 
     def outputs_from(self, first: int) -> PackedWeight:
         """Returns the layer that yields its outputs from `first` on alone. It shares the memory."""
@@ -88,60 +91,88 @@ class _Placement:
         return self.first + c // self.run * self.stride + c % self.run
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """Where the outputs of a layer's parts go."""
+
+    placements: list[_Placement]
+    widths: list[int]
+    num_tiles: int
+    out_features: int
+
+    @classmethod
+    def of(cls, widths: list[int], is_gated: bool) -> _Shape:
+        # The gate and up columns of 16 outputs share a tile.
+        placements = [
+            _Placement(16 * i, 16, 32) if is_gated else _Placement(sum(widths[:i]), width, width)
+            for i, width in enumerate(widths)
+        ]
+        num_columns = 2 * -(-widths[0] // 16) * 16 if is_gated else sum(widths)
+        return cls(
+            placements, widths, -(-num_columns // TILE_COLUMNS), widths[0] if is_gated else sum(widths)
+        )
+
+    def columns(self) -> list[torch.Tensor]:
+        """Of each part."""
+        return [place.columns(width) for place, width in zip(self.placements, self.widths, strict=True)]
+
+
 def pack(
     parts: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor] | None,
     activation: ActivationCode,
     dtype: torch.dtype,
     arena: Arena,
-    kind: WeightKind = WeightKind.AS_ROWS,
 ) -> PackedWeight:
-    """`dtype` is that of rows, which get eight bits when they come, unless the weight is as they are."""
-    _check(parts, biases, activation, dtype)
+    """`dtype` is that of rows and of the weight."""
+    shape = _shape_of([part.shape for part in parts], biases, activation, dtype)
     in_features = parts[0].shape[1]
-    is_gated = activation is ActivationCode.SILU_GATED
-    widths = [part.shape[0] for part in parts]
-    num_columns = 2 * -(-widths[0] // 16) * 16 if is_gated else sum(widths)
-    num_tiles = -(-num_columns // TILE_COLUMNS)
-    tiles = arena.allocate(num_tiles * _tile_bytes(in_features, dtype, kind))
-    bias = torch.zeros(num_tiles * TILE_COLUMNS, dtype=torch.float32) if biases is not None else None
-    int8 = Int8Columns.of(num_tiles * TILE_COLUMNS) if kind is WeightKind.INT8 else None
-    for i, part in enumerate(parts):
-        # The gate and up columns of 16 outputs share a tile.
-        placement = (
-            _Placement(16 * i, 16, 32) if is_gated else _Placement(sum(widths[:i]), widths[i], widths[i])
-        )
-        part = part.to(dtype)
-        if kind is WeightKind.INT4:
-            _pack_int4(part, placement.columns(widths[i]), tiles.view(num_tiles, -1, _GROUP_BYTES))
-        elif int8:
-            codes, scales = quantise_columns(part)
-            _pack_part(codes, placement, tiles)
-            int8.put(placement.columns(widths[i]), codes, scales)
-        else:
-            _pack_part(part.contiguous(), placement, tiles)
-        if bias is not None and biases is not None:
-            bias[placement.columns(widths[i])] = biases[i].to(dtype).float()
-    out_features = widths[0] if is_gated else sum(widths)
-    return PackedWeight(tiles, bias, in_features, out_features, activation, dtype, kind, int8)
+    tiles = arena.allocate(shape.num_tiles * _tile_bytes(in_features, dtype))
+    for part, placement in zip(parts, shape.placements, strict=True):
+        _pack_part(part.to(dtype).contiguous(), placement, tiles)
+    bias = _pack_biases(biases, shape, dtype)
+    return PackedWeight(tiles, bias, in_features, shape.out_features, activation, dtype)
 
 
-def _tile_bytes(in_features: int, dtype: torch.dtype, kind: WeightKind) -> int:
-    if kind is WeightKind.INT4:
-        return -(-in_features // GROUP) * _GROUP_BYTES
-    stored = torch.int8 if kind is WeightKind.INT8 else dtype
-    return -(-in_features // (WORD_BYTES // stored.itemsize)) * TILE_COLUMNS * WORD_BYTES
+def pack_quantised(
+    parts: Sequence[QuantisedWeight],
+    biases: Sequence[torch.Tensor] | None,
+    activation: ActivationCode,
+    dtype: torch.dtype,
+    arena: Arena,
+) -> PackedWeight:
+    """`dtype` is that of rows, which get eight bits when they come if the weight is of integers."""
+    shape = _shape_of([part.shape for part in parts], biases, activation, dtype)
+    bias, in_features = _pack_biases(biases, shape, dtype), parts[0].shape[1]
+    made = PackedWeight(parts[0].codes, bias, in_features, shape.out_features, activation, dtype)
+    if all(part.is_int8_columns for part in parts):
+        tiles = arena.allocate(shape.num_tiles * _tile_bytes(in_features, torch.int8))
+        int8 = Int8Columns.of(shape.num_tiles * TILE_COLUMNS)
+        for part, placement, columns in zip(parts, shape.placements, shape.columns(), strict=True):
+            codes = to_signed(part.codes)
+            _pack_part(codes.contiguous(), placement, tiles)
+            int8.put(columns, codes, part.scales.flatten().float())
+        return replace(made, tiles=tiles, int8=int8)
+    whole = side_by_side(parts)
+    form = GroupForm.of(whole, dtype)
+    tiles = arena.allocate(shape.num_tiles * form.tile_bytes)
+    pack_groups(whole, torch.cat(shape.columns()), tiles.view(shape.num_tiles, -1), form)
+    return replace(made, tiles=tiles, groups=form)
 
 
-def _pack_int4(part: torch.Tensor, columns: torch.Tensor, tiles: torch.Tensor) -> None:
-    """`tiles`: [tile, group, bytes]."""
-    codes, scales = quantise_groups(part)
-    halves = codes.view(len(codes), -1, GROUP // _STEP_VALUES, 2, WORD_BYTES)
-    words = halves[:, :, :, 0] | halves[:, :, :, 1] << 4
-    tile, column = columns // TILE_COLUMNS, columns % TILE_COLUMNS
-    of_scales, of_codes = torch.split(tiles, [_SCALE_BYTES, _GROUP_BYTES - _SCALE_BYTES], dim=2)
-    of_scales.view(*tiles.shape[:2], TILE_COLUMNS, 2)[tile, :, column] = scales.unsqueeze(2).view(torch.uint8)
-    of_codes.view(*tiles.shape[:2], -1, TILE_COLUMNS, WORD_BYTES)[tile, :, :, column] = words
+def _pack_biases(
+    biases: Sequence[torch.Tensor] | None, shape: _Shape, dtype: torch.dtype
+) -> torch.Tensor | None:
+    if biases is None:
+        return None
+    bias = torch.zeros(shape.num_tiles * TILE_COLUMNS, dtype=torch.float32)
+    for part, columns in zip(biases, shape.columns(), strict=True):
+        bias[columns] = part.to(dtype).float()
+    return bias
+
+
+def _tile_bytes(in_features: int, dtype: torch.dtype) -> int:
+    return -(-in_features // (WORD_BYTES // dtype.itemsize)) * TILE_COLUMNS * WORD_BYTES
 
 
 def _pack_part(part: torch.Tensor, placement: _Placement, tiles: torch.Tensor) -> None:
@@ -157,21 +188,21 @@ def _pack_part(part: torch.Tensor, placement: _Placement, tiles: torch.Tensor) -
     )
 
 
-def _check(
-    parts: Sequence[torch.Tensor],
+def _shape_of(
+    parts: Sequence[torch.Size],
     biases: Sequence[torch.Tensor] | None,
     activation: ActivationCode,
     dtype: torch.dtype,
-) -> None:
+) -> _Shape:
+    is_gated = activation is ActivationCode.SILU_GATED
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype must be float32 or bfloat16, not {dtype}")
-    if not parts or any(part.dim() != 2 or 0 in part.shape for part in parts):
-        raise ValueError(f"parts must be non-empty matrices, not {[tuple(part.shape) for part in parts]}")
-    if len({part.shape[1] for part in parts}) != 1:
-        raise ValueError(
-            f"parts must have the same number of inputs, not {[part.shape[1] for part in parts]}"
-        )
-    if activation is ActivationCode.SILU_GATED and (len(parts) != 2 or parts[0].shape != parts[1].shape):
-        raise ValueError(f"parts of a gated layer must be gate and up, not {[tuple(p.shape) for p in parts]}")
-    if biases is not None and [b.shape for b in biases] != [part.shape[:1] for part in parts]:
+    if not parts or any(len(part) != 2 or 0 in part for part in parts):
+        raise ValueError(f"parts must be non-empty matrices, not {[tuple(part) for part in parts]}")
+    if len({part[1] for part in parts}) != 1:
+        raise ValueError(f"parts must have the same number of inputs, not {[part[1] for part in parts]}")
+    if is_gated and (len(parts) != 2 or parts[0] != parts[1]):
+        raise ValueError(f"parts of a gated layer must be gate and up, not {[tuple(p) for p in parts]}")
+    if biases is not None and [b.shape for b in biases] != [part[:1] for part in parts]:
         raise ValueError(f"biases must fit the parts, not be {[tuple(b.shape) for b in biases]}")
+    return _Shape.of([part[0] for part in parts], is_gated)

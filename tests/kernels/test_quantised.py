@@ -160,9 +160,9 @@ def test_what_has_no_eight_bits_is_named() -> None:
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"])
 def test_processors_without_the_instructions_yield_the_same(processor: str) -> None:
     """Those with AVX2 alone, and those with none of it."""
-    tests = ["tests/kernels/test_quantised.py", "tests/kernels/test_linear.py", "-m", "not slow"]
+    tests = [f"tests/kernels/test_{name}.py" for name in ("quantised", "groups", "linear")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests],
         cwd=ROOT,
         env=os.environ | {"ALIGNEDSERVE_CPU": processor},
         capture_output=True,

@@ -1,5 +1,6 @@
 // Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once. Where rows and
-// weight are in eight bits, sums are exact integers, and are scaled once; with four, those of each group are.
+// weight are in eight bits, sums are exact integers, and are scaled once; where inputs are in groups, those of each group
+// are.
 //
 // A chunk is a span of rows times a span of tiles. With few rows the work is to stream the weight from memory: long
 // spans of tiles, several tiles side by side for independent accumulators. With many rows it is to keep the
@@ -10,8 +11,9 @@
 #include <algorithm>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
-#include "int4.h"
+#include "groups.h"
 #include "math.h"
 #include "ops.h"
 
@@ -23,13 +25,15 @@ constexpr int64_t kChunksPerThread = 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+bool has_groups(const LinearOp& op) { return op.weight_kind != Weight::AsRows && op.weight_kind != Weight::Int8; }
+
 int64_t num_words(const LinearOp& op, Dtype dtype) {
-  if (op.weight_kind != Weight::AsRows) return words<int8>(op.in_features);
+  if (op.weight_kind != Weight::AsRows && op.weight_kind != Weight::Fp8) return words<int8>(op.in_features);
   return dtype == Dtype::Float32 ? words<float>(op.in_features) : words<bf16>(op.in_features);
 }
 
 int64_t tile_bytes_of(const LinearOp& op, Dtype dtype) {
-  if (op.weight_kind == Weight::Int4) return groups(op.in_features) * kGroupBytes;
+  if (has_groups(op)) return GroupForm(op).tile_bytes();
   return num_words(op, dtype) * kStepBytes;
 }
 
@@ -148,15 +152,25 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
   finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
 }
 
-template <class T, int ROWS, int TILES>
-void int4_block(const LinearOp& op, int64_t row, int64_t tile) {
-  const int64_t tile_bytes = groups(op.in_features) * kGroupBytes;
+template <int BITS, class T, int ROWS, int TILES>
+void int_group_block(const LinearOp& op, int64_t row, int64_t tile, const char*) {
+  const GroupForm form(op);
   const char* x = static_cast<const char*>(op.x) + row * op.x_stride;
-  const char* weight = static_cast<const char*>(op.weight) + tile * tile_bytes;
   f32x16 sums[ROWS][TILES * kTileVectors] = {};
-  dot_int4<ROWS, TILES>(x, op.x_stride, weight, tile_bytes, op.in_features, sums);
+  dot_groups<BITS, ROWS, TILES>(x, op.x_stride, static_cast<const char*>(op.weight) + tile * form.tile_bytes(), form, sums);
   for (int r = 0; r < ROWS; ++r)
     for (f32x16& sum : sums[r]) sum *= scale_of_row(op, x + r * op.x_stride);
+  finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
+}
+
+template <bool IS_DECODED, class T, int ROWS, int TILES>
+void fp8_block(const LinearOp& op, int64_t row, int64_t tile, const char* words) {
+  const GroupForm form(op);
+  const int64_t x_stride = op.x_stride * sizeof(T);
+  const char* x = static_cast<const char*>(op.x) + row * x_stride;
+  f32x16 sums[ROWS][TILES * kTileVectors] = {};
+  dot_fp8<T, IS_DECODED, ROWS, TILES>(x, x_stride, static_cast<const char*>(op.weight) + tile * form.tile_bytes(), words,
+                                      form, sums);
   finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
 }
 
@@ -196,25 +210,48 @@ void multiply(const LinearOp& op, const LinearSpan& span) {
   }
 }
 
-using Int4Block = void (*)(const LinearOp&, int64_t row, int64_t tile);
+// `words`: those of the tile, where they are decoded.
+using GroupBlock = void (*)(const LinearOp&, int64_t row, int64_t tile, const char* words);
 
-template <class T, int... ROWS>
-constexpr Int4Block int4_block_of(int rows, std::integer_sequence<int, ROWS...>) {
-  constexpr Int4Block blocks[] = {int4_block<T, ROWS + 1, 1>...};
+template <class T, Weight KIND, bool IS_DECODED, int ROWS, int TILES>
+constexpr GroupBlock group_block() {
+  if constexpr (KIND == Weight::Fp8) return fp8_block<IS_DECODED, T, ROWS, TILES>;
+  return int_group_block<KIND == Weight::Int4 ? 4 : 8, T, ROWS, TILES>;
+}
+
+template <class T, Weight KIND, bool IS_DECODED, int... ROWS>
+constexpr GroupBlock group_block_of(int rows, std::integer_sequence<int, ROWS...>) {
+  constexpr GroupBlock blocks[] = {group_block<T, KIND, IS_DECODED, ROWS + 1, 1>()...};
   return blocks[rows - 1];
 }
 
-template <class T>
-void multiply_int4(const LinearOp& op, const LinearSpan& span) {
+template <class T, Weight KIND, bool IS_DECODED>
+void multiply_tile(const LinearOp& op, const LinearSpan& span, int64_t tile, const char* words) {
+  const RowBlocks blocks{span.num_rows, kMaxGroupRows};
+  for (int64_t b = 0; b < blocks.count; ++b) {
+    constexpr auto heights = std::make_integer_sequence<int, kMaxGroupRows>{};
+    const GroupBlock compute = group_block_of<T, KIND, IS_DECODED>(blocks.height(b), heights);
+    compute(op, span.first_row + blocks.begin(b), tile, words);
+  }
+}
+
+template <class T, Weight KIND>
+void multiply_groups(const LinearOp& op, const LinearSpan& span) {
   int64_t tile = span.first_tile;
   // One row: the weight is streamed, several tiles side by side.
-  for (; span.num_rows == 1 && tile + 4 <= span.end_tile; tile += 4) int4_block<T, 1, 4>(op, span.first_row, tile);
-  const RowBlocks blocks{span.num_rows, kMaxInt4Rows};
-  for (; tile < span.end_tile; ++tile)
-    for (int64_t b = 0; b < blocks.count; ++b) {
-      const Int4Block compute = int4_block_of<T>(blocks.height(b), std::make_integer_sequence<int, kMaxInt4Rows>{});
-      compute(op, span.first_row + blocks.begin(b), tile);
+  for (; span.num_rows == 1 && tile + 4 <= span.end_tile; tile += 4)
+    group_block<T, KIND, false, 1, 4>()(op, span.first_row, tile, nullptr);
+  if (KIND == Weight::Fp8 && span.num_rows > kMaxGroupRows) {
+    // Several blocks of rows: a tile is decoded once for all of them.
+    static thread_local std::vector<char> words;
+    const GroupForm form(op);
+    words.resize(form.num_values / kWordValues<T> * kStepBytes);
+    for (; tile < span.end_tile; ++tile) {
+      decode_tile<T>(static_cast<const char*>(op.weight) + tile * form.tile_bytes(), form, words.data());
+      multiply_tile<T, KIND, true>(op, span, tile, words.data());
     }
+  }
+  for (; tile < span.end_tile; ++tile) multiply_tile<T, KIND, false>(op, span, tile, nullptr);
 }
 
 template <class T>
@@ -225,7 +262,11 @@ void multiply_any(const LinearOp& op, const LinearSpan& span) {
     case Weight::Int8:
       return multiply<int8, T>(op, span);
     case Weight::Int4:
-      return multiply_int4<T>(op, span);
+      return multiply_groups<T, Weight::Int4>(op, span);
+    case Weight::Int8Groups:
+      return multiply_groups<T, Weight::Int8Groups>(op, span);
+    case Weight::Fp8:
+      return multiply_groups<T, Weight::Fp8>(op, span);
   }
 }
 

@@ -12,8 +12,8 @@ enum class Dtype : int32_t { Float32 = 0, Bfloat16 = 1 };
 
 enum class Activation : int32_t { None = 0, Relu = 1, Gelu = 2, GeluTanh = 3, SiluGated = 4 };
 
-// What a linear layer's weight is kept in: see tile.h and int4.h.
-enum class Weight : int32_t { AsRows = 0, Int8 = 1, Int4 = 2 };
+// What a linear layer's weight is kept in: see tile.h and groups.h.
+enum class Weight : int32_t { AsRows = 0, Int8 = 1, Int4 = 2, Int8Groups = 3, Fp8 = 4 };
 
 enum class OpKind : int32_t {
   Embed = 0,
@@ -56,14 +56,18 @@ struct NormOp {
 };
 
 // Rows in eight bits, for linear layers whose weights have eight or four: each value x becomes a code, round(x / scale),
-// where the row's scale is its largest absolute value over 127. Codes fill whole groups of values, the rest of which are
-// zeros; then comes the scale. For Int8, 128 is added to codes. For Int4 there are, after the scale, of each group its
-// codes' sum times -kInt4Zero, as int32.
+// where the row's scale is its largest absolute value over 127. Codes fill whole blocks of values, the rest of which are
+// zeros; then comes the scale. For Int8, 128 is added to codes. For Int4 and Int8Groups there are, after the scale, of
+// each group its codes' sum times -zero, as int32.
 struct QuantiseOp {
   const void* x;
   uint8_t* out;
   int64_t width, x_stride, out_stride;
+  // values of a group
+  int64_t group;
   Weight weight_kind;
+  // the zero of all groups; 1 where each has its own
+  int32_t zero;
 };
 
 // out = activation(x @ weight + bias) (+ residual); the weight is in tiles, see tile.h
@@ -78,10 +82,13 @@ struct LinearOp {
   const void* residual;
   void* out;
   int64_t in_features, out_features, x_stride, residual_stride, out_stride;
+  // Of Int4, Int8Groups and Fp8: the values of a group, and 1 if its scales are float32, and if it has zeros.
+  int64_t group;
+  int32_t float_scales, has_zeros;
   Activation activation;
   // 1: out is float32, whatever the dtype of x
   int32_t float32_out;
-  // x comes from Quantise, unless it is AsRows
+  // x comes from Quantise, unless it is AsRows or Fp8
   Weight weight_kind;
 };
 

@@ -1,6 +1,6 @@
 // Rows in eight bits, for linear layers whose weights are in eight bits or four.
 
-#include "int4.h"
+#include "groups.h"
 #include "ops.h"
 #include "rows.h"
 
@@ -34,9 +34,9 @@ template <class T>
 void quantise_row(const QuantiseOp& op, const T* x, uint8_t* out) {
   const float largest = largest_of(x, op.width);
   const float scale = largest / kLargest, inverse = largest > 0.0f ? kLargest / largest : 0.0f;
-  const bool is_int4 = op.weight_kind == Weight::Int4;
+  const bool has_groups = op.weight_kind != Weight::Int8;
   const int64_t scale_at = row_scale_at(op.width);
-  const int32_t zero = is_int4 ? 0 : kZero;
+  const int32_t zero = has_groups ? 0 : kZero;
   for (int64_t i = 0; i < scale_at; i += kLanes) {
     // Beyond the width there are zeros.
     const i32x16 codes = i < op.width ? rounded(load_up_to(x + i, op.width - i) * inverse) : i32x16{};
@@ -44,12 +44,13 @@ void quantise_row(const QuantiseOp& op, const T* x, uint8_t* out) {
     std::memcpy(out + i, &bytes, sizeof bytes);
   }
   std::memcpy(out + scale_at, &scale, sizeof scale);
-  for (int64_t g = 0; is_int4 && g < groups(op.width); ++g) {
-    const int8_t* codes = reinterpret_cast<const int8_t*>(out) + g * kGroup;
+  uint8_t* to = out + row_sums_at(op.width);
+  for (int64_t begin = 0; has_groups && begin < scale_at; begin += op.group, to += sizeof(int32_t)) {
+    const int8_t* codes = reinterpret_cast<const int8_t*>(out);
     int32_t sum = 0;
-    for (int i = 0; i < kGroup; ++i) sum += codes[i];
-    sum *= -kInt4Zero;
-    std::memcpy(out + row_sums_at(op.width) + g * sizeof sum, &sum, sizeof sum);
+    for (int64_t i = begin; i < std::min(begin + op.group, scale_at); ++i) sum += codes[i];
+    sum *= -op.zero;
+    std::memcpy(to, &sum, sizeof sum);
   }
 }
 

@@ -1,0 +1,32 @@
+"""The parts of a linear layer, which are float tensors or in codes already, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from alignedserve.kernels.int4 import quantise_int4
+from alignedserve.kernels.quantised import FP8, INT4, INT8, QuantisedWeight, quantise_fp8, quantise_int8
+
+Part = torch.Tensor | QuantisedWeight
+# By what `quantization` may be.
+QUANTISERS: dict[str, Callable[[torch.Tensor], QuantisedWeight]] = {
+    INT8: quantise_int8,
+    INT4: quantise_int4,
+    FP8: quantise_fp8,
+}
+
+
+def quantised_parts(parts: Sequence[Part], scheme: str | None, dtype: torch.dtype) -> list[QuantisedWeight]:
+    """The parts in codes: those that they come in, or, of float tensors in `dtype`, those of `scheme`. It is empty
+    where there is none. Raises ValueError for a mixture."""
+    plain = plain_parts(parts)
+    coded = [part for part in parts if isinstance(part, QuantisedWeight)]
+    if plain and coded:
+        raise ValueError(f"{len(coded)} parts of a layer are quantised, {len(plain)} are not")
+    return [QUANTISERS[scheme](part.to(dtype)) for part in plain] if plain and scheme else coded
+
+
+def plain_parts(parts: Sequence[Part]) -> list[torch.Tensor]:
+    return [part for part in parts if isinstance(part, torch.Tensor)]
