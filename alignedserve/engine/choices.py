@@ -9,12 +9,14 @@ import logging
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary
-from alignedserve.models.config import ModelConfig
+from alignedserve.models.config import ModelConfig, QuantisedConfig
 from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, BlockFormat
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV_BYTES = 4 * 2**30
+# What computes with a checkpoint that is quantised already.
+QUANTISED_BACKENDS = ("auto", "cpu", "torch")
 
 # vLLM has these aliases.
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
@@ -70,6 +72,8 @@ def check_hidden_cache(model_config: ModelConfig) -> None:
 
 def check_quantization(config: EngineConfig, model_config: ModelConfig, is_cpu: bool) -> None:
     """Raises ValueError unless such a model runs so."""
+    if model_config.quantised:
+        _check_quantised(config, model_config, model_config.quantised, is_cpu)
     if config.quantization is None:
         return
     if not is_cpu:
@@ -78,6 +82,25 @@ def check_quantization(config: EngineConfig, model_config: ModelConfig, is_cpu: 
         raise ValueError(
             f"quantization={config.quantization!r}: not for a mixture of {model_config.moe.num_experts} experts so far"
         )
+
+
+def _check_quantised(
+    config: EngineConfig, model_config: ModelConfig, quantised: QuantisedConfig, is_cpu: bool
+) -> None:
+    where = f"{config.model} is quantised ({quantised.method})"
+    if config.quantization is not None:
+        raise ValueError(f"quantization={config.quantization!r}: {where} already")
+    if config.load_format == "dummy":
+        raise ValueError("load_format='dummy': " + where + ", and random weights are not")
+    if not is_cpu:
+        raise ValueError(f"{where}, which runs on CPUs so far, not on a GPU")
+    if config.attention_backend not in QUANTISED_BACKENDS:
+        backends = ", ".join(QUANTISED_BACKENDS)
+        raise ValueError(
+            f"attention_backend={config.attention_backend!r}: {where}, which runs with {backends}"
+        )
+    if model_config.moe:
+        raise ValueError(f"{where}, and a mixture of {model_config.moe.num_experts} experts is not so far")
 
 
 def _num_affordable(config: EngineConfig, form: BlockFormat, needed: int, budget: int) -> int:

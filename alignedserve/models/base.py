@@ -10,6 +10,7 @@ from alignedserve.models.config import ModelConfig
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.quantise import Part, QuantisedWeight
 from alignedserve.ops.step import StepInputs
 
 
@@ -28,6 +29,14 @@ class Model(Protocol):
     def logits(self, hidden: Value) -> Value:
         """Turns some rows of hidden states into logits over the vocabulary."""
         ...
+
+
+def _check_alike(names: list[str], parts: list[Part]) -> None:
+    """Raises ValueError where some of what is one layer here are quantised and others are not."""
+    is_quantised = [isinstance(part, QuantisedWeight) for part in parts]
+    if any(is_quantised) and not all(is_quantised):
+        coded, plain = names[is_quantised.index(True)], names[is_quantised.index(False)]
+        raise ValueError(f"{coded} is quantised and {plain} is not: they are computed as one layer")
 
 
 class Layers:
@@ -52,12 +61,10 @@ class Layers:
     ) -> tuple[torch.Tensor | Linear, Linear]:
         """Returns the table that tokens come in by and the layer they leave by; one and the same if they are tied, and
         that layer is not quantised: a table is as exact as the checkpoint has it."""
-        if is_tied and self._ops.quantization is None:
-            head = self.linear([name], [vocab_size], width, is_head=True)
-            return head, head
         if is_tied:
             both = self.tensor(f"{name}.weight", vocab_size, width)
-            return self._ops.parameter(both), self._ops.linear_weight([both], is_head=True)
+            head = self._ops.linear_weight([both], is_head=True)
+            return head if self._ops.quantization is None else self._ops.parameter(both), head
         head = self.linear(["lm_head"], [vocab_size], width, is_head=True)
         return self.parameter(f"{name}.weight", vocab_size, width), head
 
@@ -72,9 +79,10 @@ class Layers:
     ) -> Linear:
         """Makes one layer out of several in the checkpoint, side by side."""
         parts = [
-            self._weights.take(f"{name}.weight", (out, in_features))
+            self._weights.linear(name, out, in_features)
             for name, out in zip(names, out_features, strict=True)
         ]
+        _check_alike(names, parts)
         biases = [
             self._weights.take(f"{name}.bias", (out,))
             for name, out in zip(names, out_features, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -33,6 +34,48 @@ class MoeConfig:
     layers: tuple[bool, ...]
 
 
+# A layer's pattern that begins so is a regular expression.
+REGEX = "re:"
+
+
+@dataclass(frozen=True)
+class QuantisedConfig:
+    """How a checkpoint keeps linear layers in fewer bits."""
+
+    # What config.json calls it, such as gptq.
+    method: str
+    # One of alignedserve.models.quantised.LAYOUTS: which tensors a layer has, and how codes lie in them.
+    layout: str
+    # One of alignedserve.kernels.quantised: int4, int8 or fp8.
+    kind: str
+    # How many inputs have one scale; None: all of an output's.
+    group: int | None
+    # How many outputs have the same scales; None: all.
+    num_outputs: int | None = 1
+    has_zeros: bool = False
+    # How much more a zero is than what is stored.
+    zero_offset: int = 0
+    # Whether there is a scale for a layer's inputs, which our arithmetic has no use for.
+    has_input_scales: bool = False
+    # Whether layers without a bias may have one of zeros.
+    has_empty_biases: bool = False
+    # Names of layers, or patterns of them. Without targets it is all layers.
+    targets: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def has(self, layer: str) -> bool:
+        """Whether the layer of this name is one of those in fewer bits."""
+        is_target = not self.targets or any(_matches(each, layer) for each in self.targets)
+        return is_target and not any(_matches(each, layer) for each in self.ignored)
+
+
+def _matches(pattern: str, layer: str) -> bool:
+    if pattern.startswith(REGEX):
+        return re.match(pattern.removeprefix(REGEX), layer) is not None
+    # A name without what is before it, or of a whole part of the model.
+    return f".{pattern}." in f".{layer}."
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     # One of alignedserve.models.registry's names, such as llama or qwen3_moe.
@@ -59,6 +102,8 @@ class ModelConfig:
     # An RMS norm over each head of q and k (Qwen3).
     qk_norm: bool = False
     moe: MoeConfig | None = None
+    # None: the checkpoint has linear layers in floating point.
+    quantised: QuantisedConfig | None = None
     # One entry per layer: how many of the latest tokens (itself included) a token attends to; None for all.
     sliding_windows: tuple[int | None, ...] = ()
     # These are for OPT only: norm_before is False for the post-norm 350m, which has a narrower embedding as well.

@@ -29,6 +29,9 @@ class DummySource:
         self._fill(tensor.view(-1), name)
         return tensor
 
+    def linear(self, layer: str, num_out: int, num_in: int) -> torch.Tensor:
+        return self.take(f"{layer}.weight", (num_out, num_in))
+
     def finish(self) -> None:
         """Does nothing: there is nothing to close."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.fields import Fields, read_json_object
 from alignedserve.models.hf_families import FAMILIES, Family
+from alignedserve.models.hf_quantised import read_quantised
 
 
 def load_model_config(directory: Path) -> ModelConfig:
@@ -26,9 +27,7 @@ def model_config_from_dict(
 ) -> ModelConfig:
     """`where` names the source in error messages. The end tokens are those of both files together."""
     fields = Fields(config, where)
-    if fields.get("quantization_config") is not None:
-        raise fields.error("quantization_config", "absent: only unquantized checkpoints are supported")
-    model = _family(fields)(fields)
+    model = _family(fields)(fields) | {"quantised": read_quantised(fields)}
     generation = Fields(generation_config or {}, f"generation_config.json beside {where}")
     eos_token_ids = dict.fromkeys(model["eos_token_ids"] + generation.token_ids("eos_token_id"))
     return ModelConfig(**{**model, "eos_token_ids": tuple(eos_token_ids)})

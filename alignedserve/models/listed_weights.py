@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -28,6 +29,11 @@ class ListedSource:
             self._checkpoint.expect(name, shape)
         # This takes one value's memory, whatever its shape.
         return torch.empty(1, dtype=self._dtype).expand(shape)
+
+    def linear(self, layer: str, num_out: int, num_in: int) -> Part:
+        if self._checkpoint is not None:
+            return self._checkpoint.expect_linear(layer, num_out, num_in, self._dtype)
+        return self.take(f"{layer}.weight", (num_out, num_in))
 
     def finish(self) -> None:
         if self._checkpoint is not None:
@@ -68,6 +74,14 @@ class ListingOps(TorchOps):
     def _count(self, tensors: Sequence[torch.Tensor], each: float | None = None) -> None:
         """`each`: the bytes of a value, if not the dtype's."""
         self.num_bytes += round(sum(tensor.numel() for tensor in tensors) * (each or self.dtype.itemsize))
+
+
+def check_files(config: ModelConfig, directory: Path) -> None:
+    """Raises ValueError when the files in the directory do not have the model's tensors."""
+    checkpoint = SafetensorsSource(
+        directory, torch.float32, "cpu", progress=False, quantised=config.quantised
+    )
+    num_weight_bytes(config, torch.float32, checkpoint)
 
 
 def num_weight_bytes(

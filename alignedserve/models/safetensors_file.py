@@ -22,6 +22,13 @@ LENGTH_BYTES = 8
 # This is the limit of the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Quantised checkpoints have these as well.
+STORED_DTYPES = DTYPES | {
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class SafetensorsFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Returns a view of the mapped file, which must not be written to."""
-        entry, dtype = self.entries[name], self.dtype_of(name)
+        entry, dtype = self.entries[name], self.dtype_of(name, tuple(STORED_DTYPES))
         if entry.begin == entry.end:
             return torch.empty(entry.shape, dtype=dtype)
         self._advise(entry.begin, entry.end, "MADV_WILLNEED")
@@ -66,12 +73,12 @@ class SafetensorsFile:
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
 
-    def dtype_of(self, name: str) -> torch.dtype:
-        """Raises ValueError for a dtype that no model has."""
+    def dtype_of(self, name: str, allowed: tuple[str, ...] = tuple(DTYPES)) -> torch.dtype:
+        """Raises ValueError for a dtype that is not one of those; by default that no model has."""
         found = self.entries[name].dtype
-        if found not in DTYPES:
-            raise ValueError(f"{self.path}: {name} has dtype {found}; must be one of {', '.join(DTYPES)}")
-        return DTYPES[found]
+        if found not in allowed:
+            raise ValueError(f"{self.path}: {name} has dtype {found}; must be one of {', '.join(allowed)}")
+        return STORED_DTYPES[found]
 
     def drop(self, begin: int = 0, end: int | None = None) -> None:
         """Gives the pages of these bytes back. Reading them again is allowed and fetches them anew."""
@@ -119,10 +126,10 @@ class SafetensorsFile:
                 f"{self.path}: {name} has shape {shape} and data_offsets {[begin, end]}; "
                 "must be integers of at least 0, in order"
             )
-        if dtype in DTYPES and end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+        if dtype in STORED_DTYPES and end - begin != math.prod(shape) * STORED_DTYPES[dtype].itemsize:
             raise ValueError(
                 f"{self.path}: {name} has {end - begin} bytes; "
-                f"{dtype} of shape {tuple(shape)} must have {math.prod(shape) * DTYPES[dtype].itemsize}"
+                f"{dtype} of shape {tuple(shape)} must have {math.prod(shape) * STORED_DTYPES[dtype].itemsize}"
             )
         return TensorEntry(dtype, tuple(shape), data_begin + begin, data_begin + end)
 

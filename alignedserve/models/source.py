@@ -25,7 +25,7 @@ class ModelSource:
     ) -> WeightSource:
         if self.is_dummy or self.directory is None:
             return DummySource(dtype, device, seed)
-        return SafetensorsSource(self.directory, dtype, device, progress)
+        return SafetensorsSource(self.directory, dtype, device, progress, self.config.quantised)
 
 
 def resolve_model(model: str | Path, load_format: str = "auto", revision: str | None = None) -> ModelSource:

@@ -9,10 +9,13 @@ from typing import Protocol
 import torch
 from tqdm import tqdm
 
+from alignedserve.models.config import QuantisedConfig
 from alignedserve.models.dummy_weights import DummySource
 from alignedserve.models.fields import Fields, read_json_object
 from alignedserve.models.heap import return_free_pages
+from alignedserve.models.quantised import Stored, check_layer, take_layer
 from alignedserve.models.safetensors_file import SafetensorsFile
+from alignedserve.ops.quantise import Part
 
 __all__ = ["DummySource", "SafetensorsSource", "WeightSource"]
 
@@ -35,6 +38,11 @@ class WeightSource(Protocol):
         """
         ...
 
+    def linear(self, layer: str, num_out: int, num_in: int) -> Part:
+        """Returns the weight of the linear layer of this name: like `take`, or in codes where the checkpoint is
+        quantised."""
+        ...
+
     def finish(self) -> None:
         """Closes files. Raises ValueError when the checkpoint holds tensors that were not taken."""
         ...
@@ -48,9 +56,15 @@ class SafetensorsSource:
     """
 
     def __init__(
-        self, directory: Path, dtype: torch.dtype, device: torch.device | str, progress: bool = True
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        progress: bool = True,
+        quantised: QuantisedConfig | None = None,
     ) -> None:
         self._directory = directory
+        self._quantised = quantised
         self._dtype = dtype
         self._device = torch.device(device)
         self._file_of = _open_files(directory)
@@ -70,6 +84,44 @@ class SafetensorsSource:
             return tensor.to(self._device)
         return self._convert(file, stored_name, tensor)
 
+    def linear(self, layer: str, num_out: int, num_in: int) -> Part:
+        if self._quantised is None or not self._quantised.has(layer):
+            return self.take(f"{layer}.weight", (num_out, num_in))
+        self._drop_read()
+        return take_layer(self._quantised, layer, (num_out, num_in), self)
+
+    def expect_linear(self, layer: str, num_out: int, num_in: int, dtype: torch.dtype) -> Part:
+        """A weight that takes one value's memory. Nothing is read; it counts as taken. Raises what `linear` raises of
+        names, shapes and dtypes."""
+        if self._quantised is None or not self._quantised.has(layer):
+            self.expect(f"{layer}.weight", (num_out, num_in))
+            return torch.empty(1, dtype=dtype).expand(num_out, num_in)
+        return check_layer(self._quantised, layer, (num_out, num_in), self)
+
+    def stored_dtype(self, name: str, wanted: Stored) -> torch.dtype | None:
+        """See StoredTensors."""
+        if wanted.is_optional and not any(each in self._file_of for each in _spellings(name)):
+            return None
+        stored_name = self._stored_name(name)
+        file = self._file_of[stored_name]
+        shape = file.entries[stored_name].shape
+        if shape not in wanted.shapes:
+            must = " or ".join(map(str, wanted.shapes))
+            raise ValueError(f"{file.path}: {stored_name} has shape {shape}; must be {must}")
+        dtype = file.dtype_of(stored_name, wanted.dtypes)
+        self._taken.add(stored_name)
+        return dtype
+
+    def take_stored(self, name: str, wanted: Stored) -> torch.Tensor | None:
+        """See StoredTensors."""
+        if self.stored_dtype(name, wanted) is None:
+            return None
+        stored_name = self._stored_name(name)
+        num_bytes = self._num_bytes(stored_name)
+        self._bytes_since_trim += num_bytes
+        self._bar.update(num_bytes)
+        return self._file_of[stored_name].tensor(stored_name)
+
     def expect(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, str]:
         """Returns where the tensor is and its name there, unread; it counts as taken. Raises what `take` raises."""
         stored_name = self._stored_name(name)
@@ -84,9 +136,7 @@ class SafetensorsSource:
     def finish(self) -> None:
         self._drop_read()
         self._bar.close()
-        unused = [
-            name for name in self._file_of if name not in self._taken and not name.endswith(HARMLESS_SUFFIXES)
-        ]
+        unused = [name for name in self._file_of if name not in self._taken and not self._is_harmless(name)]
         # A file's map ends with the last reference to it.
         self._file_of, self._files = {}, []
         if unused:
@@ -94,9 +144,15 @@ class SafetensorsSource:
                 f"{self._directory} holds {len(unused)} tensors that the model does not have: {_some(unused)}"
             )
 
+    def _is_harmless(self, name: str) -> bool:
+        if name.endswith(HARMLESS_SUFFIXES):
+            return True
+        if self._quantised is None or not self._quantised.has_empty_biases or not name.endswith(".bias"):
+            return False
+        return not self._file_of[name].tensor(name).any()
+
     def _stored_name(self, name: str) -> str:
-        # Checkpoints of the bare decoder lack the prefix.
-        for candidate in (name, name.removeprefix("model."), f"model.{name}"):
+        for candidate in _spellings(name):
             if candidate in self._file_of:
                 return candidate
         raise ValueError(
@@ -128,6 +184,11 @@ class SafetensorsSource:
     def _num_bytes(self, name: str) -> int:
         entry = self._file_of[name].entries[name]
         return entry.end - entry.begin
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """Checkpoints of the bare decoder lack the prefix."""
+    return name, name.removeprefix("model."), f"model.{name}"
 
 
 def _open_files(directory: Path) -> dict[str, SafetensorsFile]:

@@ -7,7 +7,33 @@ from collections.abc import Callable, Sequence
 import torch
 
 from alignedserve.kernels.int4 import quantise_int4
-from alignedserve.kernels.quantised import FP8, INT4, INT8, QuantisedWeight, quantise_fp8, quantise_int8
+from alignedserve.kernels.quantised import (
+    BITS,
+    FP8,
+    FP8_DTYPE,
+    INT4,
+    INT8,
+    ZEROS,
+    QuantisedWeight,
+    quantise_fp8,
+    quantise_int8,
+    to_unsigned,
+)
+
+__all__ = [
+    "BITS",
+    "FP8",
+    "FP8_DTYPE",
+    "INT4",
+    "INT8",
+    "QUANTISERS",
+    "ZEROS",
+    "Part",
+    "QuantisedWeight",
+    "plain_parts",
+    "quantised_parts",
+    "to_unsigned",
+]
 
 Part = torch.Tensor | QuantisedWeight
 # By what `quantization` may be.

@@ -200,5 +200,8 @@ class RandomWeights:
         self.tensors[name] = tensor
         return tensor
 
+    def linear(self, layer: str, num_out: int, num_in: int) -> torch.Tensor:
+        return self.take(f"{layer}.weight", (num_out, num_in))
+
     def finish(self) -> None:
         """Nothing to close."""

@@ -329,7 +329,10 @@ def test_end_tokens_of_generation_config_are_merged(
         ({"torch_dtype": "int8"}, ["torch_dtype", "int8", "bfloat16"]),
         ({"tie_word_embeddings": "yes"}, ["tie_word_embeddings", "yes", "true or false"]),
         ({"eos_token_id": ["</s>"]}, ["eos_token_id", "</s>", "token id"]),
-        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq", "unquantized"]),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            ["quantization_config", "hqq", "awq, compressed-tensors"],
+        ),
     ],
 )
 def test_bad_values_are_named(values: dict[str, Any], parts: list[str]) -> None:

@@ -24,6 +24,9 @@ class Counted:
         self.num_values += tensor.numel()
         return tensor
 
+    def linear(self, layer: str, num_out: int, num_in: int) -> torch.Tensor:
+        return self.take(f"{layer}.weight", (num_out, num_in))
+
     def finish(self) -> None:
         self.source.finish()
 

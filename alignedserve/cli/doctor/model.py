@@ -28,7 +28,8 @@ def num_weight_bytes(case: Case) -> int:
     contain the model."""
     found, checkpoint = case.model, None
     if not found.is_dummy and found.directory is not None:
-        checkpoint = SafetensorsSource(found.directory, case.torch_dtype, "cpu", progress=False)
+        quantised = found.config.quantised
+        checkpoint = SafetensorsSource(found.directory, case.torch_dtype, "cpu", False, quantised)
     return listed_weights.num_weight_bytes(
         found.config, case.torch_dtype, checkpoint, case.engine.quantization
     )
@@ -47,8 +48,14 @@ def check_weights(case: Case) -> Iterator[Finding]:
     stored = case.model.config.dtype
     cast = "" if stored == case.dtype else f" (the checkpoint says {stored})"
     what = "random" if case.model.is_dummy else "complete"
-    quantised = f", linear layers in {case.engine.quantization}" if case.engine.quantization else ""
-    yield ok(f"{what}, {size} in {case.dtype}{quantised}{cast}")
+    yield ok(f"{what}, {size} in {case.dtype}{_quantised(case)}{cast}")
+
+
+def _quantised(case: Case) -> str:
+    stored = case.model.config.quantised
+    if stored:
+        return f", linear layers in {stored.kind} ({stored.method})"
+    return f", linear layers in {case.engine.quantization}" if case.engine.quantization else ""
 
 
 def check_tokenizer(case: Case) -> Iterator[Finding]:

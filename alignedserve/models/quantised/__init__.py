@@ -1,0 +1,90 @@
+"""Checkpoints that are quantised already: from the tensors of a layer, by their layout, to what the operations take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from alignedserve.models.config import QuantisedConfig
+from alignedserve.models.quantised import awq, gptq, packed, plain
+from alignedserve.models.quantised.layout import Layout, Stored
+from alignedserve.ops.quantise import FP8, FP8_DTYPE, QuantisedWeight
+
+__all__ = ["LAYOUTS", "Stored", "StoredTensors", "check_layer", "take_layer"]
+
+LAYOUTS: dict[str, Layout] = {
+    "awq": awq,
+    "gptq": gptq,
+    "inverse": plain.Inverse,
+    "packed": packed,
+    "plain": plain.Plain,
+}
+
+
+class StoredTensors(Protocol):
+    """The tensors of a checkpoint as they are stored. They count as taken."""
+
+    def stored_dtype(self, name: str, wanted: Stored) -> torch.dtype | None:
+        """None where it is missing, and may be. Raises ValueError with the tensor's name where it must not be, or has
+        another shape or dtype."""
+        ...
+
+    def take_stored(self, name: str, wanted: Stored) -> torch.Tensor | None:
+        """A view of the file. Raises what `stored_dtype` raises."""
+        ...
+
+
+def take_layer(
+    config: QuantisedConfig, layer: str, shape: tuple[int, int], of: StoredTensors
+) -> QuantisedWeight:
+    """Reads a layer [out, in]. Raises ValueError with its name where the checkpoint has something else."""
+    layout, wanted = _layout(config), _tensors(config, layer, shape)
+    found = {name: of.take_stored(f"{layer}.{name}", stored) for name, stored in wanted.items()}
+    tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
+    try:
+        weight = layout.weight(config, tensors, shape)
+        _check_finite(weight)
+    except ValueError as error:
+        raise ValueError(f"{layer}: {error}") from None
+    return weight
+
+
+def check_layer(
+    config: QuantisedConfig, layer: str, shape: tuple[int, int], of: StoredTensors | None
+) -> QuantisedWeight:
+    """A layer of this form, whose tensors take one value's memory. It raises what `take_layer` raises of names, shapes
+    and dtypes, and reads nothing. `of` None: nothing is compared."""
+    wanted = _tensors(config, layer, shape)
+    dtypes = {name: of and of.stored_dtype(f"{layer}.{name}", stored) for name, stored in wanted.items()}
+    group = config.group or shape[1]
+    of_groups = (shape[0], -(-shape[1] // group))
+    is_narrow = torch.bfloat16 in dtypes.values()
+    return QuantisedWeight(
+        config.kind,
+        torch.empty(1, dtype=FP8_DTYPE if config.kind == FP8 else torch.uint8).expand(shape),
+        torch.empty(1, dtype=torch.bfloat16 if is_narrow else torch.float32).expand(of_groups),
+        torch.empty(1, dtype=torch.uint8).expand(of_groups) if config.has_zeros else None,
+        group,
+    )
+
+
+def _layout(config: QuantisedConfig) -> Layout:
+    if config.layout not in LAYOUTS:
+        raise ValueError(f"layout={config.layout!r}: known are {', '.join(sorted(LAYOUTS))}")
+    return LAYOUTS[config.layout]
+
+
+def _tensors(config: QuantisedConfig, layer: str, shape: tuple[int, int]) -> Mapping[str, Stored]:
+    try:
+        return _layout(config).tensors(config, shape)
+    except ValueError as error:
+        raise ValueError(f"{layer}: {error}") from None
+
+
+def _check_finite(weight: QuantisedWeight) -> None:
+    if not weight.scales.isfinite().all():
+        raise ValueError("its scales are not finite")
+    if weight.kind == FP8 and (weight.codes.view(torch.uint8) & 0x7F == 0x7F).any():
+        raise ValueError("its weight has NaN")

@@ -1,0 +1,40 @@
+"""AWQ's gemm version: words of codes along the outputs, [in, words], and so are zeros, [groups, words]. In a word codes
+are out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from alignedserve.models.config import QuantisedConfig
+from alignedserve.models.quantised.layout import FLOATS, Stored, as_scales, num_groups, num_words, unpacked
+from alignedserve.ops.quantise import BITS, QuantisedWeight
+
+# Where in a word each of eight outputs is: the lowest bits have output 0, the next ones 2, 4, 6, 1, 3, 5, 7.
+PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def tensors(config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Stored]:
+    num_out, num_in = shape
+    groups, words = num_groups(config, shape), num_words(num_out, BITS[config.kind], "outputs")
+    return {
+        "qweight": Stored(((num_in, words),), ("I32",)),
+        "qzeros": Stored(((groups, words),), ("I32",)),
+        "scales": Stored(((groups, num_out),), FLOATS),
+    }
+
+
+def weight(
+    config: QuantisedConfig, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]
+) -> QuantisedWeight:
+    codes, zeros = _in_order(tensors["qweight"]), _in_order(tensors["qzeros"])
+    return QuantisedWeight(
+        config.kind, codes, as_scales(tensors["scales"].T), zeros, config.group or shape[1]
+    )
+
+
+def _in_order(words: torch.Tensor) -> torch.Tensor:
+    """[rows, words] to [outputs, rows]."""
+    codes = unpacked(words, 4)
+    return codes.view(len(codes), -1, 8)[:, :, PLACES].flatten(1).T.contiguous()

@@ -1,0 +1,43 @@
+"""GPTQ: words of codes along the inputs, [words, out], and words of zeros along the outputs, [groups, words]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from alignedserve.models.config import QuantisedConfig
+from alignedserve.models.quantised.layout import FLOATS, Stored, as_scales, num_groups, num_words, unpacked
+from alignedserve.ops.quantise import BITS, ZEROS, QuantisedWeight
+
+
+def tensors(config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Stored]:
+    num_out, num_in = shape
+    bits, groups = BITS[config.kind], num_groups(config, shape)
+    return {
+        "qweight": Stored(((num_words(num_in, bits, "inputs"), num_out),), ("I32",)),
+        "qzeros": Stored(((groups, num_words(num_out, bits, "outputs")),), ("I32",)),
+        "scales": Stored(((groups, num_out),), FLOATS),
+        "g_idx": Stored(((num_in,),), ("I32",), is_optional=True),
+    }
+
+
+def weight(
+    config: QuantisedConfig, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]
+) -> QuantisedWeight:
+    bits, group = BITS[config.kind], config.group or shape[1]
+    order = tensors.get("g_idx")
+    if order is not None and not torch.equal(order.long(), torch.arange(shape[1]) // group):
+        raise ValueError("g_idx takes inputs out of their order, and desc_act says that they are in it")
+    codes = unpacked(tensors["qweight"].T, bits)
+    # In the first version of the format what is stored is one less, and 0 wraps round.
+    stored = unpacked(tensors["qzeros"], bits).T.contiguous()
+    zeros = stored + config.zero_offset & (1 << bits) - 1
+    if not config.has_zeros:
+        wanted = ZEROS[config.kind]
+        if not (zeros == wanted).all():
+            other = int(zeros[zeros != wanted][0])
+            raise ValueError(f"a zero is {other}; must be {wanted}, since sym is true")
+    return QuantisedWeight(
+        config.kind, codes, as_scales(tensors["scales"].T), zeros if config.has_zeros else None, group
+    )

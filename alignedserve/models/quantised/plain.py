@@ -1,0 +1,55 @@
+"""A code in each element of `weight`: int-quantized and float-quantized of compressed-tensors, and FP8 as others have
+it, with `weight_scale` for all or for each output, or `weight_scale_inv` for blocks. A value is code * scale in all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from alignedserve.models.config import QuantisedConfig
+from alignedserve.models.quantised.layout import FLOATS, Stored, as_scales
+from alignedserve.ops.quantise import FP8, QuantisedWeight, to_unsigned
+
+
+class _Elements:
+    def __init__(self, scale_name: str) -> None:
+        self._scale_name = scale_name
+
+    def tensors(self, config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Stored]:
+        is_fp8, num_out = config.kind == FP8, shape[0]
+        found = {
+            "weight": Stored((shape,), ("F8_E4M3",) if is_fp8 else ("I8",)),
+            self._scale_name: Stored(_scale_shapes(config, shape), FLOATS),
+        }
+        if config.has_zeros:
+            found["weight_zero_point"] = Stored(((num_out, _num_groups(config, shape)),), ("I8",))
+        if config.has_input_scales:
+            found["input_scale"] = Stored(((1,), ()), FLOATS)
+        return found
+
+    def weight(
+        self, config: QuantisedConfig, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]
+    ) -> QuantisedWeight:
+        scales = tensors[self._scale_name]
+        if config.num_outputs is None:
+            scales = scales.reshape(1, 1).expand(shape[0], 1)
+        elif config.num_outputs > 1:
+            scales = scales.repeat_interleave(config.num_outputs, 0)[: shape[0]]
+        codes = tensors["weight"] if config.kind == FP8 else to_unsigned(tensors["weight"])
+        zeros = to_unsigned(tensors["weight_zero_point"]) if config.has_zeros else None
+        return QuantisedWeight(config.kind, codes, as_scales(scales), zeros, config.group or shape[1])
+
+
+Plain, Inverse = _Elements("weight_scale"), _Elements("weight_scale_inv")
+
+
+def _num_groups(config: QuantisedConfig, shape: tuple[int, int]) -> int:
+    # A block at the end may be a smaller one.
+    return -(-shape[1] // (config.group or shape[1]))
+
+
+def _scale_shapes(config: QuantisedConfig, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+    if config.num_outputs is None:
+        return (1,), ()
+    return ((-(-shape[0] // config.num_outputs), _num_groups(config, shape)),)
