@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from alignedserve.engine.choices import (
@@ -22,7 +21,6 @@ from alignedserve.gateway.http.keys import owners_of
 from alignedserve.instance.config import NO_PROFILE, InstanceConfig, TransferConfig
 from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.settings import Settings
-from alignedserve.models.config import ModelConfig
 from alignedserve.models.locate import Location
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
@@ -104,19 +102,20 @@ def check(settings: Settings, model: Location) -> None:
     _check_island_gateways(settings)
     # Which device it will be is known when a node is.
     check_quantization(settings.engine, model.config, is_cpu=True)
-    if model.config.quantised and model.directory is not None:
-        _check_quantised_files(model.config, model.directory)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
     choose_max_model_len(settings.engine, model.config)
 
 
-def _check_quantised_files(config: ModelConfig, directory: Path) -> None:
-    """Compares the headers of the files with what config.json says of them."""
+def check_quantised(model: Location) -> None:
+    """Compares the files' headers with what config.json says of them, where the checkpoint is quantised. Raises
+    ValueError."""
+    if model.config.quantised is None or model.directory is None:
+        return
     # This loads torch, which the launcher has no other use for.
     from alignedserve.models.listed_weights import check_files
 
-    check_files(config, directory)
+    check_files(model.config, model.directory)
 
 
 def _check_island_gateways(settings: Settings) -> None:

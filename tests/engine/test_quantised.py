@@ -1,4 +1,4 @@
-"""Weights in eight bits and four: little is lost, and nothing that moves or splits work changes a token."""
+"""Weights in eight bits, FP8 and four bits: little is lost, and nothing that moves or splits work changes a token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alignedserve.engine import build
-from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.config import QUANTIZATIONS, EngineConfig
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import num_weight_bytes
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, make_instance, run, tokens
@@ -38,7 +38,7 @@ def logprobs(directory: Path, backend: str, quantization: str | None) -> torch.T
     return torch.tensor(found)
 
 
-@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.1), ("int4", 0.6)])
+@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.1), ("fp8", 0.15), ("int4", 0.6)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_backends_differ_by_less_than_fewer_bits_do(
     tiny_model: Directory, family: str, scheme: str, most: float
@@ -63,7 +63,7 @@ def test_backends_differ_by_less_than_fewer_bits_do(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", QUANTIZATIONS)
 @pytest.mark.parametrize("family", ["llama-gqa-tied", "opt"])
 def test_chunks_batches_and_preemption_change_nothing(
     tiny_model: Directory, family: str, scheme: str, options: dict[str, Any]
@@ -71,7 +71,7 @@ def test_chunks_batches_and_preemption_change_nothing(
     assert said(tiny_model(family), scheme, **options) == said(tiny_model(family), scheme)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", QUANTIZATIONS)
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_what_is_kept_in_place_of_kv_is_projected_by_the_same_weights(
     tiny_model: Directory, backend: str, scheme: str
@@ -96,7 +96,8 @@ def test_linear_layers_alone_have_fewer_bits_and_doctor_counts_them_so(tiny_mode
     for family in ("llama-gqa-tied", "qwen2"):
         config = load_model_config(tiny_model(family))
         whole = num_weight_bytes(config, torch.float32, None)
-        int8, int4 = (num_weight_bytes(config, torch.float32, None, each) for each in ("int8", "int4"))
+        int8, int4, fp8 = (num_weight_bytes(config, torch.float32, None, each) for each in QUANTIZATIONS)
+        assert int8 == fp8
         table = 4 * config.vocab_size * config.hidden_size
         # Tied embeddings are there twice.
         assert table < int4 < int8 < whole / 4 + table + 40_000
@@ -105,7 +106,7 @@ def test_linear_layers_alone_have_fewer_bits_and_doctor_counts_them_so(tiny_mode
 def test_what_does_not_run_so_is_refused_by_name(
     tiny_model: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="quantization='int3': must be one of int8, int4"):
+    with pytest.raises(ValueError, match="quantization='int3': must be one of int8, int4, fp8"):
         EngineConfig("x", quantization="int3")
     with pytest.raises(ValueError, match="quantization='int8': not for a mixture of [0-9]+ experts so far"):
         make_engine(tiny_model("qwen3-moe"), quantization="int8")

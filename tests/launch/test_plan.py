@@ -17,6 +17,7 @@ from alignedserve.launch.plan import (
     IslandPlan,
     Node,
     check,
+    check_quantised,
     plan_gateways,
     plan_island,
     plan_island_gateway,
@@ -26,6 +27,8 @@ from alignedserve.models.locate import Location, locate_model
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
+from tests import quantised_checkpoints
+from tests.quantised_checkpoints import FORMATS
 
 MODEL = str(demo.MODEL_DIR)
 FOUND = locate_model(MODEL)
@@ -298,6 +301,22 @@ def test_what_needs_no_place_is_checked_before_there_is_one() -> None:
         check(told(EngineConfig(MODEL, max_model_len=9999)), FOUND)
     with pytest.raises(ValueError, match="device='cuda:1': must be one of auto, cpu, cuda$"):
         check(told(EngineConfig(MODEL, device="cuda:1")), FOUND)
+
+
+def test_a_checkpoint_that_is_not_what_its_config_says_is_refused(tmp_path: Path) -> None:
+    """Before any process starts: the launcher looks at the files' headers."""
+    directory, plain = quantised_checkpoints.build("llama", FORMATS["awq-64"], tmp_path)
+    settings = told(EngineConfig(str(directory), skip_tokenizer_init=True))
+    check(settings, locate_model(directory))
+    check_quantised(locate_model(directory))
+    with pytest.raises(ValueError, match=r"is quantised \(awq\), which runs on CPUs so far, not on a GPU"):
+        plan_island(settings, locate_model(directory), replace(NODE, num_gpus=2), "prefix")
+    quantised_checkpoints.change_config(directory, group_size=128)
+    with pytest.raises(ValueError, match=r"q_proj\.qzeros has shape \(2, 16\); must be \(1, 16\)"):
+        check_quantised(locate_model(directory))
+    (directory / "model.safetensors").write_bytes((plain / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"tensor model\.layers\.0\.self_attn\.q_proj\.qweight is missing"):
+        check_quantised(locate_model(directory))
 
 
 def test_weights_in_fewer_bits_are_refused_where_they_do_not_run() -> None:

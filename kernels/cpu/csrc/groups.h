@@ -85,13 +85,30 @@ static ALWAYS_INLINE void add_group(const GroupForm& form, const char* group, in
   }
 }
 
+// The groups that we make of other weights: of one block, with scales in bfloat16 and one zero for all. That a compiler
+// knows it saves a sixth of the time of one row.
+struct OurGroups {
+  static bool are(const GroupForm& form) {
+    return form.values == kBlock && !form.has_float_scales && !form.has_zeros;
+  }
+  static void assume(GroupForm& form) {
+    form.values = kBlock;
+    form.header_bytes = kTileColumns * 2;
+    form.has_float_scales = form.has_zeros = false;
+  }
+};
+
 // sums[r][v] = the row's codes times 16 columns of consecutive tiles, without the row's scale.
-template <int BITS, int ROWS, int TILES>
-static ALWAYS_INLINE void dot_groups(const char* x, int64_t x_stride, const char* tile, const GroupForm& form,
+template <int BITS, bool IS_OURS, int ROWS, int TILES>
+static ALWAYS_INLINE void dot_groups(const char* x, int64_t x_stride, const char* tile, GroupForm form,
                                      f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
   constexpr int kVectors = TILES * kTileVectors, kStepCodes = kStepValues * BITS / 8 * kTileColumns;
-  const int64_t sums_at = row_sums_at(form.num_values), tile_bytes = form.tile_bytes();
-  for (int64_t g = 0; g < form.count; ++g) {
+  const int64_t tile_bytes = form.tile_bytes();
+  const char* const end_of_tile = tile + tile_bytes;
+  if constexpr (IS_OURS) OurGroups::assume(form);
+  const int64_t group_bytes = form.header_bytes + form.values * kTileColumns * BITS / 8;
+  const char* group_sums = x + row_sums_at(form.num_values);
+  for (; tile < end_of_tile; group_sums += 4) {
     i32x16 acc[ROWS][kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -99,13 +116,13 @@ static ALWAYS_INLINE void dot_groups(const char* x, int64_t x_stride, const char
           form.has_zeros ? form.zeros(tile + (v / kTileVectors) * tile_bytes, v % kTileVectors) : i32x16{} + 1;
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r) {
-        const i32x16 start = (i32x16)splat_word(x + r * x_stride + sums_at + g * 4);
+        const i32x16 start = (i32x16)splat_word(group_sums + r * x_stride);
         acc[r][v] = form.has_zeros ? start * times : start;
       }
     }
     const char* codes = tile + form.header_bytes;
-    const char* end = tile + form.bytes_of(g);
-    for (const char* values = x + g * form.values; codes < end; codes += kBlock / kStepValues * kStepCodes, values += kBlock) {
+    const char* end = IS_OURS ? tile + group_bytes : std::min(tile + group_bytes, end_of_tile);
+    for (; codes < end; codes += kBlock / kStepValues * kStepCodes, x += kBlock) {
 #pragma GCC unroll 4
       for (int s = 0; s < kBlock / kStepValues; ++s) {
 #pragma GCC unroll 8
@@ -120,7 +137,7 @@ static ALWAYS_INLINE void dot_groups(const char* x, int64_t x_stride, const char
           }
 #pragma GCC unroll 8
           for (int r = 0; r < ROWS; ++r) {
-            const char* of_row = values + r * x_stride + s * kStepValues;
+            const char* of_row = x + r * x_stride + s * kStepValues;
             acc[r][v] = multiply_add<int8>(low, splat_word(of_row), acc[r][v]);
             acc[r][v] = multiply_add<int8>(high, splat_word(of_row + kWordBytes), acc[r][v]);
           }

@@ -156,8 +156,12 @@ template <int BITS, class T, int ROWS, int TILES>
 void int_group_block(const LinearOp& op, int64_t row, int64_t tile, const char*) {
   const GroupForm form(op);
   const char* x = static_cast<const char*>(op.x) + row * op.x_stride;
+  const char* weight = static_cast<const char*>(op.weight) + tile * form.tile_bytes();
   f32x16 sums[ROWS][TILES * kTileVectors] = {};
-  dot_groups<BITS, ROWS, TILES>(x, op.x_stride, static_cast<const char*>(op.weight) + tile * form.tile_bytes(), form, sums);
+  if (BITS == 4 && OurGroups::are(form))
+    dot_groups<BITS, true, ROWS, TILES>(x, op.x_stride, weight, form, sums);
+  else
+    dot_groups<BITS, false, ROWS, TILES>(x, op.x_stride, weight, form, sums);
   for (int r = 0; r < ROWS; ++r)
     for (f32x16& sum : sums[r]) sum *= scale_of_row(op, x + r * op.x_stride);
   finish_tiles<T, ROWS, TILES>(op, row, tile, sums);

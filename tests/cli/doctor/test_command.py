@@ -20,6 +20,8 @@ from alignedserve import demo
 from alignedserve.cli.doctor.command import command
 from alignedserve.kernels.cpu.build import cache_dir
 from alignedserve.launch.ports import free_port
+from tests import quantised_checkpoints
+from tests.quantised_checkpoints import FORMATS
 
 AREAS = (
     *("python", "packages", "ray", "gpu", "cores", "model", "weights", "tokenizer", "kernels", "kv", "plan"),
@@ -131,6 +133,17 @@ def test_weights_that_are_not_whole(failures: Failures, tmp_path: Path) -> None:
     assert set(failed) == {"weights"} and "is truncated" in failed["weights"]
     path.unlink()
     assert "holds no weights" in failures(str(model))["weights"]
+
+
+def test_a_checkpoint_that_is_quantised(failures: Failures, own: list[str], tmp_path: Path) -> None:
+    model, _ = quantised_checkpoints.build("llama", FORMATS["gptq-4-128"], tmp_path)
+    words = [str(model), "--skip-tokenizer-init"]
+    assert "linear layers in int4 (gptq)" in CliRunner().invoke(command, [*own, *words]).stdout
+    assert failures(*words) == {}
+    quantised_checkpoints.change_config(model, group_size=64)
+    assert "qzeros has shape (1, 16); must be (2, 16)" in failures(*words)["weights"]
+    quantised_checkpoints.change_config(model, bits=3)
+    assert "bits is 3; must be 4 or 8" in failures(*words)["model"]
 
 
 def test_weights_of_another_model(failures: Failures, tmp_path: Path) -> None:
