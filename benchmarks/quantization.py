@@ -193,7 +193,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--num-per-task", type=int, default=200)
-    parser.add_argument("--models", default="opt-125m,qwen3-0.6b", help="presets, separated by commas")
+    parser.add_argument(
+        "--models", default="opt-125m,qwen3-0.6b", help="presets, separated by commas; may be none"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
@@ -206,7 +208,9 @@ def main() -> int:
         answers.append(found)
         exact = exact or said
         say(str(found))
-    speeds = [each for model in options.models.split(",") for each in speeds_of(model, options.rounds)]
+    speeds = [
+        each for model in options.models.split(",") if model for each in speeds_of(model, options.rounds)
+    ]
     command = shlex.join(["python", "-m", "benchmarks.quantization", *sys.argv[1:]])
     text = page(command, answers, speeds)
     say(text)

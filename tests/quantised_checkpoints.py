@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -241,13 +242,18 @@ def is_linear(name: str) -> bool:
 
 def build(model: str, form: Format, directory: Path) -> tuple[Path, Path]:
     """Saves a checkpoint in this format, and the same model in float32. Returns their directories."""
-    stored, plain = directory / "stored", directory / "plain"
     torch.manual_seed(3)
     made = AutoModelForCausalLM.from_config(MODELS[model](), attn_implementation="eager")
     _make_biases_and_norms_matter(made)
-    made.save_pretrained(plain)
+    made.save_pretrained(directory / "random")
+    return convert(directory / "random", form, directory)
+
+
+def convert(model: Path, form: Format, directory: Path) -> tuple[Path, Path]:
+    """Makes the two of a model, in folders of `directory`."""
+    stored, plain = (Path(copytree(model, directory / name)) for name in ("stored", "plain"))
     tensors: Tensors = {}
-    values = load_file(plain / "model.safetensors")
+    values = {name: each.float() for name, each in load_file(model / "model.safetensors").items()}
     for name, weight in list(values.items()):
         if is_linear(name):
             layer, values[name] = form.quantise(weight)
@@ -255,9 +261,8 @@ def build(model: str, form: Format, directory: Path) -> tuple[Path, Path]:
         else:
             tensors[name] = weight
     save_file({name: each.contiguous() for name, each in values.items()}, plain / "model.safetensors")
-    stored.mkdir()
     save_file(tensors, stored / "model.safetensors")
-    config = json.loads((plain / "config.json").read_text())
+    config = json.loads((model / "config.json").read_text())
     (stored / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))
     return stored, plain
 

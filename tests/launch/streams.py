@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -21,8 +22,8 @@ SETTINGS = [
 
 
 @cache
-def engine_alone(quantization: str | None = None) -> list[str]:
-    llm = LLM(str(demo.MODEL_DIR), dtype="float32", quantization=quantization, use_tqdm=False)
+def engine_alone(quantization: str | None = None, model: Path = demo.MODEL_DIR) -> list[str]:
+    llm = LLM(str(model), dtype="float32", quantization=quantization, use_tqdm=False)
     params = [SamplingParams(**each, seed=7) for each in SETTINGS]  # type: ignore[arg-type]
     tokenizer = llm.get_tokenizer()
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
