@@ -79,7 +79,7 @@ static ALWAYS_INLINE void add_group(const GroupForm& form, const char* group, in
 #pragma GCC unroll 8
   for (int v = 0; v < TILES * kTileVectors; ++v) {
     const f32x16 scale = form.scales(group + (v / kTileVectors) * tile_bytes, v % kTileVectors);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
       sums[r][v] = fma(__builtin_convertvector(acc[r][v], f32x16), scale, sums[r][v]);
   }
@@ -190,20 +190,34 @@ ALWAYS_INLINE u32x16 decode_fp8<bf16>(const char* codes) {
 #endif
 }
 
-// Codes of a group in a tile, or the words that they stand for.
-template <class T, bool IS_DECODED>
-constexpr int64_t kFp8StepBytes = IS_DECODED ? kStepBytes : kTileColumns * kWordValues<T>;
+template <class T>
+constexpr int64_t kFp8StepBytes = kTileColumns * kWordValues<T>;
 
 // Writes a tile's words where a tile as rows has them.
 template <class T>
 static void decode_tile(const char* tile, const GroupForm& form, char* words) {
   for (int64_t g = 0; g < form.count; ++g) {
     const char* end = tile + form.bytes_of(g);
-    for (tile += form.header_bytes; tile < end; tile += kFp8StepBytes<T, false>)
+    for (tile += form.header_bytes; tile < end; tile += kFp8StepBytes<T>)
       for (int v = 0; v < kTileVectors; ++v, words += sizeof(u32x16)) {
         const u32x16 decoded = decode_fp8<T>(tile + v * kLanes * kWordValues<T>);
         std::memcpy(words, &decoded, sizeof decoded);
       }
+  }
+}
+
+// acc[r][v] = the row times 16 columns of consecutive tiles, whose codes begin at `codes`: what `dot` does with words.
+template <class T, int ROWS, int TILES>
+static ALWAYS_INLINE void dot_codes(const char* x, int64_t x_stride, const char* codes, int64_t tile_bytes, int64_t steps,
+                                    f32x16 (&acc)[ROWS][TILES * kTileVectors]) {
+  for (int64_t s = 0; s < steps; ++s, codes += kFp8StepBytes<T>, x += kWordBytes) {
+#pragma GCC unroll 8
+    for (int v = 0; v < TILES * kTileVectors; ++v) {
+      const char* column = codes + (v / kTileVectors) * tile_bytes + (v % kTileVectors) * kLanes * kWordValues<T>;
+      const u32x16 word = decode_fp8<T>(column);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) acc[r][v] = multiply_add<T>(splat_word(x + r * x_stride), word, acc[r][v]);
+    }
   }
 }
 
@@ -212,28 +226,18 @@ template <class T, bool IS_DECODED, int ROWS, int TILES>
 static ALWAYS_INLINE void dot_fp8(const char* x, int64_t x_stride, const char* tile, const char* words,
                                   const GroupForm& form, f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
   static_assert(TILES == 1 || !IS_DECODED);
-  constexpr int kVectors = TILES * kTileVectors;
-  constexpr int64_t kStep = kFp8StepBytes<T, IS_DECODED>, kVectorBytes = kStep / kTileVectors;
   const int64_t tile_bytes = form.tile_bytes();
   for (int64_t g = 0; g < form.count; ++g) {
-    f32x16 acc[ROWS][kVectors] = {};
+    f32x16 acc[ROWS][TILES * kTileVectors] = {};
     const int64_t steps = form.values_of(g) / kWordValues<T>;
-    const char* at = IS_DECODED ? words : tile + form.header_bytes;
-    for (int64_t s = 0; s < steps; ++s, at += kStep, x += kWordBytes) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        const char* column = at + (v / kTileVectors) * tile_bytes + (v % kTileVectors) * kVectorBytes;
-        u32x16 word;
-        if constexpr (IS_DECODED)
-          word = load_words(column);
-        else
-          word = decode_fp8<T>(column);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) acc[r][v] = multiply_add<T>(splat_word(x + r * x_stride), word, acc[r][v]);
-      }
+    if constexpr (IS_DECODED) {
+      dot<T, ROWS, TILES>(x, x_stride, words, 0, steps, acc);
+      words += steps * kStepBytes;
+    } else {
+      dot_codes<T, ROWS, TILES>(x, x_stride, tile + form.header_bytes, tile_bytes, steps, acc);
     }
     add_group<ROWS, TILES>(form, tile, tile_bytes, acc, sums);
-    words = at;
+    x += steps * kWordBytes;
     tile += form.bytes_of(g);
   }
 }

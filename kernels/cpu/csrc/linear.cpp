@@ -231,9 +231,11 @@ constexpr GroupBlock group_block_of(int rows, std::integer_sequence<int, ROWS...
 
 template <class T, Weight KIND, bool IS_DECODED>
 void multiply_tile(const LinearOp& op, const LinearSpan& span, int64_t tile, const char* words) {
-  const RowBlocks blocks{span.num_rows, kMaxGroupRows};
+  // What is decoded takes as many rows at once as what never was in codes.
+  constexpr int kMost = IS_DECODED ? kMaxRows : kMaxGroupRows;
+  const RowBlocks blocks{span.num_rows, kMost};
   for (int64_t b = 0; b < blocks.count; ++b) {
-    constexpr auto heights = std::make_integer_sequence<int, kMaxGroupRows>{};
+    constexpr auto heights = std::make_integer_sequence<int, kMost>{};
     const GroupBlock compute = group_block_of<T, KIND, IS_DECODED>(blocks.height(b), heights);
     compute(op, span.first_row + blocks.begin(b), tile, words);
   }
