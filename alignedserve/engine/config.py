@@ -29,6 +29,9 @@ class EngineConfig:
     quantization: Annotated[
         str | None, "int8 or int4: linear layers in so many bits, made when weights are loaded; on CPUs"
     ] = None
+    tensor_parallel_size: Annotated[
+        int, "processes that share an instance's model, each with some of its heads; on CPUs"
+    ] = 1
     device: Annotated[
         str, "cpu, cuda (without a server cuda:1, ... too), or auto: CUDA where there is one"
     ] = "auto"
@@ -75,7 +78,7 @@ class EngineConfig:
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0, at most 1"
             )
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "max_prefill_chunk", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -10,6 +11,7 @@ from alignedserve.models.config import ModelConfig
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.step import StepInputs
 
 
@@ -37,6 +39,11 @@ class Layers:
         self._weights = weights
         self._ops = ops
 
+    @property
+    def shard(self) -> Shard:
+        """Which part of the model is made."""
+        return self._ops.shard
+
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Returns the checkpoint's tensor as it is: it is to be copied before much else is taken."""
         return self._weights.take(name, shape)
@@ -52,14 +59,23 @@ class Layers:
     ) -> tuple[torch.Tensor | Linear, Linear]:
         """Returns the table that tokens come in by and the layer they leave by; one and the same if they are tied, and
         that layer is not quantised: a table is as exact as the checkpoint has it."""
-        if is_tied and self._ops.quantization is None:
+        if is_tied and self._ops.quantization is None and self.shard.size == 1:
             head = self.linear([name], [vocab_size], width, is_head=True)
             return head, head
-        if is_tied:
-            both = self.tensor(f"{name}.weight", vocab_size, width)
-            return self._ops.parameter(both), self._ops.linear_weight([both], is_head=True)
-        head = self.linear(["lm_head"], [vocab_size], width, is_head=True)
-        return self.parameter(f"{name}.weight", vocab_size, width), head
+        head_name = name if is_tied else "lm_head"
+        both = self.tensor(f"{head_name}.weight", vocab_size, width)
+        head = self._head(both)
+        return self._ops.parameter(both) if is_tied else self.parameter(f"{name}.weight", vocab_size, width), head
+
+    def _head(self, weight: torch.Tensor) -> Linear:
+        """Of several ranks each has some of the vocabulary, filled up so that all have as many."""
+        num_tokens, width = weight.shape
+        if self.shard.size == 1:
+            return self._ops.linear_weight([weight], is_head=True)
+        mine = weight[self.shard.uneven_part(num_tokens)]
+        filling = mine.new_zeros(self.shard.share(num_tokens) - len(mine), width)
+        parts = [part for part in (mine, filling) if len(part)]
+        return self._ops.linear_weight(parts, is_head=True, split=Split.OUTPUTS, num_outputs=num_tokens)
 
     def linear(
         self,
@@ -69,8 +85,11 @@ class Layers:
         bias: bool = False,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        outputs: Sequence[slice] | None = None,
+        inputs: slice | None = None,
     ) -> Linear:
-        """Makes one layer out of several in the checkpoint, side by side."""
+        """Makes one layer out of several in the checkpoint, side by side. Of several ranks each takes those `outputs` of
+        each, or those `inputs`, if given."""
         parts = [
             self._weights.take(f"{name}.weight", (out, in_features))
             for name, out in zip(names, out_features, strict=True)
@@ -80,4 +99,11 @@ class Layers:
             for name, out in zip(names, out_features, strict=True)
             if bias
         ]
-        return self._ops.linear_weight(parts, biases or None, activation, is_head)
+        if self.shard.size > 1 and outputs is not None:
+            parts = [part[mine] for part, mine in zip(parts, outputs, strict=True)]
+            biases = [each[mine] for each, mine in zip(biases, outputs, strict=True)] if bias else []
+        if self.shard.size == 1 or inputs is None:
+            return self._ops.linear_weight(parts, biases or None, activation, is_head)
+        parts = [part[:, inputs] for part in parts]
+        own_biases = biases if self.shard.leads else []
+        return self._ops.linear_weight(parts, own_biases or None, activation, split=Split.INPUTS)

@@ -79,6 +79,9 @@ def _decoder_layer(
 ) -> DecoderLayer:
     prefix, hidden = f"model.layers.{index}", config.hidden_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    q_part, kv_part = (
+        layers.shard.part(heads, config.head_dim) for heads in (config.num_heads, config.num_kv_heads)
+    )
     norms = [f"{prefix}.self_attn.{q_or_k}_norm.weight" for q_or_k in "qk"] if config.qk_norm else []
     q_norm, k_norm = [layers.parameter(name, config.head_dim) for name in norms] or (None, None)
     return DecoderLayer(
@@ -88,11 +91,12 @@ def _decoder_layer(
             [q_size, kv_size, kv_size],
             hidden,
             bias=config.qkv_bias,
+            outputs=[q_part, kv_part, kv_part],
         ),
         attention=AttentionSpec(
             layer=index,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=layers.shard.num(config.num_heads),
+            num_kv_heads=layers.shard.num(config.num_kv_heads),
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
             sliding_window=config.sliding_windows[index] if config.sliding_windows else None,
@@ -103,7 +107,7 @@ def _decoder_layer(
             outputs_only=index == config.num_layers - 1,
         ),
         attention_out=layers.linear(
-            [f"{prefix}.self_attn.o_proj"], [hidden], q_size, bias=config.attention_out_bias
+            [f"{prefix}.self_attn.o_proj"], [hidden], q_size, bias=config.attention_out_bias, inputs=q_part
         ),
         mlp_norm=layers.parameter(f"{prefix}.post_attention_layernorm.weight", hidden),
         mlp=make_mlp(config, layers, index, names),

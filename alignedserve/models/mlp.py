@@ -53,6 +53,7 @@ def make_mlp(config: ModelConfig, layers: Layers, index: int, names: ExpertNames
     if config.moe is not None and config.moe.layers[index]:
         return _mixture(config.moe, config.hidden_size, layers, f"{prefix}.{names.mixture}", names)
     hidden, inner = config.hidden_size, config.intermediate_size
+    mine = layers.shard.part(inner)
     return GatedMlp(
         gate_up=layers.linear(
             [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")],
@@ -60,21 +61,27 @@ def make_mlp(config: ModelConfig, layers: Layers, index: int, names: ExpertNames
             hidden,
             bias=config.mlp_bias,
             activation=Activation.SILU_GATED,
+            outputs=[mine, mine],
         ),
-        down=layers.linear([f"{prefix}.mlp.down_proj"], [hidden], inner, bias=config.mlp_bias),
+        down=layers.linear(
+            [f"{prefix}.mlp.down_proj"], [hidden], inner, bias=config.mlp_bias, inputs=mine
+        ),
     )
 
 
 def _mixture(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: ExpertNames) -> ExpertMlp:
-    inner = moe.intermediate_size
-    spec = ExpertsSpec(moe.num_experts, moe.top_k, hidden, inner, moe.normalises)
+    inner, shard = moe.intermediate_size, layers.shard
+    mine = shard.part(inner)
+    spec = ExpertsSpec(
+        moe.num_experts, moe.top_k, hidden, shard.num(inner), moe.normalises, is_split=shard.size > 1
+    )
 
     def take(number: int) -> Expert:
         expert = f"{prefix}.experts.{number}"
         return Expert(
-            gate=layers.tensor(f"{expert}.{names.gate}.weight", inner, hidden),
-            up=layers.tensor(f"{expert}.{names.up}.weight", inner, hidden),
-            down=layers.tensor(f"{expert}.{names.down}.weight", hidden, inner),
+            gate=layers.tensor(f"{expert}.{names.gate}.weight", inner, hidden)[mine],
+            up=layers.tensor(f"{expert}.{names.up}.weight", inner, hidden)[mine],
+            down=layers.tensor(f"{expert}.{names.down}.weight", hidden, inner)[:, mine],
         )
 
     router = layers.linear([f"{prefix}.gate"], [moe.num_experts], hidden)

@@ -18,6 +18,7 @@ import torch
 
 from alignedserve.kernels import int4
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
@@ -79,6 +80,8 @@ class Ops(ABC):
     dtype: torch.dtype
     # How linear layers keep their weights, if not in the dtype.
     quantization: str | None = None
+    # Which part of the model this process has.
+    shard = Shard()
 
     @abstractmethod
     def linear_weight(
@@ -87,11 +90,15 @@ class Ops(ABC):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        split: Split = Split.NONE,
+        num_outputs: int = 0,
     ) -> Linear:
         """Makes a linear layer whose output columns are those of all `parts` ([out, in] each) side by side.
 
         `activation` is applied to the output. The parts are copied, never kept: the caller may free them. The head
-        yields logits, which choose between many tokens: it keeps eight bits at least.
+        yields logits, which choose between many tokens: it keeps eight bits at least. `split`: what this rank's layer
+        is a part of. Where inputs are, there is no activation, and one rank alone has the biases. Where outputs are, all
+        ranks have as many, of which the first `num_outputs` count.
         """
 
     def scheme(self, is_head: bool) -> str | None:
@@ -133,7 +140,9 @@ class Ops(ABC):
     def linear(self, x: Value, weight: Linear, residual: Value | None = None) -> Value:
         """Returns activation(x @ weight.T + bias), plus `residual` if given (never both an activation and a residual).
 
-        The residual may be overwritten: the caller does not need it afterwards.
+        The residual may be overwritten: the caller does not need it afterwards. Of a layer whose inputs are split over
+        ranks `x` has this rank's, and the result is the whole one, on every rank. Of one whose outputs are split the
+        leading rank has all of them; what others have is not defined.
         """
 
     @abstractmethod
@@ -194,6 +203,9 @@ class Ops(ABC):
             chosen = logits if len(random) == len(logits) else logits[random]
             tokens[random] = self.gumbel_argmax(chosen, keys.to(logits.device)[random])
         return tokens, is_broken
+
+    def break_up(self) -> None:
+        """Makes this process's wait for another rank end with an error, now or later. Called on another thread."""
 
     @abstractmethod
     def compile(

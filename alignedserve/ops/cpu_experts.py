@@ -49,7 +49,9 @@ class ExpertRecorder:
         self._routings: dict[tuple[int, int], RoutingBuffers] = {}
         self._buffers: dict[int, Buffers] = {}
 
-    def record(self, x: Value, logits: Value, experts: CpuExperts, residual: Value, out: Value) -> None:
+    def record(
+        self, x: Value, logits: Value, experts: CpuExperts, residual: Value | None, out: Value
+    ) -> None:
         spec = experts.spec
         buffers = self._buffers.setdefault(spec.top_k, Buffers(self._num_rows * spec.top_k))
         routing = self._routings.setdefault(
@@ -73,13 +75,13 @@ class ExpertRecorder:
         args = SpreadOp(
             routing=routing.struct,
             x=each.pointer,
-            residual=residual.pointer,
             out=out.pointer,
             width=out.width,
             x_stride=each.stride,
-            residual_stride=residual.stride,
             out_stride=out.stride,
         )
+        if residual is not None:
+            args.residual, args.residual_stride = residual.pointer, residual.stride
         self._program.append(OpKind.MIX, self._dtype, args, out, [each, residual, routing])
 
     def _linear(

@@ -10,16 +10,20 @@ import torch
 from alignedserve.kernels.cpu import sampling
 from alignedserve.kernels.cpu.arena import Arena
 from alignedserve.kernels.cpu.program import Buffers, Program, Rows, Value
+from alignedserve.kernels.cpu.ranks import RankMemory
 from alignedserve.kernels.cpu.structs import (
     ActivationCode,
     AttentionOp,
     EmbedOp,
     GatherOp,
+    JoinRanksOp,
     KeptInputsOp,
     LinearOp,
     NormOp,
     OpKind,
     QuantiseOp,
+    ShareOp,
+    SumRanksOp,
     WeightKind,
 )
 from alignedserve.kernels.cpu.weights import PackedWeight, pack
@@ -28,6 +32,8 @@ from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 
 MAX_HEAD_DIM = 256
@@ -37,7 +43,11 @@ class CpuOps(Ops):
     name = "cpu"
 
     def __init__(
-        self, dtype: torch.dtype, num_threads: int | None = None, quantization: str | None = None
+        self,
+        dtype: torch.dtype,
+        num_threads: int | None = None,
+        quantization: str | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """`num_threads` is torch's number by default, which is read at each step."""
         if dtype not in (torch.float32, torch.bfloat16):
@@ -55,6 +65,10 @@ class CpuOps(Ops):
         self._restored_buffers = Buffers(0)
         self._experts = ExpertRecorder(self._program, dtype, 0)
         self._step: StepInputs | None = None
+        self._ranks: RankMemory | None = None
+        if ranks:
+            self.shard, self.num_threads = ranks.shard, ranks.num_threads
+            self._ranks = RankMemory(ranks.shared, ranks.shard.rank, ranks.shard.size, ranks.slot_values)
 
     def linear_weight(
         self,
@@ -62,21 +76,26 @@ class CpuOps(Ops):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        split: Split = Split.NONE,
+        num_outputs: int = 0,
     ) -> PackedWeight:
         code, scheme = ActivationCode[activation.name], self.scheme(is_head)
         kind = WeightKind[scheme.upper()] if scheme else WeightKind.AS_ROWS
-        return pack(parts, biases, code, self.dtype, self._arena, kind)
+        packed = pack(parts, biases, code, self.dtype, self._arena, kind)
+        if self._ranks is None or split is Split.NONE:
+            return packed
+        return replace(packed, is_partial=split is Split.INPUTS, num_joined=num_outputs)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=self.dtype, copy=True).contiguous()
 
     def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
-        if cache.dim() != 6 or cache.shape[2] != 2 or not cache.is_contiguous():
+        if cache.dim() != 6 or cache.shape[2] != 2 or not cache[0].is_contiguous():
             raise ValueError(
-                "cache must be contiguous [block, layer, 2, kv_head, slot, head_dim], not "
+                "cache must have contiguous blocks, [block, layer, 2, kv_head, slot, head_dim], not "
                 f"{tuple(cache.shape)} with strides {cache.stride()}"
             )
-        _check_tensor("cache", cache, self.dtype)
+        _check_tensor("cache", cache[0], self.dtype)
         self._cache, self._restored_kv = cache, restored_kv
 
     def embed(
@@ -151,7 +170,14 @@ class CpuOps(Ops):
             raise ValueError("a linear layer has an activation or a residual, not both")
         if weight.kind is not WeightKind.AS_ROWS:
             x = self._quantised(x, weight.kind)
-        out = self._value(weight.out_features, x.rows)
+        if weight.is_partial or weight.num_joined:
+            return self._across_ranks(x, weight, residual)
+        return self._project(x, weight, residual, self.dtype)
+
+    def _project(
+        self, x: Value, weight: PackedWeight, residual: Value | None, dtype: torch.dtype
+    ) -> Value:
+        out = self._value(weight.out_features, x.rows, dtype)
         args = LinearOp(
             x=x.pointer,
             weight=weight.tiles.data_ptr(),
@@ -163,6 +189,7 @@ class CpuOps(Ops):
             out_stride=out.stride,
             activation=weight.activation,
             weight_kind=weight.kind,
+            float32_out=dtype is torch.float32,
         )
         if residual is not None:
             _check_same_rows("residual", residual, out)
@@ -172,6 +199,39 @@ class CpuOps(Ops):
             args.scales, args.starts = weight.int8.scales.data_ptr(), weight.int8.starts.data_ptr()
         self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
         return out
+
+    def _across_ranks(self, x: Value, weight: PackedWeight, residual: Value | None) -> Value:
+        """The sum of all ranks' results, which are rounded once, or what they yield side by side."""
+        part = self._project(x, weight, None, torch.float32)
+        if weight.is_partial:
+            return self._sum_ranks(part, residual)
+        ranks = self._meet(part)
+        out = self._value(weight.num_joined, x.rows, torch.float32)
+        args = JoinRanksOp(ranks.pointer, out.pointer, out.width, out.stride)
+        self._program.append(OpKind.JOIN_RANKS, self.dtype, args, out, [ranks])
+        return out
+
+    def _sum_ranks(self, part: Value, residual: Value | None) -> Value:
+        ranks = self._meet(part)
+        out = self._value(part.width, part.rows)
+        args = SumRanksOp(ranks=ranks.pointer, out=out.pointer, width=out.width, out_stride=out.stride)
+        if residual is not None:
+            _check_same_rows("residual", residual, out)
+            _check_width("residual", residual, out.width)
+            args.residual, args.residual_stride = residual.pointer, residual.stride
+        self._program.append(OpKind.SUM_RANKS, self.dtype, args, out, [ranks, residual])
+        return out
+
+    def _meet(self, part: Value) -> RankMemory:
+        """Exchanges rows with the other ranks."""
+        if self._ranks is None:
+            raise RuntimeError("a layer is split over ranks, and there are none")
+        self._ranks.check_fits(part.tensor.shape[0], part.width)
+        is_float32 = part.tensor.dtype is torch.float32
+        args = ShareOp(self._ranks.pointer, part.pointer, part.width, part.stride, is_float32)
+        self._program.append(OpKind.SHARE, self.dtype, args, part, [self._ranks])
+        self._program.append(OpKind.MEET, self.dtype, args, part, [self._ranks])
+        return self._ranks
 
     def _quantised(self, x: Value, kind: WeightKind) -> Value:
         """See QuantiseOp."""
@@ -201,6 +261,9 @@ class CpuOps(Ops):
         _check_same_rows("logits", logits, x)
         _check_same_rows("residual", residual, x)
         out = self._value(spec.hidden_size, x.rows)
+        if spec.is_split:
+            self._experts.record(x, logits, experts, None, out)
+            return self._sum_ranks(out, residual)
         self._experts.record(x, logits, experts, residual, out)
         return out
 
@@ -279,6 +342,10 @@ class CpuOps(Ops):
             raise ValueError(f"sliding_window must be at least 1, not {spec.sliding_window}")
         return self._cache
 
+    def break_up(self) -> None:
+        if self._ranks:
+            self._ranks.break_up()
+
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return sampling.argmax(logits)
 
@@ -309,7 +376,9 @@ class CpuOps(Ops):
                 states = final_states(self._gather(hidden))
                 final = self._program, states
             threads = self.num_threads
-            return CpuModel(step, forward_program, hidden, logits_program, result, max_rows, threads, final)
+            return CpuModel(
+                step, forward_program, hidden, logits_program, result, max_rows, threads, final, self._ranks
+            )
         finally:
             self._step = None
             self._start_recording(0)

@@ -13,10 +13,13 @@ from alignedserve.kernels.int4 import linear_int4, quantise_groups
 from alignedserve.kernels.int8 import linear_int8, quantise_columns
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import paged_attention
 from alignedserve.ops.torch_experts import TorchExperts, mix, stack_experts
 from alignedserve.ops.torch_inputs import restore, write_inputs
+from alignedserve.ops.torch_ranks import TorchRanks
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class TorchLinear:
     activation: Activation
     # Of a weight in codes: see kernels/int8.py and kernels/int4.py.
     scales: torch.Tensor | None = None
+    split: Split = Split.NONE
+    # Where outputs are split: those of all ranks.
+    num_outputs: int = 0
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias."""
@@ -37,18 +43,26 @@ class TorchLinear:
     def outputs_from(self, first: int) -> TorchLinear:
         """The layer that yields its outputs from `first` on alone. It shares the memory."""
         bias, scales = (each if each is None else each[first:] for each in (self.bias, self.scales))
-        return TorchLinear(self.weight[first:], bias, self.activation, scales)
+        return TorchLinear(self.weight[first:], bias, self.activation, scales, self.split)
 
 
 class TorchOps(Ops):
     name = "torch"
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device | str = "cpu", quantization: str | None = None
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        quantization: str | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.dtype = dtype
         self.quantization = quantization
         self.device = torch.device(device)
+        self._ranks: TorchRanks | None = None
+        if ranks:
+            self.shard = ranks.shard
+            self._ranks = TorchRanks(ranks.store_file, ranks.shard, self.device)
         self._cache: torch.Tensor | None = None
         self._restored_kv: torch.Tensor | None = None
         self._step: StepInputs | None = None
@@ -59,6 +73,8 @@ class TorchOps(Ops):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        split: Split = Split.NONE,
+        num_outputs: int = 0,
     ) -> TorchLinear:
         weight = torch.cat(list(parts)).to(self.device, self.dtype)
         bias = None if biases is None else torch.cat(list(biases)).to(self.device, self.dtype)
@@ -68,8 +84,8 @@ class TorchOps(Ops):
             case "int4":
                 codes, scales = quantise_groups(weight)
             case _:
-                return TorchLinear(weight, bias, activation)
-        return TorchLinear(codes, bias, activation, scales)
+                return TorchLinear(weight, bias, activation, None, split, num_outputs)
+        return TorchLinear(codes, bias, activation, scales, split, num_outputs)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device=self.device, dtype=self.dtype, copy=True).contiguous()
@@ -103,6 +119,10 @@ class TorchOps(Ops):
         self, x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         out = activate(weight.project(x), weight.activation)
+        if self._ranks and weight.split is Split.INPUTS:
+            out = self._ranks.sum(out).to(self.dtype)
+        elif self._ranks and weight.split is Split.OUTPUTS:
+            out = self._ranks.join(out)[:, : weight.num_outputs]
         return out if residual is None else residual + out
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
@@ -111,7 +131,10 @@ class TorchOps(Ops):
     def mix_experts(
         self, x: torch.Tensor, logits: torch.Tensor, experts: TorchExperts, residual: torch.Tensor
     ) -> torch.Tensor:
-        return residual + mix(x, logits, experts)
+        mixed = mix(x, logits, experts)
+        if self._ranks and experts.spec.is_split:
+            mixed = self._ranks.sum(mixed).to(self.dtype)
+        return residual + mixed
 
     def attention(
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
@@ -138,6 +161,10 @@ class TorchOps(Ops):
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
         return self._running().output_rows(x)
+
+    def break_up(self) -> None:
+        if self._ranks:
+            self._ranks.abort()
 
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = logits.max(dim=-1)

@@ -1,7 +1,8 @@
 """What a KV block holds. Two processes exchange blocks only if their formats are equal.
 
 A block is contiguous over all layers, [layer, k|v, kv_head, slot, head_dim], so that it moves as one copy; a head's
-slots lie together, so that attention reads them in one piece.
+slots lie together, so that attention reads them in one piece. Where an instance is several ranks, a block holds the KV
+of all of them, one rank after another.
 
 A request may have the inputs of each layer kept in place of K and V (`ops/kept_inputs.py`), where K is as wide as
 they are: a block of the same bytes then holds twice as many tokens. Such blocks never leave their instance.
@@ -41,20 +42,28 @@ def num_restored_blocks(num_blocks: int, longest: int) -> int:
 class BlockFormat:
     num_layers: int
     block_size: int
+    # Of each rank.
     num_kv_heads: int
     head_dim: int
     # A key of DTYPE_BYTES: that of the values which attention reads.
     dtype: str
     # A value of POOL_KV_DTYPES; instances hold `kv`.
     encoding: str = "kv"
+    # The ranks of an instance have some heads each, all layers of one rank's before those of the next.
+    num_ranks: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        """Of a block; the layers of all ranks are counted."""
+        return (self.num_ranks * self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+
+    def layers_of(self, rank: int) -> slice:
+        """Where a rank's layers are in a block."""
+        return slice(rank * self.num_layers, (rank + 1) * self.num_layers)
 
     @property
     def num_channels(self) -> int:
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
+        return self.num_ranks * self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
     @property
     def block_bytes(self) -> int:
@@ -78,5 +87,5 @@ class BlockFormat:
     def describe(self) -> dict[str, str]:
         """Returns the fields as text for handshakes, in which a difference is named."""
         return {name: str(value) for name, value in asdict(self).items()} | {
-            "layout": "layer,kv,head,slot,dim"
+            "layout": "rank,layer,kv,head,slot,dim"
         }

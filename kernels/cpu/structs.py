@@ -31,6 +31,10 @@ class OpKind(IntEnum):
     EXPERT_LINEAR = 12
     MIX = 13
     QUANTISE = 14
+    SHARE = 15
+    MEET = 16
+    SUM_RANKS = 17
+    JOIN_RANKS = 18
 
 
 class ActivationCode(IntEnum):
@@ -129,6 +133,35 @@ class ExpertLinearOp(Structure):
     _fields_ = [("routing", Routing), ("linear", LinearOp), ("expert_bytes", c_int64)]
 
 
+class Ranks(Structure):
+    _fields_ = [
+        ("shared", c_void_p),
+        *((name, c_int64) for name in ("rank", "size", "slot_bytes", "num_meetings")),
+    ]
+
+
+class ShareOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ranks", "x")),
+        *((name, c_int64) for name in ("width", "x_stride")),
+        ("is_float32", c_int32),
+    ]
+
+
+class SumRanksOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ranks", "residual", "out")),
+        *((name, c_int64) for name in ("width", "residual_stride", "out_stride")),
+    ]
+
+
+class JoinRanksOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ranks", "out")),
+        *((name, c_int64) for name in ("width", "out_stride")),
+    ]
+
+
 class _AnyOp(Union):
     _fields_ = [
         ("embed", EmbedOp),
@@ -141,6 +174,9 @@ class _AnyOp(Union):
         ("spread", SpreadOp),
         ("expert_linear", ExpertLinearOp),
         ("quantise", QuantiseOp),
+        ("share", ShareOp),
+        ("sum_ranks", SumRanksOp),
+        ("join_ranks", JoinRanksOp),
     ]
 
 
@@ -192,6 +228,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.size_of_op.restype = c_int64
     library.size_of_step.restype = c_int64
     library.size_of_kv_blocks.restype = c_int64
+    library.size_of_ranks.restype = c_int64
     for function in (library.quantise_kv, library.dequantise_kv):
         function.argtypes = [c_void_p]
         function.restype = c_int32

@@ -54,6 +54,10 @@ class PackedWeight:
     dtype: torch.dtype
     kind: WeightKind = WeightKind.AS_ROWS
     int8: Int8Columns | None = None
+    # Whether this rank has some of the inputs, and results are added up across ranks.
+    is_partial: bool = False
+    # If this rank has some of the outputs, which are joined: those of all ranks that count.
+    num_joined: int = 0
 
     @property
     def tile_bytes(self) -> int:

@@ -69,7 +69,8 @@ void mix_row(const SpreadOp& op, int64_t row) {
       const float* of_expert = static_cast<const float*>(op.x) + places[k] * op.x_stride;
       sum = fma(splat(weights[k]), load_up_to(of_expert + i, left), sum);
     }
-    store_up_to(out + i, load_up_to(residual + i, left) + sum, left);
+    if (op.residual) sum = load_up_to(residual + i, left) + sum;
+    store_up_to(out + i, sum, left);
   }
 }
 

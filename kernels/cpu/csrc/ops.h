@@ -31,6 +31,10 @@ enum class OpKind : int32_t {
   ExpertLinear = 12,
   Mix = 13,
   Quantise = 14,
+  Share = 15,
+  Meet = 16,
+  SumRanks = 17,
+  JoinRanks = 18,
 };
 
 // out = table[ids + offset] (+ add_to)
@@ -144,7 +148,7 @@ struct RouteOp {
 };
 
 // Spread: out[places[choice]] = x[row of the choice].
-// Mix: out[row] = residual[row] + sum of weight * x[places[choice]] over the row's choices, where x is float32.
+// Mix: out[row] = (residual[row] +) sum of weight * x[places[choice]] over the row's choices, where x is float32.
 struct SpreadOp {
   Routing routing;
   const void* x;
@@ -158,6 +162,40 @@ struct ExpertLinearOp {
   Routing routing;
   LinearOp linear;
   int64_t expert_bytes;
+};
+
+// Memory that ranks share, as this process, one of them, sees it: see ranks.cpp.
+struct Ranks {
+  char* shared;
+  int64_t rank, size;
+  // The bytes of a slot, a multiple of 64.
+  int64_t slot_bytes;
+  // How many meetings this rank has been at.
+  int64_t num_meetings;
+};
+
+// Share: puts x where other ranks see it after the next meeting. Meet: waits until all ranks are there.
+struct ShareOp {
+  Ranks* ranks;
+  const void* x;
+  int64_t width, x_stride;
+  // 1: x is float32, whatever the dtype
+  int32_t is_float32;
+};
+
+// out = sum of what all ranks have shared (+ residual)
+struct SumRanksOp {
+  Ranks* ranks;
+  const void* residual;
+  void* out;
+  int64_t width, residual_stride, out_stride;
+};
+
+// out = the first columns of what ranks have shared, side by side, on rank 0. Each has shared as many.
+struct JoinRanksOp {
+  Ranks* ranks;
+  float* out;
+  int64_t width, out_stride;
 };
 
 struct Op {
@@ -176,6 +214,9 @@ struct Op {
     SpreadOp spread;
     ExpertLinearOp expert_linear;
     QuantiseOp quantise;
+    ShareOp share;
+    SumRanksOp sum_ranks;
+    JoinRanksOp join_ranks;
   };
 };
 
@@ -264,3 +305,10 @@ void group(const RouteOp& op, const Step& step);
 void spread(const SpreadOp& op, Dtype dtype, const Step& step, int64_t chunk);
 void expert_linear(const ExpertLinearOp& op, Dtype dtype, const Step& step, int64_t chunk);
 void mix(const SpreadOp& op, Dtype dtype, const Step& step, int64_t chunk);
+
+int64_t rank_rows_chunks(const Step& step);
+
+void share(const ShareOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void meet(const ShareOp& op);
+void sum_ranks(const SumRanksOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void join_ranks(const JoinRanksOp& op, const Step& step, int64_t chunk);
