@@ -12,6 +12,7 @@ from alignedserve.engine.choices import (
     block_format,
     check_hidden_cache,
     check_quantization,
+    check_ranks,
     choose_dtype,
     choose_max_model_len,
 )
@@ -102,6 +103,7 @@ def check(settings: Settings, model: Location) -> None:
     _check_island_gateways(settings)
     # Which device it will be is known when a node is.
     check_quantization(settings.engine, model.config, is_cpu=True)
+    check_ranks(settings.engine, model.config, is_cpu=True)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
     choose_max_model_len(settings.engine, model.config)
@@ -124,6 +126,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
     check_quantization(settings.engine, model.config, is_cpu)
+    check_ranks(settings.engine, model.config, is_cpu)
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus)
     settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)
     if settings.router.change_roles:

@@ -65,7 +65,9 @@ class Layers:
         head_name = name if is_tied else "lm_head"
         both = self.tensor(f"{head_name}.weight", vocab_size, width)
         head = self._head(both)
-        return self._ops.parameter(both) if is_tied else self.parameter(f"{name}.weight", vocab_size, width), head
+        return self._ops.parameter(both) if is_tied else self.parameter(
+            f"{name}.weight", vocab_size, width
+        ), head
 
     def _head(self, weight: torch.Tensor) -> Linear:
         """Of several ranks each has some of the vocabulary, filled up so that all have as many."""
@@ -88,8 +90,8 @@ class Layers:
         outputs: Sequence[slice] | None = None,
         inputs: slice | None = None,
     ) -> Linear:
-        """Makes one layer out of several in the checkpoint, side by side. Of several ranks each takes those `outputs` of
-        each, or those `inputs`, if given."""
+        """Makes one layer out of several in the checkpoint, side by side. Of several ranks this one takes those
+        `outputs` of each, or those `inputs`, if given."""
         parts = [
             self._weights.take(f"{name}.weight", (out, in_features))
             for name, out in zip(names, out_features, strict=True)

@@ -11,6 +11,7 @@ from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
@@ -36,8 +37,9 @@ class ListedSource:
 class ListingOps(TorchOps):
     """Ops which keep nothing of what they are given."""
 
-    def __init__(self, dtype: torch.dtype, quantization: str | None) -> None:
+    def __init__(self, dtype: torch.dtype, quantization: str | None, shard: Shard) -> None:
         super().__init__(dtype, quantization=quantization)
+        self.shard = shard
         self.num_bytes = 0
 
     def linear_weight(
@@ -46,6 +48,8 @@ class ListingOps(TorchOps):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        split: Split = Split.NONE,
+        num_outputs: int = 0,
     ) -> TorchLinear:
         scheme = self.scheme(is_head)
         self._count(parts, BYTES_PER_WEIGHT[scheme] if scheme else None)
@@ -72,9 +76,11 @@ def num_weight_bytes(
     dtype: torch.dtype,
     checkpoint: SafetensorsSource | None,
     quantization: str | None = None,
+    shard: Shard | None = None,
 ) -> int:
-    """The bytes of all that a model keeps of its tensors. Raises ValueError when the checkpoint is not the model's."""
-    listed, ops = ListedSource(dtype, checkpoint), ListingOps(dtype, quantization)
+    """The bytes of all that a model, or a rank's part of it, keeps of its tensors. Raises ValueError when the
+    checkpoint is not the model's."""
+    listed, ops = ListedSource(dtype, checkpoint), ListingOps(dtype, quantization, shard or Shard())
     # The length of sequences makes no difference to the weights.
     build_model(config, listed, ops, max_model_len=1)
     listed.finish()

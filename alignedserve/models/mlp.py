@@ -63,9 +63,7 @@ def make_mlp(config: ModelConfig, layers: Layers, index: int, names: ExpertNames
             activation=Activation.SILU_GATED,
             outputs=[mine, mine],
         ),
-        down=layers.linear(
-            [f"{prefix}.mlp.down_proj"], [hidden], inner, bias=config.mlp_bias, inputs=mine
-        ),
+        down=layers.linear([f"{prefix}.mlp.down_proj"], [hidden], inner, bias=config.mlp_bias, inputs=mine),
     )
 
 

@@ -26,7 +26,11 @@ class CudaOptions:
 
 
 def _torch(
-    device: torch.device, dtype: torch.dtype, options: CudaOptions, quantization: str | None, ranks: Ranks | None
+    device: torch.device,
+    dtype: torch.dtype,
+    options: CudaOptions,
+    quantization: str | None,
+    ranks: Ranks | None,
 ) -> Ops:
     from alignedserve.ops.torch_ops import TorchOps
 
@@ -34,7 +38,11 @@ def _torch(
 
 
 def _cpu(
-    device: torch.device, dtype: torch.dtype, options: CudaOptions, quantization: str | None, ranks: Ranks | None
+    device: torch.device,
+    dtype: torch.dtype,
+    options: CudaOptions,
+    quantization: str | None,
+    ranks: Ranks | None,
 ) -> Ops:
     from alignedserve.kernels.cpu.library import library
     from alignedserve.ops.cpu_ops import CpuOps
@@ -46,7 +54,11 @@ def _cpu(
 
 
 def _triton(
-    device: torch.device, dtype: torch.dtype, options: CudaOptions, quantization: str | None, ranks: Ranks | None
+    device: torch.device,
+    dtype: torch.dtype,
+    options: CudaOptions,
+    quantization: str | None,
+    ranks: Ranks | None,
 ) -> Ops:
     if quantization:
         raise ValueError(

@@ -97,8 +97,8 @@ class Ops(ABC):
 
         `activation` is applied to the output. The parts are copied, never kept: the caller may free them. The head
         yields logits, which choose between many tokens: it keeps eight bits at least. `split`: what this rank's layer
-        is a part of. Where inputs are, there is no activation, and one rank alone has the biases. Where outputs are, all
-        ranks have as many, of which the first `num_outputs` count.
+        is a part of. Where inputs are, there is no activation, and one rank alone has the biases. Where outputs are,
+        all ranks have as many, of which the first `num_outputs` count.
         """
 
     def scheme(self, is_head: bool) -> str | None:
@@ -204,8 +204,10 @@ class Ops(ABC):
             tokens[random] = self.gumbel_argmax(chosen, keys.to(logits.device)[random])
         return tokens, is_broken
 
+    @abstractmethod
     def break_up(self) -> None:
-        """Makes this process's wait for another rank end with an error, now or later. Called on another thread."""
+        """Makes this process's wait for ranks that have ended end with an error, now or later. It is called on another
+        thread."""
 
     @abstractmethod
     def compile(

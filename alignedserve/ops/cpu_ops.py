@@ -174,9 +174,7 @@ class CpuOps(Ops):
             return self._across_ranks(x, weight, residual)
         return self._project(x, weight, residual, self.dtype)
 
-    def _project(
-        self, x: Value, weight: PackedWeight, residual: Value | None, dtype: torch.dtype
-    ) -> Value:
+    def _project(self, x: Value, weight: PackedWeight, residual: Value | None, dtype: torch.dtype) -> Value:
         out = self._value(weight.out_features, x.rows, dtype)
         args = LinearOp(
             x=x.pointer,

@@ -1,8 +1,8 @@
 """Which part of a model a rank holds: of each layer some heads, and some of the MLP's inner values.
 
-A linear layer whose outputs are split needs nothing of other ranks: what follows works on those outputs alone. One whose
-inputs are split yields a part of each sum, and the ranks' parts are added up. The head's outputs are split as well, and
-put side by side for the leading rank, which chooses tokens.
+A linear layer whose outputs are split needs nothing of other ranks: what follows works on those outputs alone. One
+whose inputs are split yields a part of each sum, and the ranks' parts are added up. The head's outputs are split as
+well, and put side by side for the leading rank, which chooses tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Split(Enum):
-    """What is to be done across ranks with what a linear layer yields."""
+    """What ranks do with what a linear layer yields."""
 
     # Nothing: every rank has the whole layer, or what follows needs this rank's outputs only.
     NONE = "none"

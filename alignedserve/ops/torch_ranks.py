@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, FileStore, ReduceOp
+from torch._C._distributed_c10d import AllreduceOptions, FileStore
 from torch.distributed import ProcessGroup
 
 from alignedserve.ops.shard import Shard
@@ -37,9 +37,7 @@ class TorchRanks:
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, the same on each, in float32. `x` may be overwritten."""
         total = x.float()
-        options = AllreduceOptions()
-        options.reduceOp = ReduceOp.SUM
-        self._group.allreduce([total], options).wait()
+        self._group.allreduce([total], AllreduceOptions()).wait()
         return total
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
@@ -47,10 +45,6 @@ class TorchRanks:
         parts = [torch.empty_like(x) for _ in range(self._shard.size)]
         self._group.allgather([parts], [x.contiguous()]).wait()
         return torch.cat(parts, dim=1)
-
-    def abort(self) -> None:
-        """Makes a rank that waits return with an error. It is called on another thread."""
-        self._group.abort()
 
     def _use_gloo(self, store: FileStore, device: torch.device) -> None:
         from torch.distributed import ProcessGroupGloo

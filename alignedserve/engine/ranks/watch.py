@@ -1,7 +1,7 @@
 """Notices that a rank has ended or hangs.
 
-A process that ends is noticed at once. One that hangs stops counting: each rank counts twice a second in the memory that
-all share, on a thread of its own, whatever it computes.
+A process that ends is noticed at once. One that hangs stops counting: each rank counts twice a second in the memory
+that all share, on a thread of its own, whatever it computes.
 """
 
 from __future__ import annotations
@@ -64,23 +64,26 @@ class Watch:
         poll = select.poll()
         for fd in (self._stop_read, *self._pidfds):
             poll.register(fd, select.POLLIN | select.POLLHUP)
-        silence = [Silence() for _ in self._beats]
-        while True:
+        silences = [Silence() for _ in self._beats]
+        while not self._lost:
             found = {fd for fd, _ in poll.poll(BEAT_S * 1000)}
             if self._stop_read in found:
                 return
-            now = time.monotonic()
-            for rank, (process, pidfd, beat) in enumerate(
-                zip(self._processes, self._pidfds, self._beats, strict=True), 1
-            ):
-                if pidfd in found:
-                    self._lost = f"rank {rank} (process {process.pid}) has ended: {process.wait()}"
-                elif silence[rank - 1].is_over(int(beat.item()), now):
-                    self._lost = f"rank {rank} (process {process.pid}) has hung for {SILENCE_S:g} s"
-                if self._lost:
-                    self._was_lost.set()
-                    break_up()
-                    return
+            self._lost = self._look(found, silences)
+        # None of the others is of use any more, and `gloo` only notices that somebody has ended.
+        for process in self._processes:
+            process.kill()
+        self._was_lost.set()
+        break_up()
+
+    def _look(self, found: set[int], silences: Sequence[Silence]) -> str:
+        now = time.monotonic()
+        for rank, process in enumerate(self._processes, 1):
+            if self._pidfds[rank - 1] in found:
+                return f"rank {rank} (process {process.pid}) has ended: {process.wait()}"
+            if silences[rank - 1].is_over(int(self._beats[rank - 1].item()), now):
+                return f"rank {rank} (process {process.pid}) has hung for {SILENCE_S:g} s"
+        return ""
 
 
 class Silence:
