@@ -49,7 +49,8 @@ class AttentionSpec:
     scale: float
     # How many of the latest tokens (itself included) a token attends to; None for all.
     sliding_window: int | None = None
-    # [max_position, head_dim] float32: cos of head_dim/2 angles, then sin of the same; None for no rotation.
+    # [max_position, rotary_dim] float32: cos of rotary_dim/2 angles, then sin of the same, for the first rotary_dim
+    # values of a head; None for no rotation.
     rope: torch.Tensor | None = None
     # Qwen3's RMS norm weights [head_dim] for q and k, applied per head before the rotation.
     q_norm: torch.Tensor | None = None
@@ -57,6 +58,12 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     # It is set for the last layer, of whose result no other rows are needed.
     outputs_only: bool = False
+
+
+def check_rotary_dim(rope: torch.Tensor, head_dim: int) -> None:
+    rotary_dim = rope.shape[1]
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise ValueError(f"rope must be an even number of values wide, at most {head_dim}, not {rotary_dim}")
 
 
 # These are a backend's own handles on a value or a weight, which are opaque to a model.

@@ -24,7 +24,7 @@ from alignedserve.kernels.cpu.structs import (
 )
 from alignedserve.kernels.cpu.weights import PackedWeight, pack
 from alignedserve.kernels.int4 import GROUP
-from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected
+from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected, check_rotary_dim
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
@@ -217,7 +217,8 @@ class CpuOps(Ops):
         self._check_parameter("k_norm", spec.k_norm, (spec.head_dim,))
         rope = spec.rope
         if rope is not None:
-            _check_tensor("rope", rope, torch.float32, (None, spec.head_dim))
+            _check_tensor("rope", rope, torch.float32, (None, None))
+            check_rotary_dim(rope, spec.head_dim)
         out = self._value(spec.num_heads * spec.head_dim, Rows.OUTPUTS if spec.outputs_only else Rows.TOKENS)
         self._attend(_attention_op(qkv, out, cache[:, spec.layer], spec), out, [qkv, cache, spec])
         if self._recorded_step().kept_inputs is not None:
@@ -358,6 +359,7 @@ def _attention_op(qkv: Value, out: Value, cache: torch.Tensor, spec: AttentionSp
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
+        rotary_dim=0 if spec.rope is None else spec.rope.shape[1],
         block_size=cache.shape[3],
         window=spec.sliding_window or 0,
         scale=spec.scale,

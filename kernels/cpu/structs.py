@@ -81,7 +81,7 @@ class AttentionOp(Structure):
         *((name, c_void_p) for name in ("qkv", "out", "cache", "rope", "q_norm", "k_norm")),
         *((name, c_int64) for name in ("qkv_stride", "out_stride", "block_stride", "value_offset")),
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "window")),
-        ("of_kept", c_int32),
+        *((name, c_int32) for name in ("of_kept", "rotary_dim")),
         ("scale", c_float),
         ("eps", c_float),
     ]

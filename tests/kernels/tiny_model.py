@@ -25,9 +25,15 @@ class Shape:
     sliding_window: int | None = None
     qk_norm: bool = False
     rope: bool = True
+    # How many of a head's values are rotated; None: all.
+    rotary_dim: int | None = None
     # 0: no mixture. Else each expert has `intermediate` inner columns, and a row goes through `top_k` of them.
     num_experts: int = 0
     top_k: int = 0
+
+    @property
+    def rotary(self) -> int:
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
 
 SHAPE_125M = Shape(768, 2048, 12, 12, 4, 64, 32000, 4096)
@@ -52,7 +58,7 @@ class LlamaLike:
             return ops.parameter(1 + random(width, scale=0.1))
 
         self.table = ops.parameter(random(s.vocab, s.hidden, scale=1.0))
-        rope = rope_table(s.max_position, s.head_dim) if s.rope else None
+        rope = rope_table(s.max_position, s.rotary) if s.rope else None
         for i in range(s.num_layers):
             q, kv = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
             spec = AttentionSpec(
@@ -123,8 +129,8 @@ class LlamaLike:
         return self.ops.compile(self.forward, self.logits, step, max_rows)
 
 
-def rope_table(max_position: int, head_dim: int) -> torch.Tensor:
-    frequency = 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+def rope_table(max_position: int, rotary_dim: int) -> torch.Tensor:
+    frequency = 10000.0 ** (-torch.arange(0, rotary_dim, 2) / rotary_dim)
     angle = torch.outer(torch.arange(max_position), frequency)
     return torch.cat([angle.cos(), angle.sin()], dim=1).contiguous()
 

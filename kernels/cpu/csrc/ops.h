@@ -99,6 +99,8 @@ struct AttentionOp {
   int32_t window;
   // 1: of the sequences whose inputs are kept, and the cache is restored KV; 0: of all others
   int32_t of_kept;
+  // how many of a head's first values are rotated, and the width of rope
+  int32_t rotary_dim;
   float scale, eps;
 };
 

@@ -40,6 +40,7 @@ def rope_launch(
     kv_heads: int,
     head_dim: int,
     has_norm: bool,
+    rotary_dim: int | None = None,
 ) -> None:
     weight = meta(head_dim, dtype=dtype) if has_norm else None
     rope_write(
@@ -49,7 +50,7 @@ def rope_launch(
         meta(1000, 32, 2, kv_heads, 16, head_dim, dtype=dtype),
         layer=3,
         num_heads=heads,
-        rope=meta(4096, head_dim, dtype=torch.float32),
+        rope=meta(4096, rotary_dim or head_dim, dtype=torch.float32),
         q_norm=weight,
         k_norm=weight,
     )
@@ -69,6 +70,9 @@ def rope_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         f"rope_write decode {head_dim}": partial(rope_launch, dtype, 32, 32, 8, head_dim, has_norm=False)
         for head_dim in (64, 80, 96, 128)
     }
+    launches["rope_write decode 96 of 128"] = partial(
+        rope_launch, dtype, 32, 24, 8, 128, has_norm=False, rotary_dim=96
+    )
     launches["rope_write prefill 128 normed"] = partial(rope_launch, dtype, 2048, 40, 8, 128, has_norm=True)
     return launches
 
