@@ -15,6 +15,7 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     OPTConfig,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -51,12 +52,15 @@ _QWEN3_MOE: dict[str, Any] = _GATED | dict(
     num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, head_dim=32
 )
 
+_YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max_position_embeddings=64)
+
 CONFIGS: dict[str, Any] = {
     "llama-mha": lambda: LlamaConfig(**_GATED | dict(num_key_value_heads=4)),
     "llama-gqa-tied": lambda: LlamaConfig(**_GATED, tie_word_embeddings=True),
     "llama3-rope": lambda: LlamaConfig(
         **_GATED, rope_parameters=_LLAMA3_ROPE, mlp_bias=True, attention_bias=True
     ),
+    "llama-yarn": lambda: LlamaConfig(**_GATED, rope_parameters=_YARN_ROPE),
     "mistral-window": lambda: MistralConfig(**_GATED, sliding_window=24),
     "qwen2": lambda: Qwen2Config(**_GATED, tie_word_embeddings=True),
     "qwen2-window": lambda: Qwen2Config(
@@ -69,6 +73,19 @@ CONFIGS: dict[str, Any] = {
     ),
     "mixtral": lambda: MixtralConfig(**_GATED, num_local_experts=4, num_experts_per_tok=2),
     "mixtral-window": lambda: MixtralConfig(**_GATED, num_local_experts=5, sliding_window=24),
+    "phi3": lambda: Phi3Config(**_GATED | dict(num_key_value_heads=4), partial_rotary_factor=0.5),
+    "phi3-partial-window": lambda: Phi3Config(
+        **_GATED, partial_rotary_factor=0.75, sliding_window=24, tie_word_embeddings=True
+    ),
+    "phi3-longrope": lambda: Phi3Config(
+        **_GATED,
+        original_max_position_embeddings=32,
+        rope_parameters=dict(
+            rope_type="longrope",
+            short_factor=[1.0 + i / 4 for i in range(8)],
+            long_factor=[1.5 + i * i for i in range(8)],
+        ),
+    ),
     "opt": lambda: OPTConfig(**_COMMON, ffn_dim=128, word_embed_proj_dim=64, init_std=0.15),
     "opt-post-norm": lambda: OPTConfig(
         **_COMMON, ffn_dim=128, word_embed_proj_dim=48, do_layer_norm_before=False, init_std=0.15

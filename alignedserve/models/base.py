@@ -81,3 +81,20 @@ class Layers:
             if bias
         ]
         return self._ops.linear_weight(parts, biases or None, activation, is_head)
+
+    def linear_split(
+        self,
+        name: str,
+        out_features: list[int],
+        in_features: int,
+        bias: bool = False,
+        activation: Activation = Activation.NONE,
+    ) -> Linear:
+        """Makes one layer out of one in the checkpoint which holds several, side by side."""
+        weight = self._weights.take(f"{name}.weight", (sum(out_features), in_features))
+        bias_of_all = self._weights.take(f"{name}.bias", (sum(out_features),)) if bias else None
+        return self._ops.linear_weight(
+            torch.split(weight, out_features),
+            None if bias_of_all is None else torch.split(bias_of_all, out_features),
+            activation,
+        )

@@ -7,15 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding: base frequency and, for Llama 3, the piecewise rescaling of long wavelengths."""
+    """Rotary embedding: its base frequency, and how frequencies are rescaled for longer sequences than a model was
+    trained with at first."""
 
     theta: float = 10000.0
-    # The kind is "default", "linear" or "llama3".
+    # How much of each head is rotated: its first values.
+    partial_rotary_factor: float = 1.0
+    # The kind is "default", "linear", "llama3", "yarn" or "longrope".
     kind: str = "default"
     factor: float = 1.0
+    # The length at first (llama3, yarn, longrope).
+    original_max_position: int = 8192
+    # The two between which wavelengths are blended (llama3).
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    # The turns within the original length between which frequencies are blended; `truncate` rounds where that begins
+    # and ends to whole frequencies (yarn).
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    # What cosines and sines are multiplied with (yarn, longrope).
+    attention_factor: float = 1.0
+    # What each frequency is divided by: where sequences may be no longer than the original length, and where they may
+    # (longrope).
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,8 @@ class ModelConfig:
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
+    # The checkpoint has q, k and v in one tensor, and gate and up (Phi-3).
+    fused_projections: bool = False
     # An RMS norm over each head of q and k (Qwen3).
     qk_norm: bool = False
     moe: MoeConfig | None = None

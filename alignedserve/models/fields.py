@@ -53,6 +53,16 @@ class Fields:
             raise self.error(key, "a positive number")
         return float(value)
 
+    def positives(self, key: str, num: int) -> tuple[float, ...]:
+        values = self.get(key)
+        if (
+            not isinstance(values, list)
+            or len(values) != num
+            or any(type(value) not in (int, float) or not 0 < value < math.inf for value in values)
+        ):
+            raise self.error(key, f"a list of {num} positive numbers")
+        return tuple(float(value) for value in values)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._or_default(key, default)
         if type(value) is not bool:

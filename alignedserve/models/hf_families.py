@@ -11,7 +11,7 @@ from typing import Any
 
 from alignedserve.models.fields import Fields
 from alignedserve.models.hf_moe import mixture_layers, read_moe
-from alignedserve.models.hf_rope import DEFAULT_THETA, read_rope
+from alignedserve.models.hf_rope import LLAMA_ROPE, PHI3_KINDS, RopeDefaults, longest_sequence, read_rope
 
 # A family returns the arguments of ModelConfig.
 Family = Callable[[Fields], dict[str, Any]]
@@ -55,7 +55,7 @@ def _gated(
     max_position: int,
     num_kv_heads: int | None,
     norm_eps: float = 1e-6,
-    theta: float = DEFAULT_THETA,
+    rope: RopeDefaults = LLAMA_ROPE,
 ) -> dict[str, Any]:
     """Reads what Llama and its relatives share; the arguments are the family's defaults for absent keys."""
     model = _common(fields, tie_word_embeddings=False)
@@ -68,13 +68,15 @@ def _gated(
             f"must divide num_attention_heads, which is {model['num_heads']}"
         )
     max_position = fields.size("max_position_embeddings", max_position)
+    head_dim = _head_dim(fields, model["hidden_size"], model["num_heads"])
+    read = read_rope(fields, max_position, head_dim, rope)
     return model | {
         "intermediate_size": fields.size("intermediate_size"),
-        "head_dim": _head_dim(fields, model["hidden_size"], model["num_heads"]),
-        "max_position": max_position,
+        "head_dim": head_dim,
+        "max_position": longest_sequence(read, max_position),
         "norm_eps": fields.positive("rms_norm_eps", norm_eps),
         "activation": fields.choice("hidden_act", _GATED_ACTIVATIONS, "silu"),
-        "rope": read_rope(fields, max_position, theta),
+        "rope": read,
         "sliding_windows": (None,) * model["num_layers"],
     }
 
@@ -185,7 +187,7 @@ def _qwen3_moe(fields: Fields) -> dict[str, Any]:
 
 
 def _mixtral(fields: Fields) -> dict[str, Any]:
-    model = _gated(fields, max_position=131072, num_kv_heads=8, norm_eps=1e-5, theta=1e6)
+    model = _gated(fields, max_position=131072, num_kv_heads=8, norm_eps=1e-5, rope=RopeDefaults(theta=1e6))
     # Unlike Mistral's, an absent window is none.
     window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
     layers = (True,) * model["num_layers"]
@@ -195,6 +197,25 @@ def _mixtral(fields: Fields) -> dict[str, Any]:
         model
         | _token_ids(fields, bos=1, eos=2, pad=None)
         | {"architecture": "mixtral", "sliding_windows": windows, "moe": moe}
+    )
+
+
+def _phi3(fields: Fields) -> dict[str, Any]:
+    # The original length has a default of its own, which goes before what is said beside longrope's factors.
+    original = fields.size("original_max_position_embeddings", 4096)
+    fields = Fields({**fields.values, "original_max_position_embeddings": original}, fields.where)
+    rope = RopeDefaults(kinds=PHI3_KINDS, may_be_partial=True)
+    model = _gated(fields, max_position=4096, num_kv_heads=None, norm_eps=1e-5, rope=rope)
+    # Like Mixtral's, an absent window is none.
+    window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
+    return (
+        model
+        | _token_ids(fields, bos=1, eos=32000, pad=32000)
+        | {
+            "architecture": "phi3",
+            "fused_projections": True,
+            "sliding_windows": (window,) * model["num_layers"],
+        }
     )
 
 
@@ -230,5 +251,6 @@ FAMILIES: dict[str, Family] = {
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "MixtralForCausalLM": _mixtral,
+    "Phi3ForCausalLM": _phi3,
     "OPTForCausalLM": _opt,
 }

@@ -1,5 +1,5 @@
 """Llama and its variants, which differ by a switch: Mistral (windows), Qwen2 (qkv bias), Qwen3 (norm of q and k),
-Qwen3-MoE and Mixtral (experts)."""
+Qwen3-MoE and Mixtral (experts), Phi-3 (fused tensors, part of a head rotated)."""
 
 from __future__ import annotations
 
@@ -83,12 +83,7 @@ def _decoder_layer(
     q_norm, k_norm = [layers.parameter(name, config.head_dim) for name in norms] or (None, None)
     return DecoderLayer(
         input_norm=layers.parameter(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=layers.linear(
-            [f"{prefix}.self_attn.{part}_proj" for part in "qkv"],
-            [q_size, kv_size, kv_size],
-            hidden,
-            bias=config.qkv_bias,
-        ),
+        qkv=_qkv(config, layers, f"{prefix}.self_attn", [q_size, kv_size, kv_size]),
         attention=AttentionSpec(
             layer=index,
             num_heads=config.num_heads,
@@ -108,3 +103,10 @@ def _decoder_layer(
         mlp_norm=layers.parameter(f"{prefix}.post_attention_layernorm.weight", hidden),
         mlp=make_mlp(config, layers, index, names),
     )
+
+
+def _qkv(config: ModelConfig, layers: Layers, prefix: str, widths: list[int]) -> Linear:
+    if config.fused_projections:
+        return layers.linear_split(f"{prefix}.qkv_proj", widths, config.hidden_size, config.qkv_bias)
+    names = [f"{prefix}.{part}_proj" for part in "qkv"]
+    return layers.linear(names, widths, config.hidden_size, config.qkv_bias)

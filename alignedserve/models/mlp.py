@@ -54,15 +54,18 @@ def make_mlp(config: ModelConfig, layers: Layers, index: int, names: ExpertNames
         return _mixture(config.moe, config.hidden_size, layers, f"{prefix}.{names.mixture}", names)
     hidden, inner = config.hidden_size, config.intermediate_size
     return GatedMlp(
-        gate_up=layers.linear(
-            [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")],
-            [inner, inner],
-            hidden,
-            bias=config.mlp_bias,
-            activation=Activation.SILU_GATED,
-        ),
+        gate_up=_gate_up(config, layers, f"{prefix}.mlp"),
         down=layers.linear([f"{prefix}.mlp.down_proj"], [hidden], inner, bias=config.mlp_bias),
     )
+
+
+def _gate_up(config: ModelConfig, layers: Layers, prefix: str) -> Linear:
+    hidden, widths = config.hidden_size, [config.intermediate_size] * 2
+    activation = Activation.SILU_GATED
+    if config.fused_projections:
+        return layers.linear_split(f"{prefix}.gate_up_proj", widths, hidden, config.mlp_bias, activation)
+    names = [f"{prefix}.{part}_proj" for part in ("gate", "up")]
+    return layers.linear(names, widths, hidden, config.mlp_bias, activation)
 
 
 def _mixture(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: ExpertNames) -> ExpertMlp:

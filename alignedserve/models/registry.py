@@ -16,6 +16,7 @@ MODELS: dict[str, type[Llama] | type[Opt]] = {
     "qwen3": Llama,
     "qwen3_moe": Llama,
     "mixtral": Mixtral,
+    "phi3": Llama,
     "opt": Opt,
 }
 

@@ -41,6 +41,7 @@ GATED = {
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "mixtral": transformers.MixtralConfig,
+    "phi3": transformers.Phi3Config,
 }
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -49,6 +50,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "opt": "OPTForCausalLM",
 }
 
@@ -108,18 +110,54 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
         {"head_dim": 16, "rms_norm_eps": 1e-5},
         {"num_key_value_heads": 8, "tie_word_embeddings": True, "max_position_embeddings": 4096},
         {"rope_theta": 500000.0, "rope_scaling": None},
-        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}},
-        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_ROPE}},
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_parameters": {"rope_theta": 1234.5, "rope_type": "default"}},
         {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 1234.5}},
-        {"rope_scaling": {"rope_type": "linear", "factor": 4}, "rope_parameters": {"rope_theta": 9.0}},
         {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": 8},
         {"eos_token_id": None, "bos_token_id": None},
     ],
 )
 def test_values_are_read_as_transformers_reads_them(family: str, values: dict[str, Any]) -> None:
     check_gated(family, SIZES | values)
+
+
+@pytest.mark.parametrize("family", sorted(set(GATED) - {"phi3"}))
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_ROPE}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4}, "rope_parameters": {"rope_theta": 9.0}},
+    ],
+)
+def test_scalings_are_read_as_transformers_reads_them(family: str, values: dict[str, Any]) -> None:
+    check_gated(family, SIZES | values)
+
+
+@pytest.mark.parametrize("window", [{}, {"sliding_window": None}, {"sliding_window": 17}])
+def test_phi3_windows_and_fused_tensors(window: dict[str, Any]) -> None:
+    assert check_gated("phi3", SIZES | window).fused_projections
+
+
+def test_phi3_rotates_a_part_of_a_head() -> None:
+    sizes = SIZES | {"head_dim": 16, "partial_rotary_factor": 0.75}
+    rope = check_gated("phi3", sizes).rope
+    assert rope is not None and rope.partial_rotary_factor == 0.75
+    for factor in (0.7, 1.25, 0.01):
+        with pytest.raises(
+            ValueError, match=f"partial_rotary_factor is {factor}; must be .* head_dim, which is 16"
+        ):
+            ours("phi3", sizes | {"partial_rotary_factor": factor})
+
+
+def test_yarn_lengthens_the_sequences_that_a_model_takes() -> None:
+    """Users add it to a file whose max_position_embeddings is the length at first."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    for found, longest in ((32768, 131072), (40960, 131072), (262144, 262144)):
+        assert (
+            ours("qwen2", SIZES | {"max_position_embeddings": found, "rope_scaling": yarn}).max_position
+            == longest
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -303,9 +341,21 @@ def test_end_tokens_of_generation_config_are_merged(
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["architectures", "GPT2LMHeadModel", "Qwen3ForCausalLM"]),
         ({"architectures": None, "model_type": "gpt2"}, ["gpt2", "LlamaForCausalLM"]),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn", "linear, llama3"]),
+        ({"rope_scaling": {"rope_type": "yarn"}}, ["rope_scaling", "factor is missing", "a positive number"]),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 2}},
+            ["rope_scaling", "beta_fast is 1", "greater than beta_slow, which is 2"],
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1},
+            ["rope_theta", "greater than 1"],
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["rope_scaling", "dynamic", "llama3"]),
-        ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "longrope", "llama3"]),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ["short_factor is missing", "4 positive numbers"]),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 0], "long_factor": [1] * 4}},
+            ["short_factor is [1, 1, 1, 0]", "4 positive numbers"],
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, ["rope_scaling", "factor is missing", "positive number"]),
         (
             {"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "high_freq_factor": 0.5}},
