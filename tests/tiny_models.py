@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -54,6 +55,10 @@ _QWEN3_MOE: dict[str, Any] = _GATED | dict(
 
 _YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max_position_embeddings=64)
 
+_GEMMA3: dict[str, Any] = _GATED | dict(
+    head_dim=32, sliding_window=24, sliding_window_pattern=2, query_pre_attn_scalar=16
+)
+
 CONFIGS: dict[str, Any] = {
     "llama-mha": lambda: LlamaConfig(**_GATED | dict(num_key_value_heads=4)),
     "llama-gqa-tied": lambda: LlamaConfig(**_GATED, tie_word_embeddings=True),
@@ -86,6 +91,15 @@ CONFIGS: dict[str, Any] = {
             long_factor=[1.5 + i * i for i in range(8)],
         ),
     ),
+    "gemma3": lambda: Gemma3TextConfig(**_GEMMA3),
+    "gemma3-listed-scaled": lambda: Gemma3TextConfig(
+        **_GEMMA3 | dict(attention_bias=True, query_pre_attn_scalar=9),
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=4.0, rope_theta=50000.0),
+            sliding_attention=dict(rope_type="default", rope_theta=5000.0),
+        ),
+    ),
     "opt": lambda: OPTConfig(**_COMMON, ffn_dim=128, word_embed_proj_dim=64, init_std=0.15),
     "opt-post-norm": lambda: OPTConfig(
         **_COMMON, ffn_dim=128, word_embed_proj_dim=48, do_layer_norm_before=False, init_std=0.15
@@ -106,7 +120,9 @@ def _make_biases_and_norms_matter(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             spread = torch.randn_like(parameter) * 0.2
-            parameter.data = spread if name.endswith("bias") else 1 + spread
+            # Gemma adds one to the weights of its norms.
+            is_around_zero = name.endswith("bias") or "Gemma" in type(model).__name__
+            parameter.data = spread if is_around_zero else 1 + spread
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -30,6 +31,21 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PostNorm:
+    """An RMS norm of what a part of a layer yields, before that is added to the residual stream."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+def add_linear(ops: Ops, x: Value, weight: Linear, residual: Value, post_norm: PostNorm | None) -> Value:
+    """Returns `residual`, which may be overwritten, plus what the linear layer makes of x."""
+    if post_norm is None:
+        return ops.linear(x, weight, residual=residual)
+    return ops.rms_norm(ops.linear(x, weight), post_norm.weight, post_norm.eps, residual=residual)
+
+
 class Layers:
     """Takes tensors by their checkpoint names and turns them into the weights that the ops work on."""
 
@@ -46,6 +62,12 @@ class Layers:
 
     def parameter(self, name: str, *shape: int) -> torch.Tensor:
         return self._ops.parameter(self._weights.take(name, shape))
+
+    def norm(self, name: str, width: int, offset: float = 0.0) -> torch.Tensor:
+        """Returns a norm's weight, plus `offset`: that sum is kept in float32."""
+        if not offset:
+            return self.parameter(name, width)
+        return self._ops.parameter(self._weights.take(name, (width,)).float() + offset, torch.float32)
 
     def embedding_and_head(
         self, name: str, vocab_size: int, width: int, is_tied: bool

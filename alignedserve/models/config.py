@@ -63,12 +63,14 @@ class ModelConfig:
     # The longest sequence that the model was made for.
     max_position: int
     norm_eps: float
-    # The activation is "silu" (gated), "relu", "gelu" (exact) or "gelu_tanh".
+    # The activation is "silu" (gated), "gelu_tanh_gated", "relu", "gelu" (exact) or "gelu_tanh".
     activation: str
     # The dtype of the checkpoint: "float32", "bfloat16" or "float16".
     dtype: str
     tie_word_embeddings: bool = False
     rope: RopeConfig | None = None
+    # Of the layers which have a window, where it is another than that of the others.
+    local_rope: RopeConfig | None = None
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
@@ -79,6 +81,14 @@ class ModelConfig:
     moe: MoeConfig | None = None
     # One entry per layer: how many of the latest tokens (itself included) a token attends to; None for all.
     sliding_windows: tuple[int | None, ...] = ()
+    # These are for Gemma only. What is added to the weight of each norm:
+    norm_offset: float = 0.0
+    # Whether what attention and MLP yield is normed before it is added.
+    post_norms: bool = False
+    # What embeddings are multiplied with, in the model's dtype.
+    embedding_scale: float = 1.0
+    # By the root of what scores are divided, if not of head_dim.
+    query_pre_attn_scalar: float | None = None
     # These are for OPT only: norm_before is False for the post-norm 350m, which has a narrower embedding as well.
     norm_before: bool = True
     final_norm: bool = True

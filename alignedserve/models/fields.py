@@ -36,6 +36,11 @@ class Fields:
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same object, with values for keys that are absent or null."""
+        given = {key: value for key, value in self.values.items() if value is not None or key not in defaults}
+        return Fields({**defaults, **given}, self.where)
+
     def error(self, key: str, allowed: str) -> ValueError:
         if self.get(key) is None:
             return ValueError(f"{self.where}: {key} is missing; must be {allowed}")

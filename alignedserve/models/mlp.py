@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.models.base import Layers
+from alignedserve.models.base import Layers, PostNorm, add_linear
 from alignedserve.models.config import ModelConfig, MoeConfig
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import Expert, ExpertsSpec
@@ -21,9 +21,10 @@ class Mlp(Protocol):
 class GatedMlp:
     gate_up: Linear
     down: Linear
+    post_norm: PostNorm | None = None
 
     def add_to(self, residual: Value, x: Value, ops: Ops) -> Value:
-        return ops.linear(ops.linear(x, self.gate_up), self.down, residual=residual)
+        return add_linear(ops, ops.linear(x, self.gate_up), self.down, residual, self.post_norm)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class ExpertNames:
 MIXTRAL_NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
-def make_mlp(config: ModelConfig, layers: Layers, index: int, names: ExpertNames) -> Mlp:
+def make_mlp(
+    config: ModelConfig, layers: Layers, index: int, names: ExpertNames, post_norm: PostNorm | None
+) -> Mlp:
     prefix = f"model.layers.{index}"
     if config.moe is not None and config.moe.layers[index]:
         return _mixture(config.moe, config.hidden_size, layers, f"{prefix}.{names.mixture}", names)
@@ -56,12 +59,13 @@ def make_mlp(config: ModelConfig, layers: Layers, index: int, names: ExpertNames
     return GatedMlp(
         gate_up=_gate_up(config, layers, f"{prefix}.mlp"),
         down=layers.linear([f"{prefix}.mlp.down_proj"], [hidden], inner, bias=config.mlp_bias),
+        post_norm=post_norm,
     )
 
 
 def _gate_up(config: ModelConfig, layers: Layers, prefix: str) -> Linear:
     hidden, widths = config.hidden_size, [config.intermediate_size] * 2
-    activation = Activation.SILU_GATED
+    activation = Activation(config.activation)
     if config.fused_projections:
         return layers.linear_split(f"{prefix}.gate_up_proj", widths, hidden, config.mlp_bias, activation)
     names = [f"{prefix}.{part}_proj" for part in ("gate", "up")]

@@ -17,6 +17,7 @@ MODELS: dict[str, type[Llama] | type[Opt]] = {
     "qwen3_moe": Llama,
     "mixtral": Mixtral,
     "phi3": Llama,
+    "gemma3": Llama,
     "opt": Opt,
 }
 

@@ -34,8 +34,13 @@ class Activation(Enum):
     RELU = "relu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
-    # The weight's two parts are gate and up: silu(gate) * up, half as wide as the weight.
+    # The weight's two parts are gate and up: silu(gate) * up, half as wide as the weight; and with the other function.
     SILU_GATED = "silu"
+    GELU_TANH_GATED = "gelu_tanh_gated"
+
+    @property
+    def is_gated(self) -> bool:
+        return self in (Activation.SILU_GATED, Activation.GELU_TANH_GATED)
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,9 @@ class Ops(ABC):
         return INT8 if is_head and self.quantization else self.quantization
 
     @abstractmethod
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of its own (a source may hand out views of a mapped file), in this backend's dtype and on its
-        device."""
+    def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Returns a copy of its own (a source may hand out views of a mapped file), in `dtype` or this backend's, and
+        on its device."""
 
     @abstractmethod
     def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
@@ -120,16 +125,23 @@ class Ops(ABC):
 
     @abstractmethod
     def embed(
-        self, table: torch.Tensor | Linear, ids: torch.Tensor, offset: int = 0, add_to: Value | None = None
+        self,
+        table: torch.Tensor | Linear,
+        ids: torch.Tensor,
+        offset: int = 0,
+        add_to: Value | None = None,
+        scale: float = 1.0,
     ) -> Value:
-        """Returns table[ids + offset], plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
+        """Returns table[ids + offset] * scale, plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
 
         The table may be the weight of a linear layer (no activation) where that is not quantised: tied embeddings are
         kept once then.
         """
 
     @abstractmethod
-    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value: ...
+    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float, residual: Value | None = None) -> Value:
+        """Returns the norm of x times `weight` (here and in AttentionSpec in the backend's dtype or in float32), plus
+        `residual` if given, which may be overwritten."""
 
     @abstractmethod
     def layer_norm(

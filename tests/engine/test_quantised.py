@@ -23,6 +23,7 @@ FAMILIES = [
     "qwen2",
     "qwen3",
     "phi3-partial-window",
+    "gemma3",
     "opt",
     "opt-post-norm",
 ]

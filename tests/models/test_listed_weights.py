@@ -42,6 +42,7 @@ def source_of(directory: Path) -> SafetensorsSource:
         "qwen3-moe",
         "mixtral",
         "phi3-partial-window",
+        "gemma3",
         "opt-post-norm",
     ],
 )

@@ -92,7 +92,7 @@ void load_queries(const Task<T>& task, int64_t kv_head) {
     const float* rope = op.rope ? op.rope + int64_t(task.step.positions[token]) * op.rotary_dim : nullptr;
     for (int64_t h = 0; h < task.group; ++h)
       norm_and_rotate(x + h * op.head_dim, task.q + (t * task.group + h) * op.head_dim, op.head_dim, rope,
-                      op.rotary_dim, static_cast<const T*>(op.q_norm), op.eps);
+                      op.rotary_dim, op.q_norm, op.eps);
   }
 }
 

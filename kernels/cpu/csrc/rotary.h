@@ -8,7 +8,7 @@
 constexpr int kMaxHeadDim = 256;
 
 template <class T>
-inline void norm_and_rotate(const T* x, T* out, int head_dim, const float* rope, int rotary_dim, const T* weight,
+inline void norm_and_rotate(const T* x, T* out, int head_dim, const float* rope, int rotary_dim, const float* weight,
                             float eps) {
   if (!rope && !weight) {
     std::memcpy(out, x, head_dim * sizeof(T));
@@ -23,7 +23,7 @@ inline void norm_and_rotate(const T* x, T* out, int head_dim, const float* rope,
       squares += lanes * lanes;
     }
     const float scale = 1.0f / std::sqrt(horizontal_sum(squares) / float(head_dim) + eps);
-    for (int i = 0; i < head_dim; ++i) v[i] = v[i] * scale * to_float(weight[i]);
+    for (int i = 0; i < head_dim; ++i) v[i] = v[i] * scale * weight[i];
   }
   if (rope) {
     const int half = rotary_dim / 2;
