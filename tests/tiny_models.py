@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3Config,
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
@@ -59,6 +60,15 @@ _GEMMA3: dict[str, Any] = _GATED | dict(
     head_dim=32, sliding_window=24, sliding_window_pattern=2, query_pre_attn_scalar=16
 )
 
+_VISION = dict(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=32,
+    patch_size=8,
+)
+
 CONFIGS: dict[str, Any] = {
     "llama-mha": lambda: LlamaConfig(**_GATED | dict(num_key_value_heads=4)),
     "llama-gqa-tied": lambda: LlamaConfig(**_GATED, tie_word_embeddings=True),
@@ -92,6 +102,10 @@ CONFIGS: dict[str, Any] = {
         ),
     ),
     "gemma3": lambda: Gemma3TextConfig(**_GEMMA3),
+    # Its checkpoint has a vision tower too.
+    "gemma3-sees": lambda: Gemma3Config(
+        text_config=_GEMMA3, vision_config=_VISION, mm_tokens_per_image=4, image_token_index=VOCAB_SIZE
+    ),
     "gemma3-listed-scaled": lambda: Gemma3TextConfig(
         **_GEMMA3 | dict(attention_bias=True, query_pre_attn_scalar=9),
         layer_types=["full_attention", "sliding_attention", "full_attention"],

@@ -46,7 +46,8 @@ def refuse_other_gemma(fields: Fields) -> Fields:
 def global_fields(fields: Fields) -> Fields:
     """The same with the rope of the layers without a window, spelt as other families have it."""
     # An older file has rope_scaling, which is for these layers, and they have another activation's name.
-    scaling = {**_rope_of(fields, "full_attention"), **(fields.get("rope_scaling") or {})}
+    over = fields.nested("rope_scaling")
+    scaling = {**_rope_of(fields, "full_attention"), **(over.values if over else {})}
     return Fields(
         {**fields.values, "rope_parameters": scaling, "rope_scaling": None, "hidden_act": None}, fields.where
     )

@@ -160,6 +160,100 @@ def test_yarn_lengthens_the_sequences_that_a_model_takes() -> None:
         )
 
 
+def check_gemma3(values: dict[str, Any]) -> ModelConfig:
+    config = model_config_from_dict({"architectures": ["Gemma3ForCausalLM"], **values})
+    oracle = transformers.Gemma3TextConfig(**json.loads(json.dumps(values)))
+    for kind, rope in (("full_attention", config.rope), ("sliding_attention", config.local_rope)):
+        expected = oracle.rope_parameters[kind]
+        assert rope is not None
+        assert (rope.theta, rope.kind) == (expected["rope_theta"], expected["rope_type"])
+        assert rope.factor == expected.get("factor", 1.0)
+    assert (config.vocab_size, config.hidden_size) == (oracle.vocab_size, oracle.hidden_size)
+    assert config.intermediate_size == oracle.intermediate_size
+    assert config.num_layers == oracle.num_hidden_layers
+    assert (config.num_heads, config.num_kv_heads) == (oracle.num_attention_heads, oracle.num_key_value_heads)
+    assert config.head_dim == oracle.head_dim
+    assert config.max_position == oracle.max_position_embeddings
+    assert config.norm_eps == oracle.rms_norm_eps
+    assert config.activation == "gelu_tanh_gated" and oracle.hidden_activation == "gelu_pytorch_tanh"
+    assert config.tie_word_embeddings == oracle.tie_word_embeddings
+    assert config.qkv_bias == config.attention_out_bias == oracle.attention_bias
+    assert config.query_pre_attn_scalar == oracle.query_pre_attn_scalar
+    assert config.sliding_windows == oracle_windows(oracle)
+    assert config.embedding_scale == oracle.hidden_size**0.5
+    assert config.bos_token_id == oracle.bos_token_id
+    assert config.eos_token_ids == as_ids(oracle.eos_token_id)
+    assert config.pad_token_id == oracle.pad_token_id
+    assert config.qk_norm and config.post_norms and config.norm_offset == 1.0
+    return config
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024},
+        {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 500},
+        {"sliding_window_pattern": 3, "num_hidden_layers": 7},
+        {"layer_types": ["full_attention", "sliding_attention"] * 2, "num_hidden_layers": 4},
+        {
+            "rope_theta": 5e5,
+            "rope_local_base_freq": 2e4,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+        {"rope_scaling": None, "query_pre_attn_scalar": 168, "attention_bias": True},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 123.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 45.0},
+            }
+        },
+        {
+            "rope_parameters": {"full_attention": {"rope_theta": 123.0}, "sliding_attention": None},
+            "rope_scaling": {"factor": 2.0, "rope_type": "linear"},
+            "rope_theta": 77.0,
+        },
+        {"hidden_act": "gelu_pytorch_tanh", "eos_token_id": [1, 106], "tie_word_embeddings": False},
+    ],
+)
+def test_gemma3(values: dict[str, Any]) -> None:
+    check_gemma3(values)
+
+
+def test_a_gemma3_that_sees_is_its_text_part() -> None:
+    text = {"hidden_size": 512, "num_hidden_layers": 4, "sliding_window": 64, "eos_token_id": 9}
+    values = {"text_config": text, "vision_config": {}, "torch_dtype": "bfloat16", "eos_token_id": [1, 106]}
+    config = model_config_from_dict({"architectures": ["Gemma3ForConditionalGeneration"], **values})
+    assert config == model_config_from_dict({"model_type": "gemma3", **values})
+    assert config == model_config_from_dict(
+        {"model_type": "gemma3_text", **text, "torch_dtype": "bfloat16", "eos_token_id": [1, 106]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping is 30.0", "null"]),
+        ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping is 50.0", "null"]),
+        ({"use_bidirectional_attention": True}, ["use_bidirectional_attention is True", "false"]),
+        ({"hidden_activation": "silu"}, ["hidden_activation is 'silu'", "gelu_pytorch_tanh"]),
+        ({"rope_local_base_freq": 0}, ["rope_local_base_freq is 0", "positive number"]),
+        ({"query_pre_attn_scalar": "x"}, ["query_pre_attn_scalar is 'x'", "positive number"]),
+        ({"sliding_window_pattern": 0}, ["sliding_window_pattern is 0", "positive integer"]),
+        ({"layer_types": ["sliding_attention"]}, ["layer_types", "a list of 26 entries"]),
+        ({"rope_scaling": 3}, ["rope_scaling is 3", "an object"]),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": None},
+            ["text_config is missing", "an object"],
+        ),
+    ],
+)
+def test_other_gemmas_are_refused_by_name(values: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ValueError) as error:
+        model_config_from_dict({"architectures": ["Gemma3ForCausalLM"], **values})
+    assert all(part in str(error.value) for part in parts)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_null_key_value_heads_means_one_per_query_head(family: str) -> None:
     config = check_gated(family, SIZES | {"num_attention_heads": 16, "num_key_value_heads": None})
