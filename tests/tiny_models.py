@@ -14,6 +14,7 @@ from transformers import (
     Gemma3Config,
     Gemma3TextConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
     OPTConfig,
@@ -77,6 +78,12 @@ CONFIGS: dict[str, Any] = {
     ),
     "llama-yarn": lambda: LlamaConfig(**_GATED, rope_parameters=_YARN_ROPE),
     "mistral-window": lambda: MistralConfig(**_GATED, sliding_window=24),
+    "ministral": lambda: MinistralConfig(
+        **_GATED,
+        head_dim=24,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
     "qwen2": lambda: Qwen2Config(**_GATED, tie_word_embeddings=True),
     "qwen2-window": lambda: Qwen2Config(
         **_GATED, use_sliding_window=True, sliding_window=20, max_window_layers=1

@@ -138,6 +138,13 @@ def _mistral(fields: Fields) -> dict[str, Any]:
     return model | {"architecture": "mistral", "sliding_windows": (_window(fields),) * model["num_layers"]}
 
 
+def _ministral(fields: Fields) -> dict[str, Any]:
+    model, window = _mistral(fields) | {"architecture": "ministral"}, _window(fields)
+    if fields.get("layer_types") is None:
+        return model
+    return model | {"sliding_windows": listed_windows(fields, model["num_layers"], window)}
+
+
 def _qwen2(fields: Fields) -> dict[str, Any]:
     model = _gated(fields, max_position=32768, num_kv_heads=32)
     return (
@@ -275,6 +282,7 @@ def _opt(fields: Fields) -> dict[str, Any]:
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
+    "MinistralForCausalLM": _ministral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,

@@ -37,6 +37,7 @@ LLAMA3_ROPE = {
 GATED = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
+    "ministral": transformers.MinistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
@@ -46,6 +47,7 @@ GATED = {
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "ministral": "MinistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -270,6 +272,19 @@ def test_llama3_scaling_without_its_length_takes_the_models() -> None:
 @pytest.mark.parametrize("window", [{}, {"sliding_window": None}, {"sliding_window": 17}])
 def test_mistral_windows(window: dict[str, Any]) -> None:
     check_gated("mistral", SIZES | window)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sliding_window": None},
+        {"sliding_window": 17},
+        {"sliding_window": 17, "layer_types": ["full_attention", *["sliding_attention"] * 3]},
+        {"layer_types": ["full_attention"] * 4},
+    ],
+)
+def test_ministral_windows(values: dict[str, Any]) -> None:
+    check_gated("ministral", SIZES | values)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
