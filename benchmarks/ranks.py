@@ -106,9 +106,7 @@ def measure(model: str, sizes: Sequence[int], num_rounds: int) -> list[Measured]
             for size, llm in llms.items():
                 steps[size].append(num_requests / rate_of(llm, num_requests, num_tokens))
         threads = torch.get_num_threads()
-        found += [
-            Measured(model, size, max(threads // size, 1), num_requests, steps[size]) for size in sizes
-        ]
+        found += [Measured(model, size, max(threads // size, 1), num_requests, steps[size]) for size in sizes]
     return found
 
 

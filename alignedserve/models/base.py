@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -32,6 +33,21 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PostNorm:
+    """An RMS norm of what a part of a layer yields, before that is added to the residual stream."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+def add_linear(ops: Ops, x: Value, weight: Linear, residual: Value, post_norm: PostNorm | None) -> Value:
+    """Returns `residual`, which may be overwritten, plus what the linear layer makes of x."""
+    if post_norm is None:
+        return ops.linear(x, weight, residual=residual)
+    return ops.rms_norm(ops.linear(x, weight), post_norm.weight, post_norm.eps, residual=residual)
+
+
 class Layers:
     """Takes tensors by their checkpoint names and turns them into the weights that the ops work on."""
 
@@ -53,6 +69,12 @@ class Layers:
 
     def parameter(self, name: str, *shape: int) -> torch.Tensor:
         return self._ops.parameter(self._weights.take(name, shape))
+
+    def norm(self, name: str, width: int, offset: float = 0.0) -> torch.Tensor:
+        """Returns a norm's weight, plus `offset`: that sum is kept in float32."""
+        if not offset:
+            return self.parameter(name, width)
+        return self._ops.parameter(self._weights.take(name, (width,)).float() + offset, torch.float32)
 
     def embedding_and_head(
         self, name: str, vocab_size: int, width: int, is_tied: bool
@@ -101,9 +123,37 @@ class Layers:
             for name, out in zip(names, out_features, strict=True)
             if bias
         ]
+        return self._part_of(parts, biases, activation, is_head, outputs, inputs)
+
+    def linear_split(
+        self,
+        name: str,
+        out_features: list[int],
+        in_features: int,
+        bias: bool = False,
+        activation: Activation = Activation.NONE,
+        outputs: Sequence[slice] | None = None,
+    ) -> Linear:
+        """Makes one layer out of one in the checkpoint which holds several, side by side. Of several ranks this one
+        takes those `outputs` of each."""
+        weight = self._weights.take(f"{name}.weight", (sum(out_features), in_features))
+        bias_of_all = self._weights.take(f"{name}.bias", (sum(out_features),)) if bias else None
+        biases = [] if bias_of_all is None else [*torch.split(bias_of_all, out_features)]
+        return self._part_of([*torch.split(weight, out_features)], biases, activation, False, outputs, None)
+
+    def _part_of(
+        self,
+        parts: list[torch.Tensor],
+        biases: list[torch.Tensor],
+        activation: Activation,
+        is_head: bool,
+        outputs: Sequence[slice] | None,
+        inputs: slice | None,
+    ) -> Linear:
+        """Makes a layer of what this rank has of it."""
         if self.shard.size > 1 and outputs is not None:
             parts = [part[mine] for part, mine in zip(parts, outputs, strict=True)]
-            biases = [each[mine] for each, mine in zip(biases, outputs, strict=True)] if bias else []
+            biases = [each[mine] for each, mine in zip(biases, outputs, strict=False)]
         if self.shard.size == 1 or inputs is None:
             return self._ops.linear_weight(parts, biases or None, activation, is_head)
         parts = [part[:, inputs] for part in parts]

@@ -62,8 +62,8 @@ class ListingOps(TorchOps):
             self._count([each.gate, each.up, each.down])
         return TorchExperts(spec, experts[0].gate, experts[0].down)
 
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._count([tensor])
+    def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        self._count([tensor], dtype.itemsize if dtype else None)
         return tensor
 
     def _count(self, tensors: Sequence[torch.Tensor], each: float | None = None) -> None:

@@ -141,6 +141,39 @@ _MIXTRAL_8X7B = {
     "sliding_window": None,
     "torch_dtype": "bfloat16",
 }
+_PHI_4 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "vocab_size": 100352,
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 10,
+    "max_position_embeddings": 16384,
+    "original_max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 250000,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 100257,
+    "eos_token_id": 100265,
+    "pad_token_id": 100349,
+}
+# Its text part.
+_GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "eos_token_id": [1, 106],
+}
 
 PRESETS: dict[str, ModelConfig] = {
     name: model_config_from_dict(config, where=f"preset {name}")
@@ -158,5 +191,7 @@ PRESETS: dict[str, ModelConfig] = {
         "qwen3-32b": _QWEN3_32B,
         "qwen3-30b-a3b": _QWEN3_30B_A3B,
         "mixtral-8x7b": _MIXTRAL_8X7B,
+        "phi-4": _PHI_4,
+        "gemma-3-4b": _GEMMA_3_4B,
     }.items()
 }

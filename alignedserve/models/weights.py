@@ -24,6 +24,10 @@ CONVERT_BYTES = 16 << 20
 TRIM_BYTES = 16 << 20
 # Checkpoints have these and no model takes them: tables that are computed, an output layer tied to the input.
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "lm_head.weight", "decoder.version")
+# What sees pictures, in the checkpoint of a model whose text part is taken.
+VISION_PREFIXES = tuple(
+    prefix + part for prefix in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")
+)
 
 
 class WeightSource(Protocol):
@@ -85,7 +89,11 @@ class SafetensorsSource:
         self._drop_read()
         self._bar.close()
         unused = [
-            name for name in self._file_of if name not in self._taken and not name.endswith(HARMLESS_SUFFIXES)
+            name
+            for name in self._file_of
+            if name not in self._taken
+            and not name.endswith(HARMLESS_SUFFIXES)
+            and not name.startswith(VISION_PREFIXES)
         ]
         # A file's map ends with the last reference to it.
         self._file_of, self._files = {}, []
@@ -95,8 +103,10 @@ class SafetensorsSource:
             )
 
     def _stored_name(self, name: str) -> str:
-        # Checkpoints of the bare decoder lack the prefix.
-        for candidate in (name, name.removeprefix("model."), f"model.{name}"):
+        # Checkpoints of the bare decoder lack the prefix; in those of a model that sees pictures there is one more.
+        bare = name.removeprefix("model.")
+        candidates = (name, bare, f"model.{name}", f"language_model.{name}", f"model.language_model.{bare}")
+        for candidate in candidates:
             if candidate in self._file_of:
                 return candidate
         raise ValueError(

@@ -35,8 +35,13 @@ class Activation(Enum):
     RELU = "relu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
-    # The weight's two parts are gate and up: silu(gate) * up, half as wide as the weight.
+    # The weight's two parts are gate and up: silu(gate) * up, half as wide as the weight; and with the other function.
     SILU_GATED = "silu"
+    GELU_TANH_GATED = "gelu_tanh_gated"
+
+    @property
+    def is_gated(self) -> bool:
+        return self in (Activation.SILU_GATED, Activation.GELU_TANH_GATED)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class AttentionSpec:
     scale: float
     # How many of the latest tokens (itself included) a token attends to; None for all.
     sliding_window: int | None = None
-    # [max_position, head_dim] float32: cos of head_dim/2 angles, then sin of the same; None for no rotation.
+    # [max_position, rotary_dim] float32: cos of rotary_dim/2 angles, then sin of the same, for the first rotary_dim
+    # values of a head; None for no rotation.
     rope: torch.Tensor | None = None
     # Qwen3's RMS norm weights [head_dim] for q and k, applied per head before the rotation.
     q_norm: torch.Tensor | None = None
@@ -58,6 +64,12 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     # It is set for the last layer, of whose result no other rows are needed.
     outputs_only: bool = False
+
+
+def check_rotary_dim(rope: torch.Tensor, head_dim: int) -> None:
+    rotary_dim = rope.shape[1]
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise ValueError(f"rope must be an even number of values wide, at most {head_dim}, not {rotary_dim}")
 
 
 # These are a backend's own handles on a value or a weight, which are opaque to a model.
@@ -106,9 +118,9 @@ class Ops(ABC):
         return INT8 if is_head and self.quantization else self.quantization
 
     @abstractmethod
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of its own (a source may hand out views of a mapped file), in this backend's dtype and on its
-        device."""
+    def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Returns a copy of its own (a source may hand out views of a mapped file), in `dtype` or this backend's, and
+        on its device."""
 
     @abstractmethod
     def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
@@ -120,16 +132,23 @@ class Ops(ABC):
 
     @abstractmethod
     def embed(
-        self, table: torch.Tensor | Linear, ids: torch.Tensor, offset: int = 0, add_to: Value | None = None
+        self,
+        table: torch.Tensor | Linear,
+        ids: torch.Tensor,
+        offset: int = 0,
+        add_to: Value | None = None,
+        scale: float = 1.0,
     ) -> Value:
-        """Returns table[ids + offset], plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
+        """Returns table[ids + offset] * scale, plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
 
         The table may be the weight of a linear layer (no activation) where that is not quantised: tied embeddings are
         kept once then.
         """
 
     @abstractmethod
-    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value: ...
+    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float, residual: Value | None = None) -> Value:
+        """Returns the norm of x times `weight` (here and in AttentionSpec in the backend's dtype or in float32), plus
+        `residual` if given, which may be overwritten."""
 
     @abstractmethod
     def layer_norm(

@@ -28,7 +28,7 @@ from alignedserve.kernels.cpu.structs import (
 )
 from alignedserve.kernels.cpu.weights import PackedWeight, pack
 from alignedserve.kernels.int4 import GROUP
-from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected
+from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected, check_rotary_dim
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
@@ -86,8 +86,8 @@ class CpuOps(Ops):
             return packed
         return replace(packed, is_partial=split is Split.INPUTS, num_joined=num_outputs)
 
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(device="cpu", dtype=self.dtype, copy=True).contiguous()
+    def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return tensor.detach().to(device="cpu", dtype=dtype or self.dtype, copy=True).contiguous()
 
     def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
         if cache.dim() != 6 or cache.shape[2] != 2 or not cache[0].is_contiguous():
@@ -104,6 +104,7 @@ class CpuOps(Ops):
         ids: torch.Tensor,
         offset: int = 0,
         add_to: Value | None = None,
+        scale: float = 1.0,
     ) -> Value:
         step = self._recorded_step()
         if ids.data_ptr() not in (step.token_ids.data_ptr(), step.positions.data_ptr()):
@@ -124,6 +125,7 @@ class CpuOps(Ops):
             width=out.width,
             offset=offset,
             out_stride=out.stride,
+            scale=scale,
         )
         if add_to is not None:
             _check_same_rows("add_to", add_to, out)
@@ -132,8 +134,8 @@ class CpuOps(Ops):
         self._program.append(OpKind.EMBED, self.dtype, args, out, [table, ids, add_to])
         return out
 
-    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value:
-        return self._norm(x, weight, None, eps, centred=False)
+    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float, residual: Value | None = None) -> Value:
+        return self._norm(x, weight, None, eps, centred=False, residual=residual)
 
     def layer_norm(
         self, x: Value, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
@@ -141,11 +143,16 @@ class CpuOps(Ops):
         return self._norm(x, weight, bias, eps, centred=True)
 
     def _norm(
-        self, x: Value, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, centred: bool
+        self,
+        x: Value,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        centred: bool,
+        residual: Value | None = None,
     ) -> Value:
         self._recorded_step()
-        self._check_parameter("weight", weight, (x.width,))
-        self._check_parameter("bias", bias, (x.width,))
+        weight, bias = self._wide("weight", weight, x.width), self._wide("bias", bias, x.width)
         out = self._value(x.width, x.rows)
         args = NormOp(
             x=x.pointer,
@@ -158,7 +165,11 @@ class CpuOps(Ops):
             eps=eps,
             centred=centred,
         )
-        self._program.append(OpKind.NORM, self.dtype, args, out, [x, weight, bias])
+        if residual is not None:
+            _check_same_rows("residual", residual, out)
+            _check_width("residual", residual, out.width)
+            args.residual, args.residual_stride = residual.pointer, residual.stride
+        self._program.append(OpKind.NORM, self.dtype, args, out, [x, weight, bias, residual])
         return out
 
     def linear(self, x: Value, weight: PackedWeight, residual: Value | None = None) -> Value:
@@ -274,11 +285,15 @@ class CpuOps(Ops):
         cache = self._checked_cache(spec)
         _check_of_tokens("qkv", qkv)
         _check_width("qkv", qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
-        self._check_parameter("q_norm", spec.q_norm, (spec.head_dim,))
-        self._check_parameter("k_norm", spec.k_norm, (spec.head_dim,))
+        spec = replace(
+            spec,
+            q_norm=self._wide("q_norm", spec.q_norm, spec.head_dim),
+            k_norm=self._wide("k_norm", spec.k_norm, spec.head_dim),
+        )
         rope = spec.rope
         if rope is not None:
-            _check_tensor("rope", rope, torch.float32, (None, spec.head_dim))
+            _check_tensor("rope", rope, torch.float32, (None, None))
+            check_rotary_dim(rope, spec.head_dim)
         out = self._value(spec.num_heads * spec.head_dim, Rows.OUTPUTS if spec.outputs_only else Rows.TOKENS)
         self._attend(_attention_op(qkv, out, cache[:, spec.layer], spec), out, [qkv, cache, spec])
         if self._recorded_step().kept_inputs is not None:
@@ -404,6 +419,15 @@ class CpuOps(Ops):
             )
         return self._step
 
+    def _wide(self, name: str, weight: torch.Tensor | None, width: int) -> torch.Tensor | None:
+        """Norms' weights in float32, which is what their kernels read."""
+        if weight is None:
+            return None
+        if weight.dtype not in (self.dtype, torch.float32):
+            raise ValueError(f"{name} must be {self.dtype} or torch.float32, not {weight.dtype}")
+        _check_tensor(name, weight, weight.dtype, (width,))
+        return weight.float()
+
     def _check_parameter(self, name: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...]) -> None:
         if tensor is not None:
             _check_tensor(name, tensor, self.dtype, shape)
@@ -425,6 +449,7 @@ def _attention_op(qkv: Value, out: Value, cache: torch.Tensor, spec: AttentionSp
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
+        rotary_dim=0 if spec.rope is None else spec.rope.shape[1],
         block_size=cache.shape[3],
         window=spec.sliding_window or 0,
         scale=spec.scale,

@@ -87,12 +87,14 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
-    """Rotates by Hugging Face's convention: the two halves of a head are the pairs' first and second parts."""
+    """Rotates by Hugging Face's convention: the two halves of what is rotated of a head are the pairs' first and second
+    parts. What lies beyond the table's width stays."""
     if rope is None:
         return x
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+    wide = x.float()
+    (low, high), rest = wide[..., : rope.shape[1]].chunk(2, dim=-1), wide[..., rope.shape[1] :]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1).to(x.dtype)
 
 
 def attend(

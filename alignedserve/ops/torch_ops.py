@@ -87,8 +87,8 @@ class TorchOps(Ops):
                 return TorchLinear(weight, bias, activation, None, split, num_outputs)
         return TorchLinear(codes, bias, activation, scales, split, num_outputs)
 
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(device=self.device, dtype=self.dtype, copy=True).contiguous()
+    def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return tensor.detach().to(device=self.device, dtype=dtype or self.dtype, copy=True).contiguous()
 
     def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
         self._cache, self._restored_kv = cache, restored_kv
@@ -99,16 +99,21 @@ class TorchOps(Ops):
         ids: torch.Tensor,
         offset: int = 0,
         add_to: torch.Tensor | None = None,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         rows = (table.weight if isinstance(table, TorchLinear) else table)[
             ids[: self._running().shape.num_tokens].long() + offset
         ]
+        rows = rows if scale == 1.0 else rows * scale
         return rows if add_to is None else add_to + rows
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return (normed * weight.float()).to(self.dtype)
+        out = (normed * weight.float()).to(self.dtype)
+        return out if residual is None else residual + out
 
     def layer_norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
@@ -248,3 +253,6 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
         case Activation.SILU_GATED:
             gate, up = x.chunk(2, dim=-1)
             return F.silu(gate) * up
+        case Activation.GELU_TANH_GATED:
+            gate, up = x.chunk(2, dim=-1)
+            return F.gelu(gate, approximate="tanh") * up

@@ -69,7 +69,7 @@ def vector_values(config: ModelConfig) -> int:
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     is_opt = config.architecture == "opt"
     norm = 2 * hidden if is_opt else hidden
-    layer = 2 * norm * config.norm_affine
+    layer = (4 if config.post_norms else 2) * norm * config.norm_affine
     layer += config.qkv_bias * (q_size + 2 * kv_size) + config.attention_out_bias * hidden
     layer += config.mlp_bias * ((inner if is_opt else 2 * inner) + hidden)
     layer += config.qk_norm * 2 * config.head_dim

@@ -43,19 +43,25 @@ class ActivationCode(IntEnum):
     GELU = 2
     GELU_TANH = 3
     SILU_GATED = 4
+    GELU_TANH_GATED = 5
+
+    @property
+    def is_gated(self) -> bool:
+        return self in (ActivationCode.SILU_GATED, ActivationCode.GELU_TANH_GATED)
 
 
 class EmbedOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("table", "ids", "add_to", "out")),
         *((name, c_int64) for name in ("width", "offset", "add_stride", "out_stride", "tile_bytes")),
+        ("scale", c_float),
     ]
 
 
 class NormOp(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("x", "weight", "bias", "out")),
-        *((name, c_int64) for name in ("width", "x_stride", "out_stride")),
+        *((name, c_void_p) for name in ("x", "weight", "bias", "residual", "out")),
+        *((name, c_int64) for name in ("width", "x_stride", "residual_stride", "out_stride")),
         ("eps", c_float),
         ("centred", c_int32),
     ]
@@ -85,7 +91,7 @@ class AttentionOp(Structure):
         *((name, c_void_p) for name in ("qkv", "out", "cache", "rope", "q_norm", "k_norm")),
         *((name, c_int64) for name in ("qkv_stride", "out_stride", "block_stride", "value_offset")),
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "window")),
-        ("of_kept", c_int32),
+        *((name, c_int32) for name in ("of_kept", "rotary_dim")),
         ("scale", c_float),
         ("eps", c_float),
     ]

@@ -66,7 +66,7 @@ class PackedWeight:
 
     def outputs_from(self, first: int) -> PackedWeight:
         """Returns the layer that yields its outputs from `first` on alone. It shares the memory."""
-        if first % TILE_COLUMNS or self.activation is ActivationCode.SILU_GATED:
+        if first % TILE_COLUMNS or self.activation.is_gated:
             raise ValueError(
                 f"outputs from {first} on: must begin at a multiple of {TILE_COLUMNS}, not be gated"
             )
@@ -103,7 +103,7 @@ def pack(
     """`dtype` is that of rows, which get eight bits when they come, unless the weight is as they are."""
     _check(parts, biases, activation, dtype)
     in_features = parts[0].shape[1]
-    is_gated = activation is ActivationCode.SILU_GATED
+    is_gated = activation.is_gated
     widths = [part.shape[0] for part in parts]
     num_columns = 2 * -(-widths[0] // 16) * 16 if is_gated else sum(widths)
     num_tiles = -(-num_columns // TILE_COLUMNS)
@@ -175,7 +175,7 @@ def _check(
         raise ValueError(
             f"parts must have the same number of inputs, not {[part.shape[1] for part in parts]}"
         )
-    if activation is ActivationCode.SILU_GATED and (len(parts) != 2 or parts[0].shape != parts[1].shape):
+    if activation.is_gated and (len(parts) != 2 or parts[0].shape != parts[1].shape):
         raise ValueError(f"parts of a gated layer must be gate and up, not {[tuple(p.shape) for p in parts]}")
     if biases is not None and [b.shape for b in biases] != [part.shape[:1] for part in parts]:
         raise ValueError(f"biases must fit the parts, not be {[tuple(b.shape) for b in biases]}")

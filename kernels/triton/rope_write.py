@@ -1,14 +1,16 @@
 """What happens to q, k and v between the qkv projection and attention, in one pass over them.
 
-q and k heads are normed (if weights are given) and rotated; k and v go into the paged cache, q to `q_out`.
+q and k heads are normed (if weights are given), and their first rotary_dim values rotated; k and v go into the paged
+cache, q to `q_out`.
 
 Grid: (tokens, groups of q heads + groups of k heads + groups of v heads).
 Shapes: qkv [tokens, (heads + 2 * kv_heads) * head_dim], rows may lie apart; positions, slots [tokens] int32;
-rope [max_position, head_dim] float32, cos of head_dim/2 angles and then their sin; q_norm, k_norm [head_dim];
+rope [max_position, rotary_dim] float32, cos of rotary_dim/2 angles and then their sin; q_norm, k_norm [head_dim];
 cache [block, layer, k|v, kv_head, slot, head_dim]; q_out [tokens, heads, head_dim].
 dtypes: float32, float16, bfloat16; arithmetic in float32. What a norm gives is rounded to the dtype before it is
 rotated, as it is where these are operations of their own.
-A token of slot -1 is padding: nothing of it is written to the cache, and its position is not used.
+A program holds a head's values in two halves, low and high: the pairs that are rotated into each other, and then each a
+half of the rest. A token of slot -1 is padding: nothing of it is written to the cache, and its position is not used.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ def rope_write_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
     GROUP: tl.constexpr,
@@ -64,11 +67,11 @@ def rope_write_kernel(
     start_dependents(PDL)
     row = qkv + token * qkv_stride
     if group < Q_GROUPS:
-        low, high = load_heads(row, group, NUM_HEADS, HEAD_DIM, HALF, GROUP)
-        low, high = norm_heads(low, high, q_norm, eps, HEAD_DIM, HALF, qkv.dtype.element_ty)
-        low, high = rotate_heads(low, high, rope, position, HEAD_DIM, HALF)
+        low, high = load_heads(row, group, NUM_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP)
+        low, high = norm_heads(low, high, q_norm, eps, HEAD_DIM, ROTARY_DIM, HALF, qkv.dtype.element_ty)
+        low, high = rotate_heads(low, high, rope, position, ROTARY_DIM, HALF)
         out = q_out + token * (NUM_HEADS * HEAD_DIM)
-        store_heads(out, HEAD_DIM, True, low, high, group, NUM_HEADS, HEAD_DIM, HALF, GROUP)
+        store_heads(out, HEAD_DIM, True, low, high, group, NUM_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP)
     else:
         block = (slot // BLOCK_SIZE).to(tl.int64)
         place = cache + block * block_stride + tl.cast(layer, tl.int64) * layer_stride
@@ -78,32 +81,63 @@ def rope_write_kernel(
         if group < Q_GROUPS + KV_GROUPS:
             group -= Q_GROUPS
             row += NUM_HEADS * HEAD_DIM
-            low, high = load_heads(row, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
-            low, high = norm_heads(low, high, k_norm, eps, HEAD_DIM, HALF, qkv.dtype.element_ty)
-            low, high = rotate_heads(low, high, rope, position, HEAD_DIM, HALF)
-            store_heads(place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
+            low, high = load_heads(row, group, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP)
+            low, high = norm_heads(low, high, k_norm, eps, HEAD_DIM, ROTARY_DIM, HALF, qkv.dtype.element_ty)
+            low, high = rotate_heads(low, high, rope, position, ROTARY_DIM, HALF)
+            store_heads(
+                place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP
+            )
         else:
             group -= Q_GROUPS + KV_GROUPS
             row += (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM
             place += NUM_KV_HEADS * head_stride
-            low, high = load_heads(row, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
-            store_heads(place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, HALF, GROUP)
+            low, high = load_heads(row, group, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP)
+            store_heads(
+                place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP
+            )
 
 
 @triton.jit
-def places(group, head_stride, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr):
-    """Returns the offsets of the first halves of a group of heads, and which of them exist."""
-    heads = group * GROUP + tl.arange(0, GROUP)
+def columns_of_halves(HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr):
+    """Returns where the values of the two halves are in a head."""
     columns = tl.arange(0, HALF)
-    exists = (heads < num_heads)[:, None] & (columns < HEAD_DIM // 2)[None, :]
-    return heads[:, None] * head_stride + columns[None, :], exists
+    if ROTARY_DIM == HEAD_DIM:
+        return columns, columns + HEAD_DIM // 2
+    is_rotated = columns < ROTARY_DIM // 2
+    low = tl.where(is_rotated, columns, columns + ROTARY_DIM // 2)
+    return low, low + tl.where(is_rotated, ROTARY_DIM // 2, (HEAD_DIM - ROTARY_DIM) // 2)
 
 
 @triton.jit
-def load_heads(row, group, num_heads, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr):
-    at, exists = places(group, HEAD_DIM, num_heads, HEAD_DIM, HALF, GROUP)
-    low = tl.load(row + at, exists, other=0.0)
-    high = tl.load(row + HEAD_DIM // 2 + at, exists, other=0.0)
+def places(
+    group,
+    head_stride,
+    num_heads,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Returns the offsets of the halves of a group of heads, and which of them exist."""
+    heads = group * GROUP + tl.arange(0, GROUP)
+    exists = (heads < num_heads)[:, None] & (tl.arange(0, HALF) < HEAD_DIM // 2)[None, :]
+    low, high = columns_of_halves(HEAD_DIM, ROTARY_DIM, HALF)
+    return heads[:, None] * head_stride + low[None, :], heads[:, None] * head_stride + high[None, :], exists
+
+
+@triton.jit
+def load_heads(
+    row,
+    group,
+    num_heads,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    low_at, high_at, exists = places(group, HEAD_DIM, num_heads, HEAD_DIM, ROTARY_DIM, HALF, GROUP)
+    low = tl.load(row + low_at, exists, other=0.0)
+    high = tl.load(row + high_at, exists, other=0.0)
     return low.to(tl.float32), high.to(tl.float32)
 
 
@@ -117,36 +151,47 @@ def store_heads(
     group,
     num_heads,
     HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     HALF: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    at, exists = places(group, head_stride, num_heads, HEAD_DIM, HALF, GROUP)
-    tl.store(out + at, low.to(out.dtype.element_ty), exists & wanted)
-    tl.store(out + HEAD_DIM // 2 + at, high.to(out.dtype.element_ty), exists & wanted)
+    low_at, high_at, exists = places(group, head_stride, num_heads, HEAD_DIM, ROTARY_DIM, HALF, GROUP)
+    tl.store(out + low_at, low.to(out.dtype.element_ty), exists & wanted)
+    tl.store(out + high_at, high.to(out.dtype.element_ty), exists & wanted)
 
 
 @triton.jit
-def norm_heads(low, high, weight, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, dtype: tl.constexpr):
+def norm_heads(
+    low,
+    high,
+    weight,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    dtype: tl.constexpr,
+):
     if weight is not None:
-        columns = tl.arange(0, HALF)
-        exists = columns < HEAD_DIM // 2
+        exists = tl.arange(0, HALF) < HEAD_DIM // 2
+        low_at, high_at = columns_of_halves(HEAD_DIM, ROTARY_DIM, HALF)
         squares = tl.sum(low * low + high * high, axis=1) / HEAD_DIM
         scale = tl.rsqrt(squares + eps)[:, None]
-        low_weight = tl.load(weight + columns, exists, other=0.0).to(tl.float32)
-        high_weight = tl.load(weight + HEAD_DIM // 2 + columns, exists, other=0.0).to(tl.float32)
+        low_weight = tl.load(weight + low_at, exists, other=0.0).to(tl.float32)
+        high_weight = tl.load(weight + high_at, exists, other=0.0).to(tl.float32)
         low = (low * scale * low_weight[None, :]).to(dtype).to(tl.float32)
         high = (high * scale * high_weight[None, :]).to(dtype).to(tl.float32)
     return low, high
 
 
 @triton.jit
-def rotate_heads(low, high, rope, position, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
+def rotate_heads(low, high, rope, position, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr):
+    """What is beyond the table has an angle of zero: it stays."""
     if rope is not None:
         columns = tl.arange(0, HALF)
-        exists = columns < HEAD_DIM // 2
-        angles = rope + position * HEAD_DIM
-        cos = tl.load(angles + columns, exists, other=0.0)[None, :]
-        sin = tl.load(angles + HEAD_DIM // 2 + columns, exists, other=0.0)[None, :]
+        exists = columns < ROTARY_DIM // 2
+        angles = rope + position * ROTARY_DIM
+        cos = tl.load(angles + columns, exists, other=1.0)[None, :]
+        sin = tl.load(angles + ROTARY_DIM // 2 + columns, exists, other=0.0)[None, :]
         low, high = low * cos - high * sin, high * cos + low * sin
     return low, high
 
@@ -192,6 +237,7 @@ def rope_write(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        ROTARY_DIM=head_dim if rope is None else rope.shape[1],
         BLOCK_SIZE=block_size,
         HALF=triton.next_power_of_2(head_dim // 2),
         GROUP=group,
@@ -225,7 +271,12 @@ def _check(
     for name, ints in (("positions", positions), ("slots", slots)):
         check_tensor(name, ints, (qkv.shape[0],), torch.int32, qkv.device)
     if rope is not None:
-        check_tensor("rope", rope, (rope.shape[0], head_dim), torch.float32, qkv.device)
+        rotary_dim = rope.shape[1]
+        if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+            raise ValueError(
+                f"rope must be an even number of values wide, at most {head_dim}, not {rotary_dim}"
+            )
+        check_tensor("rope", rope, (rope.shape[0], rotary_dim), torch.float32, qkv.device)
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             check_vector(name, weight, head_dim, qkv.device)
@@ -267,5 +318,6 @@ def _rotated(x: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor | None
     if rope is None:
         return x
     cos, sin = rope[positions.long()].unsqueeze(1).chunk(2, dim=-1)
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+    rotary_dim = rope.shape[1]
+    (low, high), rest = x.float()[..., :rotary_dim].chunk(2, dim=-1), x.float()[..., rotary_dim:]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1).to(x.dtype)

@@ -17,7 +17,16 @@ from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, mak
 from tests.tiny_models import prompts
 
 Directory = Callable[[str], Path]
-FAMILIES = ["llama-gqa-tied", "mistral-window", "qwen2", "qwen3", "opt", "opt-post-norm"]
+FAMILIES = [
+    "llama-gqa-tied",
+    "mistral-window",
+    "qwen2",
+    "qwen3",
+    "phi3-partial-window",
+    "gemma3",
+    "opt",
+    "opt-post-norm",
+]
 
 
 def said(directory: Path, scheme: str, backend: str = "cpu", **options: Any) -> list[list[int]]:

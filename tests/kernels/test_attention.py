@@ -31,7 +31,7 @@ def attention_spec(ops: Ops, shape: Shape) -> AttentionSpec:
         head_dim=shape.head_dim,
         scale=shape.head_dim**-0.5,
         sliding_window=shape.sliding_window,
-        rope=rope_table(shape.max_position, shape.head_dim) if shape.rope else None,
+        rope=rope_table(shape.max_position, shape.rotary) if shape.rope else None,
         q_norm=norm(1),
         k_norm=norm(2),
     )
@@ -90,6 +90,20 @@ def test_sliding_window(dtype: torch.dtype, window: int) -> None:
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_rotation_and_head_norms(dtype: torch.dtype, rope: bool, qk_norm: bool) -> None:
     check(dtype, one_layer(rope=rope, qk_norm=qk_norm, head_dim=32), 16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rotary_dim", [2, 6, 24, 30])
+def test_a_part_of_each_head_is_rotated(dtype: torch.dtype, rotary_dim: int) -> None:
+    check(dtype, one_layer(head_dim=32, rotary_dim=rotary_dim, qk_norm=rotary_dim == 24), 16)
+
+
+@pytest.mark.parametrize("rotary_dim", [0, 34])
+def test_tables_that_fit_no_head_are_refused(rotary_dim: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"rope must be an even number of values wide, at most 32, not {rotary_dim}"
+    ):
+        Runner(CpuOps(torch.float32), one_layer(head_dim=32, rotary_dim=rotary_dim), 16)
 
 
 def check(dtype: torch.dtype, shape: Shape, block_size: int) -> None:

@@ -15,8 +15,9 @@ from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step, new_cac
 LENGTH = 170
 IDS = torch.randint(0, 101, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
 SHAPES = {
-    "grouped": Shape(head_dim=24, num_heads=6, num_kv_heads=2, hidden=80, intermediate=72),
+    "grouped": Shape(head_dim=24, rotary_dim=18, num_heads=6, num_kv_heads=2, hidden=80, intermediate=72),
     "windowed": Shape(sliding_window=50, qk_norm=True, num_heads=3, num_kv_heads=3),
+    "post-normed": Shape(post_norms=True, hidden=72, intermediate=40, head_dim=40),
     "experts": Shape(num_experts=7, top_k=3, hidden=72, intermediate=40),
 }
 

@@ -33,7 +33,18 @@ def source_of(directory: Path) -> SafetensorsSource:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama-gqa-tied", "mistral-window", "qwen2", "qwen3", "qwen3-moe", "mixtral", "opt-post-norm"]
+    "family",
+    [
+        "llama-gqa-tied",
+        "mistral-window",
+        "qwen2",
+        "qwen3",
+        "qwen3-moe",
+        "mixtral",
+        "phi3-partial-window",
+        "gemma3",
+        "opt-post-norm",
+    ],
 )
 def test_all_that_a_model_takes_is_counted(tiny_model: Callable[[str], Path], family: str) -> None:
     directory = tiny_model(family)

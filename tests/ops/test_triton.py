@@ -45,6 +45,8 @@ def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
         "opt",
         pytest.param("qwen3", marks=pytest.mark.slow),
         pytest.param("mistral-window", marks=pytest.mark.slow),
+        "phi3-partial-window",
+        "gemma3",
         "qwen3-moe",
         pytest.param("mixtral", marks=pytest.mark.slow),
     ],

@@ -89,10 +89,10 @@ void load_queries(const Task<T>& task, int64_t kv_head) {
   for (int64_t t = 0; t < task.queries.num_tokens; ++t) {
     const int64_t token = task.queries.first_token + t;
     const T* x = static_cast<const T*>(op.qkv) + token * op.qkv_stride + kv_head * task.group * op.head_dim;
-    const float* rope = op.rope ? op.rope + int64_t(task.step.positions[token]) * op.head_dim : nullptr;
+    const float* rope = op.rope ? op.rope + int64_t(task.step.positions[token]) * op.rotary_dim : nullptr;
     for (int64_t h = 0; h < task.group; ++h)
       norm_and_rotate(x + h * op.head_dim, task.q + (t * task.group + h) * op.head_dim, op.head_dim, rope,
-                      static_cast<const T*>(op.q_norm), op.eps);
+                      op.rotary_dim, op.q_norm, op.eps);
   }
 }
 

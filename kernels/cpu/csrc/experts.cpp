@@ -81,7 +81,7 @@ struct ExpertCut {
 
   ExpertCut(const LinearOp& op, Dtype dtype) {
     const int64_t steps = dtype == Dtype::Float32 ? words<float>(op.in_features) : words<bf16>(op.in_features);
-    num_tiles = ceil_div(op.out_features * (op.activation == Activation::SiluGated ? 2 : 1), kTileColumns);
+    num_tiles = ceil_div(op.out_features * (is_gated(op.activation) ? 2 : 1), kTileColumns);
     tiles_per_chunk = std::max<int64_t>(1, kWeightBytesPerChunk / (steps * kStepBytes));
     tile_chunks = ceil_div(num_tiles, tiles_per_chunk);
     rows_at_once = std::clamp<int64_t>(kRowBytesInL2 / (steps * kWordBytes) / kMaxRows * kMaxRows, kMaxRows, 240);

@@ -16,9 +16,9 @@ inline void write_tokens(const AttentionOp& op, const Step& step, const TokenBlo
                  (op.num_heads + tokens.first_head) * op.head_dim;
     const int64_t slot = step.slots[token];
     T* key = key_of<T>(op, slot / op.block_size, slot % op.block_size, tokens.first_head);
-    const float* rope = op.rope ? op.rope + int64_t(step.positions[token]) * op.head_dim : nullptr;
+    const float* rope = op.rope ? op.rope + int64_t(step.positions[token]) * op.rotary_dim : nullptr;
     for (int64_t head = 0; head < tokens.num_heads; ++head, k += op.head_dim, key += op.block_size * op.head_dim) {
-      norm_and_rotate(k, key, op.head_dim, rope, static_cast<const T*>(op.k_norm), op.eps);
+      norm_and_rotate(k, key, op.head_dim, rope, op.rotary_dim, op.k_norm, op.eps);
       std::memcpy(key + op.value_offset, k + op.num_kv_heads * op.head_dim, op.head_dim * sizeof(T));
     }
   }

@@ -10,7 +10,12 @@
 
 enum class Dtype : int32_t { Float32 = 0, Bfloat16 = 1 };
 
-enum class Activation : int32_t { None = 0, Relu = 1, Gelu = 2, GeluTanh = 3, SiluGated = 4 };
+enum class Activation : int32_t { None = 0, Relu = 1, Gelu = 2, GeluTanh = 3, SiluGated = 4, GeluTanhGated = 5 };
+
+// Two of the weight's columns, gate and up, yield one of the output.
+constexpr bool is_gated(Activation activation) {
+  return activation == Activation::SiluGated || activation == Activation::GeluTanhGated;
+}
 
 // What a linear layer's weight is kept in: see tile.h and int4.h.
 enum class Weight : int32_t { AsRows = 0, Int8 = 1, Int4 = 2 };
@@ -37,7 +42,7 @@ enum class OpKind : int32_t {
   JoinRanks = 18,
 };
 
-// out = table[ids + offset] (+ add_to)
+// out = table[ids + offset] * scale (+ add_to)
 struct EmbedOp {
   const void* table;
   const int32_t* ids;
@@ -46,14 +51,17 @@ struct EmbedOp {
   int64_t width, offset, add_stride, out_stride;
   // 0: the table's rows lie one after another. Else it is a linear layer's weight, in tiles of so many bytes.
   int64_t tile_bytes;
+  float scale;
 };
 
+// out = norm(x) (* weight) (+ bias) (+ residual)
 struct NormOp {
   const void* x;
-  const void* weight;
-  const void* bias;
+  const float* weight;
+  const float* bias;
+  const void* residual;
   void* out;
-  int64_t width, x_stride, out_stride;
+  int64_t width, x_stride, residual_stride, out_stride;
   float eps;
   // 1: layer norm, 0: RMS norm
   int32_t centred;
@@ -95,14 +103,16 @@ struct AttentionOp {
   // of this layer; block b's K begins at cache + b * block_stride, its V value_offset after that
   void* cache;
   const float* rope;
-  const void* q_norm;
-  const void* k_norm;
+  const float* q_norm;
+  const float* k_norm;
   int64_t qkv_stride, out_stride, block_stride, value_offset;
   int32_t num_heads, num_kv_heads, head_dim, block_size;
   // 0: all tokens
   int32_t window;
   // 1: of the sequences whose inputs are kept, and the cache is restored KV; 0: of all others
   int32_t of_kept;
+  // how many of a head's first values are rotated, and the width of rope
+  int32_t rotary_dim;
   float scale, eps;
 };
 

@@ -16,13 +16,13 @@ from alignedserve.kernels.triton.decode_attention import (
     decode_tuning,
     plain_attention,
 )
+from alignedserve.kernels.triton.gated_mul import gated_mul
 from alignedserve.kernels.triton.gather_kv import gather_kv
 from alignedserve.kernels.triton.gemv import gemv, gemv_tuning
 from alignedserve.kernels.triton.layer_norm import layer_norm
 from alignedserve.kernels.triton.rms_norm import rms_norm
 from alignedserve.kernels.triton.rope_write import rope_write
 from alignedserve.kernels.triton.sampling import argmax, gumbel_argmax, sample
-from alignedserve.kernels.triton.silu_mul import silu_mul
 from alignedserve.kernels.triton.skinny_linear import SkinnyScratch, skinny_linear, skinny_tuning
 from alignedserve.kernels.triton.truncate import truncate
 
@@ -40,6 +40,7 @@ def rope_launch(
     kv_heads: int,
     head_dim: int,
     has_norm: bool,
+    rotary_dim: int | None = None,
 ) -> None:
     weight = meta(head_dim, dtype=dtype) if has_norm else None
     rope_write(
@@ -49,7 +50,7 @@ def rope_launch(
         meta(1000, 32, 2, kv_heads, 16, head_dim, dtype=dtype),
         layer=3,
         num_heads=heads,
-        rope=meta(4096, head_dim, dtype=torch.float32),
+        rope=meta(4096, rotary_dim or head_dim, dtype=torch.float32),
         q_norm=weight,
         k_norm=weight,
     )
@@ -59,6 +60,7 @@ def norm_launches(dtype: torch.dtype, width: int) -> dict[str, Callable[[], Any]
     x, weight = meta(32, width, dtype=dtype), meta(width, dtype=dtype)
     return {
         f"rms_norm {width}": partial(rms_norm, x, weight, 1e-5),
+        f"rms_norm wide weight {width}": partial(rms_norm, x, weight.float(), 1e-5, out=x, residual=x),
         f"layer_norm {width}": partial(layer_norm, x, weight, weight, 1e-5),
         f"layer_norm plain {width}": partial(layer_norm, x, None, None, 1e-5),
     }
@@ -69,6 +71,11 @@ def rope_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         f"rope_write decode {head_dim}": partial(rope_launch, dtype, 32, 32, 8, head_dim, has_norm=False)
         for head_dim in (64, 80, 96, 128)
     }
+    launches["rope_write decode 96 of 128"] = partial(
+        rope_launch, dtype, 32, 24, 8, 128, has_norm=False, rotary_dim=96
+    )
+    launches["rope_write decode 256 normed"] = partial(rope_launch, dtype, 32, 8, 4, 256, has_norm=True)
+    launches["rope_write prefill 256 normed"] = partial(rope_launch, dtype, 2048, 8, 4, 256, has_norm=True)
     launches["rope_write prefill 128 normed"] = partial(rope_launch, dtype, 2048, 40, 8, 128, has_norm=True)
     return launches
 
@@ -93,13 +100,19 @@ def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **few_row_launches(dtype),
         **norm_launches(dtype, 4096),
         **norm_launches(dtype, 5120),
-        "silu_mul": partial(silu_mul, meta(32, 2 * 14336, dtype=dtype)),
+        "silu_mul": partial(gated_mul, meta(32, 2 * 14336, dtype=dtype)),
+        "gelu_mul": partial(gated_mul, meta(32, 2 * 10240, dtype=dtype), gelu=True),
     }
 
 
 def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     launches: dict[str, Callable[[], Any]] = {}
-    for heads, kv_heads, head_dim, window in ((32, 8, 128, None), (40, 40, 128, None), (32, 32, 80, 100)):
+    for heads, kv_heads, head_dim, window in (
+        (32, 8, 128, None),
+        (40, 40, 128, None),
+        (32, 32, 80, 100),
+        (8, 4, 256, 1024),
+    ):
         q, cache = meta(32, heads, head_dim, dtype=dtype), meta(999, 2, kv_heads, 16, head_dim, dtype=dtype)
         ints = meta(33, dtype=torch.int32)
         step = PagedStep(ints, ints, meta(9999, dtype=torch.int32), ints, 32)
@@ -125,12 +138,13 @@ def few_row_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     for num_in, num_out, activation in (
         (4096, 6144, 0),
         (4096, 14336, 4),
+        (2560, 10240, 5),
         (14336, 4096, 0),
         (20480, 5120, 0),
     ):
-        weight = meta(num_out * (1 + (activation == 4)), num_in, dtype=dtype)
+        weight = meta(num_out * (1 + (activation >= 4)), num_in, dtype=dtype)
         norm = meta(num_in, dtype=dtype)
-        tuning = gemv_tuning(num_in, num_out, activation == 4)
+        tuning = gemv_tuning(num_in, num_out, activation >= 4)
         launches[f"gemv {num_in} {num_out}"] = partial(
             gemv,
             meta(1, num_in, dtype=dtype),
