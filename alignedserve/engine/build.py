@@ -77,10 +77,6 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
     if config.hidden_cache:
         check_hidden_cache(model_config)
     check_quantization(config, model_config, device.type == "cpu")
-    if model_config.moe and device.type == "cuda" and not config.enforce_eager:
-        raise ValueError(
-            f"{source.name}: a mixture of {model_config.moe.num_experts} experts needs enforce_eager on a GPU"
-        )
     options = _cuda_options(config)
     ops = make_ops(
         config.attention_backend, device, dtype, model_config.head_dim, options, config.quantization

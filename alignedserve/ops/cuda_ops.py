@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from alignedserve.kernels.triton.experts import mix_experts
 from alignedserve.kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
 from alignedserve.kernels.triton.host_copy import receive
 from alignedserve.kernels.triton.layer_norm import layer_norm
@@ -30,6 +31,9 @@ from alignedserve.ops.step_shape import Ladder
 from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps, activate
 from alignedserve.sampling_params import SamplingParams
+
+# What a mixture of experts makes of each choice of a row is there at once, in float32, for so many rows.
+MIXED_AT_ONCE = 4096
 
 
 @dataclass
@@ -97,8 +101,13 @@ class CudaOps(TorchOps):
     def mix_experts(
         self, x: CudaValue, logits: torch.Tensor, experts: TorchExperts, residual: CudaValue
     ) -> torch.Tensor:
-        # It finds on the host which experts were chosen, so it can't be captured.
-        return super().mix_experts(_plain(x), logits, experts, _plain(residual))
+        spec, stream = experts.spec, _plain(residual)
+        pieces = (torch.split(each, MIXED_AT_ONCE) for each in (_plain(x), logits, stream))
+        for rows, row_logits, out in zip(*pieces, strict=True):
+            mix_experts(
+                rows, row_logits, experts.gate_up, experts.down, spec.top_k, spec.normalises, out, out
+            )
+        return stream
 
     def attention(
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
