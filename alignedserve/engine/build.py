@@ -76,7 +76,7 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
     max_model_len = choose_max_model_len(config, model_config)
     if config.hidden_cache:
         check_hidden_cache(model_config)
-    check_quantization(config, model_config, device.type == "cpu")
+    check_quantization(config, device.type == "cpu")
     options = _cuda_options(config)
     ops = make_ops(
         config.attention_backend, device, dtype, model_config.head_dim, options, config.quantization

@@ -10,8 +10,6 @@ from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
-from alignedserve.ops.experts import ExpertsSpec, TakeExpert
-from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
 
@@ -51,12 +49,6 @@ class ListingOps(TorchOps):
         self._count(parts, BYTES_PER_WEIGHT[scheme] if scheme else None)
         self._count(biases or ())
         return TorchLinear(parts[0], None, activation)
-
-    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
-        experts = [take(number) for number in range(spec.num_experts)]
-        for each in experts:
-            self._count([each.gate, each.up, each.down])
-        return TorchExperts(spec, experts[0].gate, experts[0].down)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         self._count([tensor])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -53,7 +54,7 @@ class CpuOps(Ops):
         self._program = Program()
         self._buffers = Buffers(0)
         self._restored_buffers = Buffers(0)
-        self._experts = ExpertRecorder(self._program, dtype, 0)
+        self._experts = ExpertRecorder(self._program, dtype, 0, self._quantised)
         self._step: StepInputs | None = None
 
     def linear_weight(
@@ -63,9 +64,19 @@ class CpuOps(Ops):
         activation: Activation = Activation.NONE,
         is_head: bool = False,
     ) -> PackedWeight:
+        return self._pack(parts, self._arena, activation, biases, is_head)
+
+    def _pack(
+        self,
+        parts: Sequence[torch.Tensor],
+        arena: Arena,
+        activation: Activation = Activation.NONE,
+        biases: Sequence[torch.Tensor] | None = None,
+        is_head: bool = False,
+    ) -> PackedWeight:
         code, scheme = ActivationCode[activation.name], self.scheme(is_head)
         kind = WeightKind[scheme.upper()] if scheme else WeightKind.AS_ROWS
-        return pack(parts, biases, code, self.dtype, self._arena, kind)
+        return pack(parts, biases, code, self.dtype, arena, kind)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=self.dtype, copy=True).contiguous()
@@ -150,7 +161,7 @@ class CpuOps(Ops):
         if residual is not None and weight.activation is not ActivationCode.NONE:
             raise ValueError("a linear layer has an activation or a residual, not both")
         if weight.kind is not WeightKind.AS_ROWS:
-            x = self._quantised(x, weight.kind)
+            x = self._quantised(x, weight)
         out = self._value(weight.out_features, x.rows)
         args = LinearOp(
             x=x.pointer,
@@ -173,24 +184,28 @@ class CpuOps(Ops):
         self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
         return out
 
-    def _quantised(self, x: Value, kind: WeightKind) -> Value:
+    def _quantised(self, x: Value, weight: PackedWeight, rows_each: int = 1) -> Value:
         """See QuantiseOp."""
+        kind = weight.kind
         num_groups = -(-x.width // GROUP)
         num_after = 1 + (num_groups if kind is WeightKind.INT4 else 0)
-        out = self._value(num_groups * GROUP + num_after * torch.float32.itemsize, x.rows, torch.uint8)
+        width = num_groups * GROUP + num_after * torch.float32.itemsize
+        out = Value(x.buffers, width, torch.uint8, x.rows)
         args = QuantiseOp(
             x=x.pointer,
             out=out.pointer,
             width=x.width,
             x_stride=x.stride,
             out_stride=out.stride,
+            rows_each=rows_each,
             weight_kind=kind,
         )
         self._program.append(OpKind.QUANTISE, self.dtype, args, out, [x])
         return out
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CpuExperts:
-        return pack_experts(spec, take, self.dtype, self._arena)
+        gated = partial(self._pack, activation=Activation.SILU_GATED)
+        return pack_experts(spec, take, gated, self._pack, self._arena)
 
     def mix_experts(self, x: Value, logits: Value, experts: CpuExperts, residual: Value) -> Value:
         self._recorded_step()
@@ -318,7 +333,7 @@ class CpuOps(Ops):
         self._program = Program()
         self._buffers = Buffers(num_rows)
         self._restored_buffers = Buffers(0)
-        self._experts = ExpertRecorder(self._program, self.dtype, num_rows)
+        self._experts = ExpertRecorder(self._program, self.dtype, num_rows, self._quantised)
 
     def _gather(self, x: Value) -> Value:
         out = self._value(x.width, Rows.OUTPUTS)

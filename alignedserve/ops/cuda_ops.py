@@ -24,11 +24,12 @@ from alignedserve.kernels.triton.skinny_linear import can_be_skinny, skinny_line
 from alignedserve.kernels.triton.truncate import truncate
 from alignedserve.ops.base import Activation, AttentionSpec, Projected
 from alignedserve.ops.cuda_attention import CudaAttention, has_flash_attention
+from alignedserve.ops.cuda_experts import CudaExperts, stack_experts
 from alignedserve.ops.cuda_model import CudaModel
 from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import Ladder
-from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps, activate
 from alignedserve.sampling_params import SamplingParams
 
@@ -98,8 +99,11 @@ class CudaOps(TorchOps):
             return _one_row(x, weight, stream)
         return _many_rows(_plain(x), weight, stream)
 
-    def mix_experts(
-        self, x: CudaValue, logits: torch.Tensor, experts: TorchExperts, residual: CudaValue
+    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CudaExperts:  # type: ignore[override]
+        return stack_experts(spec, take, self.dtype, self.device)
+
+    def mix_experts(  # type: ignore[override]
+        self, x: CudaValue, logits: torch.Tensor, experts: CudaExperts, residual: CudaValue
     ) -> torch.Tensor:
         spec, stream = experts.spec, _plain(residual)
         pieces = (torch.split(each, MIXED_AT_ONCE) for each in (_plain(x), logits, stream))
