@@ -5,7 +5,15 @@ import pytest
 from alignedserve.models.presets import PRESETS
 from benchmarks.gpu.ceilings import matmul_flops
 from benchmarks.gpu.profile import Activity, activities_of, busy_seconds, table
-from benchmarks.gpu.roofline import Work, decode_work, kv_values_per_token, matrix_values, vector_values
+from benchmarks.gpu.roofline import (
+    Work,
+    decode_work,
+    expert_values,
+    hit_experts,
+    kv_values_per_token,
+    matrix_values,
+    vector_values,
+)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,26 @@ def test_activities_are_read_off_a_trace_and_summed_by_name() -> None:
     assert lines[1].split() == ["1.0000", "88.9%", "1.0", "attention"]
 
 
-def test_no_floor_is_made_up_for_mixtures() -> None:
-    with pytest.raises(ValueError, match="the floor of a mixture of experts is not worked out"):
-        decode_work(PRESETS["mixtral-8x7b"], [1024], 2)
+@pytest.mark.parametrize(
+    ("preset", "billions", "active"), [("qwen3-30b-a3b", 30.532, 3.353), ("mixtral-8x7b", 46.703, 12.879)]
+)
+def test_experts_add_up_to_what_the_authors_say(preset: str, billions: float, active: float) -> None:
+    config = PRESETS[preset]
+    assert config.moe is not None
+    beside = matrix_values(config) + vector_values(config) + config.vocab_size * config.hidden_size
+    each = expert_values(config)
+    assert (beside + config.moe.num_experts * each) / 1e9 == pytest.approx(billions, abs=5e-4)
+    assert (beside + config.moe.top_k * each) / 1e9 == pytest.approx(active, abs=5e-3)
+
+
+def test_a_step_reads_the_experts_that_its_batch_hits() -> None:
+    config = PRESETS["qwen3-30b-a3b"]
+    each, kv = 2 * expert_values(config), kv_values_per_token(config)
+    assert hit_experts(config, 1) == 8
+    assert hit_experts(config, 2) == pytest.approx(8 + 8 * 120 / 128)
+    assert hit_experts(config, 256) == pytest.approx(128, rel=1e-6)
+    one, two = decode_work(config, [9], 2), decode_work(config, [9, 9], 2)
+    assert two.num_bytes - one.num_bytes == pytest.approx(7.5 * each + 20 * kv + 2 * config.hidden_size)
+    assert two.num_flops == 2 * one.num_flops
+    assert one.num_flops - 4 * 32 * 128 * 48 * 9 == 2 * matrix_values(config) + 8 * each
+    assert hit_experts(PRESETS["qwen3-8b"], 4) == expert_values(PRESETS["qwen3-8b"]) == 0
