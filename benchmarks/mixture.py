@@ -5,8 +5,9 @@
 
 Random weights in bfloat16, the same ones in both. Each round measures every engine at every batch size, in turn.
 Quoted of each is the least step, which others on the machine disturb least, and the median. The floor is what has to be
-read of weights, the experts that such a batch is expected to hit among them, at the rate at which these cores read
-memory; --profile says which operations take how long.
+read of weights, the experts that such a batch is expected to hit among them, at the rate at which these cores read or
+copy memory, whichever is more (a small model may be read faster, out of a cache); --profile says which operations
+take how long.
 """
 
 from __future__ import annotations
@@ -68,15 +69,19 @@ def floor_bytes(config: ModelConfig, batch: int, quantization: str | None) -> fl
     return layers * each + head * (1.0 if quantization else 2.0)
 
 
-def read_bytes_per_s(rounds: int = 5) -> float:
-    """The rate at which torch's threads add up what no cache holds."""
-    values = torch.ones(64 << 20, dtype=torch.float64)
-    seconds = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        values.sum()
-        seconds.append(time.perf_counter() - begin)
-    return values.nbytes / min(seconds)
+def bytes_per_second(rounds: int = 10) -> float:
+    """The best rate at which torch's threads read what no cache holds, or read it and write it elsewhere."""
+    values = torch.ones(32 << 20, dtype=torch.float64)
+    target = torch.empty_like(values)
+    reading = min(_seconds(values.sum) for _ in range(rounds))
+    copying = min(_seconds(lambda: target.copy_(values)) for _ in range(rounds))
+    return max(values.nbytes / reading, 2 * values.nbytes / copying)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
 
 
 def build(directory: Path, quantization: str | None, max_batch: int) -> BuiltEngine:
@@ -136,8 +141,6 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
     schemes = [None if each == "none" else each for each in args.quantizations.split(",")]
     engines = {scheme: build(directory, scheme, max(batches)) for scheme in schemes}
     model = None if args.no_transformers else _transformers(directory)
-    bytes_per_s = read_bytes_per_s()
-    print(f"{args.threads} threads, {bytes_per_s / 1e9:.1f} GB/s read")
     found: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for _ in range(args.rounds):
         for batch in batches:
@@ -147,6 +150,8 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
             if model is not None:
                 step = theirs(model, batch)
                 found[THEIRS, batch] += [step() for _ in range(args.steps)][1:]
+    bytes_per_s = bytes_per_second()
+    print(f"{args.threads} threads, {bytes_per_s / 1e9:.1f} GB/s")
     for (name, batch), seconds in sorted(found.items(), key=lambda item: item[0][1]):
         scheme = None if name in (THEIRS, "bfloat16") else name
         floor_s = floor_bytes(config, batch, scheme) / bytes_per_s
