@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from alignedserve.instance.profile.facts import experts_of
+from alignedserve.instance.profile.fit import fit_decodes
+from alignedserve.instance.profile.grid import grid
+from alignedserve.instance.profile.points import Measured
+from alignedserve.models.config import ModelConfig
 from alignedserve.models.presets import PRESETS
+from alignedserve.timing.cost_presets import load_cost_model
 from benchmarks.gpu.ceilings import matmul_flops
 from benchmarks.gpu.profile import Activity, activities_of, busy_seconds, table
 from benchmarks.gpu.roofline import (
@@ -14,6 +21,7 @@ from benchmarks.gpu.roofline import (
     matrix_values,
     vector_values,
 )
+from tests.instance.profile.profiles import REACH
 
 
 @pytest.mark.parametrize(
@@ -48,6 +56,45 @@ def test_a_step_reads_weights_once_and_the_kv_of_all_prefixes() -> None:
     attention = 4 * 32 * 128 * 32
     assert one.num_flops == 2 * matrix_values(config) + attention * 1024
     assert two.num_flops == 2 * 2 * matrix_values(config) + attention * 1536
+
+
+@pytest.mark.parametrize("preset", ["qwen3-30b-a3b", "mixtral-8x7b"])
+def test_the_cost_models_of_mixtures_are_what_they_say_they_are(preset: str) -> None:
+    """65 % of the rate at which an H200 was measured to copy."""
+    config, cost = PRESETS[preset], load_cost_model(f"{preset}/h200")
+    assert cost.kv_bytes_per_token == 2 * kv_values_per_token(config)
+    for batch in (1, 2, 8, 32, 128, 256):
+        work = decode_work(config, [500] * batch, 2)
+        assert cost.iteration([], [500] * batch) == pytest.approx(
+            work.num_bytes / (0.65 * 4.258e12), rel=2e-3
+        )
+
+
+def test_the_roofline_of_a_mixture_is_fitted_with_its_experts_and_not_without() -> None:
+    config = PRESETS["qwen3-30b-a3b"]
+    points = [each for each in grid(REACH) if each.kind == "decode"]
+    measured = [
+        Measured(each, 5e-4 + decode_work(config, each.lengths, 2).seconds(4.2e12, 1e99)) for each in points
+    ]
+    error: dict[bool, float] = {}
+    for is_mixture in (False, True):
+        fit = fit_decodes(measured, experts_of(config) if is_mixture else None)
+        found = [
+            fit.seconds(
+                *(np.array([each]) for each in (len(lengths), sum(lengths), share(config, len(lengths))))
+            )
+            for lengths in (each.lengths for each in points)
+        ]
+        error[is_mixture] = float(
+            np.median([abs(a[0] / b.seconds - 1) for a, b in zip(found, measured, strict=True)])
+        )
+    assert error[True] < 0.001 and error[False] > 0.2
+
+
+def share(config: ModelConfig, num_tokens: int) -> float:
+    experts = experts_of(config)
+    assert experts is not None
+    return experts.hit_share(num_tokens)
 
 
 def test_the_roofline_is_the_longer_of_both_times() -> None:
