@@ -129,12 +129,8 @@ def _check(config: EngineConfig, source: ModelSource, is_cpu: bool) -> None:
     model_config = source.config
     if config.hidden_cache:
         check_hidden_cache(model_config)
-    check_quantization(config, model_config, is_cpu)
+    check_quantization(config, is_cpu)
     check_ranks(config, model_config, is_cpu)
-    if model_config.moe and not is_cpu and not config.enforce_eager:
-        raise ValueError(
-            f"{source.name}: a mixture of {model_config.moe.num_experts} experts needs enforce_eager on a GPU"
-        )
 
 
 def _num_exchanged(config: EngineConfig, model_config: ModelConfig) -> int:

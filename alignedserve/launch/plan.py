@@ -102,7 +102,6 @@ def check(settings: Settings, model: Location) -> None:
         _check_hidden_cache(policy, settings, model)
     _check_island_gateways(settings)
     # Which device it will be is known when a node is.
-    check_quantization(settings.engine, model.config, is_cpu=True)
     check_ranks(settings.engine, model.config, is_cpu=True)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
@@ -125,7 +124,7 @@ def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> 
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
-    check_quantization(settings.engine, model.config, is_cpu)
+    check_quantization(settings.engine, is_cpu)
     check_ranks(settings.engine, model.config, is_cpu)
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus)
     settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)

@@ -10,9 +10,7 @@ from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
-from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.shard import Shard, Split
-from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
 
@@ -37,9 +35,9 @@ class ListedSource:
 class ListingOps(TorchOps):
     """Ops which keep nothing of what they are given."""
 
-    def __init__(self, dtype: torch.dtype, quantization: str | None, shard: Shard) -> None:
+    def __init__(self, dtype: torch.dtype, quantization: str | None, shard: Shard | None = None) -> None:
         super().__init__(dtype, quantization=quantization)
-        self.shard = shard
+        self.shard = shard or Shard()
         self.num_bytes = 0
 
     def linear_weight(
@@ -55,12 +53,6 @@ class ListingOps(TorchOps):
         self._count(parts, BYTES_PER_WEIGHT[scheme] if scheme else None)
         self._count(biases or ())
         return TorchLinear(parts[0], None, activation)
-
-    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
-        experts = [take(number) for number in range(spec.num_experts)]
-        for each in experts:
-            self._count([each.gate, each.up, each.down])
-        return TorchExperts(spec, experts[0].gate, experts[0].down)
 
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         self._count([tensor], dtype.itemsize if dtype else None)
@@ -80,7 +72,7 @@ def num_weight_bytes(
 ) -> int:
     """The bytes of all that a model, or a rank's part of it, keeps of its tensors. Raises ValueError when the
     checkpoint is not the model's."""
-    listed, ops = ListedSource(dtype, checkpoint), ListingOps(dtype, quantization, shard or Shard())
+    listed, ops = ListedSource(dtype, checkpoint), ListingOps(dtype, quantization, shard)
     # The length of sequences makes no difference to the weights.
     build_model(config, listed, ops, max_model_len=1)
     listed.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -63,7 +64,7 @@ class CpuOps(Ops):
         self._program = Program()
         self._buffers = Buffers(0)
         self._restored_buffers = Buffers(0)
-        self._experts = ExpertRecorder(self._program, dtype, 0)
+        self._experts = ExpertRecorder(self._program, dtype, 0, self._quantised)
         self._step: StepInputs | None = None
         self._ranks: RankMemory | None = None
         if ranks:
@@ -79,12 +80,22 @@ class CpuOps(Ops):
         split: Split = Split.NONE,
         num_outputs: int = 0,
     ) -> PackedWeight:
-        code, scheme = ActivationCode[activation.name], self.scheme(is_head)
-        kind = WeightKind[scheme.upper()] if scheme else WeightKind.AS_ROWS
-        packed = pack(parts, biases, code, self.dtype, self._arena, kind)
+        packed = self._pack(parts, self._arena, activation, biases, is_head)
         if self._ranks is None or split is Split.NONE:
             return packed
         return replace(packed, is_partial=split is Split.INPUTS, num_joined=num_outputs)
+
+    def _pack(
+        self,
+        parts: Sequence[torch.Tensor],
+        arena: Arena,
+        activation: Activation = Activation.NONE,
+        biases: Sequence[torch.Tensor] | None = None,
+        is_head: bool = False,
+    ) -> PackedWeight:
+        code, scheme = ActivationCode[activation.name], self.scheme(is_head)
+        kind = WeightKind[scheme.upper()] if scheme else WeightKind.AS_ROWS
+        return pack(parts, biases, code, self.dtype, arena, kind)
 
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=dtype or self.dtype, copy=True).contiguous()
@@ -180,7 +191,7 @@ class CpuOps(Ops):
         if residual is not None and weight.activation is not ActivationCode.NONE:
             raise ValueError("a linear layer has an activation or a residual, not both")
         if weight.kind is not WeightKind.AS_ROWS:
-            x = self._quantised(x, weight.kind)
+            x = self._quantised(x, weight)
         if weight.is_partial or weight.num_joined:
             return self._across_ranks(x, weight, residual)
         return self._project(x, weight, residual, self.dtype)
@@ -242,24 +253,28 @@ class CpuOps(Ops):
         self._program.append(OpKind.MEET, self.dtype, args, part, [self._ranks])
         return self._ranks
 
-    def _quantised(self, x: Value, kind: WeightKind) -> Value:
+    def _quantised(self, x: Value, weight: PackedWeight, rows_each: int = 1) -> Value:
         """See QuantiseOp."""
+        kind = weight.kind
         num_groups = -(-x.width // GROUP)
         num_after = 1 + (num_groups if kind is WeightKind.INT4 else 0)
-        out = self._value(num_groups * GROUP + num_after * torch.float32.itemsize, x.rows, torch.uint8)
+        width = num_groups * GROUP + num_after * torch.float32.itemsize
+        out = Value(x.buffers, width, torch.uint8, x.rows)
         args = QuantiseOp(
             x=x.pointer,
             out=out.pointer,
             width=x.width,
             x_stride=x.stride,
             out_stride=out.stride,
+            rows_each=rows_each,
             weight_kind=kind,
         )
         self._program.append(OpKind.QUANTISE, self.dtype, args, out, [x])
         return out
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CpuExperts:
-        return pack_experts(spec, take, self.dtype, self._arena)
+        gated = partial(self._pack, activation=Activation.SILU_GATED)
+        return pack_experts(spec, take, gated, self._pack, self._arena)
 
     def mix_experts(self, x: Value, logits: Value, experts: CpuExperts, residual: Value) -> Value:
         self._recorded_step()
@@ -400,7 +415,7 @@ class CpuOps(Ops):
         self._program = Program()
         self._buffers = Buffers(num_rows)
         self._restored_buffers = Buffers(0)
-        self._experts = ExpertRecorder(self._program, self.dtype, num_rows)
+        self._experts = ExpertRecorder(self._program, self.dtype, num_rows, self._quantised)
 
     def _gather(self, x: Value) -> Value:
         out = self._value(x.width, Rows.OUTPUTS)

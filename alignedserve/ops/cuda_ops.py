@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from alignedserve.kernels.triton.experts import mix_experts
 from alignedserve.kernels.triton.gated_mul import gated_mul
 from alignedserve.kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
 from alignedserve.kernels.triton.host_copy import receive
@@ -23,13 +24,17 @@ from alignedserve.kernels.triton.skinny_linear import can_be_skinny, skinny_line
 from alignedserve.kernels.triton.truncate import truncate
 from alignedserve.ops.base import Activation, AttentionSpec, Projected
 from alignedserve.ops.cuda_attention import CudaAttention, has_flash_attention
+from alignedserve.ops.cuda_experts import CudaExperts, stack_experts
 from alignedserve.ops.cuda_model import CudaModel
 from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import Ladder
-from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps, activate
 from alignedserve.sampling_params import SamplingParams
+
+# What a mixture of experts makes of each choice of a row is there at once, in float32, for so many rows.
+MIXED_AT_ONCE = 4096
 
 
 @dataclass
@@ -101,11 +106,19 @@ class CudaOps(TorchOps):
             return _one_row(x, weight, stream)
         return _many_rows(_plain(x), weight, stream)
 
-    def mix_experts(
-        self, x: CudaValue, logits: torch.Tensor, experts: TorchExperts, residual: CudaValue
+    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CudaExperts:  # type: ignore[override]
+        return stack_experts(spec, take, self.dtype, self.device)
+
+    def mix_experts(  # type: ignore[override]
+        self, x: CudaValue, logits: torch.Tensor, experts: CudaExperts, residual: CudaValue
     ) -> torch.Tensor:
-        # It finds on the host which experts were chosen, so it can't be captured.
-        return super().mix_experts(_plain(x), logits, experts, _plain(residual))
+        spec, stream = experts.spec, _plain(residual)
+        pieces = (torch.split(each, MIXED_AT_ONCE) for each in (_plain(x), logits, stream))
+        for rows, row_logits, out in zip(*pieces, strict=True):
+            mix_experts(
+                rows, row_logits, experts.gate_up, experts.down, spec.top_k, spec.normalises, out, out
+            )
+        return stream
 
     def attention(
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None

@@ -12,12 +12,12 @@ from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
 from alignedserve.kernels.int4 import linear_int4, quantise_groups
 from alignedserve.kernels.int8 import linear_int8, quantise_columns
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
-from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert, check_expert
 from alignedserve.ops.ranks import Ranks
 from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import paged_attention
-from alignedserve.ops.torch_experts import TorchExperts, mix, stack_experts
+from alignedserve.ops.torch_experts import TorchExperts, mix
 from alignedserve.ops.torch_inputs import restore, write_inputs
 from alignedserve.ops.torch_ranks import TorchRanks
 
@@ -131,7 +131,13 @@ class TorchOps(Ops):
         return out if residual is None else residual + out
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
-        return stack_experts(spec, take, self.dtype, self.device)
+        gate_up, down = [], []
+        for number in range(spec.num_experts):
+            expert = take(number)
+            check_expert(spec, expert)
+            gate_up.append(self.linear_weight([expert.gate, expert.up]))
+            down.append(self.linear_weight([expert.down]))
+        return TorchExperts(spec, gate_up, down)
 
     def mix_experts(
         self, x: torch.Tensor, logits: torch.Tensor, experts: TorchExperts, residual: torch.Tensor

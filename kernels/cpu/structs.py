@@ -70,7 +70,7 @@ class NormOp(Structure):
 class QuantiseOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "out")),
-        *((name, c_int64) for name in ("width", "x_stride", "out_stride")),
+        *((name, c_int64) for name in ("width", "x_stride", "out_stride", "rows_each")),
         ("weight_kind", c_int32),
     ]
 
@@ -136,7 +136,12 @@ class SpreadOp(Structure):
 
 
 class ExpertLinearOp(Structure):
-    _fields_ = [("routing", Routing), ("linear", LinearOp), ("expert_bytes", c_int64)]
+    _fields_ = [
+        ("routing", Routing),
+        ("linear", LinearOp),
+        ("expert_bytes", c_int64),
+        ("expert_columns", c_int64),
+    ]
 
 
 class Ranks(Structure):

@@ -33,6 +33,11 @@ class Int8Columns:
     def of(cls, num_columns: int) -> Int8Columns:
         return cls(torch.zeros(num_columns), torch.zeros(num_columns, dtype=torch.int32))
 
+    @classmethod
+    def joined(cls, layers: Sequence[Int8Columns]) -> Int8Columns:
+        """The columns of several layers, one after another."""
+        return cls(torch.cat([each.scales for each in layers]), torch.cat([each.starts for each in layers]))
+
     def put(self, columns: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
         self.scales[columns] = scales
         self.starts[columns] = -_ZERO * codes.sum(1, dtype=torch.int32)

@@ -54,9 +54,7 @@ def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
 def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: str) -> None:
     """Prompts longer and shorter than a chunk, and than the window of 24."""
     directory, numbers = tiny_model(family), (1, 5)
-    # Mixtures can't be captured.
-    is_eager = family in ("qwen3-moe", "mixtral")
-    engine = triton_engine(directory, max_prefill_chunk=16, enforce_eager=is_eager)
+    engine = triton_engine(directory, max_prefill_chunk=16)
     assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
 
 

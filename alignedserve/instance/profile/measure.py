@@ -8,6 +8,7 @@ counts relative to those of the reference around it; the median over all rounds 
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -176,7 +177,12 @@ class Bench:
 
     @contextmanager
     def _decodes(self, lengths: Sequence[int]) -> Iterator[Work]:
-        requests = [self._request(length - 1, length - 1, [self._tokens[0]]) for length in lengths]
+        # Tokens differ: of a mixture, equal ones would all go through the same few experts.
+        tokens = itertools.cycle(self._tokens)
+        requests = [
+            self._request(length - 1, length - 1, [token])
+            for length, token in zip(lengths, tokens, strict=False)
+        ]
         try:
             yield [(request, 1) for request in requests]
         finally:

@@ -251,3 +251,7 @@ void linear(const LinearOp& op, Dtype dtype, const Step& step, int64_t chunk) {
 void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span) {
   dtype == Dtype::Float32 ? multiply_any<float>(op, span) : multiply_any<bf16>(op, span);
 }
+
+int64_t linear_row_bytes(const LinearOp& op, Dtype dtype) { return num_words(op, dtype) * kWordBytes; }
+
+int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype) { return tile_bytes_of(op, dtype); }

@@ -75,6 +75,8 @@ struct QuantiseOp {
   const void* x;
   uint8_t* out;
   int64_t width, x_stride, out_stride;
+  // How many rows there are for each of the step's: 1, or a mixture's choices of a row.
+  int64_t rows_each;
   Weight weight_kind;
 };
 
@@ -167,11 +169,12 @@ struct SpreadOp {
   int64_t width, x_stride, residual_stride, out_stride;
 };
 
-// A linear layer of each expert, over the rows of its choices; the weights lie one after another.
+// A linear layer of each expert, over the rows of its choices; the weights lie one after another, and so do, of Int8, the
+// scales and starts of their columns.
 struct ExpertLinearOp {
   Routing routing;
   LinearOp linear;
-  int64_t expert_bytes;
+  int64_t expert_bytes, expert_columns;
 };
 
 // Memory that ranks share, as this process, one of them, sees it: see ranks.cpp.
@@ -301,6 +304,10 @@ struct LinearSpan {
 };
 
 void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span);
+
+// What is read of a row, and the bytes of a tile.
+int64_t linear_row_bytes(const LinearOp& op, Dtype dtype);
+int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype);
 
 int64_t quantise_chunks(const QuantiseOp& op, const Step& step);
 

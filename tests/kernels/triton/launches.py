@@ -16,6 +16,7 @@ from alignedserve.kernels.triton.decode_attention import (
     decode_tuning,
     plain_attention,
 )
+from alignedserve.kernels.triton.experts import mix_experts
 from alignedserve.kernels.triton.gated_mul import gated_mul
 from alignedserve.kernels.triton.gather_kv import gather_kv
 from alignedserve.kernels.triton.gemv import gemv, gemv_tuning
@@ -98,6 +99,7 @@ def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **move_launches(dtype),
         **attention_launches(dtype),
         **few_row_launches(dtype),
+        **expert_launches(dtype),
         **norm_launches(dtype, 4096),
         **norm_launches(dtype, 5120),
         "silu_mul": partial(gated_mul, meta(32, 2 * 14336, dtype=dtype)),
@@ -162,6 +164,20 @@ def few_row_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             x, weight = meta(rows, num_in, dtype=dtype), meta(num_out, num_in, dtype=dtype)
             launches[f"skinny_linear {rows} {num_in}"] = partial(
                 skinny_linear, x, weight, out, few, residual=out, scratch=scratch
+            )
+    return launches
+
+
+def expert_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """Qwen3-30B-A3B and Mixtral 8x7B: rows that take each of the tunings."""
+    launches: dict[str, Callable[[], Any]] = {}
+    for num_experts, top_k, hidden, inner in ((128, 8, 2048, 768), (8, 2, 4096, 14336)):
+        gate_up = meta(num_experts, 2 * inner, hidden, dtype=dtype)
+        down = meta(num_experts, hidden, inner, dtype=dtype)
+        for rows in (1, 512, 4096):
+            x, logits = meta(rows, hidden, dtype=dtype), meta(rows, num_experts, dtype=dtype)
+            launches[f"mix_experts {rows} of {num_experts}"] = partial(
+                mix_experts, x, logits, gate_up, down, top_k, True, x, x
             )
     return launches
 
