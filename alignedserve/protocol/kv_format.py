@@ -11,6 +11,10 @@ head_dim) the least and the greatest of its values in this block, between which 
 zero point follow from the block alone:
 
     [layer, k|v, kv_head, low|high, head_dim] in the dtype, then [layer, k|v, kv_head, slot, head_dim] codes
+
+An instance itself may have KV in 8 bits too: `kv-fp8` is a byte for each value, `kv-int8-rows` besides that a scale for
+each token's K or V of one head, after its codes (`kernels/kv_rows.py`). Such blocks are in the pool as they are in
+the instance.
 """
 
 from __future__ import annotations
@@ -19,8 +23,14 @@ from dataclasses import asdict, dataclass, replace
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# The encodings of the pool's blocks, by what `pool_kv_dtype` says.
+# The encodings of an instance's blocks, by what `kv_cache_dtype` says.
+KV_CACHE_DTYPES = {"auto": "kv", "fp8": "kv-fp8", "int8": "kv-int8-rows"}
+# What torch calls the elements of such blocks, where they are not in the model's dtype.
+_TORCH_DTYPES = {"kv-fp8": "float8_e4m3fn", "kv-int8-rows": "int8"}
+# The encodings of the pool's blocks, by what `pool_kv_dtype` says; auto: as instances have them.
 POOL_KV_DTYPES = {"auto": "kv", "int8": "kv-int8"}
+# This is what a row of `kv-int8-rows` has after its codes.
+_SCALE_BYTES = 4
 
 
 def tokens_per_block(block_size: int, keeps_inputs: bool) -> int:
@@ -43,14 +53,24 @@ class BlockFormat:
     block_size: int
     num_kv_heads: int
     head_dim: int
-    # A key of DTYPE_BYTES: that of the values which attention reads.
+    # A key of DTYPE_BYTES: that of the values which attention is given.
     dtype: str
-    # A value of POOL_KV_DTYPES; instances hold `kv`.
+    # A value of KV_CACHE_DTYPES in instances, in the pool one of POOL_KV_DTYPES as well.
     encoding: str = "kv"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        """The shape of an instance's block, in elements of `torch_dtype`."""
+        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self._row_len)
+
+    @property
+    def torch_dtype(self) -> str:
+        """The name that torch has for the elements of an instance's block."""
+        return _TORCH_DTYPES.get(self.encoding, self.dtype)
+
+    @property
+    def _row_len(self) -> int:
+        return self.head_dim + (_SCALE_BYTES if self.encoding == "kv-int8-rows" else 0)
 
     @property
     def num_channels(self) -> int:
@@ -61,6 +81,8 @@ class BlockFormat:
         dtype_bytes = DTYPE_BYTES[self.dtype]
         if self.encoding == "kv-int8":
             return self.num_channels * (self.block_size + 2 * dtype_bytes)
+        if self.encoding != "kv":
+            return self.num_channels // self.head_dim * self.block_size * self._row_len
         return self.num_channels * self.block_size * dtype_bytes
 
     def num_blocks(self, num_tokens: int, keeps_inputs: bool = False) -> int:
@@ -72,7 +94,15 @@ class BlockFormat:
         return self.block_bytes // self.num_layers
 
     def in_pool(self, pool_kv_dtype: str) -> BlockFormat:
-        """Returns the format that these blocks have in the pool."""
+        """Returns the format that these blocks have in the pool. Raises ValueError if they can't have it."""
+        if pool_kv_dtype == "auto":
+            return self
+        if self.encoding != "kv":
+            kv_cache_dtype = next(name for name, each in KV_CACHE_DTYPES.items() if each == self.encoding)
+            raise ValueError(
+                f"pool_kv_dtype={pool_kv_dtype!r} and kv_cache_dtype={kv_cache_dtype!r}: must be auto then, since the "
+                "pool gets KV as instances have it"
+            )
         return replace(self, encoding=POOL_KV_DTYPES[pool_kv_dtype])
 
     def describe(self) -> dict[str, str]:
