@@ -69,5 +69,7 @@ def _to_int8(x: torch.Tensor) -> torch.Tensor:
     # Dividing a number by a tensor, torch would round twice.
     codes = (x * (torch.full_like(largest, MAX_CODE) / largest)).round()
     codes = torch.where(is_finite & ~is_zero, codes, 0.0).to(torch.int8)
-    scale = torch.where(is_finite, torch.where(is_zero, 0.0, largest / torch.full_like(largest, MAX_CODE)), torch.nan)
+    scale = torch.where(
+        is_finite, torch.where(is_zero, 0.0, largest / torch.full_like(largest, MAX_CODE)), torch.nan
+    )
     return torch.cat([codes, scale.contiguous().view(torch.int8)], -1)

@@ -37,6 +37,8 @@ from alignedserve.protocol.kv_format import BlockFormat, num_restored_blocks
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 
+# GPUs before have no conversions from and to e4m3.
+MIN_FP8_CAPABILITY = (8, 9)
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -77,6 +79,7 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
     if config.hidden_cache:
         check_hidden_cache(model_config)
     check_quantization(config, model_config, device.type == "cpu")
+    _check_kv_cache_dtype(config, device)
     if model_config.moe and device.type == "cuda" and not config.enforce_eager:
         raise ValueError(
             f"{source.name}: a mixture of {model_config.moe.num_experts} experts needs enforce_eager on a GPU"
@@ -171,6 +174,17 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: this machine has no CUDA device")
     return device
+
+
+def _check_kv_cache_dtype(config: EngineConfig, device: torch.device) -> None:
+    """Raises ValueError unless this device can compute with such KV."""
+    if config.kv_cache_dtype != "fp8" or device.type != "cuda" or config.attention_backend == "torch":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_FP8_CAPABILITY:
+        raise ValueError(
+            f"kv_cache_dtype='fp8': takes GPUs of compute capability 8.9 and newer, not {capability}; int8 runs there"
+        )
 
 
 def _kv_bytes(config: EngineConfig, model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> int:

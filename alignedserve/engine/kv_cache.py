@@ -20,4 +20,6 @@ class KVCache:
         self.format = form
         # The blocks are not cleared: nothing reads a slot before it is written. On a CPU, pages cost nothing until
         # then.
-        self.blocks = allocate((num_blocks, *form.shape), dtype=getattr(torch, form.torch_dtype), device=device)
+        self.blocks = allocate(
+            (num_blocks, *form.shape), dtype=getattr(torch, form.torch_dtype), device=device
+        )

@@ -47,6 +47,17 @@ def num_restored_blocks(num_blocks: int, longest: int) -> int:
     return max(longest, num_blocks // BLOCKS_PER_RESTORED)
 
 
+def check_pool_kv_dtype(pool_kv_dtype: str, kv_cache_dtype: str) -> None:
+    """Raises ValueError unless the pool may have KV so, which instances have so."""
+    if pool_kv_dtype not in POOL_KV_DTYPES:
+        raise ValueError(f"pool_kv_dtype={pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}")
+    if pool_kv_dtype != "auto" and kv_cache_dtype != "auto":
+        raise ValueError(
+            f"pool_kv_dtype={pool_kv_dtype!r} and kv_cache_dtype={kv_cache_dtype!r}: one of them must be auto, since "
+            "the pool has KV of 8 bits as instances have it"
+        )
+
+
 @dataclass(frozen=True)
 class BlockFormat:
     num_layers: int
@@ -95,15 +106,9 @@ class BlockFormat:
 
     def in_pool(self, pool_kv_dtype: str) -> BlockFormat:
         """Returns the format that these blocks have in the pool. Raises ValueError if they can't have it."""
-        if pool_kv_dtype == "auto":
-            return self
-        if self.encoding != "kv":
-            kv_cache_dtype = next(name for name, each in KV_CACHE_DTYPES.items() if each == self.encoding)
-            raise ValueError(
-                f"pool_kv_dtype={pool_kv_dtype!r} and kv_cache_dtype={kv_cache_dtype!r}: must be auto then, since the "
-                "pool gets KV as instances have it"
-            )
-        return replace(self, encoding=POOL_KV_DTYPES[pool_kv_dtype])
+        of_instances = next(name for name, each in KV_CACHE_DTYPES.items() if each == self.encoding)
+        check_pool_kv_dtype(pool_kv_dtype, of_instances)
+        return self if pool_kv_dtype == "auto" else replace(self, encoding=POOL_KV_DTYPES[pool_kv_dtype])
 
     def describe(self) -> dict[str, str]:
         """Returns the fields as text for handshakes, in which a difference is named."""

@@ -73,6 +73,13 @@ static ALWAYS_INLINE void store_numbers(__m512i codes, const CodeTable& table, c
     _mm512_storeu_si512(to + i * stride, _mm512_permutex2var_epi8(low, half(orders[i].at), high));
 }
 
+// Fetches a line's codes of a row. The scale after the last ones may lie in another line, which no other row begins in.
+template <KvCoding kCoding>
+static ALWAYS_INLINE void fetch_codes(const char* row, int64_t first, int64_t head_dim) {
+  __builtin_prefetch(row + first);
+  if (kCoding == KvCoding::Int8 && first + kLineBytes >= head_dim) __builtin_prefetch(row + head_dim);
+}
+
 // As pack_keys.
 template <KvCoding kCoding>
 inline void pack_coded_keys(const KeyRows& rows, int64_t head_dim, char* tiles) {
@@ -82,7 +89,8 @@ inline void pack_coded_keys(const KeyRows& rows, int64_t head_dim, char* tiles) 
   for (int first = 0; first < rows.count; first += kLanes) {
     char* tile = tiles + first / kTileColumns * tile_bytes + first % kTileColumns * kWordBytes;
     for (int64_t word = 0; word < code_words; word += kLanes) {
-      for (int i = first; i < first + kLanes; ++i) __builtin_prefetch(rows.values[i] + word * kWordBytes);
+      for (int i = first; i < first + kLanes; ++i)
+        fetch_codes<kCoding>(rows.values[i], word * kWordBytes, head_dim);
       const int count = int(std::min<int64_t>(kLanes, code_words - word));
       __m512i columns[kLanes];
       transpose16(keys + first, word, count, columns);
@@ -104,7 +112,7 @@ inline void pack_coded_values(const KeyRows& rows, const KeyRows& ahead, int64_t
     char* to = tiles;
     for (int key = 0; key < rows.count; key += 2, to += kStepBytes) {
       if (column % kLineBytes == 0)
-        for (int i = key; i < key + 2; ++i) __builtin_prefetch(ahead.keys[i] + column);
+        for (int i = key; i < key + 2; ++i) fetch_codes<kCoding>(ahead.keys[i], column, head_dim);
       const __m256i even = _mm256_maskz_loadu_epi8(valid, rows.values[key] + column);
       const __m256i odd = _mm256_maskz_loadu_epi8(valid, rows.values[key + 1] + column);
       const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
