@@ -37,7 +37,7 @@ static ALWAYS_INLINE u8x16 to_fp8(f32x16 v) {
   const u32x16 subnormal = (u32x16)(clamped + kRoundToSubnormal) & 15u;
   const u32x16 code = clamped < kLeastNormal ? subnormal : normal;
   const u32x16 is_finite = (u32x16)(size < std::numeric_limits<float>::infinity());
-  return low_bytes((is_finite & code) | (~is_finite & 0x7fu) | ((u32x16)v >> 31 << 7));
+  return low_bytes((is_finite & (code | (u32x16)v >> 31 << 7)) | (~is_finite & 0x7fu));
 }
 
 static ALWAYS_INLINE f32x16 from_fp8(u8x16 codes) {
