@@ -23,7 +23,6 @@ from alignedserve.engine.request import Request, Work
 from alignedserve.instance.profile.grid import MARGIN, Reach, size
 from alignedserve.instance.profile.points import Measured, Point
 from alignedserve.instance.requests import coming_news, complete
-from alignedserve.kernels.kv_rows import as_movable, to_rows
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import BlockId, RequestId
 
@@ -156,10 +155,8 @@ class Bench:
         self._engine = engine
         tokens = np.random.default_rng(0).integers(engine.vocabulary.size, size=engine.max_model_len)
         self._tokens: list[int] = tokens.tolist()
-        blocks = engine.cache.blocks
-        shape = (*blocks.shape[1:-1], engine.format.head_dim)
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * _KV_DEVIATION
-        self._noise = as_movable(to_rows(noise, blocks.dtype).to(blocks.device))
+        shape = (*engine.format.shape[:-1], engine.format.head_dim)
+        self._noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * _KV_DEVIATION
         self._noisy: set[BlockId] = set()
         self._num_requests = 0
 
@@ -215,7 +212,7 @@ class Bench:
     def _fill(self, blocks: Sequence[BlockId]) -> None:
         new = [block for block in blocks if block not in self._noisy]
         if new:
-            as_movable(self._engine.cache.blocks)[new] = self._noise
+            self._engine.cache.fill(new, self._noise)
             self._noisy.update(new)
 
     def _release(self, requests: Sequence[Request]) -> None:
