@@ -42,6 +42,8 @@ from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.transport import shared_memory
 
+# GPUs before have no conversions from and to e4m3.
+MIN_FP8_CAPABILITY = (8, 9)
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -112,8 +114,7 @@ def new_step(config: EngineConfig, loaded: LoadedModel, has_reversed: bool) -> t
 
 def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> BuiltEngine:
     source = resolve_model(config.model, config.load_format, config.revision)
-    is_cpu = _device(config.device).type == "cpu"
-    _check(config, source, is_cpu)
+    _check(config, source, _device(config.device))
     leader = None
     if config.tensor_parallel_size > 1:
         leader = RankLeader(config, _num_exchanged(config, source.config), has_reversed)
@@ -125,8 +126,9 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
     return BuiltEngine(engine, source.config, source)
 
 
-def _check(config: EngineConfig, source: ModelSource, is_cpu: bool) -> None:
-    model_config = source.config
+def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> None:
+    model_config, is_cpu = source.config, device.type == "cpu"
+    _check_kv_cache_dtype(config, device)
     if config.hidden_cache:
         check_hidden_cache(model_config)
     check_quantization(config, is_cpu)
@@ -218,6 +220,17 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: this machine has no CUDA device")
     return device
+
+
+def _check_kv_cache_dtype(config: EngineConfig, device: torch.device) -> None:
+    """Raises ValueError unless this device can compute with such KV."""
+    if config.kv_cache_dtype != "fp8" or device.type != "cuda" or config.attention_backend == "torch":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_FP8_CAPABILITY:
+        raise ValueError(
+            f"kv_cache_dtype='fp8': takes GPUs of compute capability 8.9 and newer, not {capability}; int8 runs there"
+        )
 
 
 def _kv_bytes(config: EngineConfig, model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> int:

@@ -10,7 +10,7 @@ import logging
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.models.config import ModelConfig
-from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, BlockFormat
+from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES, BlockFormat
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ def block_format(config: EngineConfig, model_config: ModelConfig, dtype: str) ->
         max(model_config.num_kv_heads // config.tensor_parallel_size, 1),
         model_config.head_dim,
         dtype,
+        KV_CACHE_DTYPES[config.kv_cache_dtype],
         num_ranks=config.tensor_parallel_size,
     )
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from alignedserve.protocol.kv_format import KV_CACHE_DTYPES
+
 # vLLM has "float" and "half" as well.
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DECODE_KERNELS = ("balanced", "plain")
@@ -32,6 +34,9 @@ class EngineConfig:
     tensor_parallel_size: Annotated[
         int, "processes that share an instance's model, each with some of its heads; on CPUs"
     ] = 1
+    kv_cache_dtype: Annotated[
+        str, "of KV: auto (the model's), fp8 (e4m3) or int8 (a scale for each token and head): 8 bits a value"
+    ] = "auto"
     device: Annotated[
         str, "cpu, cuda (without a server cuda:1, ... too), or auto: CUDA where there is one"
     ] = "auto"
@@ -73,6 +78,12 @@ class EngineConfig:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         if self.quantization is not None:
             _one_of("quantization", self.quantization, QUANTIZATIONS)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
+        if self.hidden_cache and self.kv_cache_dtype != "auto":
+            raise ValueError(
+                f"hidden_cache=True and kv_cache_dtype={self.kv_cache_dtype!r}: must be auto then, since inputs are "
+                "kept in the model's dtype"
+            )
         _one_of("decode_kernel", self.decode_kernel, DECODE_KERNELS)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(

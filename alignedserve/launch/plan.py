@@ -25,7 +25,7 @@ from alignedserve.launch.settings import Settings
 from alignedserve.models.locate import Location
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.kv_format import BlockFormat, check_pool_kv_dtype
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place
@@ -103,6 +103,7 @@ def check(settings: Settings, model: Location) -> None:
     _check_island_gateways(settings)
     # Which device it will be is known when a node is.
     check_ranks(settings.engine, model.config, is_cpu=True)
+    check_pool_kv_dtype(settings.launch.pool_kv_dtype, settings.engine.kv_cache_dtype)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
     choose_max_model_len(settings.engine, model.config)

@@ -19,6 +19,7 @@ from alignedserve.kernels.cpu.structs import (
     GatherOp,
     JoinRanksOp,
     KeptInputsOp,
+    KvCoding,
     LinearOp,
     NormOp,
     OpKind,
@@ -29,6 +30,7 @@ from alignedserve.kernels.cpu.structs import (
 )
 from alignedserve.kernels.cpu.weights import PackedWeight, pack
 from alignedserve.kernels.int4 import GROUP
+from alignedserve.kernels.kv_rows import FP8, INT8, head_dim_of, is_coded
 from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected, check_rotary_dim
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
@@ -38,6 +40,7 @@ from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 
 MAX_HEAD_DIM = 256
+_CODINGS = {FP8: KvCoding.FP8, INT8: KvCoding.INT8}
 
 
 class CpuOps(Ops):
@@ -106,7 +109,8 @@ class CpuOps(Ops):
                 "cache must have contiguous blocks, [block, layer, 2, kv_head, slot, head_dim], not "
                 f"{tuple(cache.shape)} with strides {cache.stride()}"
             )
-        _check_tensor("cache", cache[0], self.dtype)
+        if not is_coded(cache):
+            _check_tensor("cache", cache[0], self.dtype)
         self._cache, self._restored_kv = cache, restored_kv
 
     def embed(
@@ -352,7 +356,8 @@ class CpuOps(Ops):
         self._recorded_step()
         if self._cache is None:
             raise ValueError("bind_cache comes before compile")
-        _, num_layers, _, num_kv_heads, _, head_dim = self._cache.shape
+        _, num_layers, _, num_kv_heads, _, _ = self._cache.shape
+        head_dim = head_dim_of(self._cache)
         if not 0 <= spec.layer < num_layers:
             raise ValueError(f"layer must be below the cache's {num_layers}, not {spec.layer}")
         if (num_kv_heads, head_dim) != (spec.num_kv_heads, spec.head_dim):
@@ -459,8 +464,10 @@ def _attention_op(qkv: Value, out: Value, cache: torch.Tensor, spec: AttentionSp
         k_norm=_pointer(spec.k_norm),
         qkv_stride=qkv.stride,
         out_stride=out.stride,
-        block_stride=cache.stride(0),
-        value_offset=cache.stride(1),
+        block_stride=cache.stride(0) * cache.element_size(),
+        value_offset=cache.stride(1) * cache.element_size(),
+        row_bytes=cache.stride(3) * cache.element_size(),
+        coding=_CODINGS.get(cache.dtype, KvCoding.VALUES),
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,

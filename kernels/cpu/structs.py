@@ -15,6 +15,12 @@ class WeightKind(IntEnum):
     INT4 = 2
 
 
+class KvCoding(IntEnum):
+    VALUES = 0
+    FP8 = 1
+    INT8 = 2
+
+
 class OpKind(IntEnum):
     EMBED = 0
     NORM = 1
@@ -89,9 +95,12 @@ class LinearOp(Structure):
 class AttentionOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("qkv", "out", "cache", "rope", "q_norm", "k_norm")),
-        *((name, c_int64) for name in ("qkv_stride", "out_stride", "block_stride", "value_offset")),
-        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "window")),
-        *((name, c_int32) for name in ("of_kept", "rotary_dim")),
+        *(
+            (name, c_int64)
+            for name in ("qkv_stride", "out_stride", "block_stride", "value_offset", "row_bytes")
+        ),
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "coding")),
+        *((name, c_int32) for name in ("window", "of_kept", "rotary_dim")),
         ("scale", c_float),
         ("eps", c_float),
     ]

@@ -6,9 +6,9 @@ cache, q to `q_out`.
 Grid: (tokens, groups of q heads + groups of k heads + groups of v heads).
 Shapes: qkv [tokens, (heads + 2 * kv_heads) * head_dim], rows may lie apart; positions, slots [tokens] int32;
 rope [max_position, rotary_dim] float32, cos of rotary_dim/2 angles and then their sin; q_norm, k_norm [head_dim];
-cache [block, layer, k|v, kv_head, slot, head_dim]; q_out [tokens, heads, head_dim].
-dtypes: float32, float16, bfloat16; arithmetic in float32. What a norm gives is rounded to the dtype before it is
-rotated, as it is where these are operations of their own.
+cache [block, layer, k|v, kv_head, slot, row] (kv_rows.py); q_out [tokens, heads, head_dim].
+dtypes: float32, float16, bfloat16, the cache's may be 8 bits; arithmetic in float32. What a norm gives is rounded to
+the dtype before it is rotated, as it is where these are operations of their own; and K before it is put into 8 bits.
 A program holds a head's values in two halves, low and high: the pairs that are rotated into each other, and then each a
 half of the rest. A token of slot -1 is padding: nothing of it is written to the cache, and its position is not used.
 """
@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from alignedserve.kernels.kv_rows import as_movable, head_dim_of, is_coded, to_rows
 from alignedserve.kernels.triton.checks import (
     check_cache,
     check_layer,
@@ -27,6 +28,7 @@ from alignedserve.kernels.triton.checks import (
     check_tensor,
     check_vector,
 )
+from alignedserve.kernels.triton.kv_rows import codes_of, quantise_heads, scales_of, to_fp8
 from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 # For at most so many tokens programs are small: all of them fit the GPU at once, and each is as short as possible.
@@ -42,6 +44,7 @@ def rope_write_kernel(
     q_norm,
     k_norm,
     cache,
+    scales,
     q_out,
     layer,
     eps,
@@ -52,6 +55,7 @@ def rope_write_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
+    ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
     GROUP: tl.constexpr,
@@ -74,9 +78,8 @@ def rope_write_kernel(
         store_heads(out, HEAD_DIM, True, low, high, group, NUM_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP)
     else:
         block = (slot // BLOCK_SIZE).to(tl.int64)
-        place = cache + block * block_stride + tl.cast(layer, tl.int64) * layer_stride
-        place += (slot % BLOCK_SIZE) * HEAD_DIM
-        head_stride: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+        place = block * block_stride + tl.cast(layer, tl.int64) * layer_stride
+        place += (slot % BLOCK_SIZE) * ROW
         wanted = slot >= 0
         if group < Q_GROUPS + KV_GROUPS:
             group -= Q_GROUPS
@@ -84,17 +87,86 @@ def rope_write_kernel(
             low, high = load_heads(row, group, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP)
             low, high = norm_heads(low, high, k_norm, eps, HEAD_DIM, ROTARY_DIM, HALF, qkv.dtype.element_ty)
             low, high = rotate_heads(low, high, rope, position, ROTARY_DIM, HALF)
-            store_heads(
-                place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP
-            )
+            low = low.to(qkv.dtype.element_ty).to(tl.float32)
+            high = high.to(qkv.dtype.element_ty).to(tl.float32)
         else:
             group -= Q_GROUPS + KV_GROUPS
             row += (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM
-            place += NUM_KV_HEADS * head_stride
+            place += NUM_KV_HEADS * BLOCK_SIZE * ROW
             low, high = load_heads(row, group, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP)
-            store_heads(
-                place, head_stride, wanted, low, high, group, NUM_KV_HEADS, HEAD_DIM, ROTARY_DIM, HALF, GROUP
-            )
+        store_rows(
+            cache,
+            scales,
+            place,
+            wanted,
+            low,
+            high,
+            group,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            ROTARY_DIM,
+            ROW,
+            BLOCK_SIZE,
+            HALF,
+            GROUP,
+        )
+
+
+@triton.jit
+def store_rows(
+    cache,
+    scales,
+    place,
+    wanted,
+    low,
+    high,
+    group,
+    num_heads,
+    HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
+    ROW: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Stores a token's K or V; its first head's row begins at `place`."""
+    head_stride: tl.constexpr = BLOCK_SIZE * ROW
+    if scales is not None:
+        low_codes, high_codes, scale = quantise_heads(low, high)
+        store_heads(
+            cache + place,
+            head_stride,
+            wanted,
+            low_codes,
+            high_codes,
+            group,
+            num_heads,
+            HEAD_DIM,
+            ROTARY_DIM,
+            HALF,
+            GROUP,
+        )
+        heads = group * GROUP + tl.arange(0, GROUP)
+        at = scales + (place + heads * head_stride + HEAD_DIM) // 4
+        tl.store(at, scale, (heads < num_heads) & wanted)
+    elif cache.dtype.element_ty == tl.uint8:
+        store_heads(
+            cache + place,
+            head_stride,
+            wanted,
+            to_fp8(low),
+            to_fp8(high),
+            group,
+            num_heads,
+            HEAD_DIM,
+            ROTARY_DIM,
+            HALF,
+            GROUP,
+        )
+    else:
+        store_heads(
+            cache + place, head_stride, wanted, low, high, group, num_heads, HEAD_DIM, ROTARY_DIM, HALF, GROUP
+        )
 
 
 @triton.jit
@@ -212,7 +284,8 @@ def rope_write(
     """Returns `q_out`, which is allocated if not given."""
     _check(qkv, positions, slots, cache, layer, num_heads, rope, q_norm, k_norm)
     num_tokens = qkv.shape[0]
-    _, _, _, num_kv_heads, block_size, head_dim = cache.shape
+    _, _, _, num_kv_heads, block_size, row = cache.shape
+    head_dim = head_dim_of(cache)
     if q_out is None:
         q_out = qkv.new_empty(num_tokens, num_heads, head_dim)
     check_like("q_out", q_out, (num_tokens, num_heads, head_dim), qkv)
@@ -227,7 +300,8 @@ def rope_write(
         rope,
         q_norm,
         k_norm,
-        cache,
+        codes_of(cache),
+        scales_of(cache),
         q_out,
         layer,
         eps,
@@ -238,6 +312,7 @@ def rope_write(
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         ROTARY_DIM=head_dim if rope is None else rope.shape[1],
+        ROW=row,
         BLOCK_SIZE=block_size,
         HALF=triton.next_power_of_2(head_dim // 2),
         GROUP=group,
@@ -261,9 +336,9 @@ def _check(
     check_rows("qkv", qkv)
     check_cache("cache", cache)
     check_layer(layer, cache)
-    if cache.dtype != qkv.dtype or cache.device != qkv.device:
+    if not (is_coded(cache) or cache.dtype == qkv.dtype) or cache.device != qkv.device:
         raise ValueError(f"cache must be {qkv.dtype} on {qkv.device}, not {cache.dtype} on {cache.device}")
-    num_kv_heads, head_dim = cache.shape[3], cache.shape[5]
+    num_kv_heads, head_dim = cache.shape[3], head_dim_of(cache)
     if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim:
         raise ValueError(
             f"qkv must hold {num_heads} + 2 * {num_kv_heads} heads of {head_dim}, not {qkv.shape[1]} columns"
@@ -295,15 +370,16 @@ def rope_write_reference(
     eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Writes k and v into `cache`; returns q, k and v [tokens, heads, head_dim]. All positions must be in the table."""
-    num_kv_heads, block_size, head_dim = cache.shape[3:]
+    num_kv_heads, block_size, head_dim = *cache.shape[3:5], head_dim_of(cache)
     heads = qkv.unflatten(1, (-1, head_dim))
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     q = _rotated(_normed(q, q_norm, eps), positions, rope)
     k = _rotated(_normed(k, k_norm, eps), positions, rope)
+    rows, k_rows, v_rows = (as_movable(x) for x in (cache, to_rows(k, cache.dtype), to_rows(v, cache.dtype)))
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            cache[slot // block_size, layer, 0, :, slot % block_size] = k[token]
-            cache[slot // block_size, layer, 1, :, slot % block_size] = v[token]
+            rows[slot // block_size, layer, 0, :, slot % block_size] = k_rows[token]
+            rows[slot // block_size, layer, 1, :, slot % block_size] = v_rows[token]
     return q, k, v
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from alignedserve.kernels.kv_rows import to_rows
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops
 from alignedserve.ops.experts import Expert, ExpertsSpec
 from alignedserve.ops.step import StepInputs
@@ -153,7 +154,7 @@ def new_cache(
 ) -> torch.Tensor:
     """Memory that nobody has written yet may hold anything: NaN by default."""
     size = (num_blocks, shape.num_layers, 2, shape.num_kv_heads, block_size, shape.head_dim)
-    return torch.full(size, fill, dtype=dtype)
+    return to_rows(torch.full(size, fill), dtype)
 
 
 @dataclass(frozen=True)

@@ -218,6 +218,18 @@ def test_a_pool_of_bytes_holds_more_blocks_and_all_parts_know() -> None:
     assert [each.config.transfers.pool_kv_dtype for each in instances] == ["int8", "int8"]
 
 
+def test_instances_and_pool_have_kv_in_8_bits_alike() -> None:
+    plan = island(told(EngineConfig(MODEL, kv_cache_dtype="int8")))
+    _, pool, *instances = plan.processes
+    # for each of 4 x 2 x 2 heads of 64 a byte a value, and a scale of four
+    assert pool.config.form.block_bytes == plan.form.block_bytes == 4 * 2 * 2 * 16 * (64 + 4)
+    assert [each.config.engine.kv_cache_dtype for each in instances] == ["int8", "int8"]
+    with pytest.raises(
+        ValueError, match="^pool_kv_dtype='int8' and kv_cache_dtype='fp8': one of them must be"
+    ):
+        check(told(EngineConfig(MODEL, kv_cache_dtype="fp8"), pool_kv_dtype="int8"), FOUND)
+
+
 def test_blocks_are_shared_by_colocated_instances_under_bros_only() -> None:
     plan = island(told(policy="bros", share_blocks=True, colocated_instances=2))
     assert all(each.config.scheduling.share_blocks for each in plan.processes[2:])

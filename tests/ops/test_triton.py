@@ -69,6 +69,15 @@ def test_preemption_at_every_step_changes_nothing(tiny_model: Directory, options
     assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_kv_in_8_bits_says_what_plain_torch_says(tiny_model: Directory, kv_cache_dtype: str) -> None:
+    directory, some = tiny_model("llama-gqa-tied"), chosen((1, 5))
+    engine = triton_engine(directory, EvictEveryStep, max_prefill_chunk=16, kv_cache_dtype=kv_cache_dtype)
+    plain = make_instance(directory, attention_backend="torch", kv_cache_dtype=kv_cache_dtype)
+    params = greedy_params(NUM_NEW)
+    assert tokens(run(engine, some, params)) == tokens(run(plain, some, params))
+
+
 def random_params() -> list[SamplingParams]:
     each: list[dict[str, Any]] = [
         {},

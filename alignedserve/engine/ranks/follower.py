@@ -65,7 +65,8 @@ def _compile(
 ) -> tuple[StepInputs, CompiledModel]:
     ops, form, model = loaded.ops, loaded.form, loaded.model
     step, max_seqs = new_step(config, loaded, has_reversed)
-    blocks = memory.attach(cache).view(getattr(torch, form.dtype)).view(cache["num_blocks"], *form.shape)
+    dtype = getattr(torch, form.torch_dtype)
+    blocks = memory.attach(cache).view(dtype).view(cache["num_blocks"], *form.shape)
     ops.bind_cache(blocks[:, form.layers_of(ops.shard.rank)])
     return step, ops.compile(model.forward, model.logits, step, max_rows=max_seqs)
 

@@ -156,9 +156,8 @@ class Bench:
         self._engine = engine
         tokens = np.random.default_rng(0).integers(engine.vocabulary.size, size=engine.max_model_len)
         self._tokens: list[int] = tokens.tolist()
-        shape = engine.cache.blocks.shape[1:]
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * _KV_DEVIATION
-        self._noise = noise.to(engine.cache.blocks)
+        shape = (*engine.format.shape[:-1], engine.format.head_dim)
+        self._noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * _KV_DEVIATION
         self._noisy: set[BlockId] = set()
         self._num_requests = 0
 
@@ -219,7 +218,7 @@ class Bench:
     def _fill(self, blocks: Sequence[BlockId]) -> None:
         new = [block for block in blocks if block not in self._noisy]
         if new:
-            self._engine.cache.blocks[new] = self._noise
+            self._engine.cache.fill(new, self._noise)
             self._noisy.update(new)
 
     def _release(self, requests: Sequence[Request]) -> None:

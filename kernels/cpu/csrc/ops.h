@@ -99,16 +99,20 @@ struct LinearOp {
   Weight weight_kind;
 };
 
+// What a row of the cache holds: see kv_rows.h.
+enum class KvCoding : int32_t { Values, Fp8, Int8 };
+
 struct AttentionOp {
   const void* qkv;
   void* out;
-  // of this layer; block b's K begins at cache + b * block_stride, its V value_offset after that
+  // of this layer; block b's K begins at cache + b * block_stride, its V value_offset after that, in bytes
   void* cache;
   const float* rope;
   const float* q_norm;
   const float* k_norm;
-  int64_t qkv_stride, out_stride, block_stride, value_offset;
+  int64_t qkv_stride, out_stride, block_stride, value_offset, row_bytes;
   int32_t num_heads, num_kv_heads, head_dim, block_size;
+  KvCoding coding;
   // 0: all tokens
   int32_t window;
   // 1: of the sequences whose inputs are kept, and the cache is restored KV; 0: of all others

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from alignedserve.kernels.kv_rows import FP8, INT8, SCALE_BYTES
 from alignedserve.kernels.triton.decode_attention import (
     DecodeScratch,
     PagedStep,
@@ -27,11 +28,19 @@ from alignedserve.kernels.triton.sampling import argmax, gumbel_argmax, sample
 from alignedserve.kernels.triton.skinny_linear import SkinnyScratch, skinny_linear, skinny_tuning
 from alignedserve.kernels.triton.truncate import truncate
 
+CODINGS = {"fp8": FP8, "int8": INT8}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def meta(*size: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device="meta")
+
+
+def cache_of(*size: int, dtype: torch.dtype, coding: str = "") -> torch.Tensor:
+    """`coding`: a key of CODINGS, or nothing."""
+    if coding == "int8":
+        return meta(*size[:-1], size[-1] + SCALE_BYTES, dtype=torch.int8)
+    return meta(*size, dtype=CODINGS.get(coding, dtype))
 
 
 def rope_launch(
@@ -42,13 +51,14 @@ def rope_launch(
     head_dim: int,
     has_norm: bool,
     rotary_dim: int | None = None,
+    coding: str = "",
 ) -> None:
     weight = meta(head_dim, dtype=dtype) if has_norm else None
     rope_write(
         meta(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype),
         meta(tokens, dtype=torch.int32),
         meta(tokens, dtype=torch.int32),
-        meta(1000, 32, 2, kv_heads, 16, head_dim, dtype=dtype),
+        cache_of(1000, 32, 2, kv_heads, 16, head_dim, dtype=dtype, coding=coding),
         layer=3,
         num_heads=heads,
         rope=meta(4096, rotary_dim or head_dim, dtype=torch.float32),
@@ -102,6 +112,7 @@ def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **expert_launches(dtype),
         **norm_launches(dtype, 4096),
         **norm_launches(dtype, 5120),
+        **coded_launches(dtype),
         "silu_mul": partial(gated_mul, meta(32, 2 * 14336, dtype=dtype)),
         "gelu_mul": partial(gated_mul, meta(32, 2 * 10240, dtype=dtype), gelu=True),
     }
@@ -132,6 +143,31 @@ def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             balanced_attention, q, cache, step, plan, scratch, 0.1, window, q
         )
         launches[f"plain reversed {name}"] = partial(plain_attention, q, cache, step, 0.1, window, q, tuning)
+    return launches
+
+
+def coded_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """All that reads or writes a cache in 8 bits."""
+    launches: dict[str, Callable[[], Any]] = {}
+    ints, table = meta(33, dtype=torch.int32), meta(9999, dtype=torch.int32)
+    one, context = meta(1, dtype=torch.int32), meta(9000, 8, 128, dtype=dtype)
+    step = PagedStep(ints, ints, table, ints, 32)
+    q = meta(32, 32, 128, dtype=dtype)
+    tuning = decode_tuning(4, 128, q.element_size(), is_coded=True)
+    scratch = DecodeScratch(32, 8, 128, 32, 132, torch.device("meta"), tuning)
+    for coding in CODINGS:
+        layer = cache_of(999, 2, 8, 16, 128, dtype=dtype, coding=coding)
+        cache = cache_of(1000, 32, 2, 8, 16, 128, dtype=dtype, coding=coding)
+        launches |= {
+            f"balanced {coding}": partial(
+                balanced_attention, q, layer, step, scratch.new_plan(), scratch, 0.1, None, q
+            ),
+            f"plain {coding}": partial(plain_attention, q, layer, step, 0.1, None, q, tuning),
+            f"gather_kv {coding}": partial(gather_kv, cache, 3, table, one, one, ints, context, context),
+            f"rope_write {coding}": partial(
+                rope_launch, dtype, 32, 32, 8, 128, has_norm=False, coding=coding
+            ),
+        }
     return launches
 
 
