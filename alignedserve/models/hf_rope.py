@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from alignedserve.models.config import RopeConfig
-from alignedserve.models.fields import Fields
+from alignedserve.models.fields import MAX_SIZE, Fields
 
 KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "longrope")}
 # Phi-3 wrote longrope in other ways at first.
@@ -38,16 +38,16 @@ def read_rope(config: Fields, max_position: int, head_dim: int, defaults: RopeDe
     rope = config.nested(key) or Fields({}, f"{config.where}: {key}")
     theta = rope.positive("rope_theta", config.positive("rope_theta", defaults.theta))
     partial = _partial_rotary_factor(config, rope, head_dim, defaults.may_be_partial)
-    scaling = read_scaling(config, rope, max_position, int(head_dim * partial), defaults.kinds)
+    scaling = _scaling(config, rope, max_position, int(head_dim * partial), defaults.kinds)
     if scaling.kind == "yarn" and theta <= 1.0:
         raise config.error("rope_theta", "greater than 1 with YaRN")
     return replace(scaling, theta=theta, partial_rotary_factor=partial)
 
 
-def read_scaling(
-    config: Fields, rope: Fields, max_position: int, rotary_dim: int, kinds: Mapping[str, str] = KINDS
+def _scaling(
+    config: Fields, rope: Fields, max_position: int, rotary_dim: int, kinds: Mapping[str, str]
 ) -> RopeConfig:
-    """All but the base frequency and the part that is rotated. `config` has what holds for several `rope`."""
+    """All but the base frequency and the part that is rotated."""
     key = "rope_type" if rope.get("rope_type") is not None else "type"
     kind = rope.choice(key, kinds, "default")
     if kind == "default":
@@ -59,7 +59,9 @@ def read_scaling(
     original = config.size("original_max_position_embeddings", original)
     if kind == "llama3":
         return _llama3(rope, original)
-    return (_yarn if kind == "yarn" else _longrope)(rope, original, max_position, rotary_dim)
+    if kind == "yarn":
+        return _yarn(rope, original, max_position)
+    return _longrope(rope, original, max_position, rotary_dim)
 
 
 def longest_sequence(rope: RopeConfig, max_position: int) -> int:
@@ -97,12 +99,14 @@ def _llama3(rope: Fields, original: int) -> RopeConfig:
     )
 
 
-def _yarn(rope: Fields, original: int, max_position: int, rotary_dim: int) -> RopeConfig:
+def _yarn(rope: Fields, original: int, max_position: int) -> RopeConfig:
     if "factor" not in rope.values:
         raise rope.error(
             "factor", "a positive number, or null for max_position_embeddings over the original length"
         )
     factor = rope.positive("factor", max_position / original)
+    if factor * original > MAX_SIZE:
+        raise rope.error("factor", f"at most {MAX_SIZE} over the original length, which is {original}")
     fast, slow = rope.positive("beta_fast", 32.0), rope.positive("beta_slow", 1.0)
     if fast <= slow:
         raise rope.error("beta_fast", f"greater than beta_slow, which is {slow}")

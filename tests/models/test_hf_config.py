@@ -459,6 +459,10 @@ def test_end_tokens_of_generation_config_are_merged(
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1},
             ["rope_theta", "greater than 1"],
         ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 1e9}},
+            ["factor is 1000000000.0", "at most", "2048"],
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["rope_scaling", "dynamic", "llama3"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["short_factor is missing", "4 positive numbers"]),
         (
