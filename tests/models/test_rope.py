@@ -52,7 +52,7 @@ def check(
         YARN | {"mscale": 1.0, "mscale_all_dim": 0},
         YARN | {"factor": 0.5},
         # All frequencies turn often, and none does.
-        YARN | {"original_max_position_embeddings": 10**9, "rope_theta": 2.0},
+        YARN | {"original_max_position_embeddings": 10**8, "rope_theta": 2.0},
         YARN | {"original_max_position_embeddings": 2},
         {"rope_type": "yarn", "factor": 2.0},
     ],
