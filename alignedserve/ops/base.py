@@ -124,10 +124,12 @@ class Ops(ABC):
 
     @abstractmethod
     def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
-        """Sets the KV cache that `attention` reads and writes: [block, layer, k|v, kv_head, slot, head_dim].
+        """Sets the KV cache that `attention` reads and writes: [block, layer, k|v, kv_head, slot, row].
 
-        `restored_kv`, [block, 1, k|v, kv_head, slot, head_dim], is given where inputs may be kept in place of K and V
-        (`ops/kept_inputs.py`). It is called once, before `compile`.
+        Its dtype says what a row holds: head_dim values, or 8 bits for each (`kernels/kv_rows.py`). What `attention`
+        writes in 8 bits it reads so, tokens of the same step included. `restored_kv`, [block, 1, k|v, kv_head, slot,
+        head_dim], is given where inputs may be kept in place of K and V (`ops/kept_inputs.py`). It is called once,
+        before `compile`.
         """
 
     @abstractmethod

@@ -109,8 +109,7 @@ class CpuOps(Ops):
                 "cache must have contiguous blocks, [block, layer, 2, kv_head, slot, head_dim], not "
                 f"{tuple(cache.shape)} with strides {cache.stride()}"
             )
-        if not is_coded(cache):
-            _check_tensor("cache", cache[0], self.dtype)
+        _check_tensor("cache", cache[0], cache.dtype if is_coded(cache) else self.dtype)
         self._cache, self._restored_kv = cache, restored_kv
 
     def embed(
