@@ -8,7 +8,8 @@ the softmax over all experts in float32, scaled to sum to one if asked for. Choi
 k-th expert; `order` lists choices by expert, and an expert's in ascending order, so that it is the same every time.
 Nothing is read on the host, and no size depends on what was chosen.
 
-Grids: route (rows,): a program has all experts of its row. order (experts,): a program looks through all choices twice,
+Grids: route (rows,): a program has all experts of its row, and if that is the only row it orders them too: at batch 1
+the start of a kernel counts. order (experts,): a program looks through all choices twice,
 first for those of lower experts, which come before its own, and then for its own.
 """
 
@@ -52,19 +53,20 @@ def route_rows(logits: torch.Tensor, top_k: int, normalises: bool) -> Routing:
     if rows:
         _route_kernel[(rows,)](
             logits,
-            chosen,
-            routing.weights,
+            *routing,
             logits.stride(0),
             NUM_EXPERTS=num_experts,
             EXPERTS_UP=triton.next_power_of_2(num_experts),
             TOP_K=top_k,
             NORMALISES=normalises,
+            IS_ALONE=rows == 1,
             num_warps=1,
             **dependent_launch(),
         )
-    _order_kernel[(num_experts,)](
-        chosen, order, counts, rows * top_k, BLOCK=BLOCK, num_warps=4, **dependent_launch()
-    )
+    if rows != 1:
+        _order_kernel[(num_experts,)](
+            chosen, order, counts, rows * top_k, BLOCK=BLOCK, num_warps=4, **dependent_launch()
+        )
     return routing
 
 
@@ -73,11 +75,14 @@ def _route_kernel(
     logits,
     chosen,
     weights,
+    order,
+    counts,
     logits_stride,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_UP: tl.constexpr,
     TOP_K: tl.constexpr,
     NORMALISES: tl.constexpr,
+    IS_ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_dependency(PDL)
@@ -98,8 +103,13 @@ def _route_kernel(
     if NORMALISES:
         each = tl.where(rank < TOP_K, each, 0.0)
     at = row * TOP_K + rank
-    tl.store(chosen + at, expert, rank < TOP_K)
-    tl.store(weights + at, each / tl.sum(each, 0), rank < TOP_K)
+    is_chosen = rank < TOP_K
+    tl.store(chosen + at, expert, is_chosen)
+    tl.store(weights + at, each / tl.sum(each, 0), is_chosen)
+    if IS_ALONE:
+        count = is_chosen.to(tl.int32)
+        tl.store(order + tl.cumsum(count, 0) - 1, rank, is_chosen)
+        tl.store(counts + expert, count, exists)
 
 
 @triton.jit(do_not_specialize=["num_choices"])

@@ -45,14 +45,18 @@ def assert_same(actual: Routing, expected: Routing) -> None:
 
 @pytest.mark.parametrize("normalises", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "num_experts", "top_k"), [(1, 128, 8), (7, 5, 3), (40, 3, 3), (1100, 9, 1)])
+@pytest.mark.parametrize(("rows", "num_experts", "top_k"), [(1, 128, 8), (1, 5, 5), (7, 5, 3), (40, 3, 3)])
 def test_rows_choose_and_choices_are_in_the_order_of_experts(
     rows: int, num_experts: int, top_k: int, dtype: torch.dtype, normalises: bool
 ) -> None:
-    """The last is more than one block of choices."""
-    assert BLOCK < 1100
     logits = apart(randn(rows, num_experts, dtype=dtype) * 3)
     assert_same(route_rows(logits, top_k, normalises), route_rows_torch(logits, top_k, normalises))
+
+
+def test_more_choices_than_one_block_are_in_order() -> None:
+    top_k, rows = 12, BLOCK // 12 + 1
+    logits = randn(rows, 19)
+    assert_same(route_rows(logits, top_k, normalises=True), route_rows_torch(logits, top_k, normalises=True))
 
 
 def test_without_rows_no_expert_is_hit() -> None:
@@ -71,7 +75,7 @@ def test_equal_and_broken_logits_choose_experts_that_exist() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [0, 1, 5, 50])
+@pytest.mark.parametrize("rows", [0, 1, 5, 35])
 @pytest.mark.parametrize("name", SHAPES)
 def test_odd_sizes_and_numbers_of_rows(name: str, rows: int, dtype: torch.dtype) -> None:
     shape = SHAPES[name]
@@ -90,10 +94,10 @@ def test_odd_sizes_and_numbers_of_rows(name: str, rows: int, dtype: torch.dtype)
 def test_a_row_does_not_depend_on_the_rows_that_share_its_experts(dtype: torch.dtype) -> None:
     shape = SHAPES["two of eight"]
     gate_up, down = weights_of(shape, dtype)
-    x, logits = randn(90, 48, dtype=dtype), randn(90, 8, dtype=dtype)
+    x, logits = randn(60, 48, dtype=dtype), randn(60, 8, dtype=dtype)
     whole = mix_experts(x, logits, gate_up, down, 2, True, x, tuning=TUNING)
-    for rows in (1, 2, 17, 40):
-        some = slice(3 * rows % 50, 3 * rows % 50 + rows)
+    for rows in (1, 2, 19):
+        some = slice(2 * rows, 3 * rows)
         part = mix_experts(x[some], logits[some], gate_up, down, 2, True, x[some], tuning=TUNING)
         assert torch.equal(part, whole[some]), rows
 
@@ -113,9 +117,9 @@ def test_all_rows_through_the_same_experts(rows: int) -> None:
 def test_every_choice_has_a_row_of_its_own_whatever_the_tiles() -> None:
     shape = SHAPES["two of eight"]
     gate_up, down = weights_of(shape, torch.float32)
-    x = randn(30, 48)
-    routing = route_rows(randn(30, 8), 2, normalises=True)
-    for rows in (16, 32, 64):
+    x = randn(20, 48)
+    routing = route_rows(randn(20, 8), 2, normalises=True)
+    for rows in (16, 32):
         each = expert_products(x, gate_up, down, routing, replace(TUNING, rows=rows))
         for choice, expert in enumerate(routing.chosen.flatten().tolist()):
             gate, up = (gate_up[expert] @ x[choice // 2]).chunk(2)
