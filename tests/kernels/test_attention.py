@@ -235,7 +235,7 @@ def test_wrong_shapes_are_named() -> None:
     step = StepInputs(8, 1, 4)
     with pytest.raises(ValueError, match="bind_cache"):
         ops.compile(model.forward, model.logits, step, 1)
-    with pytest.raises(ValueError, match="cache must be contiguous"):
+    with pytest.raises(ValueError, match="cache must have contiguous blocks"):
         ops.bind_cache(torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"cache must be torch\.float32"):
         ops.bind_cache(new_cache(shape, 4, 16, torch.bfloat16))
