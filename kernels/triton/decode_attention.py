@@ -278,13 +278,14 @@ def _attend_to_tile(
     slot = position % BLOCK_SIZE
     if is_reversed is not None:
         slot = tl.abs(tl.load(is_reversed + seq) * (BLOCK_SIZE - 1) - slot)
-    row = block.to(tl.int64) * block_stride + (kv_head * BLOCK_SIZE + slot) * ROW
-    at = cache + row[:, None] + dim[None, :]
+    row = block.to(tl.int64) * block_stride + slot * ROW
+    at = cache + kv_head * BLOCK_SIZE * ROW + row[:, None] + dim[None, :]
     mask = is_key[:, None] & (dim < HEAD_DIM)[None, :]
     key = numbers(tl.load(at, mask=mask, other=0), query.dtype)
     value = numbers(tl.load(at + value_offset, mask=mask, other=0), query.dtype)
     score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
     if scales is not None:
+        row += kv_head * BLOCK_SIZE * ROW
         score = score * load_scales(scales, row, HEAD_DIM, is_key)[None, :]
     score = tl.where(is_key[None, :], score, float("-inf"))
     # A tile has at least one key, so this is a number.
