@@ -1,9 +1,10 @@
 """Peak memory of loading a checkpoint, over the size of the loaded model.
 
-    python -m benchmarks.load_memory --gigabytes 2
+    python -m benchmarks.load_memory --gigabytes 2 [--mixture [--quantization int8]]
 
 The checkpoint is float32 in two shards, with layers of about 16 MB and an embedding of an eighth of it.
-The model copies each tensor as it takes it. What the process held before loading is subtracted.
+The model copies each tensor as it takes it. With --mixture it is Qwen3-MoE's, of experts of 3 MB, and the model is that
+of the CPU backend. What the process held before loading is subtracted.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from alignedserve.engine.config import QUANTIZATIONS
+from alignedserve.models.config import ModelConfig
+from alignedserve.models.hf_config import model_config_from_dict
+from alignedserve.models.listed_weights import ListedSource, ListingOps, num_weight_bytes
+from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
+from alignedserve.ops.cpu_ops import CpuOps
 
 ROW = 2048
 NUM_SHARDS = 2
@@ -35,16 +43,61 @@ def shapes(num_bytes: int) -> dict[str, tuple[int, int]]:
     return result
 
 
-def write_checkpoint(directory: Path, num_bytes: int) -> None:
-    names = list(shapes(num_bytes))
+def mixture(num_bytes: int) -> ModelConfig:
+    """Of layers of 32 experts, each of 3 * 512 * 512 values."""
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 1024,
+        "hidden_size": 512,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 512,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": max(1, round(num_bytes / (4 * 32 * 3 * 512 * 512))),
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6,
+        "torch_dtype": "float32",
+    }
+    return model_config_from_dict(config, where="benchmarks.load_memory")
+
+
+class Listed(ListedSource):
+    """Keeps the shapes that a model takes."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float32, None)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        self.shapes[name] = shape
+        return super().take(name, shape)
+
+
+def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    listed = Listed()
+    build_model(config, listed, ListingOps(torch.float32, None), max_model_len=1)
+    return listed.shapes
+
+
+def write_checkpoint(directory: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    names = list(wanted)
     shards = {f"model-{index}.safetensors": names[index::NUM_SHARDS] for index in range(NUM_SHARDS)}
     for shard, members in shards.items():
-        save_file({name: torch.ones(shapes(num_bytes)[name]) for name in members}, directory / shard)
+        save_file({name: torch.ones(wanted[name]) for name in members}, directory / shard)
     weight_map = {name: shard for shard, members in shards.items() for name in members}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def load_and_report(directory: Path, num_bytes: int, dtype: torch.dtype) -> None:
+def load_and_report(
+    directory: Path, num_bytes: int, dtype: torch.dtype, is_mixture: bool, quantization: str | None
+) -> None:
+    config = mixture(num_bytes)
+    if is_mixture:
+        # The native library is there.
+        CpuOps(dtype, quantization=quantization).linear_weight([torch.ones(64, 64)])
     # threads, allocator and code are there before the measurement
     torch.ones(1000, 1000).to(dtype).clone()
     baseline = status_bytes("VmRSS")
@@ -52,15 +105,20 @@ def load_and_report(directory: Path, num_bytes: int, dtype: torch.dtype) -> None
     Path("/proc/self/clear_refs").write_text("5")
     start = time.perf_counter()
     source = SafetensorsSource(directory, dtype, "cpu", progress=False)
-    model = {name: source.take(name, shape).clone() for name, shape in shapes(num_bytes).items()}
+    if is_mixture:
+        kept: object = build_model(config, source, CpuOps(dtype, quantization=quantization), max_model_len=1)
+        model_bytes = num_weight_bytes(config, dtype, None, quantization)
+    else:
+        kept = model = {name: source.take(name, shape).clone() for name, shape in shapes(num_bytes).items()}
+        model_bytes = sum(tensor.nbytes for tensor in model.values())
     source.finish()
     seconds = time.perf_counter() - start
-    model_bytes = sum(tensor.nbytes for tensor in model.values())
     peak = status_bytes("VmHWM") - baseline
     print(
         f"model={model_bytes / 1e9:.3f}GB peak={peak / 1e9:.3f}GB ratio={peak / model_bytes:.3f} "
         f"seconds={seconds:.2f} dtype={dtype}"
     )
+    del kept
 
 
 def status_bytes(key: str) -> int:
@@ -77,13 +135,17 @@ def main() -> None:
     parser.add_argument(
         "--directory", type=Path, help="load the checkpoint that is there; for the child process"
     )
+    parser.add_argument("--mixture", action="store_true", help="of experts")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of the mixture")
     arguments = parser.parse_args()
     num_bytes = int(arguments.gigabytes * 1e9)
     if arguments.directory:
-        load_and_report(arguments.directory, num_bytes, getattr(torch, arguments.dtype))
+        dtype = getattr(torch, arguments.dtype)
+        load_and_report(arguments.directory, num_bytes, dtype, arguments.mixture, arguments.quantization)
         return
+    wanted = shapes_of(mixture(num_bytes)) if arguments.mixture else shapes(num_bytes)
     with tempfile.TemporaryDirectory() as directory:
-        write_checkpoint(Path(directory), num_bytes)
+        write_checkpoint(Path(directory), wanted)
         # in a fresh process: the peak of this one is that of writing
         subprocess.run(
             [sys.executable, "-m", "benchmarks.load_memory", *sys.argv[1:], "--directory", directory],

@@ -11,10 +11,14 @@ import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3TextConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
     OPTConfig,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -51,13 +55,35 @@ _QWEN3_MOE: dict[str, Any] = _GATED | dict(
     num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, head_dim=32
 )
 
+_YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max_position_embeddings=64)
+
+_GEMMA3: dict[str, Any] = _GATED | dict(
+    head_dim=32, sliding_window=24, sliding_window_pattern=2, query_pre_attn_scalar=16
+)
+
+_VISION = dict(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=32,
+    patch_size=8,
+)
+
 CONFIGS: dict[str, Any] = {
     "llama-mha": lambda: LlamaConfig(**_GATED | dict(num_key_value_heads=4)),
     "llama-gqa-tied": lambda: LlamaConfig(**_GATED, tie_word_embeddings=True),
     "llama3-rope": lambda: LlamaConfig(
         **_GATED, rope_parameters=_LLAMA3_ROPE, mlp_bias=True, attention_bias=True
     ),
+    "llama-yarn": lambda: LlamaConfig(**_GATED, rope_parameters=_YARN_ROPE),
     "mistral-window": lambda: MistralConfig(**_GATED, sliding_window=24),
+    "ministral": lambda: MinistralConfig(
+        **_GATED,
+        head_dim=24,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
     "qwen2": lambda: Qwen2Config(**_GATED, tie_word_embeddings=True),
     "qwen2-window": lambda: Qwen2Config(
         **_GATED, use_sliding_window=True, sliding_window=20, max_window_layers=1
@@ -69,6 +95,32 @@ CONFIGS: dict[str, Any] = {
     ),
     "mixtral": lambda: MixtralConfig(**_GATED, num_local_experts=4, num_experts_per_tok=2),
     "mixtral-window": lambda: MixtralConfig(**_GATED, num_local_experts=5, sliding_window=24),
+    "phi3": lambda: Phi3Config(**_GATED | dict(num_key_value_heads=4), partial_rotary_factor=0.5),
+    "phi3-partial-window": lambda: Phi3Config(
+        **_GATED, partial_rotary_factor=0.75, sliding_window=24, tie_word_embeddings=True
+    ),
+    "phi3-longrope": lambda: Phi3Config(
+        **_GATED,
+        original_max_position_embeddings=32,
+        rope_parameters=dict(
+            rope_type="longrope",
+            short_factor=[1.0 + i / 4 for i in range(8)],
+            long_factor=[1.5 + i * i for i in range(8)],
+        ),
+    ),
+    "gemma3": lambda: Gemma3TextConfig(**_GEMMA3),
+    # Its checkpoint has a vision tower too.
+    "gemma3-sees": lambda: Gemma3Config(
+        text_config=_GEMMA3, vision_config=_VISION, mm_tokens_per_image=4, image_token_index=VOCAB_SIZE
+    ),
+    "gemma3-listed-scaled": lambda: Gemma3TextConfig(
+        **_GEMMA3 | dict(attention_bias=True, query_pre_attn_scalar=9),
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=4.0, rope_theta=50000.0),
+            sliding_attention=dict(rope_type="default", rope_theta=5000.0),
+        ),
+    ),
     "opt": lambda: OPTConfig(**_COMMON, ffn_dim=128, word_embed_proj_dim=64, init_std=0.15),
     "opt-post-norm": lambda: OPTConfig(
         **_COMMON, ffn_dim=128, word_embed_proj_dim=48, do_layer_norm_before=False, init_std=0.15
@@ -89,7 +141,9 @@ def _make_biases_and_norms_matter(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             spread = torch.randn_like(parameter) * 0.2
-            parameter.data = spread if name.endswith("bias") else 1 + spread
+            # Gemma adds one to the weights of its norms.
+            is_around_zero = name.endswith("bias") or "Gemma" in type(model).__name__
+            parameter.data = spread if is_around_zero else 1 + spread
 
 
 @cache

@@ -37,7 +37,7 @@ def command(model: str | None, seconds: float | None, out: Path | None, **option
 
     from alignedserve import demo
     from alignedserve.engine.build import build_engine
-    from alignedserve.instance.profile.facts import facts_of
+    from alignedserve.instance.profile.facts import experts_of, facts_of
     from alignedserve.instance.profile.make import FULL, make
     from alignedserve.instance.profile.saved import default_path, locked, save
 
@@ -49,7 +49,7 @@ def command(model: str | None, seconds: float | None, out: Path | None, **option
     try:
         with locked(path):
             with _bar(config.use_tqdm) as progress:
-                profile = make(built.engine, facts, effort, progress)
+                profile = make(built.engine, facts, effort, progress, experts_of(built.model_config))
             save(path, profile)
     except OSError as error:
         raise click.ClickException(f"--out {path}: {error}") from error

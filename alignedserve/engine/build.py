@@ -14,6 +14,7 @@ from alignedserve.engine.choices import (
     block_format,
     check_hidden_cache,
     check_quantization,
+    check_ranks,
     choose_dtype,
     choose_max_model_len,
     choose_num_blocks,
@@ -24,19 +25,25 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import KVCache
 from alignedserve.engine.limits import Limits
+from alignedserve.engine.ranks.leader import RankLeader
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
+from alignedserve.kernels.cpu.ranks import padded
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.source import ModelSource, resolve_model
 from alignedserve.ops import CudaOptions, make_ops
 from alignedserve.ops.base import Ops
+from alignedserve.ops.ranks import Ranks
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import BlockFormat, num_restored_blocks
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.transport import shared_memory
 
+# GPUs before have no conversions from and to e4m3.
+MIN_FP8_CAPABILITY = (8, 9)
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -67,48 +74,87 @@ def build_engine(
         ) from error
 
 
-def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> BuiltEngine:
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its backend, or a rank's part of it."""
+
+    source: ModelSource
+    model: Model
+    ops: Ops
+    form: BlockFormat
+    max_model_len: int
+
+
+def load_model(config: EngineConfig, ranks: Ranks | None = None) -> LoadedModel:
     source = resolve_model(config.model, config.load_format, config.revision)
     model_config = source.config
     device = _device(config.device)
     dtype_name = choose_dtype(config, model_config, is_cpu=device.type == "cpu")
     dtype = TORCH_DTYPES[dtype_name]
     max_model_len = choose_max_model_len(config, model_config)
-    if config.hidden_cache:
-        check_hidden_cache(model_config)
-    check_quantization(config, model_config, device.type == "cpu")
-    if model_config.moe and device.type == "cuda" and not config.enforce_eager:
-        raise ValueError(
-            f"{source.name}: a mixture of {model_config.moe.num_experts} experts needs enforce_eager on a GPU"
-        )
     options = _cuda_options(config)
     ops = make_ops(
-        config.attention_backend, device, dtype, model_config.head_dim, options, config.quantization
+        config.attention_backend, device, dtype, model_config.head_dim, options, config.quantization, ranks
     )
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
-    form = block_format(config, model_config, dtype_name)
-    grammars = _grammars(config, source)
-    engine = _assemble(config, model, ops, form, max_model_len, grammars, allocate, has_reversed)
-    return BuiltEngine(engine, model_config, source)
+    return LoadedModel(source, model, ops, block_format(config, model_config, dtype_name), max_model_len)
+
+
+def new_step(config: EngineConfig, loaded: LoadedModel, has_reversed: bool) -> tuple[StepInputs, int]:
+    """Returns the inputs of steps, and how many requests may be in one."""
+    max_tokens = config.max_num_batched_tokens
+    max_seqs = min(config.max_num_seqs, max_tokens)
+    max_blocks_per_seq = loaded.form.num_blocks(loaded.max_model_len)
+    step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, loaded.ops.device)
+    step.has_reversed = has_reversed
+    return step, max_seqs
+
+
+def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> BuiltEngine:
+    source = resolve_model(config.model, config.load_format, config.revision)
+    _check(config, source, _device(config.device))
+    leader = None
+    if config.tensor_parallel_size > 1:
+        leader = RankLeader(config, _num_exchanged(config, source.config), has_reversed)
+        allocate = shared_memory.empty
+    loaded = load_model(config, leader.ranks if leader else None)
+    if leader:
+        leader.until_loaded()
+    engine = _assemble(config, loaded, _grammars(config, source), allocate, has_reversed, leader)
+    return BuiltEngine(engine, source.config, source)
+
+
+def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> None:
+    model_config, is_cpu = source.config, device.type == "cpu"
+    _check_kv_cache_dtype(config, device)
+    if config.hidden_cache:
+        check_hidden_cache(model_config)
+    check_quantization(config, model_config, is_cpu)
+    check_ranks(config, model_config, is_cpu)
+
+
+def _num_exchanged(config: EngineConfig, model_config: ModelConfig) -> int:
+    """The most values that ranks exchange at a time: hidden states of all tokens, or logits of a part of the
+    vocabulary."""
+    max_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+    logits = max_seqs * padded(-(-model_config.vocab_size // config.tensor_parallel_size))
+    return max(config.max_num_batched_tokens * padded(model_config.hidden_size), logits)
 
 
 def _assemble(
     config: EngineConfig,
-    model: Model,
-    ops: Ops,
-    form: BlockFormat,
-    max_model_len: int,
+    loaded: LoadedModel,
     grammars: Grammars,
     allocate: Allocate,
     has_reversed: bool,
+    leader: RankLeader | None,
 ) -> Engine:
+    model, ops, form, max_model_len = loaded.model, loaded.ops, loaded.form, loaded.max_model_len
     max_blocks_per_seq = form.num_blocks(max_model_len)
-    max_tokens = config.max_num_batched_tokens
-    max_seqs = min(config.max_num_seqs, max_tokens)
-    step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device)
-    step.has_reversed = has_reversed
+    step, max_seqs = new_step(config, loaded, has_reversed)
+    max_tokens = step.max_tokens
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, ops, form, step)
     blocks = BlockManager(choose_num_blocks(config, form, max_model_len, budget))
     cache = KVCache(form, blocks.num_blocks, ops.device, allocate)
@@ -120,10 +166,13 @@ def _assemble(
         step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device, max_restored)
         ops.bind_cache(cache.blocks, restored_kv)
     else:
-        ops.bind_cache(cache.blocks)
+        ops.bind_cache(cache.blocks[:, form.layers_of(ops.shard.rank)])
     compiled = ops.compile(
         model.forward, model.logits, step, max_rows=max_seqs, final_states=model.final_states
     )
+    if leader:
+        leader.use_cache(cache.blocks)
+        compiled = leader.lead(compiled, step, ops.break_up)
     limits = Limits(
         max_num_seqs=max_seqs,
         max_num_batched_tokens=max_tokens,
@@ -171,6 +220,17 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: this machine has no CUDA device")
     return device
+
+
+def _check_kv_cache_dtype(config: EngineConfig, device: torch.device) -> None:
+    """Raises ValueError unless this device can compute with such KV."""
+    if config.kv_cache_dtype != "fp8" or device.type != "cuda" or config.attention_backend == "torch":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_FP8_CAPABILITY:
+        raise ValueError(
+            f"kv_cache_dtype='fp8': takes GPUs of compute capability 8.9 and newer, not {capability}; int8 runs there"
+        )
 
 
 def _kv_bytes(config: EngineConfig, model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> int:

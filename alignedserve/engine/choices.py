@@ -10,7 +10,7 @@ import logging
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.models.config import ModelConfig, QuantisedConfig
-from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, BlockFormat
+from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES, BlockFormat
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,36 @@ def block_format(config: EngineConfig, model_config: ModelConfig, dtype: str) ->
     return BlockFormat(
         model_config.num_layers,
         config.block_size,
-        model_config.num_kv_heads,
+        max(model_config.num_kv_heads // config.tensor_parallel_size, 1),
         model_config.head_dim,
         dtype,
+        KV_CACHE_DTYPES[config.kv_cache_dtype],
+        num_ranks=config.tensor_parallel_size,
     )
+
+
+def check_ranks(config: EngineConfig, model_config: ModelConfig, is_cpu: bool) -> None:
+    """Raises ValueError unless such a model can be divided among so many ranks."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return
+    setting = f"tensor_parallel_size={size}"
+    if not is_cpu:
+        raise ValueError(f"{setting}: runs on CPUs so far, not on GPUs")
+    if config.hidden_cache:
+        raise ValueError(f"{setting}: hidden_cache takes instances of one rank")
+    kv_heads = model_config.num_kv_heads
+    if kv_heads % size and size % kv_heads:
+        raise ValueError(f"{setting}: the model's {kv_heads} KV heads can't be divided among {size} ranks")
+    has_dense = model_config.moe is None or not all(model_config.moe.layers)
+    counts = {
+        "attention heads": model_config.num_heads,
+        "inner values of an MLP": model_config.intermediate_size if has_dense else size,
+        "inner values of an expert": model_config.moe.intermediate_size if model_config.moe else size,
+    }
+    for name, count in counts.items():
+        if count % size:
+            raise ValueError(f"{setting}: the model's {count} {name} can't be divided among {size} ranks")
 
 
 def check_hidden_cache(model_config: ModelConfig) -> None:
@@ -78,10 +104,6 @@ def check_quantization(config: EngineConfig, model_config: ModelConfig, is_cpu: 
         return
     if not is_cpu:
         raise ValueError(f"quantization={config.quantization!r}: runs on CPUs so far, not on a GPU")
-    if model_config.moe:
-        raise ValueError(
-            f"quantization={config.quantization!r}: not for a mixture of {model_config.moe.num_experts} experts so far"
-        )
 
 
 def _check_quantised(

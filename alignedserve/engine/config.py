@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from alignedserve.protocol.kv_format import KV_CACHE_DTYPES
+
 # vLLM has "float" and "half" as well.
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DECODE_KERNELS = ("balanced", "plain")
@@ -29,6 +31,12 @@ class EngineConfig:
     quantization: Annotated[
         str | None, "int8, int4 or fp8: linear layers in so many bits, made when weights are loaded; on CPUs"
     ] = None
+    tensor_parallel_size: Annotated[
+        int, "processes that share an instance's model, each with some of its heads; on CPUs"
+    ] = 1
+    kv_cache_dtype: Annotated[
+        str, "of KV: auto (the model's), fp8 (e4m3) or int8 (a scale for each token and head): 8 bits a value"
+    ] = "auto"
     device: Annotated[
         str, "cpu, cuda (without a server cuda:1, ... too), or auto: CUDA where there is one"
     ] = "auto"
@@ -70,12 +78,18 @@ class EngineConfig:
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         if self.quantization is not None:
             _one_of("quantization", self.quantization, QUANTIZATIONS)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
+        if self.hidden_cache and self.kv_cache_dtype != "auto":
+            raise ValueError(
+                f"hidden_cache=True and kv_cache_dtype={self.kv_cache_dtype!r}: must be auto then, since inputs are "
+                "kept in the model's dtype"
+            )
         _one_of("decode_kernel", self.decode_kernel, DECODE_KERNELS)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0, at most 1"
             )
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "max_prefill_chunk", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:

@@ -48,7 +48,7 @@ def _work_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> 
     longest = min(step.max_blocks_per_seq * form.block_size, step.max_tokens)
     chunks = [longest] * (step.max_tokens // longest)
     shape = (form.num_blocks(longest), *form.shape)
-    ops.bind_cache(torch.empty(shape, dtype=ops.dtype, device=ops.device))
+    ops.bind_cache(torch.empty(shape, dtype=getattr(torch, form.torch_dtype), device=ops.device))
     compiled = ops.compile(model.forward, model.logits, step, max_rows=step.max_seqs, is_trial=True)
     _fill(step, chunks, form)
     torch.cuda.reset_peak_memory_stats(ops.device)

@@ -20,7 +20,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
-from alignedserve.instance.profile.facts import facts_of
+from alignedserve.instance.profile.facts import experts_of, facts_of
 from alignedserve.instance.profile.make import find_or_make
 from alignedserve.instance.profile.saved import default_path
 from alignedserve.instance.worker import Worker
@@ -136,7 +136,8 @@ class InstanceProcess(ABC):
         if not self._config.needs_profile:
             return None
         facts, name = facts_of(built, self._config.engine), self._config.cost_profile
-        cost = find_or_make(built.engine, facts, Path(name) if name else default_path(facts)).cost
+        path, experts = Path(name) if name else default_path(facts), experts_of(built.model_config)
+        cost = find_or_make(built.engine, facts, path, experts).cost
         return cost.with_pool(pool_format.block_bytes / pool_format.block_size)
 
     async def _serve(self, worker: Worker[Any], hello: Hello) -> None:

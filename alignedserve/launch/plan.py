@@ -12,6 +12,7 @@ from alignedserve.engine.choices import (
     block_format,
     check_hidden_cache,
     check_quantization,
+    check_ranks,
     choose_dtype,
     choose_max_model_len,
 )
@@ -24,7 +25,7 @@ from alignedserve.launch.settings import Settings
 from alignedserve.models.locate import Location
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.kv_format import BlockFormat, check_pool_kv_dtype
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place
@@ -101,13 +102,16 @@ def check(settings: Settings, model: Location) -> None:
         _check_hidden_cache(policy, settings, model)
     _check_island_gateways(settings)
     # Which device it will be is known when a node is.
+    check_ranks(settings.engine, model.config, is_cpu=True)
+    check_pool_kv_dtype(settings.launch.pool_kv_dtype, settings.engine.kv_cache_dtype)
+    # Which device it will be is known when a node is.
     check_quantization(settings.engine, model.config, is_cpu=True)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
     choose_max_model_len(settings.engine, model.config)
 
 
-def check_quantised(model: Location) -> None:
+def check_quantised(settings: Settings, model: Location) -> None:
     """Compares the files' headers with what config.json says of them, where the checkpoint is quantised. Raises
     ValueError."""
     if model.config.quantised is None or model.directory is None:
@@ -115,7 +119,7 @@ def check_quantised(model: Location) -> None:
     # This loads torch, which the launcher has no other use for.
     from alignedserve.models.listed_weights import check_files
 
-    check_files(model.config, model.directory)
+    check_files(model.config, model.directory, settings.engine.tensor_parallel_size)
 
 
 def _check_island_gateways(settings: Settings) -> None:
@@ -135,6 +139,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
     check_quantization(settings.engine, model.config, is_cpu)
+    check_ranks(settings.engine, model.config, is_cpu)
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus)
     settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)
     if settings.router.change_roles:

@@ -110,7 +110,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
     path = control_path(http.host, http.port)
     model = locate_model(engine.model, engine.load_format, engine.revision)
     check(settings, model)
-    check_quantised(model)
+    check_quantised(settings, model)
     _check_event_log(settings.launch)
     _check_files_at(settings.launch)
     prefix = f"{NAME_PREFIX}{secrets.token_hex(6)}"

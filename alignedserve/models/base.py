@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -10,7 +13,8 @@ from alignedserve.models.config import ModelConfig
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
-from alignedserve.ops.quantise import Part, QuantisedWeight
+from alignedserve.ops.quantise import Part, QuantisedWeight, inputs_of, outputs_of
+from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.step import StepInputs
 
 
@@ -31,6 +35,21 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PostNorm:
+    """An RMS norm of what a part of a layer yields, before that is added to the residual stream."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+def add_linear(ops: Ops, x: Value, weight: Linear, residual: Value, post_norm: PostNorm | None) -> Value:
+    """Returns `residual`, which may be overwritten, plus what the linear layer makes of x."""
+    if post_norm is None:
+        return ops.linear(x, weight, residual=residual)
+    return ops.rms_norm(ops.linear(x, weight), post_norm.weight, post_norm.eps, residual=residual)
+
+
 def _check_alike(names: list[str], parts: list[Part]) -> None:
     """Raises ValueError where some of what is one layer here are quantised and others are not."""
     is_quantised = [isinstance(part, QuantisedWeight) for part in parts]
@@ -46,6 +65,11 @@ class Layers:
         self._weights = weights
         self._ops = ops
 
+    @property
+    def shard(self) -> Shard:
+        """Which part of the model is made."""
+        return self._ops.shard
+
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Returns the checkpoint's tensor as it is: it is to be copied before much else is taken."""
         return self._weights.take(name, shape)
@@ -56,17 +80,42 @@ class Layers:
     def parameter(self, name: str, *shape: int) -> torch.Tensor:
         return self._ops.parameter(self._weights.take(name, shape))
 
+    def norm(self, name: str, width: int, offset: float = 0.0) -> torch.Tensor:
+        """Returns a norm's weight, plus `offset`: that sum is kept in float32."""
+        if not offset:
+            return self.parameter(name, width)
+        return self._ops.parameter(self._weights.take(name, (width,)).float() + offset, torch.float32)
+
     def embedding_and_head(
         self, name: str, vocab_size: int, width: int, is_tied: bool
     ) -> tuple[torch.Tensor | Linear, Linear]:
         """Returns the table that tokens come in by and the layer they leave by; one and the same if they are tied, and
         that layer is not quantised: a table is as exact as the checkpoint has it."""
-        if is_tied:
+        if is_tied and self._ops.quantization is None and self.shard.size == 1:
             both = self.tensor(f"{name}.weight", vocab_size, width)
             head = self._ops.linear_weight([both], is_head=True)
-            return head if self._ops.quantization is None else self._ops.parameter(both), head
-        head = self.linear(["lm_head"], [vocab_size], width, is_head=True)
+            return head, head
+        if is_tied:
+            both = self.tensor(f"{name}.weight", vocab_size, width)
+            return self._ops.parameter(both), self._head(both)
+        head = self._head(self._weights.linear("lm_head", vocab_size, width))
         return self.parameter(f"{name}.weight", vocab_size, width), head
+
+    def _head(self, weight: Part) -> Linear:
+        """Of several ranks each has some of the vocabulary, filled up so that all have as many."""
+        num_tokens, width = weight.shape
+        if self.shard.size == 1:
+            return self._ops.linear_weight([weight], is_head=True)
+        mine = self.shard.uneven_part(num_tokens)
+        num_filling = self.shard.share(num_tokens) - (mine.stop - mine.start)
+        parts = [outputs_of(weight, mine)] if mine.stop > mine.start else []
+        if num_filling and isinstance(weight, QuantisedWeight):
+            raise ValueError(
+                f"lm_head is quantised, and {num_tokens} tokens can't be divided among {self.shard.size} ranks"
+            )
+        if num_filling and isinstance(weight, torch.Tensor):
+            parts.append(weight.new_zeros(num_filling, width))
+        return self._ops.linear_weight(parts, is_head=True, split=Split.OUTPUTS, num_outputs=num_tokens)
 
     def linear(
         self,
@@ -76,8 +125,11 @@ class Layers:
         bias: bool = False,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        outputs: Sequence[slice] | None = None,
+        inputs: slice | None = None,
     ) -> Linear:
-        """Makes one layer out of several in the checkpoint, side by side."""
+        """Makes one layer out of several in the checkpoint, side by side. Of several ranks this one takes those
+        `outputs` of each, or those `inputs`, if given."""
         parts = [
             self._weights.linear(name, out, in_features)
             for name, out in zip(names, out_features, strict=True)
@@ -88,4 +140,43 @@ class Layers:
             for name, out in zip(names, out_features, strict=True)
             if bias
         ]
-        return self._ops.linear_weight(parts, biases or None, activation, is_head)
+        return self._part_of(parts, biases, activation, is_head, outputs, inputs)
+
+    def linear_split(
+        self,
+        name: str,
+        out_features: list[int],
+        in_features: int,
+        bias: bool = False,
+        activation: Activation = Activation.NONE,
+        outputs: Sequence[slice] | None = None,
+    ) -> Linear:
+        """Makes one layer out of one in the checkpoint which holds several, side by side. Of several ranks this one
+        takes those `outputs` of each."""
+        weight = self._weights.linear(name, sum(out_features), in_features)
+        bias_of_all = self._weights.take(f"{name}.bias", (sum(out_features),)) if bias else None
+        biases = [] if bias_of_all is None else [*torch.split(bias_of_all, out_features)]
+        ends = [*accumulate(out_features)]
+        parts = [
+            outputs_of(weight, slice(end - out, end)) for out, end in zip(out_features, ends, strict=True)
+        ]
+        return self._part_of(parts, biases, activation, False, outputs, None)
+
+    def _part_of(
+        self,
+        parts: list[Part],
+        biases: list[torch.Tensor],
+        activation: Activation,
+        is_head: bool,
+        outputs: Sequence[slice] | None,
+        inputs: slice | None,
+    ) -> Linear:
+        """Makes a layer of what this rank has of it."""
+        if self.shard.size > 1 and outputs is not None:
+            parts = [outputs_of(part, mine) for part, mine in zip(parts, outputs, strict=True)]
+            biases = [each[mine] for each, mine in zip(biases, outputs, strict=False)]
+        if self.shard.size == 1 or inputs is None:
+            return self._ops.linear_weight(parts, biases or None, activation, is_head)
+        parts = [inputs_of(part, inputs) for part in parts]
+        own_biases = biases if self.shard.leads else []
+        return self._ops.linear_weight(parts, own_biases or None, activation, split=Split.INPUTS)

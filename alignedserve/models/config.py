@@ -8,15 +8,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding: base frequency and, for Llama 3, the piecewise rescaling of long wavelengths."""
+    """Rotary embedding: its base frequency, and how frequencies are rescaled for longer sequences than a model was
+    trained with at first."""
 
     theta: float = 10000.0
-    # The kind is "default", "linear" or "llama3".
+    # How much of each head is rotated: its first values.
+    partial_rotary_factor: float = 1.0
+    # The kind is "default", "linear", "llama3", "yarn" or "longrope".
     kind: str = "default"
     factor: float = 1.0
+    # The length at first (llama3, yarn, longrope).
+    original_max_position: int = 8192
+    # The two between which wavelengths are blended (llama3).
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    # The turns within the original length between which frequencies are blended; `truncate` rounds where that begins
+    # and ends to whole frequencies (yarn).
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    # What cosines and sines are multiplied with (yarn, longrope).
+    attention_factor: float = 1.0
+    # What each frequency is divided by: where sequences may be no longer than the original length, and where they may
+    # (longrope).
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,15 +106,19 @@ class ModelConfig:
     # The longest sequence that the model was made for.
     max_position: int
     norm_eps: float
-    # The activation is "silu" (gated), "relu", "gelu" (exact) or "gelu_tanh".
+    # The activation is "silu" (gated), "gelu_tanh_gated", "relu", "gelu" (exact) or "gelu_tanh".
     activation: str
     # The dtype of the checkpoint: "float32", "bfloat16" or "float16".
     dtype: str
     tie_word_embeddings: bool = False
     rope: RopeConfig | None = None
+    # Of the layers which have a window, where it is another than that of the others.
+    local_rope: RopeConfig | None = None
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
+    # The checkpoint has q, k and v in one tensor, and gate and up (Phi-3).
+    fused_projections: bool = False
     # An RMS norm over each head of q and k (Qwen3).
     qk_norm: bool = False
     moe: MoeConfig | None = None
@@ -106,6 +126,14 @@ class ModelConfig:
     quantised: QuantisedConfig | None = None
     # One entry per layer: how many of the latest tokens (itself included) a token attends to; None for all.
     sliding_windows: tuple[int | None, ...] = ()
+    # These are for Gemma only. What is added to the weight of each norm:
+    norm_offset: float = 0.0
+    # Whether what attention and MLP yield is normed before it is added.
+    post_norms: bool = False
+    # What embeddings are multiplied with, in the model's dtype.
+    embedding_scale: float = 1.0
+    # By the root of what scores are divided, if not of head_dim.
+    query_pre_attn_scalar: float | None = None
     # These are for OPT only: norm_before is False for the post-norm 350m, which has a narrower embedding as well.
     norm_before: bool = True
     final_norm: bool = True

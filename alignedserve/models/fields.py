@@ -36,6 +36,11 @@ class Fields:
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same object, with values for keys that are absent or null."""
+        given = {key: value for key, value in self.values.items() if value is not None or key not in defaults}
+        return Fields({**defaults, **given}, self.where)
+
     def error(self, key: str, allowed: str) -> ValueError:
         if self.get(key) is None:
             return ValueError(f"{self.where}: {key} is missing; must be {allowed}")
@@ -52,6 +57,16 @@ class Fields:
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.error(key, "a positive number")
         return float(value)
+
+    def positives(self, key: str, num: int) -> tuple[float, ...]:
+        values = self.get(key)
+        if (
+            not isinstance(values, list)
+            or len(values) != num
+            or any(type(value) not in (int, float) or not 0 < value < math.inf for value in values)
+        ):
+            raise self.error(key, f"a list of {num} positive numbers")
+        return tuple(float(value) for value in values)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._or_default(key, default)

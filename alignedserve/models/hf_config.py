@@ -38,6 +38,7 @@ def _family(fields: Fields) -> Family:
     if not names:
         # Files written by hand often have the model type alone.
         by_model_type = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
+        by_model_type |= {"gemma3text": "Gemma3ForCausalLM", "gemma3": "Gemma3ForConditionalGeneration"}
         model_type = str(fields.get("model_type"))
         names = [by_model_type.get(model_type.replace("_", ""), model_type)]
     known = [name for name in names if str(name) in FAMILIES] if isinstance(names, list) else []

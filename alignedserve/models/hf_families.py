@@ -10,8 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from alignedserve.models.fields import Fields
+from alignedserve.models.hf_gemma import (
+    GEMMA3_DEFAULTS,
+    gemma3_windows,
+    global_fields,
+    local_rope,
+    refuse_other_gemma,
+    text_fields,
+)
 from alignedserve.models.hf_moe import mixture_layers, read_moe
-from alignedserve.models.hf_rope import DEFAULT_THETA, read_rope
+from alignedserve.models.hf_rope import LLAMA_ROPE, PHI3_KINDS, RopeDefaults, longest_sequence, read_rope
+from alignedserve.models.hf_windows import listed_windows
 
 # A family returns the arguments of ModelConfig.
 Family = Callable[[Fields], dict[str, Any]]
@@ -28,6 +37,7 @@ _OPT_ACTIVATIONS = {
 # This is far beyond any model, and far below what memory could hold.
 MAX_LAYERS = 10_000
 _GATED_ACTIVATIONS = {"silu": "silu", "swish": "silu"}
+_GEMMA_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh_gated"}
 
 
 def _common(fields: Fields, tie_word_embeddings: bool) -> dict[str, Any]:
@@ -55,7 +65,7 @@ def _gated(
     max_position: int,
     num_kv_heads: int | None,
     norm_eps: float = 1e-6,
-    theta: float = DEFAULT_THETA,
+    rope: RopeDefaults = LLAMA_ROPE,
 ) -> dict[str, Any]:
     """Reads what Llama and its relatives share; the arguments are the family's defaults for absent keys."""
     model = _common(fields, tie_word_embeddings=False)
@@ -68,13 +78,15 @@ def _gated(
             f"must divide num_attention_heads, which is {model['num_heads']}"
         )
     max_position = fields.size("max_position_embeddings", max_position)
+    head_dim = _head_dim(fields, model["hidden_size"], model["num_heads"])
+    read = read_rope(fields, max_position, head_dim, rope)
     return model | {
         "intermediate_size": fields.size("intermediate_size"),
-        "head_dim": _head_dim(fields, model["hidden_size"], model["num_heads"]),
-        "max_position": max_position,
+        "head_dim": head_dim,
+        "max_position": longest_sequence(read, max_position),
         "norm_eps": fields.positive("rms_norm_eps", norm_eps),
         "activation": fields.choice("hidden_act", _GATED_ACTIVATIONS, "silu"),
-        "rope": read_rope(fields, max_position, theta),
+        "rope": read,
         "sliding_windows": (None,) * model["num_layers"],
     }
 
@@ -104,14 +116,7 @@ def _qwen_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
         if type(first) is not int or first < 0:
             raise fields.error("max_window_layers", "an integer of at least 0")
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    if not isinstance(types, list) or len(types) != num_layers:
-        raise fields.error("layer_types", f"a list of {num_layers} entries, one per layer")
-    allowed = ("full_attention",) if window is None else ("full_attention", "sliding_attention")
-    if any(kind not in allowed for kind in types):
-        raise fields.error(
-            "layer_types", f"a list of {' or '.join(allowed)} where sliding_window is {window}"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    return listed_windows(fields, num_layers, window)
 
 
 def _llama(fields: Fields) -> dict[str, Any]:
@@ -133,6 +138,13 @@ def _mistral(fields: Fields) -> dict[str, Any]:
     return model | {"architecture": "mistral", "sliding_windows": (_window(fields),) * model["num_layers"]}
 
 
+def _ministral(fields: Fields) -> dict[str, Any]:
+    model, window = _mistral(fields) | {"architecture": "ministral"}, _window(fields)
+    if fields.get("layer_types") is None:
+        return model
+    return model | {"sliding_windows": listed_windows(fields, model["num_layers"], window)}
+
+
 def _qwen2(fields: Fields) -> dict[str, Any]:
     model = _gated(fields, max_position=32768, num_kv_heads=32)
     return (
@@ -148,9 +160,8 @@ def _qwen2(fields: Fields) -> dict[str, Any]:
 
 def _qwen3(fields: Fields) -> dict[str, Any]:
     # Qwen3 alone does not derive an absent head_dim from hidden_size: it is 128.
-    sized = Fields({**fields.values, "head_dim": fields.size("head_dim", 128)}, fields.where)
     attention_bias = fields.flag("attention_bias", False)
-    return _qwen2(sized) | {
+    return _qwen2(fields.over({"head_dim": 128})) | {
         "architecture": "qwen3",
         "qkv_bias": attention_bias,
         "attention_out_bias": attention_bias,
@@ -185,7 +196,7 @@ def _qwen3_moe(fields: Fields) -> dict[str, Any]:
 
 
 def _mixtral(fields: Fields) -> dict[str, Any]:
-    model = _gated(fields, max_position=131072, num_kv_heads=8, norm_eps=1e-5, theta=1e6)
+    model = _gated(fields, max_position=131072, num_kv_heads=8, norm_eps=1e-5, rope=RopeDefaults(theta=1e6))
     # Unlike Mistral's, an absent window is none.
     window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
     layers = (True,) * model["num_layers"]
@@ -196,6 +207,51 @@ def _mixtral(fields: Fields) -> dict[str, Any]:
         | _token_ids(fields, bos=1, eos=2, pad=None)
         | {"architecture": "mixtral", "sliding_windows": windows, "moe": moe}
     )
+
+
+def _phi3(fields: Fields) -> dict[str, Any]:
+    # The original length has a default of its own, which goes before what is said beside longrope's factors.
+    fields = fields.over({"original_max_position_embeddings": 4096})
+    rope = RopeDefaults(kinds=PHI3_KINDS, may_be_partial=True)
+    model = _gated(fields, max_position=4096, num_kv_heads=None, norm_eps=1e-5, rope=rope)
+    # Like Mixtral's, an absent window is none.
+    window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
+    return (
+        model
+        | _token_ids(fields, bos=1, eos=32000, pad=32000)
+        | {
+            "architecture": "phi3",
+            "fused_projections": True,
+            "sliding_windows": (window,) * model["num_layers"],
+        }
+    )
+
+
+def _gemma3(fields: Fields) -> dict[str, Any]:
+    fields = refuse_other_gemma(fields.over(GEMMA3_DEFAULTS))
+    model = _gated(global_fields(fields), max_position=131072, num_kv_heads=4, rope=RopeDefaults(theta=1e6))
+    attention_bias = fields.flag("attention_bias", False)
+    return (
+        model
+        | _token_ids(fields, bos=2, eos=1, pad=0)
+        | {
+            "architecture": "gemma3",
+            "activation": fields.choice("hidden_activation", _GEMMA_ACTIVATIONS, "gelu_pytorch_tanh"),
+            "qkv_bias": attention_bias,
+            "attention_out_bias": attention_bias,
+            "qk_norm": True,
+            "sliding_windows": gemma3_windows(fields, model["num_layers"]),
+            "local_rope": local_rope(fields, model["max_position"], model["head_dim"]),
+            "norm_offset": 1.0,
+            "post_norms": True,
+            "embedding_scale": model["hidden_size"] ** 0.5,
+            "query_pre_attn_scalar": fields.positive("query_pre_attn_scalar", 256),
+        }
+    )
+
+
+def _gemma3_with_vision(fields: Fields) -> dict[str, Any]:
+    return _gemma3(text_fields(fields))
 
 
 def _opt(fields: Fields) -> dict[str, Any]:
@@ -226,9 +282,13 @@ def _opt(fields: Fields) -> dict[str, Any]:
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
+    "MinistralForCausalLM": _ministral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "MixtralForCausalLM": _mixtral,
+    "Phi3ForCausalLM": _phi3,
+    "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3_with_vision,
     "OPTForCausalLM": _opt,
 }

@@ -6,45 +6,141 @@ since transformers 5 both are in `rope_parameters`. Where both are present `rope
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
 from alignedserve.models.config import RopeConfig
-from alignedserve.models.fields import Fields
+from alignedserve.models.fields import MAX_SIZE, Fields
 
-SUPPORTED_KINDS = ("default", "linear", "llama3")
-DEFAULT_THETA = 10000.0
+KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "longrope")}
+# Phi-3 wrote longrope in other ways at first.
+PHI3_KINDS = {"default": "default"} | dict.fromkeys(("longrope", "su", "yarn"), "longrope")
 
 
-def read_rope(config: Fields, max_position: int, default_theta: float = DEFAULT_THETA) -> RopeConfig:
+@dataclass(frozen=True)
+class RopeDefaults:
+    """What a family has in its own way."""
+
+    theta: float = 10000.0
+    # From what a file calls the kinds that the family has to what they are.
+    kinds: Mapping[str, str] = field(default_factory=lambda: KINDS)
+    # A part of each head may be left as it is.
+    may_be_partial: bool = False
+
+
+LLAMA_ROPE = RopeDefaults()
+
+
+def read_rope(config: Fields, max_position: int, head_dim: int, defaults: RopeDefaults) -> RopeConfig:
     # An empty object counts as absent.
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.nested(key) or Fields({}, f"{config.where}: {key}")
-    theta = rope.positive("rope_theta", config.positive("rope_theta", default_theta))
-    for fields in (rope, config):
-        if fields.positive("partial_rotary_factor", 1.0) != 1.0:
-            raise fields.error("partial_rotary_factor", "1.0 (rotating part of a head is not supported)")
-    kind = _kind(rope)
-    if kind == "default":
-        return RopeConfig(theta)
-    if kind == "linear":
-        return RopeConfig(theta, kind, factor=rope.positive("factor"))
-    return _llama3(config, rope, theta, max_position)
+    theta = rope.positive("rope_theta", config.positive("rope_theta", defaults.theta))
+    partial = _partial_rotary_factor(config, rope, head_dim, defaults.may_be_partial)
+    scaling = _scaling(config, rope, max_position, int(head_dim * partial), defaults.kinds)
+    if scaling.kind == "yarn" and theta <= 1.0:
+        raise config.error("rope_theta", "greater than 1 with YaRN")
+    return replace(scaling, theta=theta, partial_rotary_factor=partial)
 
 
-def _kind(rope: Fields) -> str:
+def _scaling(
+    config: Fields, rope: Fields, max_position: int, rotary_dim: int, kinds: Mapping[str, str]
+) -> RopeConfig:
+    """All but the base frequency and the part that is rotated."""
     key = "rope_type" if rope.get("rope_type") is not None else "type"
-    return rope.choice(key, {kind: kind for kind in SUPPORTED_KINDS}, "default")
-
-
-def _llama3(config: Fields, rope: Fields, theta: float, max_position: int) -> RopeConfig:
+    kind = rope.choice(key, kinds, "default")
+    if kind == "default":
+        return RopeConfig()
+    if kind == "linear":
+        return RopeConfig(kind=kind, factor=rope.positive("factor"))
     original = rope.size("original_max_position_embeddings", max_position)
+    # A value at the top level has priority.
+    original = config.size("original_max_position_embeddings", original)
+    if kind == "llama3":
+        return _llama3(rope, original)
+    if kind == "yarn":
+        return _yarn(rope, original, max_position)
+    return _longrope(rope, original, max_position, rotary_dim)
+
+
+def longest_sequence(rope: RopeConfig, max_position: int) -> int:
+    """With YaRN, which users add to a file that has the original length as max_position_embeddings, more."""
+    return (
+        max(max_position, int(rope.factor * rope.original_max_position))
+        if rope.kind == "yarn"
+        else max_position
+    )
+
+
+def _partial_rotary_factor(config: Fields, rope: Fields, head_dim: int, may_be_partial: bool) -> float:
+    fields = rope if rope.get("partial_rotary_factor") is not None else config
+    partial = fields.positive("partial_rotary_factor", 1.0)
+    if partial != 1.0 and not may_be_partial:
+        raise fields.error("partial_rotary_factor", "1.0: this family rotates whole heads")
+    rotary_dim = int(head_dim * partial)
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise fields.error(
+            "partial_rotary_factor", f"at most 1.0, and an even number times head_dim, which is {head_dim}"
+        )
+    return partial
+
+
+def _llama3(rope: Fields, original: int) -> RopeConfig:
     low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
     if high <= low:
         raise rope.error("high_freq_factor", f"greater than low_freq_factor, which is {low}")
     return RopeConfig(
-        theta,
-        "llama3",
+        kind="llama3",
         factor=rope.positive("factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        # A value at the top level has priority.
-        original_max_position=config.size("original_max_position_embeddings", original),
+        original_max_position=original,
+    )
+
+
+def _yarn(rope: Fields, original: int, max_position: int) -> RopeConfig:
+    if "factor" not in rope.values:
+        raise rope.error(
+            "factor", "a positive number, or null for max_position_embeddings over the original length"
+        )
+    factor = rope.positive("factor", max_position / original)
+    if factor * original > MAX_SIZE:
+        raise rope.error("factor", f"at most {MAX_SIZE} over the original length, which is {original}")
+    fast, slow = rope.positive("beta_fast", 32.0), rope.positive("beta_slow", 1.0)
+    if fast <= slow:
+        raise rope.error("beta_fast", f"greater than beta_slow, which is {slow}")
+    return RopeConfig(
+        kind="yarn",
+        factor=factor,
+        original_max_position=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=rope.flag("truncate", True),
+        attention_factor=rope.positive("attention_factor", _yarn_attention(rope, factor)),
+    )
+
+
+def _yarn_attention(rope: Fields, factor: float) -> float:
+    def scaled(mscale: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
+
+    # Zero stands for none here, and one without the other for nothing.
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return scaled(rope.positive("mscale")) / scaled(rope.positive("mscale_all_dim"))
+    return scaled(1.0)
+
+
+def _longrope(rope: Fields, original: int, max_position: int, rotary_dim: int) -> RopeConfig:
+    factor = rope.positive("factor", max_position / original)
+    attention_factor = 1.0
+    if factor > 1.0 and original > 1:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(original))
+    return RopeConfig(
+        kind="longrope",
+        factor=factor,
+        original_max_position=original,
+        attention_factor=rope.positive("attention_factor", attention_factor),
+        short_factors=rope.positives("short_factor", rotary_dim // 2),
+        long_factors=rope.positives("long_factor", rotary_dim // 2),
     )

@@ -11,9 +11,8 @@ from alignedserve.models.config import ModelConfig
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
-from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
-from alignedserve.ops.torch_experts import TorchExperts
+from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
 
@@ -43,8 +42,9 @@ class ListedSource:
 class ListingOps(TorchOps):
     """Ops which keep nothing of what they are given."""
 
-    def __init__(self, dtype: torch.dtype, quantization: str | None) -> None:
+    def __init__(self, dtype: torch.dtype, quantization: str | None, shard: Shard | None = None) -> None:
         super().__init__(dtype, quantization=quantization)
+        self.shard = shard or Shard()
         self.num_bytes = 0
 
     def linear_weight(
@@ -53,6 +53,8 @@ class ListingOps(TorchOps):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        split: Split = Split.NONE,
+        num_outputs: int = 0,
     ) -> TorchLinear:
         # What is in codes already has no scheme but its own.
         self.num_bytes += sum(part.num_bytes for part in quantised_parts(parts, None, self.dtype))
@@ -61,14 +63,8 @@ class ListingOps(TorchOps):
         self._count(biases or ())
         return TorchLinear(torch.empty(0), None, activation)
 
-    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
-        experts = [take(number) for number in range(spec.num_experts)]
-        for each in experts:
-            self._count([each.gate, each.up, each.down])
-        return TorchExperts(spec, experts[0].gate, experts[0].down)
-
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._count([tensor])
+    def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        self._count([tensor], dtype.itemsize if dtype else None)
         return tensor
 
     def _count(self, tensors: Sequence[torch.Tensor], each: float | None = None) -> None:
@@ -76,12 +72,12 @@ class ListingOps(TorchOps):
         self.num_bytes += round(sum(tensor.numel() for tensor in tensors) * (each or self.dtype.itemsize))
 
 
-def check_files(config: ModelConfig, directory: Path) -> None:
+def check_files(config: ModelConfig, directory: Path, num_ranks: int) -> None:
     """Raises ValueError when the files in the directory do not have the model's tensors."""
     checkpoint = SafetensorsSource(
         directory, torch.float32, "cpu", progress=False, quantised=config.quantised
     )
-    num_weight_bytes(config, torch.float32, checkpoint)
+    num_weight_bytes(config, torch.float32, checkpoint, shard=Shard(0, num_ranks))
 
 
 def num_weight_bytes(
@@ -89,9 +85,11 @@ def num_weight_bytes(
     dtype: torch.dtype,
     checkpoint: SafetensorsSource | None,
     quantization: str | None = None,
+    shard: Shard | None = None,
 ) -> int:
-    """The bytes of all that a model keeps of its tensors. Raises ValueError when the checkpoint is not the model's."""
-    listed, ops = ListedSource(dtype, checkpoint), ListingOps(dtype, quantization)
+    """The bytes of all that a model, or a rank's part of it, keeps of its tensors. Raises ValueError when the
+    checkpoint is not the model's."""
+    listed, ops = ListedSource(dtype, checkpoint), ListingOps(dtype, quantization, shard)
     # The length of sequences makes no difference to the weights.
     build_model(config, listed, ops, max_model_len=1)
     listed.finish()

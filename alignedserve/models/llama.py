@@ -1,18 +1,20 @@
 """Llama and its variants, which differ by a switch: Mistral (windows), Qwen2 (qkv bias), Qwen3 (norm of q and k),
-Qwen3-MoE and Mixtral (experts)."""
+Qwen3-MoE and Mixtral (experts), Phi-3 (fused tensors, part of a head rotated), Gemma 3 (norms after each part too)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from alignedserve.models.base import Layers
+from alignedserve.models.base import Layers, PostNorm, add_linear
 from alignedserve.models.config import ModelConfig, RopeConfig
 from alignedserve.models.mlp import MIXTRAL_NAMES, ExpertNames, Mlp, make_mlp
 from alignedserve.models.rope import rope_table
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import AttentionSpec, Linear, Ops, Projected, Value
+from alignedserve.ops.shard import Shard
 from alignedserve.ops.step import StepInputs
 
 
@@ -24,6 +26,7 @@ class DecoderLayer:
     attention_out: Linear
     mlp_norm: torch.Tensor
     mlp: Mlp
+    attention_post_norm: PostNorm | None = None
 
 
 class Llama:
@@ -33,19 +36,20 @@ class Llama:
         self.config = config
         self._ops = ops
         layers = Layers(weights, ops)
-        rope = rope_table(config.rope or RopeConfig(), config.head_dim, max_model_len).to(ops.device)
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ops.dtype).item()
+        ropes = _Ropes.of(config, max_model_len, ops.device)
         # The largest tensors are taken first, while there is most memory for the copy that is being made.
         self._embedding, self._lm_head = layers.embedding_and_head(
             "model.embed_tokens", config.vocab_size, config.hidden_size, config.tie_word_embeddings
         )
         self._layers = [
-            _decoder_layer(config, layers, index, rope, self.expert_names)
+            _decoder_layer(config, layers, index, ropes, self.expert_names)
             for index in range(config.num_layers)
         ]
-        self._final_norm = layers.parameter("model.norm.weight", config.hidden_size)
+        self._final_norm = layers.norm("model.norm.weight", config.hidden_size, config.norm_offset)
 
     def forward(self, step: StepInputs) -> Value:
-        x = self._ops.embed(self._embedding, step.token_ids)
+        x = self._ops.embed(self._embedding, step.token_ids, scale=self._embedding_scale)
         for layer in self._layers:
             x = self._attend(layer, x)
             x = self._mlp(layer, x)
@@ -63,7 +67,7 @@ class Llama:
         if layer.attention.outputs_only:
             x = self._ops.outputs(x)
         attended = self._ops.attention(qkv, layer.attention, Projected(normed, layer.qkv))
-        return self._ops.linear(attended, layer.attention_out, residual=x)
+        return add_linear(self._ops, attended, layer.attention_out, x, layer.attention_post_norm)
 
     def _mlp(self, layer: DecoderLayer, x: Value) -> Value:
         normed = self._ops.rms_norm(x, layer.mlp_norm, self.config.norm_eps)
@@ -74,37 +78,75 @@ class Mixtral(Llama):
     expert_names = MIXTRAL_NAMES
 
 
+@dataclass(frozen=True)
+class _Ropes:
+    """The tables of layers without a window, and with one."""
+
+    everywhere: torch.Tensor
+    local: torch.Tensor
+
+    @classmethod
+    def of(cls, config: ModelConfig, max_len: int, device: torch.device) -> _Ropes:
+        table = rope_table(config.rope or RopeConfig(), config.head_dim, max_len).to(device)
+        if config.local_rope is None:
+            return cls(table, table)
+        return cls(table, rope_table(config.local_rope, config.head_dim, max_len).to(device))
+
+
 def _decoder_layer(
-    config: ModelConfig, layers: Layers, index: int, rope: torch.Tensor, names: ExpertNames
+    config: ModelConfig, layers: Layers, index: int, ropes: _Ropes, names: ExpertNames
 ) -> DecoderLayer:
     prefix, hidden = f"model.layers.{index}", config.hidden_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    norms = [f"{prefix}.self_attn.{q_or_k}_norm.weight" for q_or_k in "qk"] if config.qk_norm else []
-    q_norm, k_norm = [layers.parameter(name, config.head_dim) for name in norms] or (None, None)
+
+    def norm(name: str, width: int = hidden) -> torch.Tensor:
+        return layers.norm(f"{prefix}.{name}.weight", width, config.norm_offset)
+
+    def post_norm(name: str) -> PostNorm | None:
+        return PostNorm(norm(name), config.norm_eps) if config.post_norms else None
+
     return DecoderLayer(
-        input_norm=layers.parameter(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=layers.linear(
-            [f"{prefix}.self_attn.{part}_proj" for part in "qkv"],
-            [q_size, kv_size, kv_size],
-            hidden,
-            bias=config.qkv_bias,
-        ),
-        attention=AttentionSpec(
-            layer=index,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.head_dim**-0.5,
-            sliding_window=config.sliding_windows[index] if config.sliding_windows else None,
-            rope=rope,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            norm_eps=config.norm_eps,
-            outputs_only=index == config.num_layers - 1,
-        ),
+        input_norm=norm("input_layernorm"),
+        qkv=_qkv(config, layers, f"{prefix}.self_attn"),
+        attention=_attention(config, layers.shard, index, ropes, norm),
         attention_out=layers.linear(
-            [f"{prefix}.self_attn.o_proj"], [hidden], q_size, bias=config.attention_out_bias
+            [f"{prefix}.self_attn.o_proj"],
+            [hidden],
+            config.num_heads * config.head_dim,
+            bias=config.attention_out_bias,
+            inputs=layers.shard.part(config.num_heads, config.head_dim),
         ),
-        mlp_norm=layers.parameter(f"{prefix}.post_attention_layernorm.weight", hidden),
-        mlp=make_mlp(config, layers, index, names),
+        # What is Llama's norm before the MLP has the name of Gemma's after attention.
+        attention_post_norm=post_norm("post_attention_layernorm"),
+        mlp_norm=norm("pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"),
+        mlp=make_mlp(config, layers, index, names, post_norm("post_feedforward_layernorm")),
     )
+
+
+def _attention(
+    config: ModelConfig, shard: Shard, index: int, ropes: _Ropes, norm: Callable[[str, int], torch.Tensor]
+) -> AttentionSpec:
+    window = config.sliding_windows[index] if config.sliding_windows else None
+    return AttentionSpec(
+        layer=index,
+        num_heads=shard.num(config.num_heads),
+        num_kv_heads=shard.num(config.num_kv_heads),
+        head_dim=config.head_dim,
+        scale=(config.query_pre_attn_scalar or config.head_dim) ** -0.5,
+        sliding_window=window,
+        rope=ropes.everywhere if window is None else ropes.local,
+        q_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
+        k_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+        norm_eps=config.norm_eps,
+        outputs_only=index == config.num_layers - 1,
+    )
+
+
+def _qkv(config: ModelConfig, layers: Layers, prefix: str) -> Linear:
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    widths, hidden = [q_size, kv_size, kv_size], config.hidden_size
+    kv_part = layers.shard.part(config.num_kv_heads, config.head_dim)
+    mine = [layers.shard.part(config.num_heads, config.head_dim), kv_part, kv_part]
+    if config.fused_projections:
+        return layers.linear_split(f"{prefix}.qkv_proj", widths, hidden, config.qkv_bias, outputs=mine)
+    names = [f"{prefix}.{part}_proj" for part in "qkv"]
+    return layers.linear(names, widths, hidden, config.qkv_bias, outputs=mine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.models.base import Layers
+from alignedserve.models.base import Layers, PostNorm, add_linear
 from alignedserve.models.config import ModelConfig, MoeConfig
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import Expert, ExpertsSpec
@@ -21,9 +21,10 @@ class Mlp(Protocol):
 class GatedMlp:
     gate_up: Linear
     down: Linear
+    post_norm: PostNorm | None = None
 
     def add_to(self, residual: Value, x: Value, ops: Ops) -> Value:
-        return ops.linear(ops.linear(x, self.gate_up), self.down, residual=residual)
+        return add_linear(ops, ops.linear(x, self.gate_up), self.down, residual, self.post_norm)
 
 
 @dataclass(frozen=True)
@@ -48,33 +49,49 @@ class ExpertNames:
 MIXTRAL_NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
-def make_mlp(config: ModelConfig, layers: Layers, index: int, names: ExpertNames) -> Mlp:
+def make_mlp(
+    config: ModelConfig, layers: Layers, index: int, names: ExpertNames, post_norm: PostNorm | None
+) -> Mlp:
     prefix = f"model.layers.{index}"
     if config.moe is not None and config.moe.layers[index]:
         return _mixture(config.moe, config.hidden_size, layers, f"{prefix}.{names.mixture}", names)
     hidden, inner = config.hidden_size, config.intermediate_size
     return GatedMlp(
-        gate_up=layers.linear(
-            [f"{prefix}.mlp.{part}_proj" for part in ("gate", "up")],
-            [inner, inner],
-            hidden,
+        gate_up=_gate_up(config, layers, f"{prefix}.mlp"),
+        down=layers.linear(
+            [f"{prefix}.mlp.down_proj"],
+            [hidden],
+            inner,
             bias=config.mlp_bias,
-            activation=Activation.SILU_GATED,
+            inputs=layers.shard.part(inner),
         ),
-        down=layers.linear([f"{prefix}.mlp.down_proj"], [hidden], inner, bias=config.mlp_bias),
+        post_norm=post_norm,
     )
 
 
+def _gate_up(config: ModelConfig, layers: Layers, prefix: str) -> Linear:
+    hidden, widths = config.hidden_size, [config.intermediate_size] * 2
+    activation, mine = Activation(config.activation), [layers.shard.part(config.intermediate_size)] * 2
+    if config.fused_projections:
+        name = f"{prefix}.gate_up_proj"
+        return layers.linear_split(name, widths, hidden, config.mlp_bias, activation, mine)
+    names = [f"{prefix}.{part}_proj" for part in ("gate", "up")]
+    return layers.linear(names, widths, hidden, config.mlp_bias, activation, outputs=mine)
+
+
 def _mixture(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: ExpertNames) -> ExpertMlp:
-    inner = moe.intermediate_size
-    spec = ExpertsSpec(moe.num_experts, moe.top_k, hidden, inner, moe.normalises)
+    inner, shard = moe.intermediate_size, layers.shard
+    mine = shard.part(inner)
+    spec = ExpertsSpec(
+        moe.num_experts, moe.top_k, hidden, shard.num(inner), moe.normalises, is_split=shard.size > 1
+    )
 
     def take(number: int) -> Expert:
         expert = f"{prefix}.experts.{number}"
         return Expert(
-            gate=layers.tensor(f"{expert}.{names.gate}.weight", inner, hidden),
-            up=layers.tensor(f"{expert}.{names.up}.weight", inner, hidden),
-            down=layers.tensor(f"{expert}.{names.down}.weight", hidden, inner),
+            gate=layers.tensor(f"{expert}.{names.gate}.weight", inner, hidden)[mine],
+            up=layers.tensor(f"{expert}.{names.up}.weight", inner, hidden)[mine],
+            down=layers.tensor(f"{expert}.{names.down}.weight", hidden, inner)[:, mine],
         )
 
     router = layers.linear([f"{prefix}.gate"], [moe.num_experts], hidden)

@@ -103,25 +103,35 @@ def _norm(config: ModelConfig, layers: Layers, name: str) -> Norm:
 def _decoder_layer(config: ModelConfig, layers: Layers, index: int) -> DecoderLayer:
     prefix = f"model.decoder.layers.{index}"
     hidden, inner = config.hidden_size, config.intermediate_size
+    heads, mine = layers.shard.part(config.num_heads, config.head_dim), layers.shard.part(inner)
     return DecoderLayer(
         attention_norm=_norm(config, layers, f"{prefix}.self_attn_layer_norm"),
         qkv=layers.linear(
-            [f"{prefix}.self_attn.{part}_proj" for part in "qkv"], [hidden] * 3, hidden, bias=config.qkv_bias
+            [f"{prefix}.self_attn.{part}_proj" for part in "qkv"],
+            [hidden] * 3,
+            hidden,
+            bias=config.qkv_bias,
+            outputs=[heads] * 3,
         ),
         attention=AttentionSpec(
             layer=index,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=layers.shard.num(config.num_heads),
+            num_kv_heads=layers.shard.num(config.num_kv_heads),
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
             outputs_only=index == config.num_layers - 1,
         ),
         attention_out=layers.linear(
-            [f"{prefix}.self_attn.out_proj"], [hidden], hidden, bias=config.attention_out_bias
+            [f"{prefix}.self_attn.out_proj"], [hidden], hidden, bias=config.attention_out_bias, inputs=heads
         ),
         mlp_norm=_norm(config, layers, f"{prefix}.final_layer_norm"),
         up=layers.linear(
-            [f"{prefix}.fc1"], [inner], hidden, bias=config.mlp_bias, activation=Activation(config.activation)
+            [f"{prefix}.fc1"],
+            [inner],
+            hidden,
+            bias=config.mlp_bias,
+            activation=Activation(config.activation),
+            outputs=[mine],
         ),
-        down=layers.linear([f"{prefix}.fc2"], [hidden], inner, bias=config.mlp_bias),
+        down=layers.linear([f"{prefix}.fc2"], [hidden], inner, bias=config.mlp_bias, inputs=mine),
     )

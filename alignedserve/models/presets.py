@@ -58,6 +58,12 @@ _LLAMA_3_1_8B = {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
+_LLAMA_3_1_70B = _LLAMA_3_1_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
 _QWEN3_0_6B = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 151936,
@@ -90,6 +96,12 @@ _QWEN3_8B = {
     "torch_dtype": "bfloat16",
     "bos_token_id": 151643,
     "eos_token_id": 151645,
+}
+_QWEN3_32B = _QWEN3_8B | {
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
 }
 _QWEN3_30B_A3B = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -129,6 +141,39 @@ _MIXTRAL_8X7B = {
     "sliding_window": None,
     "torch_dtype": "bfloat16",
 }
+_PHI_4 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "vocab_size": 100352,
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 10,
+    "max_position_embeddings": 16384,
+    "original_max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 250000,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 100257,
+    "eos_token_id": 100265,
+    "pad_token_id": 100349,
+}
+# Its text part.
+_GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "eos_token_id": [1, 106],
+}
 
 PRESETS: dict[str, ModelConfig] = {
     name: model_config_from_dict(config, where=f"preset {name}")
@@ -140,9 +185,13 @@ PRESETS: dict[str, ModelConfig] = {
         "opt-30b": _opt(7168, num_layers=48, num_heads=56),
         "llama-2-7b": _LLAMA_2_7B,
         "llama-3.1-8b": _LLAMA_3_1_8B,
+        "llama-3.1-70b": _LLAMA_3_1_70B,
         "qwen3-0.6b": _QWEN3_0_6B,
         "qwen3-8b": _QWEN3_8B,
+        "qwen3-32b": _QWEN3_32B,
         "qwen3-30b-a3b": _QWEN3_30B_A3B,
         "mixtral-8x7b": _MIXTRAL_8X7B,
+        "phi-4": _PHI_4,
+        "gemma-3-4b": _GEMMA_3_4B,
     }.items()
 }

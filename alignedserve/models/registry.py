@@ -12,10 +12,13 @@ from alignedserve.ops.base import Ops
 MODELS: dict[str, type[Llama] | type[Opt]] = {
     "llama": Llama,
     "mistral": Llama,
+    "ministral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
     "qwen3_moe": Llama,
     "mixtral": Mixtral,
+    "phi3": Llama,
+    "gemma3": Llama,
     "opt": Opt,
 }
 

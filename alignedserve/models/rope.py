@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -10,25 +11,38 @@ from alignedserve.models.config import RopeConfig
 
 
 def rope_table(rope: RopeConfig, head_dim: int, max_len: int) -> torch.Tensor:
-    """Returns a table [max_len, head_dim] in float32: the cosines of head_dim/2 angles, then their sines."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = _scaled(1.0 / rope.theta**exponents, rope)
+    """Returns a table [max_len, rotary_dim] in float32: the cosines of rotary_dim/2 angles, then their sines.
+
+    `max_len` is the longest sequence that may come: it chooses among longrope's factors.
+    """
+    rotary_dim = int(head_dim * rope.partial_rotary_factor)
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
+    frequencies = _frequencies(rope.theta**exponents, rope, max_len)
     angles = torch.outer(torch.arange(max_len).float(), frequencies)
-    return torch.cat([angles.cos(), angles.sin()], dim=1)
+    return torch.cat([angles.cos(), angles.sin()], dim=1) * rope.attention_factor
 
 
-def _scaled(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    if rope.kind == "default":
-        return frequencies
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind == "llama3":
-        return _llama3(frequencies, rope)
-    raise ValueError(f"rope kind {rope.kind!r}: known are default, linear, llama3")
+def _frequencies(periods: torch.Tensor, rope: RopeConfig, max_len: int) -> torch.Tensor:
+    """`periods`: the tokens after which each unscaled angle has grown by one."""
+    if rope.kind == "longrope":
+        factors = rope.long_factors if max_len > rope.original_max_position else rope.short_factors
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * periods)
+    if rope.kind not in _SCALINGS:
+        raise ValueError(f"rope kind {rope.kind!r}: known are {', '.join(_SCALINGS)}, longrope")
+    return _SCALINGS[rope.kind](periods, rope)
 
 
-def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+def _default(periods: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    return 1.0 / periods
+
+
+def _linear(periods: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    return 1.0 / periods / rope.factor
+
+
+def _llama3(periods: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
     """Short wavelengths stay, long ones are stretched by `factor`, and those between are blended."""
+    frequencies = 1.0 / periods
     wavelengths = 2 * math.pi / frequencies
     low, high = rope.low_freq_factor, rope.high_freq_factor
     smooth = (rope.original_max_position / wavelengths - low) / (high - low)
@@ -36,3 +50,32 @@ def _llama3(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
     is_long = wavelengths > rope.original_max_position / low
     is_short = wavelengths < rope.original_max_position / high
     return torch.where(is_long, frequencies / rope.factor, torch.where(is_short, frequencies, blended))
+
+
+def _yarn(periods: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """Frequencies that turn `beta_fast` times or more within the original length stay, those that turn `beta_slow`
+    times or less are divided by `factor`, and those between are blended by their number."""
+    begin, end = (_number_of_turns(turns, rope, len(periods)) for turns in (rope.beta_fast, rope.beta_slow))
+    if rope.truncate:
+        begin, end = math.floor(begin), math.ceil(end)
+    begin, end = max(begin, 0), min(end, 2 * len(periods) - 1)
+    if begin == end:
+        # The blend can't be of no width.
+        end += 0.001
+    slowed = ((torch.arange(len(periods), dtype=torch.float32) - begin) / (end - begin)).clamp(0, 1)
+    kept = 1 - slowed
+    return 1.0 / (rope.factor * periods) * (1 - kept) + 1.0 / periods * kept
+
+
+def _number_of_turns(turns: float, rope: RopeConfig, num_frequencies: int) -> float:
+    """The number, counted from the fastest, of the frequency that turns so often within the original length."""
+    wavelength = rope.original_max_position / turns / (2 * math.pi)
+    return num_frequencies * math.log(wavelength) / math.log(rope.theta)
+
+
+_SCALINGS: dict[str, Callable[[torch.Tensor, RopeConfig], torch.Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

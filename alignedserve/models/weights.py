@@ -27,6 +27,10 @@ CONVERT_BYTES = 16 << 20
 TRIM_BYTES = 16 << 20
 # Checkpoints have these and no model takes them: tables that are computed, an output layer tied to the input.
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "lm_head.weight", "decoder.version")
+# What sees pictures, in the checkpoint of a model whose text part is taken.
+VISION_PREFIXES = tuple(
+    prefix + part for prefix in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")
+)
 
 
 class WeightSource(Protocol):
@@ -145,7 +149,7 @@ class SafetensorsSource:
             )
 
     def _is_harmless(self, name: str) -> bool:
-        if name.endswith(HARMLESS_SUFFIXES):
+        if name.endswith(HARMLESS_SUFFIXES) or name.startswith(VISION_PREFIXES):
             return True
         if self._quantised is None or not self._quantised.has_empty_biases or not name.endswith(".bias"):
             return False
@@ -187,8 +191,9 @@ class SafetensorsSource:
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """Checkpoints of the bare decoder lack the prefix."""
-    return name, name.removeprefix("model."), f"model.{name}"
+    """Checkpoints of the bare decoder lack the prefix; in those of a model that sees pictures there is one more."""
+    bare = name.removeprefix("model.")
+    return name, bare, f"model.{name}", f"language_model.{name}", f"model.language_model.{bare}"
 
 
 def _open_files(directory: Path) -> dict[str, SafetensorsFile]:

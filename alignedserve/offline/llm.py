@@ -24,7 +24,7 @@ from alignedserve.offline.embeddings import EmbeddingRequestOutput, embeddings_o
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
-from alignedserve.protocol.kv_format import POOL_KV_DTYPES
+from alignedserve.protocol.kv_format import check_pool_kv_dtype
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.scheduling.config import SchedulingConfig
@@ -88,8 +88,6 @@ class LLM:
         `preemption_mode`: what becomes of the KV of requests that have to leave, as of `alignedserve serve`.
         `pool_kv_dtype`: how KV of preempted requests is kept, as of `alignedserve serve`.
         """
-        if pool_kv_dtype not in POOL_KV_DTYPES:
-            raise ValueError(f"pool_kv_dtype={pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}")
         made = make_policy(SchedulingConfig(policy, preemption_mode=preemption_mode))
         options = without_vllm_options(options)
         known = {f.name for f in fields(EngineConfig)} | {
@@ -102,6 +100,7 @@ class LLM:
             if name not in known:
                 raise ValueError(f"{name}: unknown option; known: {', '.join(sorted(known))}")
         self.config = EngineConfig(model=model, **options)
+        check_pool_kv_dtype(pool_kv_dtype, self.config.kv_cache_dtype)
         if self.config.hidden_cache:
             check_keeps_inputs(made)
             if cost_profile is None:

@@ -9,7 +9,6 @@ logger = logging.getLogger(__name__)
 
 # The values that each option accepts; None if it accepts any.
 _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
-    "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     # Code from a model's directory never runs.
     "trust_remote_code": None,

@@ -10,6 +10,7 @@ import torch
 
 from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
 from alignedserve.ops.base import Ops
+from alignedserve.ops.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -24,23 +25,41 @@ class CudaOptions:
     use_tqdm: bool = False
 
 
-def _torch(device: torch.device, dtype: torch.dtype, options: CudaOptions, quantization: str | None) -> Ops:
+def _torch(
+    device: torch.device,
+    dtype: torch.dtype,
+    options: CudaOptions,
+    quantization: str | None,
+    ranks: Ranks | None,
+) -> Ops:
     from alignedserve.ops.torch_ops import TorchOps
 
-    return TorchOps(dtype, device, quantization)
+    return TorchOps(dtype, device, quantization, ranks)
 
 
-def _cpu(device: torch.device, dtype: torch.dtype, options: CudaOptions, quantization: str | None) -> Ops:
+def _cpu(
+    device: torch.device,
+    dtype: torch.dtype,
+    options: CudaOptions,
+    quantization: str | None,
+    ranks: Ranks | None,
+) -> Ops:
     from alignedserve.kernels.cpu.library import library
     from alignedserve.ops.cpu_ops import CpuOps
 
     if device.type != "cpu":
         raise ValueError(f"attention_backend='cpu': runs on device cpu, not {device}")
     library()
-    return CpuOps(dtype, quantization=quantization)
+    return CpuOps(dtype, quantization=quantization, ranks=ranks)
 
 
-def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions, quantization: str | None) -> Ops:
+def _triton(
+    device: torch.device,
+    dtype: torch.dtype,
+    options: CudaOptions,
+    quantization: str | None,
+    ranks: Ranks | None,
+) -> Ops:
     if quantization:
         raise ValueError(
             f"quantization={quantization!r}: runs on CPUs so far, not with attention_backend='triton'"
@@ -65,7 +84,7 @@ def _triton(device: torch.device, dtype: torch.dtype, options: CudaOptions, quan
 MIN_CAPABILITY = (8, 0)
 # These errors mean that a backend does not work on this machine or with this model.
 UNAVAILABLE = (NoCompiler, BuildFailed, ValueError)
-BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions, str | None], Ops]] = {
+BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions, str | None, Ranks | None], Ops]] = {
     "torch": _torch,
     "cpu": _cpu,
     "triton": _triton,
@@ -79,15 +98,17 @@ def make_ops(
     head_dim: int,
     options: CudaOptions | None = None,
     quantization: str | None = None,
+    ranks: Ranks | None = None,
 ) -> Ops:
-    """Makes the backend of this name; `auto` is the fastest that runs such a model."""
+    """Makes the backend of this name; `auto` is the fastest that runs such a model. `ranks`: of which this process is
+    one, if there are several."""
     options = options or CudaOptions()
     if name == "auto":
-        return _best(device, dtype, head_dim, options, quantization)
+        return _best(device, dtype, head_dim, options, quantization, ranks)
     if name not in BACKENDS:
         raise ValueError(f"attention_backend={name!r}: must be auto or one of {', '.join(sorted(BACKENDS))}")
     _check_head_dim(name, head_dim)
-    return BACKENDS[name](device, dtype, options, quantization)
+    return BACKENDS[name](device, dtype, options, quantization, ranks)
 
 
 def fastest(device: torch.device) -> str:
@@ -95,14 +116,19 @@ def fastest(device: torch.device) -> str:
 
 
 def _best(
-    device: torch.device, dtype: torch.dtype, head_dim: int, options: CudaOptions, quantization: str | None
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    options: CudaOptions,
+    quantization: str | None,
+    ranks: Ranks | None,
 ) -> Ops:
     name = fastest(device)
     try:
-        return make_ops(name, device, dtype, head_dim, options, quantization)
+        return make_ops(name, device, dtype, head_dim, options, quantization, ranks)
     except UNAVAILABLE as error:
         logger.warning("Backend %s is not available, using torch instead, which is slower: %s", name, error)
-        return _torch(device, dtype, options, quantization)
+        return _torch(device, dtype, options, quantization, ranks)
 
 
 def _check_head_dim(name: str, head_dim: int) -> None:

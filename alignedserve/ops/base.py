@@ -20,6 +20,7 @@ from alignedserve.kernels import int4
 from alignedserve.kernels.quantised import FP8, INT4, INT8
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import Part
+from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
@@ -35,8 +36,13 @@ class Activation(Enum):
     RELU = "relu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
-    # The weight's two parts are gate and up: silu(gate) * up, half as wide as the weight.
+    # The weight's two parts are gate and up: silu(gate) * up, half as wide as the weight; and with the other function.
     SILU_GATED = "silu"
+    GELU_TANH_GATED = "gelu_tanh_gated"
+
+    @property
+    def is_gated(self) -> bool:
+        return self in (Activation.SILU_GATED, Activation.GELU_TANH_GATED)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class AttentionSpec:
     scale: float
     # How many of the latest tokens (itself included) a token attends to; None for all.
     sliding_window: int | None = None
-    # [max_position, head_dim] float32: cos of head_dim/2 angles, then sin of the same; None for no rotation.
+    # [max_position, rotary_dim] float32: cos of rotary_dim/2 angles, then sin of the same, for the first rotary_dim
+    # values of a head; None for no rotation.
     rope: torch.Tensor | None = None
     # Qwen3's RMS norm weights [head_dim] for q and k, applied per head before the rotation.
     q_norm: torch.Tensor | None = None
@@ -58,6 +65,12 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     # It is set for the last layer, of whose result no other rows are needed.
     outputs_only: bool = False
+
+
+def check_rotary_dim(rope: torch.Tensor, head_dim: int) -> None:
+    rotary_dim = rope.shape[1]
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise ValueError(f"rope must be an even number of values wide, at most {head_dim}, not {rotary_dim}")
 
 
 # These are a backend's own handles on a value or a weight, which are opaque to a model.
@@ -80,6 +93,8 @@ class Ops(ABC):
     dtype: torch.dtype
     # How linear layers keep their weights, if not in the dtype.
     quantization: str | None = None
+    # Which part of the model this process has.
+    shard = Shard()
 
     @abstractmethod
     def linear_weight(
@@ -88,12 +103,16 @@ class Ops(ABC):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        split: Split = Split.NONE,
+        num_outputs: int = 0,
     ) -> Linear:
         """Makes a linear layer whose output columns are those of all `parts` ([out, in] each) side by side: all are
         floats, or all are in codes, and these are kept as they are.
 
         `activation` is applied to the output. The parts are copied, never kept: the caller may free them. The head
-        yields logits, which choose between many tokens: it keeps eight bits at least.
+        yields logits, which choose between many tokens: it keeps eight bits at least. `split`: what this rank's layer
+        is a part of. Where inputs are, there is no activation, and one rank alone has the biases. Where outputs are,
+        all ranks have as many, of which the first `num_outputs` count.
         """
 
     def scheme(self, is_head: bool) -> str | None:
@@ -101,30 +120,39 @@ class Ops(ABC):
         return INT8 if is_head and self.quantization == INT4 else self.quantization
 
     @abstractmethod
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of its own (a source may hand out views of a mapped file), in this backend's dtype and on its
-        device."""
+    def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Returns a copy of its own (a source may hand out views of a mapped file), in `dtype` or this backend's, and
+        on its device."""
 
     @abstractmethod
     def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
-        """Sets the KV cache that `attention` reads and writes: [block, layer, k|v, kv_head, slot, head_dim].
+        """Sets the KV cache that `attention` reads and writes: [block, layer, k|v, kv_head, slot, row].
 
-        `restored_kv`, [block, 1, k|v, kv_head, slot, head_dim], is given where inputs may be kept in place of K and V
-        (`ops/kept_inputs.py`). It is called once, before `compile`.
+        Its dtype says what a row holds: head_dim values, or 8 bits for each (`kernels/kv_rows.py`). What `attention`
+        writes in 8 bits it reads so, tokens of the same step included. `restored_kv`, [block, 1, k|v, kv_head, slot,
+        head_dim], is given where inputs may be kept in place of K and V (`ops/kept_inputs.py`). It is called once,
+        before `compile`.
         """
 
     @abstractmethod
     def embed(
-        self, table: torch.Tensor | Linear, ids: torch.Tensor, offset: int = 0, add_to: Value | None = None
+        self,
+        table: torch.Tensor | Linear,
+        ids: torch.Tensor,
+        offset: int = 0,
+        add_to: Value | None = None,
+        scale: float = 1.0,
     ) -> Value:
-        """Returns table[ids + offset], plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
+        """Returns table[ids + offset] * scale, plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
 
         The table may be the weight of a linear layer (no activation) where that is not quantised: tied embeddings are
         kept once then.
         """
 
     @abstractmethod
-    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value: ...
+    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float, residual: Value | None = None) -> Value:
+        """Returns the norm of x times `weight` (here and in AttentionSpec in the backend's dtype or in float32), plus
+        `residual` if given, which may be overwritten."""
 
     @abstractmethod
     def layer_norm(
@@ -135,7 +163,9 @@ class Ops(ABC):
     def linear(self, x: Value, weight: Linear, residual: Value | None = None) -> Value:
         """Returns activation(x @ weight.T + bias), plus `residual` if given (never both an activation and a residual).
 
-        The residual may be overwritten: the caller does not need it afterwards.
+        The residual may be overwritten: the caller does not need it afterwards. Of a layer whose inputs are split over
+        ranks `x` has this rank's, and the result is the whole one, on every rank. Of one whose outputs are split the
+        leading rank has all of them; what others have is not defined.
         """
 
     @abstractmethod
@@ -196,6 +226,11 @@ class Ops(ABC):
             chosen = logits if len(random) == len(logits) else logits[random]
             tokens[random] = self.gumbel_argmax(chosen, keys.to(logits.device)[random])
         return tokens, is_broken
+
+    @abstractmethod
+    def break_up(self) -> None:
+        """Makes this process's wait for ranks that have ended end with an error, now or later. It is called on another
+        thread."""
 
     @abstractmethod
     def compile(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from alignedserve.kernels.cpu.arena import Arena
-from alignedserve.kernels.cpu.experts import ExpertPacker, PackedExperts, RoutingBuffers
+from alignedserve.kernels.cpu.experts import ExpertPacker, PackedExperts, PackParts, RoutingBuffers
 from alignedserve.kernels.cpu.program import Buffers, Program, Value
 from alignedserve.kernels.cpu.structs import (
-    ActivationCode,
     ExpertLinearOp,
     LinearOp,
     OpKind,
     RouteOp,
     SpreadOp,
 )
+from alignedserve.kernels.cpu.weights import PackedWeight
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert, check_expert
 
 
@@ -27,9 +28,11 @@ class CpuExperts:
     down: PackedExperts
 
 
-def pack_experts(spec: ExpertsSpec, take: TakeExpert, dtype: torch.dtype, arena: Arena) -> CpuExperts:
-    gate_up = ExpertPacker(spec.num_experts, ActivationCode.SILU_GATED, dtype, arena)
-    down = ExpertPacker(spec.num_experts, ActivationCode.NONE, dtype, arena)
+def pack_experts(
+    spec: ExpertsSpec, take: TakeExpert, pack_gated: PackParts, pack: PackParts, arena: Arena
+) -> CpuExperts:
+    gate_up = ExpertPacker(spec.num_experts, pack_gated, arena)
+    down = ExpertPacker(spec.num_experts, pack, arena)
     for number in range(spec.num_experts):
         expert = take(number)
         check_expert(spec, expert)
@@ -38,18 +41,25 @@ def pack_experts(spec: ExpertsSpec, take: TakeExpert, dtype: torch.dtype, arena:
     return CpuExperts(spec, gate_up.finish(), down.finish())
 
 
+# Appends what makes rows of eight bits, for such a weight, of values with so many rows for each of the step's.
+QuantiseRows = Callable[[Value, PackedWeight, int], Value]
+
+
 class ExpertRecorder:
     """Appends the operations of a mixture to a program whose values have at most `num_rows` rows."""
 
-    def __init__(self, program: Program, dtype: torch.dtype, num_rows: int) -> None:
+    def __init__(self, program: Program, dtype: torch.dtype, num_rows: int, quantise: QuantiseRows) -> None:
         self._program = program
+        self._quantise = quantise
         self._dtype = dtype
         self._num_rows = num_rows
         # By the number of experts and of those that a row chooses: layers use them one after the other.
         self._routings: dict[tuple[int, int], RoutingBuffers] = {}
         self._buffers: dict[int, Buffers] = {}
 
-    def record(self, x: Value, logits: Value, experts: CpuExperts, residual: Value, out: Value) -> None:
+    def record(
+        self, x: Value, logits: Value, experts: CpuExperts, residual: Value | None, out: Value
+    ) -> None:
         spec = experts.spec
         buffers = self._buffers.setdefault(spec.top_k, Buffers(self._num_rows * spec.top_k))
         routing = self._routings.setdefault(
@@ -58,29 +68,44 @@ class ExpertRecorder:
         route = RouteOp(routing.struct, logits.pointer, logits.stride, spec.normalises)
         self._program.append(OpKind.ROUTE, self._dtype, route, logits, [routing])
         self._program.append(OpKind.GROUP, self._dtype, route, logits, [routing])
-        spread = Value(buffers, spec.hidden_size, self._dtype, x.rows)
-        args = SpreadOp(
-            routing=routing.struct,
-            x=x.pointer,
-            out=spread.pointer,
-            width=x.width,
-            x_stride=x.stride,
-            out_stride=spread.stride,
+        x = self._as_taken(x, experts.gate_up, 1)
+        inner = self._linear(
+            self._spread(x, routing, buffers), experts.gate_up, routing, buffers, self._dtype
         )
-        self._program.append(OpKind.SPREAD, self._dtype, args, spread, [x, routing])
-        inner = self._linear(spread, experts.gate_up, routing, buffers, self._dtype)
+        inner = self._as_taken(inner, experts.down, spec.top_k)
         each = self._linear(inner, experts.down, routing, buffers, torch.float32)
         args = SpreadOp(
             routing=routing.struct,
             x=each.pointer,
-            residual=residual.pointer,
             out=out.pointer,
             width=out.width,
             x_stride=each.stride,
-            residual_stride=residual.stride,
             out_stride=out.stride,
         )
+        if residual is not None:
+            args.residual, args.residual_stride = residual.pointer, residual.stride
         self._program.append(OpKind.MIX, self._dtype, args, out, [each, residual, routing])
+
+    def _as_taken(self, x: Value, weight: PackedExperts, rows_each: int) -> Value:
+        """Rows in eight bits, where the weight takes such."""
+        return self._quantise(x, weight.first, rows_each) if weight.first.kind.takes_codes else x
+
+    def _spread(self, x: Value, routing: RoutingBuffers, buffers: Buffers) -> Value:
+        """A copy of its row for each choice."""
+        spread = Value(buffers, x.width, x.tensor.dtype, x.rows)
+        # Rows in eight bits are whole words of four bytes, scales included, and are copied as such.
+        dtype = torch.float32 if x.tensor.dtype is torch.uint8 else self._dtype
+        values_each = dtype.itemsize // x.tensor.dtype.itemsize
+        args = SpreadOp(
+            routing=routing.struct,
+            x=x.pointer,
+            out=spread.pointer,
+            width=x.width // values_each,
+            x_stride=x.stride // values_each,
+            out_stride=spread.stride // values_each,
+        )
+        self._program.append(OpKind.SPREAD, dtype, args, spread, [x, routing])
+        return spread
 
     def _linear(
         self, x: Value, weight: PackedExperts, routing: RoutingBuffers, buffers: Buffers, dtype: torch.dtype
@@ -97,7 +122,13 @@ class ExpertRecorder:
             out_stride=out.stride,
             activation=first.activation,
             float32_out=dtype is torch.float32,
+            weight_kind=first.kind,
         )
-        args = ExpertLinearOp(routing.struct, linear, weight.expert_bytes)
+        if weight.int8:
+            linear.scales, linear.starts = weight.int8.scales.data_ptr(), weight.int8.starts.data_ptr()
+        if first.groups:
+            linear.group = first.groups.values
+            linear.float_scales, linear.has_zeros = first.groups.has_float_scales, first.groups.has_zeros
+        args = ExpertLinearOp(routing.struct, linear, weight.expert_bytes, weight.expert_columns)
         self._program.append(OpKind.EXPERT_LINEAR, self._dtype, args, out, [x, weight, routing])
         return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from alignedserve.kernels.cpu.program import Program, Rows, Value
+from alignedserve.kernels.cpu.ranks import RankMemory
 from alignedserve.kernels.cpu.structs import Op, Step
 from alignedserve.ops.base import CompiledModel
 from alignedserve.ops.step import StepInputs
@@ -21,8 +22,9 @@ class CpuModel(CompiledModel):
         max_rows: int,
         num_threads: int | None,
         final: tuple[Program, Value] | None = None,
+        ranks: RankMemory | None = None,
     ) -> None:
-        """`final`: the program of `final_states`, and its result."""
+        """`final`: the program of `final_states`, and its result. `ranks`: where programs meet those of other ranks."""
         _check_step(step)
         self._step = step
         self._forward = forward_program
@@ -32,6 +34,7 @@ class CpuModel(CompiledModel):
         self._max_rows = max_rows
         self._num_threads = num_threads
         self._final = final
+        self._ranks = ranks
         self._struct = Step(
             positions=step.positions.data_ptr(),
             slots=step.slots.data_ptr(),
@@ -107,6 +110,8 @@ class CpuModel(CompiledModel):
     def _run(self, program: Program) -> None:
         self._struct.num_threads = self._num_threads or torch.get_num_threads()
         program.run(self._struct)
+        if self._ranks:
+            self._ranks.check()
 
 
 def _check_step(step: StepInputs) -> None:

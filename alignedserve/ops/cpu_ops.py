@@ -4,41 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from alignedserve.kernels.cpu import sampling
 from alignedserve.kernels.cpu.arena import Arena
 from alignedserve.kernels.cpu.program import Buffers, Program, Rows, Value
+from alignedserve.kernels.cpu.ranks import RankMemory
 from alignedserve.kernels.cpu.structs import (
     ActivationCode,
     AttentionOp,
     EmbedOp,
     GatherOp,
+    JoinRanksOp,
     KeptInputsOp,
+    KvCoding,
     LinearOp,
     NormOp,
     OpKind,
     QuantiseOp,
+    ShareOp,
+    SumRanksOp,
     WeightKind,
 )
 from alignedserve.kernels.cpu.weights import PackedWeight, pack, pack_quantised
-from alignedserve.kernels.quantised import BLOCK, INT8, ZEROS
-from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected
+from alignedserve.kernels.kv_rows import FP8, INT8, head_dim_of, is_coded
+from alignedserve.kernels.quantised import BLOCK, ZEROS
+from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected, check_rotary_dim
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
-from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
+from alignedserve.ops.quantise import INT4, Part, plain_parts, quantised_parts
+from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 
 MAX_HEAD_DIM = 256
+_CODINGS = {FP8: KvCoding.FP8, INT8: KvCoding.INT8}
 
 
 class CpuOps(Ops):
     name = "cpu"
 
     def __init__(
-        self, dtype: torch.dtype, num_threads: int | None = None, quantization: str | None = None
+        self,
+        dtype: torch.dtype,
+        num_threads: int | None = None,
+        quantization: str | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """`num_threads` is torch's number by default, which is read at each step."""
         if dtype not in (torch.float32, torch.bfloat16):
@@ -54,8 +68,12 @@ class CpuOps(Ops):
         self._program = Program()
         self._buffers = Buffers(0)
         self._restored_buffers = Buffers(0)
-        self._experts = ExpertRecorder(self._program, dtype, 0)
+        self._experts = ExpertRecorder(self._program, dtype, 0, self._quantised)
         self._step: StepInputs | None = None
+        self._ranks: RankMemory | None = None
+        if ranks:
+            self.shard, self.num_threads = ranks.shard, ranks.num_threads
+            self._ranks = RankMemory(ranks.shared, ranks.shard.rank, ranks.shard.size, ranks.slot_values)
 
     def linear_weight(
         self,
@@ -63,22 +81,37 @@ class CpuOps(Ops):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        split: Split = Split.NONE,
+        num_outputs: int = 0,
+    ) -> PackedWeight:
+        packed = self._pack(parts, self._arena, activation, biases, is_head)
+        if self._ranks is None or split is Split.NONE:
+            return packed
+        return replace(packed, is_partial=split is Split.INPUTS, num_joined=num_outputs)
+
+    def _pack(
+        self,
+        parts: Sequence[Part],
+        arena: Arena,
+        activation: Activation = Activation.NONE,
+        biases: Sequence[torch.Tensor] | None = None,
+        is_head: bool = False,
     ) -> PackedWeight:
         code = ActivationCode[activation.name]
         if quantised := quantised_parts(parts, self.scheme(is_head), self.dtype):
-            return pack_quantised(quantised, biases, code, self.dtype, self._arena)
-        return pack(plain_parts(parts), biases, code, self.dtype, self._arena)
+            return pack_quantised(quantised, biases, code, self.dtype, arena)
+        return pack(plain_parts(parts), biases, code, self.dtype, arena)
 
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(device="cpu", dtype=self.dtype, copy=True).contiguous()
+    def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return tensor.detach().to(device="cpu", dtype=dtype or self.dtype, copy=True).contiguous()
 
     def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
-        if cache.dim() != 6 or cache.shape[2] != 2 or not cache.is_contiguous():
+        if cache.dim() != 6 or cache.shape[2] != 2 or not cache[0].is_contiguous():
             raise ValueError(
-                "cache must be contiguous [block, layer, 2, kv_head, slot, head_dim], not "
+                "cache must have contiguous blocks, [block, layer, 2, kv_head, slot, head_dim], not "
                 f"{tuple(cache.shape)} with strides {cache.stride()}"
             )
-        _check_tensor("cache", cache, self.dtype)
+        _check_tensor("cache", cache[0], cache.dtype if is_coded(cache) else self.dtype)
         self._cache, self._restored_kv = cache, restored_kv
 
     def embed(
@@ -87,6 +120,7 @@ class CpuOps(Ops):
         ids: torch.Tensor,
         offset: int = 0,
         add_to: Value | None = None,
+        scale: float = 1.0,
     ) -> Value:
         step = self._recorded_step()
         if ids.data_ptr() not in (step.token_ids.data_ptr(), step.positions.data_ptr()):
@@ -107,6 +141,7 @@ class CpuOps(Ops):
             width=out.width,
             offset=offset,
             out_stride=out.stride,
+            scale=scale,
         )
         if add_to is not None:
             _check_same_rows("add_to", add_to, out)
@@ -115,8 +150,8 @@ class CpuOps(Ops):
         self._program.append(OpKind.EMBED, self.dtype, args, out, [table, ids, add_to])
         return out
 
-    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float) -> Value:
-        return self._norm(x, weight, None, eps, centred=False)
+    def rms_norm(self, x: Value, weight: torch.Tensor, eps: float, residual: Value | None = None) -> Value:
+        return self._norm(x, weight, None, eps, centred=False, residual=residual)
 
     def layer_norm(
         self, x: Value, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
@@ -124,11 +159,16 @@ class CpuOps(Ops):
         return self._norm(x, weight, bias, eps, centred=True)
 
     def _norm(
-        self, x: Value, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, centred: bool
+        self,
+        x: Value,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        centred: bool,
+        residual: Value | None = None,
     ) -> Value:
         self._recorded_step()
-        self._check_parameter("weight", weight, (x.width,))
-        self._check_parameter("bias", bias, (x.width,))
+        weight, bias = self._wide("weight", weight, x.width), self._wide("bias", bias, x.width)
         out = self._value(x.width, x.rows)
         args = NormOp(
             x=x.pointer,
@@ -141,7 +181,11 @@ class CpuOps(Ops):
             eps=eps,
             centred=centred,
         )
-        self._program.append(OpKind.NORM, self.dtype, args, out, [x, weight, bias])
+        if residual is not None:
+            _check_same_rows("residual", residual, out)
+            _check_width("residual", residual, out.width)
+            args.residual, args.residual_stride = residual.pointer, residual.stride
+        self._program.append(OpKind.NORM, self.dtype, args, out, [x, weight, bias, residual])
         return out
 
     def linear(self, x: Value, weight: PackedWeight, residual: Value | None = None) -> Value:
@@ -153,7 +197,12 @@ class CpuOps(Ops):
             raise ValueError("a linear layer has an activation or a residual, not both")
         if weight.kind.takes_codes:
             x = self._quantised(x, weight)
-        out = self._value(weight.out_features, x.rows)
+        if weight.is_partial or weight.num_joined:
+            return self._across_ranks(x, weight, residual)
+        return self._project(x, weight, residual, self.dtype)
+
+    def _project(self, x: Value, weight: PackedWeight, residual: Value | None, dtype: torch.dtype) -> Value:
+        out = self._value(weight.out_features, x.rows, dtype)
         args = LinearOp(
             x=x.pointer,
             weight=weight.tiles.data_ptr(),
@@ -165,6 +214,7 @@ class CpuOps(Ops):
             out_stride=out.stride,
             activation=weight.activation,
             weight_kind=weight.kind,
+            float32_out=dtype is torch.float32,
         )
         if residual is not None:
             _check_same_rows("residual", residual, out)
@@ -178,14 +228,48 @@ class CpuOps(Ops):
         self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
         return out
 
-    def _quantised(self, x: Value, weight: PackedWeight) -> Value:
+    def _across_ranks(self, x: Value, weight: PackedWeight, residual: Value | None) -> Value:
+        """The sum of all ranks' results, which are rounded once, or what they yield side by side."""
+        part = self._project(x, weight, None, torch.float32)
+        if weight.is_partial:
+            return self._sum_ranks(part, residual)
+        ranks = self._meet(part)
+        out = self._value(weight.num_joined, x.rows, torch.float32)
+        args = JoinRanksOp(ranks.pointer, out.pointer, out.width, out.stride)
+        self._program.append(OpKind.JOIN_RANKS, self.dtype, args, out, [ranks])
+        return out
+
+    def _sum_ranks(self, part: Value, residual: Value | None) -> Value:
+        ranks = self._meet(part)
+        out = self._value(part.width, part.rows)
+        args = SumRanksOp(ranks=ranks.pointer, out=out.pointer, width=out.width, out_stride=out.stride)
+        if residual is not None:
+            _check_same_rows("residual", residual, out)
+            _check_width("residual", residual, out.width)
+            args.residual, args.residual_stride = residual.pointer, residual.stride
+        self._program.append(OpKind.SUM_RANKS, self.dtype, args, out, [ranks, residual])
+        return out
+
+    def _meet(self, part: Value) -> RankMemory:
+        """Exchanges rows with the other ranks."""
+        if self._ranks is None:
+            raise RuntimeError("a layer is split over ranks, and there are none")
+        self._ranks.check_fits(part.tensor.shape[0], part.width)
+        is_float32 = part.tensor.dtype is torch.float32
+        args = ShareOp(self._ranks.pointer, part.pointer, part.width, part.stride, is_float32)
+        self._program.append(OpKind.SHARE, self.dtype, args, part, [self._ranks])
+        self._program.append(OpKind.MEET, self.dtype, args, part, [self._ranks])
+        return self._ranks
+
+    def _quantised(self, x: Value, weight: PackedWeight, rows_each: int = 1) -> Value:
         """See QuantiseOp."""
-        num_values = -(-x.width // BLOCK[INT8]) * BLOCK[INT8]
+        num_values = -(-x.width // BLOCK[INT4]) * BLOCK[INT4]
         group, num_after = 0, 1
         if weight.groups:
             group = weight.groups.values
             num_after += -(-num_values // group)
-        out = self._value(num_values + num_after * torch.float32.itemsize, x.rows, torch.uint8)
+        width = num_values + num_after * torch.float32.itemsize
+        out = Value(x.buffers, width, torch.uint8, x.rows)
         args = QuantiseOp(
             x=x.pointer,
             out=out.pointer,
@@ -193,6 +277,7 @@ class CpuOps(Ops):
             x_stride=x.stride,
             out_stride=out.stride,
             group=group,
+            rows_each=rows_each,
             weight_kind=weight.kind,
             zero=_zero_of_rows(weight),
         )
@@ -200,7 +285,8 @@ class CpuOps(Ops):
         return out
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CpuExperts:
-        return pack_experts(spec, take, self.dtype, self._arena)
+        gated = partial(self._pack, activation=Activation.SILU_GATED)
+        return pack_experts(spec, take, gated, self._pack, self._arena)
 
     def mix_experts(self, x: Value, logits: Value, experts: CpuExperts, residual: Value) -> Value:
         self._recorded_step()
@@ -211,6 +297,9 @@ class CpuOps(Ops):
         _check_same_rows("logits", logits, x)
         _check_same_rows("residual", residual, x)
         out = self._value(spec.hidden_size, x.rows)
+        if spec.is_split:
+            self._experts.record(x, logits, experts, None, out)
+            return self._sum_ranks(out, residual)
         self._experts.record(x, logits, experts, residual, out)
         return out
 
@@ -223,11 +312,15 @@ class CpuOps(Ops):
         cache = self._checked_cache(spec)
         _check_of_tokens("qkv", qkv)
         _check_width("qkv", qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
-        self._check_parameter("q_norm", spec.q_norm, (spec.head_dim,))
-        self._check_parameter("k_norm", spec.k_norm, (spec.head_dim,))
+        spec = replace(
+            spec,
+            q_norm=self._wide("q_norm", spec.q_norm, spec.head_dim),
+            k_norm=self._wide("k_norm", spec.k_norm, spec.head_dim),
+        )
         rope = spec.rope
         if rope is not None:
-            _check_tensor("rope", rope, torch.float32, (None, spec.head_dim))
+            _check_tensor("rope", rope, torch.float32, (None, None))
+            check_rotary_dim(rope, spec.head_dim)
         out = self._value(spec.num_heads * spec.head_dim, Rows.OUTPUTS if spec.outputs_only else Rows.TOKENS)
         self._attend(_attention_op(qkv, out, cache[:, spec.layer], spec), out, [qkv, cache, spec])
         if self._recorded_step().kept_inputs is not None:
@@ -271,7 +364,8 @@ class CpuOps(Ops):
         self._recorded_step()
         if self._cache is None:
             raise ValueError("bind_cache comes before compile")
-        _, num_layers, _, num_kv_heads, _, head_dim = self._cache.shape
+        _, num_layers, _, num_kv_heads, _, _ = self._cache.shape
+        head_dim = head_dim_of(self._cache)
         if not 0 <= spec.layer < num_layers:
             raise ValueError(f"layer must be below the cache's {num_layers}, not {spec.layer}")
         if (num_kv_heads, head_dim) != (spec.num_kv_heads, spec.head_dim):
@@ -288,6 +382,10 @@ class CpuOps(Ops):
         if spec.sliding_window is not None and spec.sliding_window < 1:
             raise ValueError(f"sliding_window must be at least 1, not {spec.sliding_window}")
         return self._cache
+
+    def break_up(self) -> None:
+        if self._ranks:
+            self._ranks.break_up()
 
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return sampling.argmax(logits)
@@ -319,7 +417,9 @@ class CpuOps(Ops):
                 states = final_states(self._gather(hidden))
                 final = self._program, states
             threads = self.num_threads
-            return CpuModel(step, forward_program, hidden, logits_program, result, max_rows, threads, final)
+            return CpuModel(
+                step, forward_program, hidden, logits_program, result, max_rows, threads, final, self._ranks
+            )
         finally:
             self._step = None
             self._start_recording(0)
@@ -328,7 +428,7 @@ class CpuOps(Ops):
         self._program = Program()
         self._buffers = Buffers(num_rows)
         self._restored_buffers = Buffers(0)
-        self._experts = ExpertRecorder(self._program, self.dtype, num_rows)
+        self._experts = ExpertRecorder(self._program, self.dtype, num_rows, self._quantised)
 
     def _gather(self, x: Value) -> Value:
         out = self._value(x.width, Rows.OUTPUTS)
@@ -346,6 +446,15 @@ class CpuOps(Ops):
                 "the operations of CpuOps can only be called by the functions given to compile"
             )
         return self._step
+
+    def _wide(self, name: str, weight: torch.Tensor | None, width: int) -> torch.Tensor | None:
+        """Norms' weights in float32, which is what their kernels read."""
+        if weight is None:
+            return None
+        if weight.dtype not in (self.dtype, torch.float32):
+            raise ValueError(f"{name} must be {self.dtype} or torch.float32, not {weight.dtype}")
+        _check_tensor(name, weight, weight.dtype, (width,))
+        return weight.float()
 
     def _check_parameter(self, name: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...]) -> None:
         if tensor is not None:
@@ -369,11 +478,14 @@ def _attention_op(qkv: Value, out: Value, cache: torch.Tensor, spec: AttentionSp
         k_norm=_pointer(spec.k_norm),
         qkv_stride=qkv.stride,
         out_stride=out.stride,
-        block_stride=cache.stride(0),
-        value_offset=cache.stride(1),
+        block_stride=cache.stride(0) * cache.element_size(),
+        value_offset=cache.stride(1) * cache.element_size(),
+        row_bytes=cache.stride(3) * cache.element_size(),
+        coding=_CODINGS.get(cache.dtype, KvCoding.VALUES),
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
+        rotary_dim=0 if spec.rope is None else spec.rope.shape[1],
         block_size=cache.shape[3],
         window=spec.sliding_window or 0,
         scale=spec.scale,

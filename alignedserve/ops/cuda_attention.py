@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from alignedserve.kernels.kv_rows import is_coded
 from alignedserve.kernels.triton.decode_attention import (
     DecodeScratch,
     PagedStep,
@@ -51,7 +52,7 @@ class CudaAttention:
         step, shape = self._step, self._step.shape
         has_decodes = shape.num_decodes > 0
         if has_decodes and self._decode_kernel == "balanced":
-            self._make_plan(spec)
+            self._make_plan(spec, qkv.element_size())
         q = rope_write(
             qkv,
             step.positions[: len(qkv)],
@@ -117,25 +118,25 @@ class CudaAttention:
             is_reversed=step.is_reversed if step.has_reversed else None,
         )
 
-    def _scratch_for(self, spec: AttentionSpec) -> DecodeScratch:
+    def _scratch_for(self, spec: AttentionSpec, element_bytes: int) -> DecodeScratch:
+        """`element_bytes`: of q."""
         if spec.num_heads not in self._scratch:
             device = self._cache.device
             num_sms = (
                 torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
             )
-            tuning = decode_tuning(
-                spec.num_heads // spec.num_kv_heads, spec.head_dim, self._cache.element_size()
-            )
+            heads_per_kv = spec.num_heads // spec.num_kv_heads
+            tuning = decode_tuning(heads_per_kv, spec.head_dim, element_bytes, is_coded(self._cache))
             self._scratch[spec.num_heads] = DecodeScratch(
                 spec.num_heads, spec.num_kv_heads, spec.head_dim, self._step.max_seqs, num_sms, device, tuning
             )
         return self._scratch[spec.num_heads]
 
-    def _make_plan(self, spec: AttentionSpec) -> None:
+    def _make_plan(self, spec: AttentionSpec, element_bytes: int) -> None:
         key = (spec.num_heads, spec.sliding_window)
         if key in self._made:
             return
-        scratch = self._scratch_for(spec)
+        scratch = self._scratch_for(spec, element_bytes)
         if key not in self._plans:
             self._plans[key] = scratch.new_plan()
         scratch.make_plan(self._plans[key], self._paged_step(), spec.num_kv_heads, spec.sliding_window)
@@ -143,7 +144,7 @@ class CudaAttention:
 
     def _decode(self, q: torch.Tensor, spec: AttentionSpec, out: torch.Tensor) -> None:
         layer, step = self._cache[:, spec.layer], self._paged_step()
-        scratch, window = self._scratch_for(spec), spec.sliding_window
+        scratch, window = self._scratch_for(spec, q.element_size()), spec.sliding_window
         if self._decode_kernel == "balanced":
             plan = self._plans[spec.num_heads, window]
             balanced_attention(q, layer, step, plan, scratch, spec.scale, window, out)

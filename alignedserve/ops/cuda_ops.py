@@ -13,23 +13,28 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from alignedserve.kernels.triton.experts import mix_experts
+from alignedserve.kernels.triton.gated_mul import gated_mul
 from alignedserve.kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
 from alignedserve.kernels.triton.host_copy import receive
 from alignedserve.kernels.triton.layer_norm import layer_norm
 from alignedserve.kernels.triton.rms_norm import rms_norm
 from alignedserve.kernels.triton.sampling import argmax, sample
-from alignedserve.kernels.triton.silu_mul import silu_mul
 from alignedserve.kernels.triton.skinny_linear import can_be_skinny, skinny_linear, skinny_tuning
 from alignedserve.kernels.triton.truncate import truncate
 from alignedserve.ops.base import Activation, AttentionSpec, Projected
 from alignedserve.ops.cuda_attention import CudaAttention, has_flash_attention
+from alignedserve.ops.cuda_experts import CudaExperts, stack_experts
 from alignedserve.ops.cuda_model import CudaModel
 from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import Ladder
-from alignedserve.ops.torch_experts import TorchExperts
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps, activate
 from alignedserve.sampling_params import SamplingParams
+
+# What a mixture of experts makes of each choice of a row is there at once, in float32, for so many rows.
+MIXED_AT_ONCE = 4096
 
 
 @dataclass
@@ -76,11 +81,18 @@ class CudaOps(TorchOps):
         ids: torch.Tensor,
         offset: int = 0,
         add_to: CudaValue | None = None,
+        scale: float = 1.0,
     ) -> torch.Tensor:
-        return super().embed(table, ids, offset, None if add_to is None else _plain(add_to))
+        return super().embed(table, ids, offset, None if add_to is None else _plain(add_to), scale)
 
-    def rms_norm(self, x: CudaValue, weight: torch.Tensor, eps: float) -> Normed:  # type: ignore[override]
-        return Normed(_plain(x), weight, eps)
+    def rms_norm(  # type: ignore[override]
+        self, x: CudaValue, weight: torch.Tensor, eps: float, residual: CudaValue | None = None
+    ) -> CudaValue:
+        if residual is None:
+            return Normed(_plain(x), weight, eps)
+        # No other operation needs the residual stream: see Ops.rms_norm.
+        stream = _plain(residual)
+        return rms_norm(_plain(x), weight, eps, out=stream, residual=stream)
 
     def layer_norm(
         self, x: CudaValue, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
@@ -90,15 +102,23 @@ class CudaOps(TorchOps):
     def linear(self, x: CudaValue, weight: TorchLinear, residual: CudaValue | None = None) -> torch.Tensor:
         stream = None if residual is None else _plain(residual)
         rows = x.x if isinstance(x, Normed) else x
-        if len(rows) == 1 and (weight.activation is not Activation.SILU_GATED or weight.bias is None):
+        if len(rows) == 1 and (not weight.activation.is_gated or weight.bias is None):
             return _one_row(x, weight, stream)
         return _many_rows(_plain(x), weight, stream)
 
-    def mix_experts(
-        self, x: CudaValue, logits: torch.Tensor, experts: TorchExperts, residual: CudaValue
+    def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CudaExperts:  # type: ignore[override]
+        return stack_experts(spec, take, self.dtype, self.device)
+
+    def mix_experts(  # type: ignore[override]
+        self, x: CudaValue, logits: torch.Tensor, experts: CudaExperts, residual: CudaValue
     ) -> torch.Tensor:
-        # It finds on the host which experts were chosen, so it can't be captured.
-        return super().mix_experts(_plain(x), logits, experts, _plain(residual))
+        spec, stream = experts.spec, _plain(residual)
+        pieces = (torch.split(each, MIXED_AT_ONCE) for each in (_plain(x), logits, stream))
+        for rows, row_logits, out in zip(*pieces, strict=True):
+            mix_experts(
+                rows, row_logits, experts.gate_up, experts.down, spec.top_k, spec.normalises, out, out
+            )
+        return stream
 
     def attention(
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
@@ -192,7 +212,7 @@ def _plain(x: CudaValue) -> torch.Tensor:
 
 
 def _one_row(x: CudaValue, weight: TorchLinear, residual: torch.Tensor | None) -> torch.Tensor:
-    is_gated = weight.activation is Activation.SILU_GATED
+    is_gated = weight.activation.is_gated
     num_out, num_in = weight.weight.shape
     row = x.x if isinstance(x, Normed) else x
     out = row.new_empty(1, num_out // 2 if is_gated else num_out) if residual is None else residual
@@ -221,4 +241,6 @@ def _many_rows(x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | No
     if weight.activation is Activation.RELU and weight.bias is not None and x.is_cuda:
         return torch._addmm_activation(weight.bias, x, weight.weight.t())
     out = F.linear(x, weight.weight, weight.bias)
-    return silu_mul(out) if weight.activation is Activation.SILU_GATED else activate(out, weight.activation)
+    if weight.activation.is_gated:
+        return gated_mul(out, gelu=weight.activation is Activation.GELU_TANH_GATED)
+    return activate(out, weight.activation)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import torch
 
+from alignedserve.kernels.kv_rows import head_dim_of, is_coded
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import StepShape
 
@@ -24,9 +25,11 @@ def decode_shapes(sizes: Iterable[int], step: StepInputs) -> list[StepShape]:
 
 
 def chunk_shapes(step: StepInputs, cache: torch.Tensor) -> list[StepShape]:
-    """`cache` has the shape [block, layer, k|v, kv_head, slot, head_dim], as bound."""
-    _, _, _, num_kv_heads, block_size, head_dim = cache.shape
-    num_context = MAX_CONTEXT_BYTES // (2 * num_kv_heads * head_dim * cache.element_size())
+    """`cache` has the shape [block, layer, k|v, kv_head, slot, row], as bound."""
+    _, _, _, num_kv_heads, block_size, _ = cache.shape
+    # Values in 8 bits are gathered as FlashAttention takes them.
+    num_bytes = 2 if is_coded(cache) else cache.element_size()
+    num_context = MAX_CONTEXT_BYTES // (2 * num_kv_heads * head_dim_of(cache) * num_bytes)
     longest = min(step.max_blocks_per_seq * block_size, num_context)
     most = min(step.max_tokens, CHUNK_TOKENS[-1])
     return [

@@ -18,6 +18,8 @@ class ExpertsSpec:
     intermediate_size: int
     # Whether the weights of a row's experts are scaled to sum to one.
     normalises: bool
+    # Whether this rank has a part of each expert's inner values, and the ranks' results are added up.
+    is_split: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts:

@@ -30,6 +30,8 @@ __all__ = [
     "ZEROS",
     "Part",
     "QuantisedWeight",
+    "inputs_of",
+    "outputs_of",
     "plain_parts",
     "quantised_parts",
     "to_unsigned",
@@ -52,6 +54,16 @@ def quantised_parts(parts: Sequence[Part], scheme: str | None, dtype: torch.dtyp
     if plain and coded:
         raise ValueError(f"{len(coded)} parts of a layer are quantised, {len(plain)} are not")
     return [QUANTISERS[scheme](part.to(dtype)) for part in plain] if plain and scheme else coded
+
+
+def outputs_of(part: Part, some: slice) -> Part:
+    """A part with these outputs alone. It shares the memory."""
+    return part[some] if isinstance(part, torch.Tensor) else part.rows(some.start, some.stop)
+
+
+def inputs_of(part: Part, some: slice) -> Part:
+    """A part with these inputs alone. It shares the memory. Raises ValueError where they cut through a group."""
+    return part[:, some] if isinstance(part, torch.Tensor) else part.columns(some.start, some.stop)
 
 
 def plain_parts(parts: Sequence[Part]) -> list[torch.Tensor]:

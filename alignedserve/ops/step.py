@@ -203,6 +203,21 @@ class StepInputs:
         self.host.chunk_start[chunks] = own.num_tokens
         self.host.context_start[chunks] = own.num_context_tokens
 
+    def packed(self) -> tuple[memoryview, memoryview]:
+        """What was committed, for `unpack` of another rank's step of the same sizes."""
+        counts = np.array(
+            [self.num_tokens, self.num_seqs, self.num_outputs, self.num_columns], dtype=np.int32
+        )
+        used = self._host_buffer[: int(self.host.num_used[0])].numpy()
+        return counts.data.cast("B"), used.data.cast("B")
+
+    def unpack(self, data: bytes) -> None:
+        values = np.frombuffer(data, dtype=np.int32)
+        self.wait_until_sent()
+        self._host_buffer.numpy()[: len(values) - 4] = values[4:]
+        num_tokens, num_seqs, num_outputs, self.num_columns = values[:4].tolist()
+        self.commit(num_tokens, num_seqs, num_outputs)
+
     def upload(self) -> None:
         """Sends the host's buffers to the device, on the current stream. They are to be left alone until
         `wait_until_sent`."""

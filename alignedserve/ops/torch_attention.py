@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from alignedserve.kernels.kv_rows import as_movable, from_rows, to_rows
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.step import StepInputs
 
@@ -47,10 +48,11 @@ def paged_attention(
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int, slots: torch.Tensor) -> None:
     """Writes k and v [tokens, kv heads, dim] into these slots of the layer."""
-    keys, values = cache[:, layer, 0], cache[:, layer, 1]
+    rows = as_movable(cache)
+    keys, values = rows[:, layer, 0], rows[:, layer, 1]
     block_size = cache.shape[4]
     block, slot = slots // block_size, slots % block_size
-    keys[block, :, slot], values[block, :, slot] = k, v
+    keys[block, :, slot], values[block, :, slot] = (as_movable(to_rows(x, cache.dtype)) for x in (k, v))
 
 
 def attend_sequence(
@@ -70,7 +72,8 @@ def attend_sequence(
     block_size = cache.shape[4]
     blocks = step.block_table[seq, : -(-context_len // block_size)].long()
     # [block, k|v, kv_head, slot, head_dim]
-    held = cache[blocks, spec.layer]
+    held = as_movable(cache)[blocks, spec.layer].view(cache.dtype)
+    held = from_rows(held)
     if step.host.is_reversed[seq]:
         held = held.flip(3)
     keys, values = (held[:, k_or_v].transpose(1, 2).flatten(0, 1)[:context_len] for k_or_v in (0, 1))
@@ -87,12 +90,14 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
-    """Rotates by Hugging Face's convention: the two halves of a head are the pairs' first and second parts."""
+    """Rotates by Hugging Face's convention: the two halves of what is rotated of a head are the pairs' first and second
+    parts. What lies beyond the table's width stays."""
     if rope is None:
         return x
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+    wide = x.float()
+    (low, high), rest = wide[..., : rope.shape[1]].chunk(2, dim=-1), wide[..., rope.shape[1] :]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1).to(x.dtype)
 
 
 def attend(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +11,15 @@ import torch.nn.functional as F
 from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
 from alignedserve.kernels.quantised import QuantisedWeight, linear_quantised, side_by_side
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
-from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert, check_expert
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
+from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_attention import paged_attention
-from alignedserve.ops.torch_experts import TorchExperts, mix, stack_experts
+from alignedserve.ops.torch_experts import TorchExperts, mix
 from alignedserve.ops.torch_inputs import restore, write_inputs
+from alignedserve.ops.torch_ranks import TorchRanks
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class TorchLinear:
     weight: torch.Tensor
     bias: torch.Tensor | None
     activation: Activation
+    split: Split = Split.NONE
+    # Where outputs are split: those of all ranks.
+    num_outputs: int = 0
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias."""
@@ -31,7 +37,7 @@ class TorchLinear:
 
     def outputs_from(self, first: int) -> TorchLinear:
         """The layer that yields its outputs from `first` on alone. It shares the memory."""
-        return TorchLinear(self.weight[first:], self._bias_from(first), self.activation)
+        return TorchLinear(self.weight[first:], self._bias_from(first), self.activation, self.split)
 
     def _bias_from(self, first: int) -> torch.Tensor | None:
         return None if self.bias is None else self.bias[first:]
@@ -41,25 +47,34 @@ class TorchLinear:
 class TorchCodedLinear(TorchLinear):
     """Its `weight` is the codes alone."""
 
-    quantised: QuantisedWeight
+    quantised: QuantisedWeight = field(kw_only=True)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         return linear_quantised(x, self.quantised, self.bias).to(x.dtype)
 
     def outputs_from(self, first: int) -> TorchCodedLinear:
         rows = self.quantised.rows(first, len(self.weight))
-        return TorchCodedLinear(rows.codes, self._bias_from(first), self.activation, rows)
+        bias = self._bias_from(first)
+        return TorchCodedLinear(rows.codes, bias, self.activation, self.split, quantised=rows)
 
 
 class TorchOps(Ops):
     name = "torch"
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device | str = "cpu", quantization: str | None = None
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        quantization: str | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.dtype = dtype
         self.quantization = quantization
         self.device = torch.device(device)
+        self._ranks: TorchRanks | None = None
+        if ranks:
+            self.shard = ranks.shard
+            self._ranks = TorchRanks(ranks.store_file, ranks.shard, self.device)
         self._cache: torch.Tensor | None = None
         self._restored_kv: torch.Tensor | None = None
         self._step: StepInputs | None = None
@@ -70,16 +85,18 @@ class TorchOps(Ops):
         biases: Sequence[torch.Tensor] | None = None,
         activation: Activation = Activation.NONE,
         is_head: bool = False,
+        split: Split = Split.NONE,
+        num_outputs: int = 0,
     ) -> TorchLinear:
         bias = None if biases is None else torch.cat(list(biases)).to(self.device, self.dtype)
         if quantised := quantised_parts(parts, self.scheme(is_head), self.dtype):
             whole = side_by_side(quantised)
-            return TorchCodedLinear(whole.codes, bias, activation, whole)
+            return TorchCodedLinear(whole.codes, bias, activation, split, num_outputs, quantised=whole)
         weight = torch.cat(plain_parts(parts)).to(self.device, self.dtype)
-        return TorchLinear(weight, bias, activation)
+        return TorchLinear(weight, bias, activation, split, num_outputs)
 
-    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(device=self.device, dtype=self.dtype, copy=True).contiguous()
+    def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return tensor.detach().to(device=self.device, dtype=dtype or self.dtype, copy=True).contiguous()
 
     def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
         self._cache, self._restored_kv = cache, restored_kv
@@ -90,18 +107,23 @@ class TorchOps(Ops):
         ids: torch.Tensor,
         offset: int = 0,
         add_to: torch.Tensor | None = None,
+        scale: float = 1.0,
     ) -> torch.Tensor:
         if isinstance(table, TorchCodedLinear):
             raise ValueError(f"a table in {table.quantised.kind} can't be looked up; give it in the dtype")
         rows = (table.weight if isinstance(table, TorchLinear) else table)[
             ids[: self._running().shape.num_tokens].long() + offset
         ]
+        rows = rows if scale == 1.0 else rows * scale
         return rows if add_to is None else add_to + rows
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return (normed * weight.float()).to(self.dtype)
+        out = (normed * weight.float()).to(self.dtype)
+        return out if residual is None else residual + out
 
     def layer_norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
@@ -112,15 +134,28 @@ class TorchOps(Ops):
         self, x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         out = activate(weight.project(x), weight.activation)
+        if self._ranks and weight.split is Split.INPUTS:
+            out = self._ranks.sum(out).to(self.dtype)
+        elif self._ranks and weight.split is Split.OUTPUTS:
+            out = self._ranks.join(out)[:, : weight.num_outputs]
         return out if residual is None else residual + out
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
-        return stack_experts(spec, take, self.dtype, self.device)
+        gate_up, down = [], []
+        for number in range(spec.num_experts):
+            expert = take(number)
+            check_expert(spec, expert)
+            gate_up.append(self.linear_weight([expert.gate, expert.up]))
+            down.append(self.linear_weight([expert.down]))
+        return TorchExperts(spec, gate_up, down)
 
     def mix_experts(
         self, x: torch.Tensor, logits: torch.Tensor, experts: TorchExperts, residual: torch.Tensor
     ) -> torch.Tensor:
-        return residual + mix(x, logits, experts)
+        mixed = mix(x, logits, experts)
+        if self._ranks and experts.spec.is_split:
+            mixed = self._ranks.sum(mixed).to(self.dtype)
+        return residual + mixed
 
     def attention(
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
@@ -147,6 +182,10 @@ class TorchOps(Ops):
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
         return self._running().output_rows(x)
+
+    def break_up(self) -> None:
+        # torch.distributed notices by itself that a process has ended.
+        pass
 
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = logits.max(dim=-1)
@@ -230,3 +269,6 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
         case Activation.SILU_GATED:
             gate, up = x.chunk(2, dim=-1)
             return F.silu(gate) * up
+        case Activation.GELU_TANH_GATED:
+            gate, up = x.chunk(2, dim=-1)
+            return F.gelu(gate, approximate="tanh") * up

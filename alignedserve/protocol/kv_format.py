@@ -1,7 +1,8 @@
 """What a KV block holds. Two processes exchange blocks only if their formats are equal.
 
 A block is contiguous over all layers, [layer, k|v, kv_head, slot, head_dim], so that it moves as one copy; a head's
-slots lie together, so that attention reads them in one piece.
+slots lie together, so that attention reads them in one piece. Where an instance is several ranks, a block holds the KV
+of all of them, one rank after another.
 
 A request may have the inputs of each layer kept in place of K and V (`ops/kept_inputs.py`), where K is as wide as
 they are: a block of the same bytes then holds twice as many tokens. Such blocks never leave their instance.
@@ -11,6 +12,10 @@ head_dim) the least and the greatest of its values in this block, between which 
 zero point follow from the block alone:
 
     [layer, k|v, kv_head, low|high, head_dim] in the dtype, then [layer, k|v, kv_head, slot, head_dim] codes
+
+An instance itself may have KV in 8 bits too: `kv-fp8` is a byte for each value, `kv-int8-rows` besides that a scale for
+each token's K or V of one head, after its codes (`kernels/kv_rows.py`). Such blocks are in the pool as they are in
+the instance.
 """
 
 from __future__ import annotations
@@ -19,8 +24,14 @@ from dataclasses import asdict, dataclass, replace
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# The encodings of the pool's blocks, by what `pool_kv_dtype` says.
+# The encodings of an instance's blocks, by what `kv_cache_dtype` says.
+KV_CACHE_DTYPES = {"auto": "kv", "fp8": "kv-fp8", "int8": "kv-int8-rows"}
+# What torch calls the elements of such blocks, where they are not in the model's dtype.
+_TORCH_DTYPES = {"kv-fp8": "float8_e4m3fn", "kv-int8-rows": "int8"}
+# The encodings of the pool's blocks, by what `pool_kv_dtype` says; auto: as instances have them.
 POOL_KV_DTYPES = {"auto": "kv", "int8": "kv-int8"}
+# This is what a row of `kv-int8-rows` has after its codes.
+_SCALE_BYTES = 4
 
 
 def tokens_per_block(block_size: int, keeps_inputs: bool) -> int:
@@ -37,30 +48,60 @@ def num_restored_blocks(num_blocks: int, longest: int) -> int:
     return max(longest, num_blocks // BLOCKS_PER_RESTORED)
 
 
+def check_pool_kv_dtype(pool_kv_dtype: str, kv_cache_dtype: str) -> None:
+    """Raises ValueError unless the pool may have KV so, which instances have so."""
+    if pool_kv_dtype not in POOL_KV_DTYPES:
+        raise ValueError(f"pool_kv_dtype={pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}")
+    if pool_kv_dtype != "auto" and kv_cache_dtype != "auto":
+        raise ValueError(
+            f"pool_kv_dtype={pool_kv_dtype!r} and kv_cache_dtype={kv_cache_dtype!r}: one of them must be auto, since "
+            "the pool has KV of 8 bits as instances have it"
+        )
+
+
 @dataclass(frozen=True)
 class BlockFormat:
     num_layers: int
     block_size: int
+    # Of each rank.
     num_kv_heads: int
     head_dim: int
-    # A key of DTYPE_BYTES: that of the values which attention reads.
+    # A key of DTYPE_BYTES: that of the values which attention is given.
     dtype: str
-    # A value of POOL_KV_DTYPES; instances hold `kv`.
+    # A value of KV_CACHE_DTYPES in instances, in the pool one of POOL_KV_DTYPES as well.
     encoding: str = "kv"
+    # The ranks of an instance have some heads each, all layers of one rank's before those of the next.
+    num_ranks: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        """The shape of an instance's block, in elements of `torch_dtype`; the layers of all ranks are counted."""
+        return (self.num_ranks * self.num_layers, 2, self.num_kv_heads, self.block_size, self._row_len)
+
+    def layers_of(self, rank: int) -> slice:
+        """Where a rank's layers are in a block."""
+        return slice(rank * self.num_layers, (rank + 1) * self.num_layers)
+
+    @property
+    def torch_dtype(self) -> str:
+        """The name that torch has for the elements of an instance's block."""
+        return _TORCH_DTYPES.get(self.encoding, self.dtype)
+
+    @property
+    def _row_len(self) -> int:
+        return self.head_dim + (_SCALE_BYTES if self.encoding == "kv-int8-rows" else 0)
 
     @property
     def num_channels(self) -> int:
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
+        return self.num_ranks * self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
     @property
     def block_bytes(self) -> int:
         dtype_bytes = DTYPE_BYTES[self.dtype]
         if self.encoding == "kv-int8":
             return self.num_channels * (self.block_size + 2 * dtype_bytes)
+        if self.encoding != "kv":
+            return self.num_channels // self.head_dim * self.block_size * self._row_len
         return self.num_channels * self.block_size * dtype_bytes
 
     def num_blocks(self, num_tokens: int, keeps_inputs: bool = False) -> int:
@@ -72,11 +113,13 @@ class BlockFormat:
         return self.block_bytes // self.num_layers
 
     def in_pool(self, pool_kv_dtype: str) -> BlockFormat:
-        """Returns the format that these blocks have in the pool."""
-        return replace(self, encoding=POOL_KV_DTYPES[pool_kv_dtype])
+        """Returns the format that these blocks have in the pool. Raises ValueError if they can't have it."""
+        of_instances = next(name for name, each in KV_CACHE_DTYPES.items() if each == self.encoding)
+        check_pool_kv_dtype(pool_kv_dtype, of_instances)
+        return self if pool_kv_dtype == "auto" else replace(self, encoding=POOL_KV_DTYPES[pool_kv_dtype])
 
     def describe(self) -> dict[str, str]:
         """Returns the fields as text for handshakes, in which a difference is named."""
         return {name: str(value) for name, value in asdict(self).items()} | {
-            "layout": "layer,kv,head,slot,dim"
+            "layout": "rank,layer,kv,head,slot,dim"
         }

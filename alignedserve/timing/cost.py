@@ -1,12 +1,17 @@
 """How long an iteration and a transfer take. Pure: for the simulator, and for decisions that need a prediction.
 
-    iteration = prefill_token_s * prompt tokens + fixed costs + attention of chunks + attention of decodes
+    iteration = prefill_token_s * prompt tokens + fixed costs + experts + attention of chunks + attention of decodes
     fixed costs = the longest of the decode lines (fixed_s + token_s * decodes) and, with chunks, prefill_fixed_s
 
 **Decode lines.** All weights are read once an iteration, whatever runs in it; arithmetic and bookkeeping grow with the
 number of requests. Whichever takes longer is the time: a flat line and a steep one. DistServe's published fits jump
 from one line to the other at 95 requests; the longer of both has no jump (for OPT-13B they cross at 107, and differ by
 1.4 ms at 95).
+
+**Experts.** Of a mixture only those experts are read that some token goes through. Of E experts, of which each token
+chooses k, n tokens are expected to hit the share 1 - (1 - k/E)^n: it rises steeply and then levels off, and the longest
+of several lines can't do that. So reading them is a term of its own, `experts_s` times that share; tokens of prompts
+and decodes count alike.
 
 **Attention of a chunk** of c tokens after b others is its share of the prompt's quadratic cost, k*(2bc + c^2), so that
 a prompt costs k*n^2 however it is cut; but never less than reading the KV of all b + c tokens. Where KV is brought
@@ -82,6 +87,17 @@ class Host(Record, frozen=True):
     memory_bytes_per_s: float | None = None
 
 
+class ExpertCounts(Record, frozen=True):
+    """How many experts each mixture of a model has, and through how many a token goes."""
+
+    num_experts: int
+    top_k: int
+
+    def hit_share(self, num_tokens: float) -> float:
+        """The share of the experts that so many tokens are expected to go through, if they choose evenly."""
+        return 1 - float((1 - self.top_k / self.num_experts) ** num_tokens)
+
+
 # Fields that are as their default are in no file: an earlier version, which does not know them, reads it too.
 class CostModel(Record, frozen=True, omit_defaults=True):
     # Where the numbers come from.
@@ -111,6 +127,10 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     # In the pool, where that is not as much as in an instance; 0: it is.
     pool_kv_bytes_per_token: float = 0.0
 
+    # Of a mixture of experts, and the seconds in which the experts of all layers are read.
+    expert_counts: ExpertCounts | None = None
+    experts_s: float = 0.0
+
     @property
     def pool_bytes_per_token(self) -> float:
         return self.pool_kv_bytes_per_token or self.kv_bytes_per_token
@@ -135,14 +155,19 @@ class CostModel(Record, frozen=True, omit_defaults=True):
             fixed_s = max(
                 fixed_s, *(line.fixed_s + line.token_s * len(lengths) for line in self.decode_lines)
             )
-        linear_s = self.prefill_token_s * sum(count for _, count in chunks)
+        num_prompt_tokens = sum(count for _, count in chunks)
         return (
             fixed_s
-            + linear_s
+            + self.prefill_token_s * num_prompt_tokens
+            + self.reading_experts(num_prompt_tokens + len(lengths))
             + sum(self.chunk_s(*chunk) for chunk in chunks)
             + self.decode_attention(lengths)
             + self.restoring(num_restored)
         )
+
+    def reading_experts(self, num_tokens: int) -> float:
+        """The seconds in which the experts are read that so many tokens go through."""
+        return self.experts_s * self.expert_counts.hit_share(num_tokens) if self.expert_counts else 0.0
 
     def chunks_together(self) -> ChunkCosts:
         return ChunkCosts(self)
@@ -194,7 +219,8 @@ class ChunkCosts:
     def seconds_with(self, before: int, count: int) -> float:
         """The same as `CostModel.iteration` of all these chunks and one more."""
         model = self._model
-        linear_s = model.prefill_token_s * (self._num_tokens + count)
+        num_tokens = self._num_tokens + count
+        linear_s = model.prefill_token_s * num_tokens + model.reading_experts(num_tokens)
         return model.prefill_fixed_s + linear_s + (self._sum_s + model.chunk_s(before, count))
 
 

@@ -20,6 +20,7 @@ _MAY_BE_ZERO = {
     "prefill_context_s",
     "decode_far_s",
     "num_near_tokens",
+    "experts_s",
     "latency_s",
     "fixed_s",
     "token_s",

@@ -3,6 +3,9 @@
     bytes = every weight once (of the input embedding, the rows of the batch) + KV of all prefixes + KV written
     FLOPs = 2 * weights of matrices * batch + 4 * query heads * head_dim * layers * sum of prefixes
 
+Of a mixture of E experts, those are read that the batch is expected to hit: E * (1 - (1 - k/E)^batch), where each row
+chooses k of them evenly. FLOPs are those of k experts for each row.
+
 Activations are left out: a few MB beside tens of GB.
 """
 
@@ -12,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.models.config import ModelConfig
+from alignedserve.timing.cost import ExpertCounts
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,17 @@ def decode_work(config: ModelConfig, lengths: Sequence[int], value_bytes: int) -
     """`lengths`: tokens attended to by each sequence, its new one included."""
     batch, num_kv_tokens = len(lengths), attended(config, lengths)
     num_rows = batch * (2 if config.architecture == "opt" else 1)
+    experts = expert_values(config)
     values = (
         matrix_values(config)
+        + experts * hit_experts(config, batch)
         + vector_values(config)
         + num_rows * (config.embedding_dim or config.hidden_size)
         + (num_kv_tokens / config.num_layers + batch) * kv_values_per_token(config)
     )
     attention_flops = 4 * config.num_heads * config.head_dim * num_kv_tokens
-    return Work(values * value_bytes, 2 * matrix_values(config) * batch + attention_flops)
+    row_values = matrix_values(config) + experts * (config.moe.top_k if config.moe else 0)
+    return Work(values * value_bytes, 2 * row_values * batch + attention_flops)
 
 
 def attended(config: ModelConfig, lengths: Sequence[int]) -> int:
@@ -50,17 +57,31 @@ def kv_values_per_token(config: ModelConfig) -> int:
 
 
 def matrix_values(config: ModelConfig) -> int:
-    """Of the matrices that every token goes through, the output layer's included. Raises ValueError for a mixture of
-    experts: which of them are read depends on the batch."""
-    if config.moe:
-        raise ValueError(f"{config.architecture}: the floor of a mixture of experts is not worked out")
+    """Of the matrices that every token goes through: the output layer's included, the experts' not."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     num_mlp_matrices = 2 if config.architecture == "opt" else 3
-    layer = hidden * (q_size + 2 * kv_size) + q_size * hidden + num_mlp_matrices * hidden * inner
+    layer = hidden * (q_size + 2 * kv_size) + q_size * hidden
+    num_mixtures = sum(config.moe.layers) if config.moe else 0
+    mlps = (config.num_layers - num_mixtures) * num_mlp_matrices * hidden * inner
+    routers = num_mixtures * hidden * config.moe.num_experts if config.moe else 0
     width = config.embedding_dim or hidden
     projections = 2 * width * hidden if width != hidden else 0
-    return config.num_layers * layer + config.vocab_size * width + projections
+    return config.num_layers * layer + mlps + routers + config.vocab_size * width + projections
+
+
+def expert_values(config: ModelConfig) -> int:
+    """Of one expert of every mixture."""
+    if config.moe is None:
+        return 0
+    return sum(config.moe.layers) * 3 * config.hidden_size * config.moe.intermediate_size
+
+
+def hit_experts(config: ModelConfig, batch: int) -> float:
+    """How many experts of each mixture a batch is expected to go through."""
+    if config.moe is None:
+        return 0.0
+    return config.moe.num_experts * ExpertCounts(config.moe.num_experts, config.moe.top_k).hit_share(batch)
 
 
 def vector_values(config: ModelConfig) -> int:
@@ -69,7 +90,7 @@ def vector_values(config: ModelConfig) -> int:
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     is_opt = config.architecture == "opt"
     norm = 2 * hidden if is_opt else hidden
-    layer = 2 * norm * config.norm_affine
+    layer = (4 if config.post_norms else 2) * norm * config.norm_affine
     layer += config.qkv_bias * (q_size + 2 * kv_size) + config.attention_out_bias * hidden
     layer += config.mlp_bias * ((inner if is_opt else 2 * inner) + hidden)
     layer += config.qk_norm * 2 * config.head_dim

@@ -29,7 +29,8 @@ from benchmarks.gpu.record import Record, describe_machine
 PARTS = {
     "ceilings": 30,
     "attention": 90,
-    "step": 120,
+    "experts": 30,
+    "step": 150,
     "host_cost": 45,
     "throughput": 180,
     "moves": 75,

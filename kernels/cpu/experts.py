@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from alignedserve.kernels.cpu.arena import Arena
-from alignedserve.kernels.cpu.structs import ActivationCode, Routing
-from alignedserve.kernels.cpu.weights import PackedWeight, pack
+from alignedserve.kernels.cpu.structs import Routing
+from alignedserve.kernels.cpu.weights import Int8Columns, PackedWeight
 
 
 @dataclass(frozen=True)
@@ -20,33 +20,41 @@ class PackedExperts:
     # The first expert's layer, which begins where `tiles` does. All have its shape.
     first: PackedWeight
     num_experts: int
+    # Of weights in eight bits: what all experts' columns have beside their codes.
+    int8: Int8Columns | None
 
     @property
     def expert_bytes(self) -> int:
         return self.tiles.numel() // self.num_experts
 
+    @property
+    def expert_columns(self) -> int:
+        return len(self.int8.scales) // self.num_experts if self.int8 else 0
+
+
+# Packs the parts of a linear layer into memory of an arena.
+PackParts = Callable[[Sequence[torch.Tensor], Arena], PackedWeight]
+
 
 class ExpertPacker:
     """Packs the same layer of one expert after the other, into memory that is reserved for all of them."""
 
-    def __init__(
-        self, num_experts: int, activation: ActivationCode, dtype: torch.dtype, arena: Arena
-    ) -> None:
+    def __init__(self, num_experts: int, pack: PackParts, arena: Arena) -> None:
         self._num_experts = num_experts
-        self._activation = activation
-        self._dtype = dtype
+        self._pack = pack
         self._arena = arena
         self._tiles = torch.empty(0, dtype=torch.uint8)
         self._packed: list[PackedWeight] = []
 
     def add(self, parts: Sequence[torch.Tensor]) -> None:
-        region = _Region(self._reserve)
-        self._packed.append(pack(parts, None, self._activation, self._dtype, region))
+        self._packed.append(self._pack(parts, _Region(self._reserve)))
 
     def finish(self) -> PackedExperts:
         if len(self._packed) != self._num_experts:
             raise RuntimeError(f"{len(self._packed)} experts were packed, there are {self._num_experts}")
-        return PackedExperts(self._tiles, self._packed[0], self._num_experts)
+        columns = [each.int8 for each in self._packed if each.int8]
+        int8 = Int8Columns.joined(columns) if columns else None
+        return PackedExperts(self._tiles, self._packed[0], self._num_experts, int8)
 
     def _reserve(self, num_bytes: int) -> torch.Tensor:
         """The next expert's memory. All experts have the same shape, so the first tells how much all take."""

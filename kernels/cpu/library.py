@@ -16,6 +16,7 @@ def library() -> ctypes.CDLL:
         structs.Op: loaded.size_of_op(),
         structs.Step: loaded.size_of_step(),
         structs.KvBlocks: loaded.size_of_kv_blocks(),
+        structs.Ranks: loaded.size_of_ranks(),
     }
     for struct, size in sizes.items():
         if ctypes.sizeof(struct) != size:

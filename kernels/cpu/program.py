@@ -87,6 +87,7 @@ _FIELDS = {
     OpKind.READ_INPUTS: "inputs",
     OpKind.GROUP: "route",
     OpKind.MIX: "spread",
+    OpKind.MEET: "share",
 }
 
 
@@ -112,13 +113,16 @@ class Program:
         return tuple(self._ops)
 
     def make_last_float32(self, value: Value) -> torch.Tensor:
-        """Makes the last operation, the linear layer that yields `value`, write float32. Returns that tensor."""
+        """Makes the last operation, which yields `value` for a linear layer, write float32. Returns that tensor."""
         last = self._ops[-1]
-        if last.kind != OpKind.LINEAR or last.args.linear.out != value.pointer:
+        joins = last.kind == OpKind.JOIN_RANKS
+        args = last.args.join_ranks if joins else last.args.linear
+        if not (joins or last.kind == OpKind.LINEAR) or args.out != value.pointer:
             raise ValueError("logits must be what a linear layer yields")
         out = torch.zeros(value.buffers.num_rows, value.width, dtype=torch.float32)
-        last.args.linear.out, last.args.linear.out_stride = out.data_ptr(), out.stride(0)
-        last.args.linear.float32_out = 1
+        args.out, args.out_stride = out.data_ptr(), out.stride(0)
+        if not joins:
+            args.float32_out = 1
         self._kept.append(out)
         return out
 

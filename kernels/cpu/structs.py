@@ -22,6 +22,12 @@ class WeightKind(IntEnum):
         return self not in (WeightKind.AS_ROWS, WeightKind.FP8)
 
 
+class KvCoding(IntEnum):
+    VALUES = 0
+    FP8 = 1
+    INT8 = 2
+
+
 class OpKind(IntEnum):
     EMBED = 0
     NORM = 1
@@ -38,6 +44,10 @@ class OpKind(IntEnum):
     EXPERT_LINEAR = 12
     MIX = 13
     QUANTISE = 14
+    SHARE = 15
+    MEET = 16
+    SUM_RANKS = 17
+    JOIN_RANKS = 18
 
 
 class ActivationCode(IntEnum):
@@ -46,19 +56,25 @@ class ActivationCode(IntEnum):
     GELU = 2
     GELU_TANH = 3
     SILU_GATED = 4
+    GELU_TANH_GATED = 5
+
+    @property
+    def is_gated(self) -> bool:
+        return self in (ActivationCode.SILU_GATED, ActivationCode.GELU_TANH_GATED)
 
 
 class EmbedOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("table", "ids", "add_to", "out")),
         *((name, c_int64) for name in ("width", "offset", "add_stride", "out_stride", "tile_bytes")),
+        ("scale", c_float),
     ]
 
 
 class NormOp(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("x", "weight", "bias", "out")),
-        *((name, c_int64) for name in ("width", "x_stride", "out_stride")),
+        *((name, c_void_p) for name in ("x", "weight", "bias", "residual", "out")),
+        *((name, c_int64) for name in ("width", "x_stride", "residual_stride", "out_stride")),
         ("eps", c_float),
         ("centred", c_int32),
     ]
@@ -67,7 +83,7 @@ class NormOp(Structure):
 class QuantiseOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "out")),
-        *((name, c_int64) for name in ("width", "x_stride", "out_stride", "group")),
+        *((name, c_int64) for name in ("width", "x_stride", "out_stride", "group", "rows_each")),
         *((name, c_int32) for name in ("weight_kind", "zero")),
     ]
 
@@ -89,9 +105,12 @@ class LinearOp(Structure):
 class AttentionOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("qkv", "out", "cache", "rope", "q_norm", "k_norm")),
-        *((name, c_int64) for name in ("qkv_stride", "out_stride", "block_stride", "value_offset")),
-        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "window")),
-        ("of_kept", c_int32),
+        *(
+            (name, c_int64)
+            for name in ("qkv_stride", "out_stride", "block_stride", "value_offset", "row_bytes")
+        ),
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "coding")),
+        *((name, c_int32) for name in ("window", "of_kept", "rotary_dim")),
         ("scale", c_float),
         ("eps", c_float),
     ]
@@ -136,7 +155,41 @@ class SpreadOp(Structure):
 
 
 class ExpertLinearOp(Structure):
-    _fields_ = [("routing", Routing), ("linear", LinearOp), ("expert_bytes", c_int64)]
+    _fields_ = [
+        ("routing", Routing),
+        ("linear", LinearOp),
+        ("expert_bytes", c_int64),
+        ("expert_columns", c_int64),
+    ]
+
+
+class Ranks(Structure):
+    _fields_ = [
+        ("shared", c_void_p),
+        *((name, c_int64) for name in ("rank", "size", "slot_bytes", "num_meetings")),
+    ]
+
+
+class ShareOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ranks", "x")),
+        *((name, c_int64) for name in ("width", "x_stride")),
+        ("is_float32", c_int32),
+    ]
+
+
+class SumRanksOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ranks", "residual", "out")),
+        *((name, c_int64) for name in ("width", "residual_stride", "out_stride")),
+    ]
+
+
+class JoinRanksOp(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ranks", "out")),
+        *((name, c_int64) for name in ("width", "out_stride")),
+    ]
 
 
 class _AnyOp(Union):
@@ -151,6 +204,9 @@ class _AnyOp(Union):
         ("spread", SpreadOp),
         ("expert_linear", ExpertLinearOp),
         ("quantise", QuantiseOp),
+        ("share", ShareOp),
+        ("sum_ranks", SumRanksOp),
+        ("join_ranks", JoinRanksOp),
     ]
 
 
@@ -202,6 +258,7 @@ def declare(library: ctypes.CDLL) -> None:
     library.size_of_op.restype = c_int64
     library.size_of_step.restype = c_int64
     library.size_of_kv_blocks.restype = c_int64
+    library.size_of_ranks.restype = c_int64
     for function in (library.quantise_kv, library.dequantise_kv):
         function.argtypes = [c_void_p]
         function.restype = c_int32

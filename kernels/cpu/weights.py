@@ -28,6 +28,11 @@ class Int8Columns:
     def of(cls, num_columns: int) -> Int8Columns:
         return cls(torch.zeros(num_columns), torch.zeros(num_columns, dtype=torch.int32))
 
+    @classmethod
+    def joined(cls, layers: Sequence[Int8Columns]) -> Int8Columns:
+        """The columns of several layers, one after another."""
+        return cls(torch.cat([each.scales for each in layers]), torch.cat([each.starts for each in layers]))
+
     def put(self, columns: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
         self.scales[columns] = scales
         self.starts[columns] = -_ZERO * codes.sum(1, dtype=torch.int32)
@@ -49,6 +54,10 @@ class PackedWeight:
     dtype: torch.dtype
     int8: Int8Columns | None = None
     groups: GroupForm | None = None
+    # Whether this rank has some of the inputs, and results are added up across ranks.
+    is_partial: bool = False
+    # If this rank has some of the outputs, which are joined: those of all ranks that count.
+    num_joined: int = 0
 
     @property
     def kind(self) -> WeightKind:
@@ -65,7 +74,7 @@ class PackedWeight:
 
     def outputs_from(self, first: int) -> PackedWeight:
         """Returns the layer that yields its outputs from `first` on alone. It shares the memory."""
-        if first % TILE_COLUMNS or self.activation is ActivationCode.SILU_GATED:
+        if first % TILE_COLUMNS or self.activation.is_gated:
             raise ValueError(
                 f"outputs from {first} on: must begin at a multiple of {TILE_COLUMNS}, not be gated"
             )
@@ -194,7 +203,7 @@ def _shape_of(
     activation: ActivationCode,
     dtype: torch.dtype,
 ) -> _Shape:
-    is_gated = activation is ActivationCode.SILU_GATED
+    is_gated = activation.is_gated
     if dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"dtype must be float32 or bfloat16, not {dtype}")
     if not parts or any(len(part) != 2 or 0 in part for part in parts):

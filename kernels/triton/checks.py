@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from alignedserve.kernels.kv_rows import head_dim_of, is_coded
 from alignedserve.kernels.triton.row_tiles import MAX_ROW_WIDTH
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -44,19 +45,21 @@ def check_vector(name: str, x: torch.Tensor, length: int, device: torch.device) 
 
 
 def check_cache(name: str, cache: torch.Tensor) -> None:
-    """Checks for [block, layer, k|v, kv head, slot, head_dim], of which only blocks and layers may be strided."""
-    if cache.dtype not in FLOATS:
-        raise ValueError(f"{name} must be float32, float16 or bfloat16, not {cache.dtype}")
-    if cache.dim() != 6 or cache.shape[2] != 2:
+    """Checks for [block, layer, k|v, kv head, slot, row], of which only blocks and layers may be strided."""
+    if cache.dtype not in FLOATS and not is_coded(cache):
         raise ValueError(
-            f"{name} must be [block, layer, 2, kv head, slot, head_dim], not {tuple(cache.shape)}"
+            f"{name} must be float32, float16, bfloat16, float8_e4m3fn or int8, not {cache.dtype}"
         )
-    _, _, _, num_kv_heads, block_size, head_dim = cache.shape
-    head_stride = block_size * head_dim
-    if cache.stride()[2:] != (num_kv_heads * head_stride, head_stride, head_dim, 1):
+    if cache.dim() != 6 or cache.shape[2] != 2:
+        raise ValueError(f"{name} must be [block, layer, 2, kv head, slot, row], not {tuple(cache.shape)}")
+    _, _, _, num_kv_heads, block_size, row = cache.shape
+    head_stride = block_size * row
+    if cache.stride()[2:] != (num_kv_heads * head_stride, head_stride, row, 1):
         raise ValueError(f"{name} must be contiguous within a layer of a block, not {describe(cache)}")
-    if head_dim % 2:
-        raise ValueError(f"{name} must have an even head_dim, not {head_dim}")
+    # In int8 rows, scales have to be aligned.
+    multiple = 4 if is_coded(cache) else 2
+    if (head_dim := head_dim_of(cache)) % multiple:
+        raise ValueError(f"{name} must have a head_dim that is a multiple of {multiple}, not {head_dim}")
 
 
 def check_layer(layer: int, cache: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 """Attention of one new token per sequence over its paged KV: bound by how fast keys and values can be read.
 
-Blocks are [kv_head, slot, head_dim] for K and the same for V, somewhere in a cache of [block, layer, k|v, ...]: a
-head's slots are one piece of memory. All query heads of one KV head share a tile of keys, so that each key is read
-once.
+Blocks are [kv_head, slot, row] (kv_rows.py) for K and the same for V, somewhere in a cache of [block, layer, k|v,
+...]: a head's slots are one piece of memory. All query heads of one KV head share a tile of keys, so that each key is
+read once.
 
 - `balanced` (grid: num_programs, fixed): each program takes an equal piece of all tiles (decode_plan.py), whatever
   sequences they belong to. Where a head's tiles were cut between programs, each stores its part in float32, and the
@@ -12,7 +12,8 @@ once.
   balanced form is measured against.
 
 q, out [tokens, num_heads, head_dim]; sequence s's token is query_start[s]. Rows of sequences that compute more than
-one token, and of padding, are not written. float32, float16 or bfloat16; arithmetic in float32.
+one token, and of padding, are not written. float32, float16 or bfloat16, the cache's may be 8 bits; arithmetic in
+float32. What int8 rows hold is multiplied as it is: their scales multiply scores, and weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import torch
 import triton
 import triton.language as tl
 
+from alignedserve.kernels.kv_rows import as_movable, from_rows, head_dim_of, is_coded
 from alignedserve.kernels.triton.decode_plan import make_plan, plan_size
+from alignedserve.kernels.triton.kv_rows import codes_of, load_scales, numbers, scales_of
 
 LOG2_E = 1.4426950408889634
 
@@ -38,8 +41,15 @@ class Tuning:
     programs_per_sm: int = 2
 
 
-def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int) -> Tuning:
-    """Returns what was fastest on an H200."""
+def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int, is_coded: bool = False) -> Tuning:
+    """Returns what was fastest on an H200, and for wide heads, which were not measured, what fits beside itself.
+    `element_bytes`: of q; a cache in 8 bits was not measured so far."""
+    if element_bytes > 2 and is_coded:
+        # What is restored to float32 is held in registers.
+        tile = 8 if head_dim > 128 else 16
+        return Tuning(tile=tile, num_warps=8, num_stages=2, programs_per_sm=2)
+    if head_dim > 128:
+        return Tuning(tile=64 // element_bytes, num_warps=4, num_stages=2, programs_per_sm=2)
     if element_bytes > 2:
         return Tuning(tile=32, num_warps=4, num_stages=2, programs_per_sm=2)
     if heads_per_kv == 1:
@@ -111,13 +121,14 @@ def balanced_attention(
     window: int | None,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """`cache` is one layer's [block, 2, kv_head, slot, head_dim], a view of all layers. `plan` is that of this step
+    """`cache` is one layer's [block, 2, kv_head, slot, row], a view of all layers. `plan` is that of this step
     and window."""
     num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out)
     tuning = scratch.tuning
     _balanced_kernel[(scratch.num_programs,)](
         q,
-        cache,
+        codes_of(cache),
+        scales_of(cache),
         out,
         plan,
         scratch.parts,
@@ -134,6 +145,7 @@ def balanced_attention(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        ROW=cache.shape[4],
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
         ROWS=_rows(num_heads, num_kv_heads),
@@ -158,7 +170,8 @@ def plain_attention(
     num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out)
     _plain_kernel[(step.num_seqs, num_kv_heads)](
         q,
-        cache,
+        codes_of(cache),
+        scales_of(cache),
         out,
         step.query_start,
         step.context_len,
@@ -172,6 +185,7 @@ def plain_attention(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        ROW=cache.shape[4],
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
         ROWS=_rows(num_heads, num_kv_heads),
@@ -191,13 +205,13 @@ def _rows(num_heads: int, num_kv_heads: int) -> int:
 
 def _check(q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> tuple[int, int, int, int]:
     if cache.dim() != 5 or cache.shape[1] != 2 or cache[0, 0].is_contiguous() is False:
-        raise ValueError(f"cache must be [block, 2, kv_head, slot, head_dim], not {tuple(cache.shape)}")
-    num_kv_heads, block_size, head_dim = cache.shape[2:]
+        raise ValueError(f"cache must be [block, 2, kv_head, slot, row], not {tuple(cache.shape)}")
+    num_kv_heads, block_size, head_dim = *cache.shape[2:4], head_dim_of(cache)
     if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads or q.stride()[1:] != (head_dim, 1):
         raise ValueError(
             f"q must be [tokens, n * {num_kv_heads}, {head_dim}] with contiguous rows, not {tuple(q.shape)}"
         )
-    if not q.dtype == cache.dtype == out.dtype:
+    if q.dtype != out.dtype or not (is_coded(cache) or cache.dtype == q.dtype):
         raise ValueError(f"q, cache and out must have one dtype, not {q.dtype}, {cache.dtype}, {out.dtype}")
     if out.shape != q.shape or not out.is_contiguous():
         raise ValueError(f"out must be contiguous {tuple(q.shape)}, not {tuple(out.shape)}")
@@ -230,7 +244,9 @@ def _skipped(length, WINDOW: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def _attend_to_tile(
     query,
-    keys,
+    cache,
+    scales,
+    kv_head,
     block,
     is_reversed,
     seq,
@@ -243,6 +259,7 @@ def _attend_to_tile(
     block_stride,
     value_offset,
     HEAD_DIM: tl.constexpr,
+    ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -261,18 +278,23 @@ def _attend_to_tile(
     slot = position % BLOCK_SIZE
     if is_reversed is not None:
         slot = tl.abs(tl.load(is_reversed + seq) * (BLOCK_SIZE - 1) - slot)
-    row = block.to(tl.int64) * block_stride + slot * HEAD_DIM
-    at = keys + row[:, None] + dim[None, :]
+    row = block.to(tl.int64) * block_stride + slot * ROW
+    at = cache + kv_head * BLOCK_SIZE * ROW + row[:, None] + dim[None, :]
     mask = is_key[:, None] & (dim < HEAD_DIM)[None, :]
-    key = tl.load(at, mask=mask, other=0.0)
-    value = tl.load(at + value_offset, mask=mask, other=0.0)
+    key = numbers(tl.load(at, mask=mask, other=0), query.dtype)
+    value = numbers(tl.load(at + value_offset, mask=mask, other=0), query.dtype)
     score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    if scales is not None:
+        row += kv_head * BLOCK_SIZE * ROW
+        score = score * load_scales(scales, row, HEAD_DIM, is_key)[None, :]
     score = tl.where(is_key[None, :], score, float("-inf"))
     # A tile has at least one key, so this is a number.
     higher = tl.maximum(highest, tl.max(score, 1))
     weight = tl.exp2(score - higher[:, None])
     shrink = tl.exp2(highest - higher)
     total = total * shrink + tl.sum(weight, 1)
+    if scales is not None:
+        weight = weight * load_scales(scales, row + value_offset, HEAD_DIM, is_key)[None, :]
     acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
     return higher, total, acc
 
@@ -293,6 +315,7 @@ def _store_out(
 def _balanced_kernel(
     q,
     cache,
+    scales,
     out,
     plan,
     parts,
@@ -309,6 +332,7 @@ def _balanced_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
@@ -343,7 +367,9 @@ def _balanced_kernel(
     for unit in range(first_unit, end_unit):
         highest, total, acc = _attend_to_tile(
             _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH),
-            cache + kv_head * BLOCK_SIZE * HEAD_DIM,
+            cache,
+            scales,
+            kv_head,
             block,
             is_reversed,
             seq,
@@ -356,6 +382,7 @@ def _balanced_kernel(
             block_stride,
             value_offset,
             HEAD_DIM,
+            ROW,
             BLOCK_SIZE,
             WINDOW,
             WIDTH,
@@ -484,6 +511,7 @@ def _add_parts(
 def _plain_kernel(
     q,
     cache,
+    scales,
     out,
     query_start,
     context_len,
@@ -497,6 +525,7 @@ def _plain_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
@@ -520,7 +549,9 @@ def _plain_kernel(
         for tile in range(first_tile, (length + TILE - 1) // TILE):
             highest, total, acc = _attend_to_tile(
                 query,
-                cache + kv_head * BLOCK_SIZE * HEAD_DIM,
+                cache,
+                scales,
+                kv_head,
                 block,
                 is_reversed,
                 seq,
@@ -533,6 +564,7 @@ def _plain_kernel(
                 block_stride,
                 value_offset,
                 HEAD_DIM,
+                ROW,
                 BLOCK_SIZE,
                 WINDOW,
                 WIDTH,
@@ -557,7 +589,7 @@ def decode_attention_torch(
             continue
         blocks = step.block_table.flatten()[seq * stride :][: -(-length // block_size)].long()
         # The shape is [2, kv_head, tokens, head_dim].
-        held = cache[blocks]
+        held = from_rows(as_movable(cache)[blocks].view(cache.dtype))
         if step.is_reversed is not None and step.is_reversed[seq]:
             held = held.flip(3)
         kv = held.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length].double()

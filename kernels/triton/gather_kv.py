@@ -1,11 +1,11 @@
 """The contexts of several sequences, copied from the paged cache to contiguous memory, for varlen prefill attention.
 
 Grid: (programs, kv heads); each program takes every num_programs-th tile of TILE tokens.
-Shapes: cache [block, layer, k|v, kv_head, slot, head_dim]; block_table int32, flat, row r at r * table_stride[0];
-first_row [1]: the row of the first of these sequences; is_reversed int32: 1 for each row whose sequence fills its
-blocks from the last slot down, or None; context_start [seqs + 1] int32, the bounds of the contexts; k, v [total
-context, kv_heads, head_dim].
-dtypes: any float that the cache may have; bytes are copied as they are.
+Shapes: cache [block, layer, k|v, kv_head, slot, row] (kv_rows.py); block_table int32, flat, row r at
+r * table_stride[0]; first_row [1]: the row of the first of these sequences; is_reversed int32: 1 for each row whose
+sequence fills its blocks from the last slot down, or None; context_start [seqs + 1] int32, the bounds of the contexts;
+k, v [total context, kv_heads, head_dim].
+dtypes: k and v have the cache's, and bytes are copied as they are; or any float, if the cache is in 8 bits.
 
 All numbers are read on the GPU. The host knows only a bound of all contexts together: the rows of k and v.
 """
@@ -18,7 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from alignedserve.kernels.triton.checks import check_cache, check_layer, check_tensor
+from alignedserve.kernels.kv_rows import as_movable, from_rows, head_dim_of, is_coded
+from alignedserve.kernels.triton.checks import FLOATS, check_cache, check_layer, check_tensor
+from alignedserve.kernels.triton.kv_rows import codes_of, load_scales, numbers, scales_of
 
 TILE = 32
 # The number of programs, to be multiplied by KV heads: enough to fill a GPU, few enough to start at once for small
@@ -29,6 +31,7 @@ MAX_PROGRAMS = 256
 @triton.jit(do_not_specialize=["layer", "num_seqs"])
 def gather_kv_kernel(
     cache,
+    scales,
     block_table,
     table_stride,
     first_row,
@@ -42,6 +45,7 @@ def gather_kv_kernel(
     layer_stride,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROW: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -63,18 +67,23 @@ def gather_kv_kernel(
             row = tl.where(begin <= token, later, row)
         position = token - tl.load(context_start + row, exists, other=0)
         block = tl.load(table + row * row_stride + position // BLOCK_SIZE, exists, other=0)
-        source = cache + block.to(tl.int64) * block_stride + tl.cast(layer, tl.int64) * layer_stride
+        source = block.to(tl.int64) * block_stride + tl.cast(layer, tl.int64) * layer_stride
         slot = position % BLOCK_SIZE
         if is_reversed is not None:
             first_slot = tl.load(is_reversed + tl.load(first_row) + row, exists, other=0) * (BLOCK_SIZE - 1)
             slot = tl.abs(first_slot - slot)
-        source += (head * BLOCK_SIZE + slot) * HEAD_DIM
+        source += (head * BLOCK_SIZE + slot) * ROW
         target = (token.to(tl.int64) * NUM_KV_HEADS + head) * HEAD_DIM
-        mask = exists[:, None] & (columns < HEAD_DIM)[None, :]
-        k = tl.load(source[:, None] + columns[None, :], mask)
-        v = tl.load(source[:, None] + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM + columns[None, :], mask)
-        tl.store(k_out + target[:, None] + columns[None, :], k, mask)
-        tl.store(v_out + target[:, None] + columns[None, :], v, mask)
+        for which in tl.static_range(2):
+            out = k_out if which == 0 else v_out
+            mask = exists[:, None] & (columns < HEAD_DIM)[None, :]
+            codes = tl.load(cache + source[:, None] + columns[None, :], mask, other=0)
+            if scales is not None:
+                x = numbers(codes, tl.float32) * load_scales(scales, source, HEAD_DIM, exists)[:, None]
+            else:
+                x = numbers(codes, out.dtype.element_ty)
+            tl.store(out + target[:, None] + columns[None, :], x.to(out.dtype.element_ty), mask)
+            source += NUM_KV_HEADS * BLOCK_SIZE * ROW
 
 
 def gather_kv(
@@ -91,7 +100,8 @@ def gather_kv(
     """`k_out` and `v_out` have rows for all contexts, or more."""
     check_cache("cache", cache)
     check_layer(layer, cache)
-    _, _, _, num_kv_heads, block_size, head_dim = cache.shape
+    _, _, _, num_kv_heads, block_size, row = cache.shape
+    head_dim = head_dim_of(cache)
     num_seqs = len(context_start) - 1
     check_tensor("context_start", context_start, (max(num_seqs, 0) + 1,), torch.int32, cache.device)
     check_tensor("block_table", block_table, (len(block_table),), torch.int32, cache.device)
@@ -100,11 +110,13 @@ def gather_kv(
     if is_reversed is not None:
         check_tensor("is_reversed", is_reversed, (len(is_reversed),), torch.int32, cache.device)
     for name, out in (("k_out", k_out), ("v_out", v_out)):
-        check_tensor(name, out, (len(k_out), num_kv_heads, head_dim), cache.dtype, cache.device)
+        dtype = out.dtype if is_coded(cache) and out.dtype in FLOATS else cache.dtype
+        check_tensor(name, out, (len(k_out), num_kv_heads, head_dim), dtype, cache.device)
     if num_seqs == 0 or len(k_out) == 0:
         return
     gather_kv_kernel[(min(triton.cdiv(len(k_out), TILE), MAX_PROGRAMS), num_kv_heads)](
-        cache,
+        codes_of(cache),
+        scales_of(cache),
         block_table,
         table_stride,
         first_row,
@@ -118,6 +130,7 @@ def gather_kv(
         cache.stride(1),
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        ROW=row,
         BLOCK_SIZE=block_size,
         TILE=TILE,
         WIDTH=triton.next_power_of_2(head_dim),
@@ -137,7 +150,8 @@ def gather_kv_reference(
     gathered: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for seq, length in enumerate(context_lens):
         blocks = block_table[seq, : -(-length // block_size)].long()
-        held = cache[blocks, layer].flip(3) if seq in reversed_rows else cache[blocks, layer]
+        held = from_rows(as_movable(cache)[blocks, layer].view(cache.dtype))
+        held = held.flip(3) if seq in reversed_rows else held
         for which in range(2):
             gathered[which].append(held[:, which].transpose(1, 2).flatten(0, 1)[:length])
     return torch.cat(gathered[0]), torch.cat(gathered[1])

@@ -3,7 +3,7 @@
     out = activation(norm(x) @ weight.T + bias) + residual
 
 norm: RMS norm with weight `norm`, if given. Gated activation: the weight's upper half is the gate, its lower half up,
-out = silu(gate) * up. x [in], weight [out, in] (contiguous), out [out]. Sums in float32.
+out = silu(gate) * up, or gelu(gate) * up. x [in], weight [out, in] (contiguous), out [out]. Sums in float32.
 
 Grid: (outputs / ROWS,). The first piece of a program's weights is on its way before the kernel before this one has
 ended: weights depend on no kernel.
@@ -19,8 +19,15 @@ import triton.language as tl
 
 from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
-NONE, RELU, GELU, GELU_TANH, SILU_GATED = range(5)
-ACTIVATIONS = {"none": NONE, "relu": RELU, "gelu": GELU, "gelu_tanh": GELU_TANH, "silu": SILU_GATED}
+NONE, RELU, GELU, GELU_TANH, SILU_GATED, GELU_TANH_GATED = range(6)
+ACTIVATIONS = {
+    "none": NONE,
+    "relu": RELU,
+    "gelu": GELU,
+    "gelu_tanh": GELU_TANH,
+    "silu": SILU_GATED,
+    "gelu_tanh_gated": GELU_TANH_GATED,
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,8 @@ def gemv(
     activation: int = NONE,
 ) -> torch.Tensor:
     num_in = x.numel()
-    num_out = weight.shape[0] // 2 if activation == SILU_GATED else weight.shape[0]
+    is_gated = activation in (SILU_GATED, GELU_TANH_GATED)
+    num_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
     if weight.dim() != 2 or weight.shape[1] != num_in or not weight.is_contiguous():
         raise ValueError(f"weight must be contiguous [outputs, {num_in}], not {tuple(weight.shape)}")
     for name, tensor, size in (
@@ -66,7 +74,7 @@ def gemv(
     ):
         if tensor is not None and tensor.numel() != size:
             raise ValueError(f"{name} must hold {size} numbers, not {tensor.numel()}")
-    if activation == SILU_GATED and bias is not None:
+    if is_gated and bias is not None:
         raise ValueError("a gated layer has no bias")
     _gemv_kernel[(triton.cdiv(num_out, tuning.rows),)](
         x,
@@ -111,7 +119,7 @@ def _gemv_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    GATED: tl.constexpr = ACTIVATION == 4
+    GATED: tl.constexpr = ACTIVATION >= 4
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, CHUNK)
     at = weight + row.to(tl.int64)[:, None] * NUM_IN + column[None, :]
@@ -144,7 +152,7 @@ def _gemv_kernel(
         up = tl.sum(acc_up, 1)
         if HAS_NORM:
             up *= shrink
-        result = result * tl.sigmoid(result) * up
+        result = gelu_tanh(result) * up if ACTIVATION == 5 else result * tl.sigmoid(result) * up
     if HAS_BIAS:
         result += tl.load(bias + row, mask=is_row, other=0.0).to(tl.float32)
     if ACTIVATION == 1:
@@ -152,11 +160,16 @@ def _gemv_kernel(
     if ACTIVATION == 2:
         result = 0.5 * result * (1.0 + tl.erf(result * 0.7071067811865476))
     if ACTIVATION == 3:
-        # This uses tanh(z) = 2 sigmoid(2z) - 1.
-        result = result * tl.sigmoid(1.5957691216057308 * (result + 0.044715 * result * result * result))
+        result = gelu_tanh(result)
     if HAS_RESIDUAL:
         result += tl.load(residual + row, mask=is_row, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=is_row)
+
+
+@triton.jit
+def gelu_tanh(x):
+    # This uses tanh(z) = 2 sigmoid(2z) - 1.
+    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
 @triton.jit
@@ -195,4 +208,7 @@ def gemv_torch(
     elif activation == SILU_GATED:
         gate, up = result.chunk(2)
         result = torch.nn.functional.silu(gate) * up
+    elif activation == GELU_TANH_GATED:
+        gate, up = result.chunk(2)
+        result = torch.nn.functional.gelu(gate, approximate="tanh") * up
     return result if residual is None else result + residual.double()

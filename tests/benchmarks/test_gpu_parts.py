@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.transport.completions import Done, TransferId
-from benchmarks.gpu import host_cost, link, moves, throughput, workload
+from benchmarks.gpu import experts, host_cost, link, moves, step, throughput, workload
 from tests.benchmarks.test_gpu_run import rows, tiny_bench
 
 
@@ -41,6 +41,28 @@ def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
     assert ours["first_tokens"] == theirs["first_tokens"] != []
     assert ours["num_output_tokens"] == theirs["num_output_tokens"] == sampled["num_output_tokens"]
     assert all(row["output_tokens_per_s"] > 0 for row in (ours, sampled, theirs))
+
+
+def test_experts_are_compared_and_measured_by_the_bytes_that_a_batch_hits(tmp_path: Path) -> None:
+    bench = tiny_bench(tmp_path, models=("qwen3-30b-a3b",))
+    bench.part = "experts"
+    experts.run(bench)
+    measured = [row for row in rows(tmp_path) if row["part"] == "experts" and "rows" in row]
+    assert [row["rows"] for row in measured] == [1, 3, 3, 3, 3]
+    for row in measured:
+        assert row["error"] < 1e-5 and row["share"] > 0
+        assert all(2 <= num <= min(2 * row["rows"], 8) for num in row["num_hit"])
+        assert row["num_bytes"] == pytest.approx(sum(row["num_hit"]) / 3 * 3 * 48 * 64 * 4)
+
+
+def test_a_mixtures_step_is_measured_against_its_own_floor(tmp_path: Path) -> None:
+    bench = tiny_bench(tmp_path, models=("qwen3-30b-a3b",))
+    bench.part = "step"
+    step.run(bench)
+    measured = [row for row in rows(tmp_path) if row["part"] == "step" and "batch" in row]
+    assert [row["batch"] for row in measured] == [1, 4, 4, 4]
+    assert all(row["aim"] == 0.65 and row["share"] > 0 for row in measured)
+    assert measured[0]["num_bytes"] < measured[1]["num_bytes"]
 
 
 def test_scattered_blocks_never_follow_each_other() -> None:

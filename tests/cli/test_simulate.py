@@ -195,7 +195,10 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--cost", "h100"], "must be a JSON file or one of llama-2-70b/h100-80gb-tp4, opt-13b/a100-80gb"),
+        (
+            ["--cost", "h100"],
+            "must be a JSON file or one of llama-2-70b/h100-80gb-tp4, mixtral-8x7b/h200, opt-13b/a100-80gb",
+        ),
         (["--policy", "lifo"], "policy='lifo': must be one of aligned, priority, fcfs"),
         (["--input-len", "20000"], "max_model_len=16384: every request is longer"),
         (["--pool-memory-bytes", "1000"], "does not hold one request of max_model_len=16384"),

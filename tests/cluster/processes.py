@@ -23,7 +23,7 @@ from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import new_epoch
 from alignedserve.protocol.frames import frame
 from alignedserve.protocol.handshake import ClientHandshake
-from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.kv_format import KV_CACHE_DTYPES, BlockFormat
 from alignedserve.protocol.messages import Hello, InstanceLimits, Stop
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.process import RouterProcessConfig
@@ -53,6 +53,7 @@ class Setup:
     policy: str = "aligned"
     link: str = "host"
     pool_kv_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     # room for one of the longest, or a few others
     num_decode_blocks: int = MAX_BLOCKS + 8
     num_pool_blocks: int = 3 * MAX_BLOCKS
@@ -72,7 +73,12 @@ class Setup:
     def form(self) -> BlockFormat:
         """Of the tiny models."""
         return BlockFormat(
-            num_layers=3, block_size=16, num_kv_heads=self.num_kv_heads, head_dim=16, dtype="float32"
+            num_layers=3,
+            block_size=16,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=16,
+            dtype="float32",
+            encoding=KV_CACHE_DTYPES[self.kv_cache_dtype],
         )
 
 
@@ -176,6 +182,7 @@ class Processes:
         engine = EngineConfig(
             model=str(self.setup.directory),
             dtype="float32",
+            kv_cache_dtype=self.setup.kv_cache_dtype,
             max_model_len=MAX_MODEL_LEN,
             kv_cache_memory_bytes=num_blocks * self.setup.form.block_bytes,
             max_num_batched_tokens=max_num_batched_tokens,

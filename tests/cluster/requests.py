@@ -85,9 +85,11 @@ class Result:
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
-def alone(directory: Path, requests: Sequence[Request]) -> list[Result]:
+def alone(directory: Path, requests: Sequence[Request], kv_cache_dtype: str = "auto") -> list[Result]:
     """By one engine with room for all."""
-    engine = make_engine(directory, dtype="float32", max_model_len=MAX_MODEL_LEN)
+    engine = make_engine(
+        directory, dtype="float32", kv_cache_dtype=kv_cache_dtype, max_model_len=MAX_MODEL_LEN
+    )
     outputs = run(engine, [request.prompt for request in requests], [request.params for request in requests])
     return [
         Result(

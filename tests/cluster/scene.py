@@ -29,7 +29,7 @@ class Scene:
             for number in range(NUM_REQUESTS)
         ]
         self._prompts = [prompt[:150] for prompt in mixed_prompts(NUM_REQUESTS, seed=3)]
-        self._expected = alone(processes.setup.directory, self.requests())
+        self._expected = alone(processes.setup.directory, self.requests(), processes.setup.kv_cache_dtype)
 
     def requests(self) -> list[Request]:
         return [make_request(*each) for each in zip(self._prompts, self._params, strict=True)]

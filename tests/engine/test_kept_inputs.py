@@ -18,7 +18,7 @@ from tests.tiny_models import NUM_NEW, greedy, prompts
 Directory = Callable[[str], Path]
 BACKENDS = ["torch", "cpu"]
 # Models with one K for each head: learned positions, norms after each part, rotated keys.
-FAMILIES = ["opt", "opt-post-norm", "llama-mha"]
+FAMILIES = ["opt", "opt-post-norm", "llama-mha", "phi3"]
 
 
 def _engine(directory: Path, backend: str, **options: Any) -> Engine:

@@ -17,7 +17,18 @@ from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, mak
 from tests.tiny_models import prompts
 
 Directory = Callable[[str], Path]
-FAMILIES = ["llama-gqa-tied", "mistral-window", "qwen2", "qwen3", "opt", "opt-post-norm"]
+FAMILIES = [
+    "llama-gqa-tied",
+    "mistral-window",
+    "qwen2",
+    "qwen3",
+    "phi3-partial-window",
+    "gemma3",
+    "opt",
+    "opt-post-norm",
+    "qwen3-moe",
+    "mixtral",
+]
 
 
 def said(directory: Path, scheme: str, backend: str = "cpu", **options: Any) -> list[list[int]]:
@@ -38,7 +49,7 @@ def logprobs(directory: Path, backend: str, quantization: str | None) -> torch.T
     return torch.tensor(found)
 
 
-@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.1), ("fp8", 0.15), ("int4", 0.6)])
+@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.1), ("fp8", 0.2), ("int4", 0.6)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_backends_differ_by_less_than_fewer_bits_do(
     tiny_model: Directory, family: str, scheme: str, most: float
@@ -64,7 +75,7 @@ def test_backends_differ_by_less_than_fewer_bits_do(
     ids=str,
 )
 @pytest.mark.parametrize("scheme", QUANTIZATIONS)
-@pytest.mark.parametrize("family", ["llama-gqa-tied", "opt"])
+@pytest.mark.parametrize("family", ["llama-gqa-tied", "opt", "qwen3-moe"])
 def test_chunks_batches_and_preemption_change_nothing(
     tiny_model: Directory, family: str, scheme: str, options: dict[str, Any]
 ) -> None:
@@ -93,7 +104,7 @@ def test_what_is_kept_in_place_of_kv_is_projected_by_the_same_weights(
 
 
 def test_linear_layers_alone_have_fewer_bits_and_doctor_counts_them_so(tiny_model: Directory) -> None:
-    for family in ("llama-gqa-tied", "qwen2"):
+    for family in ("llama-gqa-tied", "qwen2", "mixtral"):
         config = load_model_config(tiny_model(family))
         whole = num_weight_bytes(config, torch.float32, None)
         int8, int4, fp8 = (num_weight_bytes(config, torch.float32, None, each) for each in QUANTIZATIONS)
@@ -108,8 +119,6 @@ def test_what_does_not_run_so_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match="quantization='int3': must be one of int8, int4, fp8"):
         EngineConfig("x", quantization="int3")
-    with pytest.raises(ValueError, match="quantization='int8': not for a mixture of [0-9]+ experts so far"):
-        make_engine(tiny_model("qwen3-moe"), quantization="int8")
     monkeypatch.setattr(build, "_device", lambda name: torch.device("cuda"))
     with pytest.raises(ValueError, match="quantization='int8': runs on CPUs so far, not on a GPU"):
         make_engine(tiny_model("qwen2"), quantization="int8")

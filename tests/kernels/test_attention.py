@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from alignedserve.kernels.kv_rows import FP8, INT8
 from alignedserve.ops.base import AttentionSpec, Ops, Value
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.step import StepInputs
@@ -31,7 +32,7 @@ def attention_spec(ops: Ops, shape: Shape) -> AttentionSpec:
         head_dim=shape.head_dim,
         scale=shape.head_dim**-0.5,
         sliding_window=shape.sliding_window,
-        rope=rope_table(shape.max_position, shape.head_dim) if shape.rope else None,
+        rope=rope_table(shape.max_position, shape.rotary) if shape.rope else None,
         q_norm=norm(1),
         k_norm=norm(2),
     )
@@ -40,11 +41,18 @@ def attention_spec(ops: Ops, shape: Shape) -> AttentionSpec:
 class Runner:
     """Attention alone, over rows of q, k and v that a token's id chooses."""
 
-    def __init__(self, ops: Ops, shape: Shape, block_size: int, num_blocks: int = 80) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        shape: Shape,
+        block_size: int,
+        num_blocks: int = 80,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.block_size = block_size
         self.step = StepInputs(512, 8, num_blocks)
         self.cache = new_cache(
-            shape, num_blocks, block_size, ops.dtype, 0.0 if ops.name == "torch" else math.nan
+            shape, num_blocks, block_size, kv_dtype or ops.dtype, 0.0 if ops.name == "torch" else math.nan
         )
         table = ops.parameter(
             randn(101, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, dtype=BF16)
@@ -79,6 +87,29 @@ def test_mixed_batch(
     check(dtype, shape, block_size)
 
 
+@pytest.mark.parametrize("kv_dtype", [FP8, INT8])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [8, 32, 72, 128, 256])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "block_size"), [(6, 2, 8), (7, 1, 32)])
+def test_kv_in_8_bits(
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    head_dim: int,
+    num_heads: int,
+    num_kv_heads: int,
+    block_size: int,
+) -> None:
+    """What is compared with is written from the same values, which bfloat16 can hold."""
+    shape = one_layer(head_dim=head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, rope=False)
+    check(dtype, shape, block_size, kv_dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", [FP8, INT8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kv_in_8_bits_within_a_window(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    check(dtype, one_layer(sliding_window=50, rope=False), 16, kv_dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [1, 3, 64, 100])
 def test_sliding_window(dtype: torch.dtype, window: int) -> None:
@@ -92,9 +123,23 @@ def test_rotation_and_head_norms(dtype: torch.dtype, rope: bool, qk_norm: bool) 
     check(dtype, one_layer(rope=rope, qk_norm=qk_norm, head_dim=32), 16)
 
 
-def check(dtype: torch.dtype, shape: Shape, block_size: int) -> None:
-    actual = Runner(CpuOps(dtype), shape, block_size)
-    expected = Runner(TorchOps(torch.float32), shape, block_size)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rotary_dim", [2, 6, 24, 30])
+def test_a_part_of_each_head_is_rotated(dtype: torch.dtype, rotary_dim: int) -> None:
+    check(dtype, one_layer(head_dim=32, rotary_dim=rotary_dim, qk_norm=rotary_dim == 24), 16)
+
+
+@pytest.mark.parametrize("rotary_dim", [0, 34])
+def test_tables_that_fit_no_head_are_refused(rotary_dim: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"rope must be an even number of values wide, at most 32, not {rotary_dim}"
+    ):
+        Runner(CpuOps(torch.float32), one_layer(head_dim=32, rotary_dim=rotary_dim), 16)
+
+
+def check(dtype: torch.dtype, shape: Shape, block_size: int, kv_dtype: torch.dtype | None = None) -> None:
+    actual = Runner(CpuOps(dtype), shape, block_size, kv_dtype=kv_dtype)
+    expected = Runner(TorchOps(torch.float32), shape, block_size, kv_dtype=kv_dtype)
     num_blocks = -(-200 // block_size)
     prompt = scattered(num_blocks)
     other = scattered(8, num_blocks)
@@ -110,14 +155,16 @@ def check(dtype: torch.dtype, shape: Shape, block_size: int) -> None:
 
 @pytest.mark.parametrize("backend", [CpuOps, TorchOps])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("window", "kv_dtype"), [(None, None), (20, None), (None, FP8), (20, INT8)])
 def test_two_sequences_share_blocks_from_both_ends(
-    dtype: torch.dtype, window: int | None, backend: type[Ops]
+    dtype: torch.dtype, window: int | None, kv_dtype: torch.dtype | None, backend: type[Ops]
 ) -> None:
     """They compute what each computes with blocks of its own. The third block is both's: the first sequence fills its
     slots 0 .. 7, and the other 15 .. 8."""
-    shape = one_layer(sliding_window=window)
-    shared, alone = Runner(backend(dtype), shape, 16), Runner(TorchOps(torch.float32), shape, 16)
+    # Rotated, K in bfloat16 would be rounded before it is put into 8 bits.
+    shape = one_layer(sliding_window=window, rope=kv_dtype is None)
+    shared = Runner(backend(dtype), shape, 16, kv_dtype=kv_dtype)
+    alone = Runner(TorchOps(torch.float32), shape, 16, kv_dtype=kv_dtype)
     left = scattered(3)
     right = [*scattered(2, 20), left[2]]
     for count in (20, 1, 18, 1):
@@ -188,7 +235,7 @@ def test_wrong_shapes_are_named() -> None:
     step = StepInputs(8, 1, 4)
     with pytest.raises(ValueError, match="bind_cache"):
         ops.compile(model.forward, model.logits, step, 1)
-    with pytest.raises(ValueError, match="cache must be contiguous"):
+    with pytest.raises(ValueError, match="cache must have contiguous blocks"):
         ops.bind_cache(torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"cache must be torch\.float32"):
         ops.bind_cache(new_cache(shape, 4, 16, torch.bfloat16))

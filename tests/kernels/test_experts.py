@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alignedserve.ops.base import Ops
+from alignedserve.ops.base import INT4, INT8, Activation, Linear, Ops, Value
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.experts import Expert, ExpertsSpec, choose_experts
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_ops import TorchOps
-from tests.kernels.harness import DTYPES, assert_close, randn
+from tests.kernels.harness import DTYPES, assert_close, evaluate, randn
 
 SPECS = {
     "two of eight": ExpertsSpec(8, 2, 48, 40, normalises=True),
@@ -105,6 +105,55 @@ def test_a_broken_row_breaks_no_other(value: float) -> None:
     others = [0, 1, 3, 4, 5]
     assert torch.equal(result[others], whole[others])
     assert not result[2].isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 13, 70])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scheme", [INT8, INT4])
+def test_an_experts_rows_are_what_such_a_linear_layer_makes_of_them(
+    scheme: str, dtype: torch.dtype, rows: int
+) -> None:
+    """To the last bit, and those do what the reference says: see test_quantised.py."""
+    spec = ExpertsSpec(5, 1, 70, 33, normalises=True)
+    x, logits = randn(rows, 70, dtype=torch.bfloat16), logits_of(spec, rows)
+    ops = CpuOps(dtype, quantization=scheme)
+    result = mixed(ops, spec, x, logits)
+    for number in range(5):
+        weights = expert(spec, number)
+        gate_up = ops.linear_weight([weights.gate, weights.up], activation=Activation.SILU_GATED)
+        down = ops.linear_weight([weights.down])
+
+        def dense(value: Value, gate_up: Linear = gate_up, down: Linear = down) -> Value:
+            return ops.linear(ops.linear(value, gate_up), down, residual=value)
+
+        chosen = logits.argmax(dim=1) == number
+        assert torch.equal(result[chosen], evaluate(ops, x[chosen], dense))
+
+
+@pytest.mark.parametrize("scheme", [INT8, INT4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_fewer_bits_a_row_does_not_depend_on_the_others(scheme: str, dtype: torch.dtype) -> None:
+    spec = SPECS["two of eight"]
+    x, logits = randn(200, spec.hidden_size, dtype=torch.bfloat16), logits_of(spec, 200)
+    whole = mixed(CpuOps(dtype, quantization=scheme), spec, x, logits)
+    for rows in (1, 2, 7, 40):
+        some = slice(5 * rows % 150, 5 * rows % 150 + rows)
+        part = mixed(CpuOps(dtype, num_threads=3, quantization=scheme), spec, x[some], logits[some])
+        assert torch.equal(part, whole[some]), rows
+
+
+@pytest.mark.parametrize(("scheme", "most"), [(INT8, 0.03), (INT4, 0.2)])
+@pytest.mark.parametrize("name", SPECS)
+def test_backends_lose_as_little_in_fewer_bits(name: str, scheme: str, most: float) -> None:
+    spec = SPECS[name]
+    x, logits = randn(40, spec.hidden_size, dtype=torch.bfloat16), logits_of(spec, 40)
+    exact = mixed(TorchOps(torch.float32), spec, x, logits) - x
+    for ops in (
+        CpuOps(torch.float32, quantization=scheme),
+        TorchOps(torch.float32, quantization=scheme),
+    ):
+        error = (mixed(ops, spec, x, logits) - x - exact).norm() / exact.norm()
+        assert 1e-4 < error < most
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from alignedserve.kernels.kv_rows import FP8, INT8, as_movable
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.step import StepInputs
 from tests.kernels.harness import DTYPES
@@ -15,19 +16,27 @@ from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step, new_cac
 LENGTH = 170
 IDS = torch.randint(0, 101, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
 SHAPES = {
-    "grouped": Shape(head_dim=24, num_heads=6, num_kv_heads=2, hidden=80, intermediate=72),
+    "grouped": Shape(head_dim=24, rotary_dim=18, num_heads=6, num_kv_heads=2, hidden=80, intermediate=72),
     "windowed": Shape(sliding_window=50, qk_norm=True, num_heads=3, num_kv_heads=3),
+    "post-normed": Shape(post_norms=True, hidden=72, intermediate=40, head_dim=40),
     "experts": Shape(num_experts=7, top_k=3, hidden=72, intermediate=40),
 }
 
 
 class Engine:
-    def __init__(self, shape: Shape, dtype: torch.dtype, block_size: int, num_threads: int) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        block_size: int,
+        num_threads: int,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         self.block_size = block_size
         self.blocks_per_seq = -(-LENGTH // block_size)
         self.step = StepInputs(4 * LENGTH, 8, self.blocks_per_seq)
         ops = CpuOps(dtype, num_threads)
-        self.cache = new_cache(shape, 5 * self.blocks_per_seq, block_size, dtype)
+        self.cache = new_cache(shape, 5 * self.blocks_per_seq, block_size, kv_dtype or dtype)
         self.model = LlamaLike(ops, shape).compile(self.step, self.cache)
 
     def blocks(self, owner: int) -> list[int]:
@@ -48,29 +57,38 @@ class Engine:
 
     def keys_and_values(self, owner: int, length: int) -> torch.Tensor:
         # [block, layer, k|v, kv_head, slot, ...] to [token, layer, k|v, kv_head, ...]
-        return self.cache[self.blocks(owner)].permute(0, 4, 1, 2, 3, 5).flatten(0, 1)[:length]
+        return as_movable(self.cache)[self.blocks(owner)].permute(0, 4, 1, 2, 3, 5).flatten(0, 1)[:length]
 
 
-def in_one_go(shape: Shape, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    engine = Engine(shape, dtype, 16, 2)
+def in_one_go(
+    shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    engine = Engine(shape, dtype, 16, 2, kv_dtype)
     hidden, logits = engine.run([(0, 0, LENGTH)])
     return hidden, logits, engine.keys_and_values(0, LENGTH)
 
 
 EXPECTED = {(name, dtype): in_one_go(SHAPES[name], dtype) for name in SHAPES for dtype in DTYPES}
+# Those with KV in 8 bits.
+CODED = [("grouped", INT8), ("windowed", FP8)]
+EXPECTED_CODED = {
+    (name, dtype, kv_dtype): in_one_go(SHAPES[name], dtype, kv_dtype)
+    for name, kv_dtype in CODED
+    for dtype in DTYPES
+}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("name", "kv_dtype"), [*((name, None) for name in SHAPES), *CODED])
 @settings(
     max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.differing_executors]
 )
 @given(data=st.data())
 def test_chunks_outputs_batches_threads_and_blocks(
-    name: str, dtype: torch.dtype, data: st.DataObject
+    name: str, kv_dtype: torch.dtype | None, dtype: torch.dtype, data: st.DataObject
 ) -> None:
     block_size = data.draw(st.sampled_from([8, 16, 32, 10]), "block size")
-    engine = Engine(SHAPES[name], dtype, block_size, data.draw(st.integers(1, 5), "threads"))
+    engine = Engine(SHAPES[name], dtype, block_size, data.draw(st.integers(1, 5), "threads"), kv_dtype)
     cuts = data.draw(
         st.lists(
             st.lists(st.integers(1, LENGTH - 1), max_size=6, unique=True).map(sorted), min_size=1, max_size=4
@@ -78,7 +96,7 @@ def test_chunks_outputs_batches_threads_and_blocks(
         "cuts",
     )
     spans = [list(zip([0, *cut], [*cut, LENGTH], strict=True)) for cut in cuts]
-    hidden, logits, kv = EXPECTED[name, dtype]
+    hidden, logits, kv = EXPECTED_CODED[name, dtype, kv_dtype] if kv_dtype else EXPECTED[name, dtype]
     while any(spans):
         ready = [owner for owner, left in enumerate(spans) if left]
         batch = data.draw(

@@ -32,7 +32,7 @@ def test_odd_sizes(dtype: torch.dtype, rows: int, k: int, widths: list[int]) -> 
 @pytest.mark.parametrize("activation", list(Activation))
 @pytest.mark.parametrize("rows", [1, 9])
 def test_activations(dtype: torch.dtype, bias: bool, activation: Activation, rows: int) -> None:
-    widths = [41, 41] if activation is Activation.SILU_GATED else [41]
+    widths = [41, 41] if activation.is_gated else [41]
 
     def operation(ops: Ops, x: object) -> object:
         return ops.linear(x, weight_of(ops, widths, 40, bias, activation))

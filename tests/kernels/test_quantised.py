@@ -62,7 +62,7 @@ def test_odd_sizes(scheme: str, dtype: torch.dtype, rows: int, k: int, widths: l
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", list(Activation))
 def test_activations(scheme: str, dtype: torch.dtype, activation: Activation) -> None:
-    widths = [41, 41] if activation is Activation.SILU_GATED else [41]
+    widths = [41, 41] if activation.is_gated else [41]
     native, expected = both(scheme, dtype, randn(9, 40, seed=3, dtype=torch.bfloat16), widths, activation)
     error = (native.float() - expected.float()).abs().max() / expected.float().abs().max()
     assert error <= TOLERANCE[dtype]

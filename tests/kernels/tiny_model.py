@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from alignedserve.kernels.kv_rows import to_rows
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops
 from alignedserve.ops.experts import Expert, ExpertsSpec
 from alignedserve.ops.step import StepInputs
@@ -25,9 +26,18 @@ class Shape:
     sliding_window: int | None = None
     qk_norm: bool = False
     rope: bool = True
+    # How many of a head's values are rotated; None: all.
+    rotary_dim: int | None = None
+    # As in Gemma: what attention and MLP yield is normed with weights in float32, gates go through gelu, and embeddings
+    # are scaled.
+    post_norms: bool = False
     # 0: no mixture. Else each expert has `intermediate` inner columns, and a row goes through `top_k` of them.
     num_experts: int = 0
     top_k: int = 0
+
+    @property
+    def rotary(self) -> int:
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
 
 SHAPE_125M = Shape(768, 2048, 12, 12, 4, 64, 32000, 4096)
@@ -52,7 +62,7 @@ class LlamaLike:
             return ops.parameter(1 + random(width, scale=0.1))
 
         self.table = ops.parameter(random(s.vocab, s.hidden, scale=1.0))
-        rope = rope_table(s.max_position, s.head_dim) if s.rope else None
+        rope = rope_table(s.max_position, s.rotary) if s.rope else None
         for i in range(s.num_layers):
             q, kv = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
             spec = AttentionSpec(
@@ -75,6 +85,9 @@ class LlamaLike:
                     "qkv": ops.linear_weight(parts, [random(p.shape[0], scale=0.1) for p in parts]),
                     "o": ops.linear_weight([random(s.hidden, q)]),
                     "norm2": norm_weight(s.hidden),
+                    "post": ops.parameter(1 + random(s.hidden, scale=0.1), torch.float32)
+                    if s.post_norms
+                    else None,
                 }
             )
             if s.num_experts:
@@ -93,7 +106,9 @@ class LlamaLike:
                 continue
             self.layers[-1] |= {
                 "gate_up": ops.linear_weight(
-                    [random(s.intermediate, s.hidden) for _ in range(2)], None, Activation.SILU_GATED
+                    [random(s.intermediate, s.hidden) for _ in range(2)],
+                    None,
+                    Activation.GELU_TANH_GATED if s.post_norms else Activation.SILU_GATED,
                 ),
                 "down": ops.linear_weight([random(s.hidden, s.intermediate)]),
             }
@@ -102,18 +117,23 @@ class LlamaLike:
 
     def forward(self, step: StepInputs) -> Any:
         ops = self.ops
-        x = ops.embed(self.table, step.token_ids)
+        x = ops.embed(self.table, step.token_ids, scale=1.5 if self.shape.post_norms else 1.0)
         for layer in self.layers:
             qkv = ops.linear(ops.rms_norm(x, layer["norm"], 1e-5), layer["qkv"])
             if layer["spec"].outputs_only:
                 x = ops.outputs(x)
-            x = ops.linear(ops.attention(qkv, layer["spec"]), layer["o"], residual=x)
+            x = self.add(ops.attention(qkv, layer["spec"]), layer, "o", x)
             normed = ops.rms_norm(x, layer["norm2"], 1e-5)
             if self.shape.num_experts:
                 x = ops.mix_experts(normed, ops.linear(normed, layer["router"]), layer["experts"], residual=x)
             else:
-                x = ops.linear(ops.linear(normed, layer["gate_up"]), layer["down"], residual=x)
+                x = self.add(ops.linear(normed, layer["gate_up"]), layer, "down", x)
         return x
+
+    def add(self, x: Any, layer: dict[str, Any], name: str, residual: Any) -> Any:
+        if not self.shape.post_norms:
+            return self.ops.linear(x, layer[name], residual=residual)
+        return self.ops.rms_norm(self.ops.linear(x, layer[name]), layer["post"], 1e-5, residual=residual)
 
     def logits(self, x: Any) -> Any:
         return self.ops.linear(self.ops.rms_norm(x, self.norm, 1e-5), self.head)
@@ -123,8 +143,8 @@ class LlamaLike:
         return self.ops.compile(self.forward, self.logits, step, max_rows)
 
 
-def rope_table(max_position: int, head_dim: int) -> torch.Tensor:
-    frequency = 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+def rope_table(max_position: int, rotary_dim: int) -> torch.Tensor:
+    frequency = 10000.0 ** (-torch.arange(0, rotary_dim, 2) / rotary_dim)
     angle = torch.outer(torch.arange(max_position), frequency)
     return torch.cat([angle.cos(), angle.sin()], dim=1).contiguous()
 
@@ -134,7 +154,7 @@ def new_cache(
 ) -> torch.Tensor:
     """Memory that nobody has written yet may hold anything: NaN by default."""
     size = (num_blocks, shape.num_layers, 2, shape.num_kv_heads, block_size, shape.head_dim)
-    return torch.full(size, fill, dtype=dtype)
+    return to_rows(torch.full(size, fill), dtype)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,16 @@ SETTINGS = [
 
 
 @cache
-def engine_alone(quantization: str | None = None, model: Path = demo.MODEL_DIR) -> list[str]:
-    llm = LLM(str(model), dtype="float32", quantization=quantization, use_tqdm=False)
+def engine_alone(
+    quantization: str | None = None, kv_cache_dtype: str = "auto", model: Path = demo.MODEL_DIR
+) -> list[str]:
+    llm = LLM(
+        str(model),
+        dtype="float32",
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        use_tqdm=False,
+    )
     params = [SamplingParams(**each, seed=7) for each in SETTINGS]  # type: ignore[arg-type]
     tokenizer = llm.get_tokenizer()
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]

@@ -221,6 +221,18 @@ def test_a_pool_of_bytes_holds_more_blocks_and_all_parts_know() -> None:
     assert [each.config.transfers.pool_kv_dtype for each in instances] == ["int8", "int8"]
 
 
+def test_instances_and_pool_have_kv_in_8_bits_alike() -> None:
+    plan = island(told(EngineConfig(MODEL, kv_cache_dtype="int8")))
+    _, pool, *instances = plan.processes
+    # for each of 4 x 2 x 2 heads of 64 a byte a value, and a scale of four
+    assert pool.config.form.block_bytes == plan.form.block_bytes == 4 * 2 * 2 * 16 * (64 + 4)
+    assert [each.config.engine.kv_cache_dtype for each in instances] == ["int8", "int8"]
+    with pytest.raises(
+        ValueError, match="^pool_kv_dtype='int8' and kv_cache_dtype='fp8': one of them must be"
+    ):
+        check(told(EngineConfig(MODEL, kv_cache_dtype="fp8"), pool_kv_dtype="int8"), FOUND)
+
+
 def test_blocks_are_shared_by_colocated_instances_under_bros_only() -> None:
     plan = island(told(policy="bros", share_blocks=True, colocated_instances=2))
     assert all(each.config.scheduling.share_blocks for each in plan.processes[2:])
@@ -308,23 +320,21 @@ def test_a_checkpoint_that_is_not_what_its_config_says_is_refused(tmp_path: Path
     directory, plain = quantised_checkpoints.build("llama", FORMATS["awq-64"], tmp_path)
     settings = told(EngineConfig(str(directory), skip_tokenizer_init=True))
     check(settings, locate_model(directory))
-    check_quantised(locate_model(directory))
+    check_quantised(settings, locate_model(directory))
     with pytest.raises(ValueError, match=r"is quantised \(awq\), which runs on CPUs so far, not on a GPU"):
         plan_island(settings, locate_model(directory), replace(NODE, num_gpus=2), "prefix")
     quantised_checkpoints.change_config(directory, group_size=128)
     with pytest.raises(ValueError, match=r"q_proj\.qzeros has shape \(2, 16\); must be \(1, 16\)"):
-        check_quantised(locate_model(directory))
+        check_quantised(settings, locate_model(directory))
     (directory / "model.safetensors").write_bytes((plain / "model.safetensors").read_bytes())
     with pytest.raises(ValueError, match=r"tensor model\.layers\.0\.self_attn\.q_proj\.qweight is missing"):
-        check_quantised(locate_model(directory))
+        check_quantised(settings, locate_model(directory))
 
 
 def test_weights_in_fewer_bits_are_refused_where_they_do_not_run() -> None:
     quantised = EngineConfig(MODEL, quantization="int8")
     check(told(quantised), FOUND)
-    mixture = locate_model("mixtral-8x7b", "dummy", None)
-    with pytest.raises(ValueError, match="quantization='int8': not for a mixture of 8 experts so far"):
-        check(told(quantised), mixture)
+    check(told(quantised), locate_model("mixtral-8x7b", "dummy", None))
     with pytest.raises(ValueError, match="quantization='int8': runs on CPUs so far, not on a GPU"):
         island(told(quantised), replace(NODE, num_gpus=2))
 

@@ -37,18 +37,22 @@ LLAMA3_ROPE = {
 GATED = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
+    "ministral": transformers.MinistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "mixtral": transformers.MixtralConfig,
+    "phi3": transformers.Phi3Config,
 }
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "ministral": "MinistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "opt": "OPTForCausalLM",
 }
 
@@ -108,18 +112,148 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
         {"head_dim": 16, "rms_norm_eps": 1e-5},
         {"num_key_value_heads": 8, "tie_word_embeddings": True, "max_position_embeddings": 4096},
         {"rope_theta": 500000.0, "rope_scaling": None},
-        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}},
-        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_ROPE}},
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_parameters": {"rope_theta": 1234.5, "rope_type": "default"}},
         {"rope_theta": 7.0, "rope_parameters": {"rope_theta": 1234.5}},
-        {"rope_scaling": {"rope_type": "linear", "factor": 4}, "rope_parameters": {"rope_theta": 9.0}},
         {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": 8},
         {"eos_token_id": None, "bos_token_id": None},
     ],
 )
 def test_values_are_read_as_transformers_reads_them(family: str, values: dict[str, Any]) -> None:
     check_gated(family, SIZES | values)
+
+
+@pytest.mark.parametrize("family", sorted(set(GATED) - {"phi3"}))
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_ROPE}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4}, "rope_parameters": {"rope_theta": 9.0}},
+    ],
+)
+def test_scalings_are_read_as_transformers_reads_them(family: str, values: dict[str, Any]) -> None:
+    check_gated(family, SIZES | values)
+
+
+@pytest.mark.parametrize("window", [{}, {"sliding_window": None}, {"sliding_window": 17}])
+def test_phi3_windows_and_fused_tensors(window: dict[str, Any]) -> None:
+    assert check_gated("phi3", SIZES | window).fused_projections
+
+
+def test_phi3_rotates_a_part_of_a_head() -> None:
+    sizes = SIZES | {"head_dim": 16, "partial_rotary_factor": 0.75}
+    rope = check_gated("phi3", sizes).rope
+    assert rope is not None and rope.partial_rotary_factor == 0.75
+    for factor in (0.7, 1.25, 0.01):
+        with pytest.raises(
+            ValueError, match=f"partial_rotary_factor is {factor}; must be .* head_dim, which is 16"
+        ):
+            ours("phi3", sizes | {"partial_rotary_factor": factor})
+
+
+def test_yarn_lengthens_the_sequences_that_a_model_takes() -> None:
+    """Users add it to a file whose max_position_embeddings is the length at first."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    for found, longest in ((32768, 131072), (40960, 131072), (262144, 262144)):
+        assert (
+            ours("qwen2", SIZES | {"max_position_embeddings": found, "rope_scaling": yarn}).max_position
+            == longest
+        )
+
+
+def check_gemma3(values: dict[str, Any]) -> ModelConfig:
+    config = model_config_from_dict({"architectures": ["Gemma3ForCausalLM"], **values})
+    oracle = transformers.Gemma3TextConfig(**json.loads(json.dumps(values)))
+    for kind, rope in (("full_attention", config.rope), ("sliding_attention", config.local_rope)):
+        expected = oracle.rope_parameters[kind]
+        assert rope is not None
+        assert (rope.theta, rope.kind) == (expected["rope_theta"], expected["rope_type"])
+        assert rope.factor == expected.get("factor", 1.0)
+    assert (config.vocab_size, config.hidden_size) == (oracle.vocab_size, oracle.hidden_size)
+    assert config.intermediate_size == oracle.intermediate_size
+    assert config.num_layers == oracle.num_hidden_layers
+    assert (config.num_heads, config.num_kv_heads) == (oracle.num_attention_heads, oracle.num_key_value_heads)
+    assert config.head_dim == oracle.head_dim
+    assert config.max_position == oracle.max_position_embeddings
+    assert config.norm_eps == oracle.rms_norm_eps
+    assert config.activation == "gelu_tanh_gated" and oracle.hidden_activation == "gelu_pytorch_tanh"
+    assert config.tie_word_embeddings == oracle.tie_word_embeddings
+    assert config.qkv_bias == config.attention_out_bias == oracle.attention_bias
+    assert config.query_pre_attn_scalar == oracle.query_pre_attn_scalar
+    assert config.sliding_windows == oracle_windows(oracle)
+    assert config.embedding_scale == oracle.hidden_size**0.5
+    assert config.bos_token_id == oracle.bos_token_id
+    assert config.eos_token_ids == as_ids(oracle.eos_token_id)
+    assert config.pad_token_id == oracle.pad_token_id
+    assert config.qk_norm and config.post_norms and config.norm_offset == 1.0
+    return config
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024},
+        {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 500},
+        {"sliding_window_pattern": 3, "num_hidden_layers": 7},
+        {"layer_types": ["full_attention", "sliding_attention"] * 2, "num_hidden_layers": 4},
+        {
+            "rope_theta": 5e5,
+            "rope_local_base_freq": 2e4,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+        {"rope_scaling": None, "query_pre_attn_scalar": 168, "attention_bias": True},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 123.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 45.0},
+            }
+        },
+        {
+            "rope_parameters": {"full_attention": {"rope_theta": 123.0}, "sliding_attention": None},
+            "rope_scaling": {"factor": 2.0, "rope_type": "linear"},
+            "rope_theta": 77.0,
+        },
+        {"hidden_act": "gelu_pytorch_tanh", "eos_token_id": [1, 106], "tie_word_embeddings": False},
+    ],
+)
+def test_gemma3(values: dict[str, Any]) -> None:
+    check_gemma3(values)
+
+
+def test_a_gemma3_that_sees_is_its_text_part() -> None:
+    text = {"hidden_size": 512, "num_hidden_layers": 4, "sliding_window": 64, "eos_token_id": 9}
+    values = {"text_config": text, "vision_config": {}, "torch_dtype": "bfloat16", "eos_token_id": [1, 106]}
+    config = model_config_from_dict({"architectures": ["Gemma3ForConditionalGeneration"], **values})
+    assert config == model_config_from_dict({"model_type": "gemma3", **values})
+    assert config == model_config_from_dict(
+        {"model_type": "gemma3_text", **text, "torch_dtype": "bfloat16", "eos_token_id": [1, 106]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping is 30.0", "null"]),
+        ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping is 50.0", "null"]),
+        ({"use_bidirectional_attention": True}, ["use_bidirectional_attention is True", "false"]),
+        ({"hidden_activation": "silu"}, ["hidden_activation is 'silu'", "gelu_pytorch_tanh"]),
+        ({"rope_local_base_freq": 0}, ["rope_local_base_freq is 0", "positive number"]),
+        ({"query_pre_attn_scalar": "x"}, ["query_pre_attn_scalar is 'x'", "positive number"]),
+        ({"sliding_window_pattern": 0}, ["sliding_window_pattern is 0", "positive integer"]),
+        ({"layer_types": ["sliding_attention"]}, ["layer_types", "a list of 26 entries"]),
+        ({"rope_scaling": 3}, ["rope_scaling is 3", "an object"]),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": None},
+            ["text_config is missing", "an object"],
+        ),
+    ],
+)
+def test_other_gemmas_are_refused_by_name(values: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ValueError) as error:
+        model_config_from_dict({"architectures": ["Gemma3ForCausalLM"], **values})
+    assert all(part in str(error.value) for part in parts)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -138,6 +272,19 @@ def test_llama3_scaling_without_its_length_takes_the_models() -> None:
 @pytest.mark.parametrize("window", [{}, {"sliding_window": None}, {"sliding_window": 17}])
 def test_mistral_windows(window: dict[str, Any]) -> None:
     check_gated("mistral", SIZES | window)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sliding_window": None},
+        {"sliding_window": 17},
+        {"sliding_window": 17, "layer_types": ["full_attention", *["sliding_attention"] * 3]},
+        {"layer_types": ["full_attention"] * 4},
+    ],
+)
+def test_ministral_windows(values: dict[str, Any]) -> None:
+    check_gated("ministral", SIZES | values)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -303,9 +450,25 @@ def test_end_tokens_of_generation_config_are_merged(
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["architectures", "GPT2LMHeadModel", "Qwen3ForCausalLM"]),
         ({"architectures": None, "model_type": "gpt2"}, ["gpt2", "LlamaForCausalLM"]),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn", "linear, llama3"]),
+        ({"rope_scaling": {"rope_type": "yarn"}}, ["rope_scaling", "factor is missing", "a positive number"]),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1, "beta_slow": 2}},
+            ["rope_scaling", "beta_fast is 1", "greater than beta_slow, which is 2"],
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1},
+            ["rope_theta", "greater than 1"],
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 1e9}},
+            ["factor is 1000000000.0", "at most", "2048"],
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["rope_scaling", "dynamic", "llama3"]),
-        ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "longrope", "llama3"]),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ["short_factor is missing", "4 positive numbers"]),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 0], "long_factor": [1] * 4}},
+            ["short_factor is [1, 1, 1, 0]", "4 positive numbers"],
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, ["rope_scaling", "factor is missing", "positive number"]),
         (
             {"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "high_freq_factor": 0.5}},

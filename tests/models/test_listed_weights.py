@@ -10,6 +10,7 @@ import torch
 
 from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import num_weight_bytes
+from alignedserve.models.presets import PRESETS
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
 from alignedserve.ops.torch_ops import TorchOps
@@ -36,7 +37,18 @@ def source_of(directory: Path) -> SafetensorsSource:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama-gqa-tied", "mistral-window", "qwen2", "qwen3", "qwen3-moe", "mixtral", "opt-post-norm"]
+    "family",
+    [
+        "llama-gqa-tied",
+        "mistral-window",
+        "qwen2",
+        "qwen3",
+        "qwen3-moe",
+        "mixtral",
+        "phi3-partial-window",
+        "gemma3",
+        "opt-post-norm",
+    ],
 )
 def test_all_that_a_model_takes_is_counted(tiny_model: Callable[[str], Path], family: str) -> None:
     directory = tiny_model(family)
@@ -53,3 +65,11 @@ def test_nothing_is_read_of_the_weights(tiny_model: Callable[[str], Path]) -> No
         # a view of the map would be an error
         file.tensor = None  # type: ignore[method-assign, assignment]
     assert num_weight_bytes(load_model_config(tiny_model("qwen2")), torch.float32, source)
+
+
+@pytest.mark.parametrize(
+    ("preset", "billions"), [("qwen3-30b-a3b", 30.532), ("mixtral-8x7b", 46.703), ("qwen3-8b", 8.191)]
+)
+def test_presets_take_what_their_authors_say(preset: str, billions: float) -> None:
+    num_bytes = num_weight_bytes(PRESETS[preset], torch.bfloat16, None)
+    assert num_bytes / 2e9 == pytest.approx(billions, abs=5e-4)

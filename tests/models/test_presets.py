@@ -22,8 +22,8 @@ def num_parameters(config: ModelConfig) -> int:
         layer += 4 * hidden + config.intermediate_size + hidden + 4 * hidden
         ends = config.vocab_size * hidden + (config.max_position + 2) * hidden + 2 * hidden
     else:
-        layer += 2 * hidden + (2 * config.head_dim if config.qk_norm else 0)
-        ends = 2 * config.vocab_size * hidden + hidden
+        layer += (4 if config.post_norms else 2) * hidden + (2 * config.head_dim if config.qk_norm else 0)
+        ends = (1 if config.tie_word_embeddings else 2) * config.vocab_size * hidden + hidden
     return config.num_layers * layer + ends
 
 
@@ -40,6 +40,9 @@ def num_parameters(config: ModelConfig) -> int:
         ("qwen3-8b", 8_190_735_360),
         ("qwen3-30b-a3b", 30_532_122_624),
         ("mixtral-8x7b", 46_702_792_704),
+        ("phi-4", 14_659_507_200),
+        # 4,300,079,472 with 416,866,032 of the vision tower and 2,950,272 of the projector.
+        ("gemma-3-4b", 3_880_263_168),
     ],
 )
 def test_a_preset_has_as_many_parameters_as_the_model(name: str, published: int) -> None:

@@ -86,6 +86,26 @@ def test_the_models_prefix_may_be_absent_or_extra(tmp_path: Path, stored: str, a
     source.finish()
 
 
+@pytest.mark.parametrize("stored", ["language_model.model.norm.weight", "model.language_model.norm.weight"])
+def test_the_text_part_of_a_model_that_sees_is_found(tmp_path: Path, stored: str) -> None:
+    vision = ["vision_tower.norm.weight", "model.vision_tower.head", "multi_modal_projector.weight"]
+    save_file({name: torch.ones(2) for name in [stored, *vision]}, tmp_path / "model.safetensors")
+    source = open_source(tmp_path)
+    assert source.take("model.norm.weight", (2,)).tolist() == [1, 1]
+    source.finish()
+
+
+def test_only_what_is_known_to_see_is_left(tmp_path: Path) -> None:
+    names = ["language_model.model.norm.weight", "audio_tower.weight", "language_model.vision_tower.weight"]
+    save_file({name: torch.ones(2) for name in names}, tmp_path / "model.safetensors")
+    source = open_source(tmp_path)
+    source.take("model.norm.weight", (2,))
+    with pytest.raises(
+        ValueError, match=r"2 tensors that the model does not have: audio_tower\.weight, language"
+    ):
+        source.finish()
+
+
 def test_unaligned_data_is_read(tmp_path: Path) -> None:
     values = torch.tensor([1.5, -2.5])
     header = json.dumps({"x": entry(0, 8, [2])}).encode()

@@ -170,8 +170,8 @@ def test_options_of_vllm_scripts_are_understood() -> None:
     harmless = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.5, "trust_remote_code": True}
     llm = LLM(str(demo.MODEL_DIR), enforce_eager=True, use_tqdm=False, **harmless)
     assert llm.config.enforce_eager and llm.config.gpu_memory_utilization == 0.5
-    with pytest.raises(ValueError, match="tensor_parallel_size=2: only 1"):
-        LLM(str(demo.MODEL_DIR), tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="pipeline_parallel_size=2: only 1"):
+        LLM(str(demo.MODEL_DIR), pipeline_parallel_size=2)
     with pytest.raises(ValueError, match="max_num_seq: unknown.*max_num_seqs"):
         LLM(str(demo.MODEL_DIR), max_num_seq=2)
 

@@ -30,7 +30,7 @@ FAMILY = "llama-gqa-tied"
 def instance_of(directory: Path, num_blocks: int, share_blocks: bool = True, **options: Any) -> LocalInstance:
     engine = make_engine(
         directory,
-        kv_cache_memory_bytes=num_blocks * block_bytes_of(directory),
+        kv_cache_memory_bytes=num_blocks * block_bytes_of(directory, options.get("kv_cache_dtype", "auto")),
         has_reversed=share_blocks,
         block_size=BLOCK_SIZE,
         **options,
@@ -39,11 +39,12 @@ def instance_of(directory: Path, num_blocks: int, share_blocks: bool = True, **o
     return LocalInstance(engine, make_policy(config), options.get("enable_prefix_caching", True))
 
 
-def block_bytes_of(directory: Path) -> int:
-    """3 layers, k and v, and as many heads as the model has, in float32."""
+def block_bytes_of(directory: Path, kv_cache_dtype: str = "auto") -> int:
+    """3 layers, k and v, and as many heads as the model has, in float32 or less."""
     config = json.loads((directory / "config.json").read_text())
-    num_heads = config.get("num_key_value_heads", 4)
-    return 3 * 2 * num_heads * BLOCK_SIZE * (config.get("head_dim") or 16) * 4
+    num_heads, head_dim = config.get("num_key_value_heads", 4), config.get("head_dim") or 16
+    row_bytes = {"auto": 4 * head_dim, "fp8": head_dim, "int8": head_dim + 4}[kv_cache_dtype]
+    return 3 * 2 * num_heads * BLOCK_SIZE * row_bytes
 
 
 @pytest.fixture
@@ -125,10 +126,13 @@ def test_in_any_order(
     assert num_ops["Checkpoint"] and num_ops["Restore"]
 
 
-def test_the_tokens_are_those_without_sharing(tiny_model: Directory, num_ops: Counter[str]) -> None:
-    directory = tiny_model(FAMILY)
-    found = [
-        run_both_classes(instance_of(directory, MAX_LEN // BLOCK_SIZE, share_blocks), seed=0, every=6)
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "int8"])
+def test_the_tokens_are_those_without_sharing(
+    tiny_model: Directory, num_ops: Counter[str], kv_cache_dtype: str
+) -> None:
+    instances = (
+        instance_of(tiny_model(FAMILY), MAX_LEN // BLOCK_SIZE, share_blocks, kv_cache_dtype=kv_cache_dtype)
         for share_blocks in (False, True)
-    ]
+    )
+    found = [run_both_classes(instance, seed=0, every=6) for instance in instances]
     assert found[0] == found[1] and num_ops["Checkpoint"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from alignedserve.kernels.kv_rows import FP8, INT8, from_rows, to_rows
 from alignedserve.ops import cuda_attention
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.cuda_attention import CudaAttention
@@ -79,16 +80,21 @@ STEPS = {
 }
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float32, FP8, INT8], ids=str)
 @pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize("kernel", ["balanced", "plain"])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("spans", STEPS.values(), ids=STEPS.keys())
 def test_a_step_that_is_filled_up_computes_the_same(
-    spans: list[tuple[int, int]], window: int | None, kernel: str, is_reversed: bool
+    spans: list[tuple[int, int]],
+    window: int | None,
+    kernel: str,
+    is_reversed: bool,
+    kv_dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(0)
     work = chunks(*spans, is_reversed=is_reversed)
-    cache = torch.randn(NUM_BLOCKS, 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    cache = to_rows(torch.randn(NUM_BLOCKS, 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM), kv_dtype)
     spec = AttentionSpec(0, HEADS, KV_HEADS, HEAD_DIM, 0.3, sliding_window=window)
     num_tokens = sum(count for _, count in spans)
     qkv = torch.randn(num_tokens, WIDTH)
@@ -111,7 +117,7 @@ def test_a_step_that_is_filled_up_computes_the_same(
     attention.begin()
     out = attention(padded, spec)
     torch.testing.assert_close(out[:num_tokens], expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(cache, expected_cache)
+    torch.testing.assert_close(from_rows(cache), from_rows(expected_cache))
     assert step.output_rows(out).shape == (shape.num_outputs, HEADS * HEAD_DIM)
     torch.testing.assert_close(step.output_rows(out)[:1], expected[-1:], rtol=1e-4, atol=1e-4)
 

@@ -45,6 +45,8 @@ def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
         "opt",
         pytest.param("qwen3", marks=pytest.mark.slow),
         pytest.param("mistral-window", marks=pytest.mark.slow),
+        "phi3-partial-window",
+        "gemma3",
         "qwen3-moe",
         pytest.param("mixtral", marks=pytest.mark.slow),
     ],
@@ -52,9 +54,7 @@ def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
 def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: str) -> None:
     """Prompts longer and shorter than a chunk, and than the window of 24."""
     directory, numbers = tiny_model(family), (1, 5)
-    # Mixtures can't be captured.
-    is_eager = family in ("qwen3-moe", "mixtral")
-    engine = triton_engine(directory, max_prefill_chunk=16, enforce_eager=is_eager)
+    engine = triton_engine(directory, max_prefill_chunk=16)
     assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
 
 
@@ -67,6 +67,15 @@ def test_preemption_at_every_step_changes_nothing(tiny_model: Directory, options
     directory, numbers = tiny_model("llama-gqa-tied"), (1, 4)
     engine = triton_engine(directory, EvictEveryStep, **options)
     assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_kv_in_8_bits_says_what_plain_torch_says(tiny_model: Directory, kv_cache_dtype: str) -> None:
+    directory, some = tiny_model("llama-gqa-tied"), chosen((1, 5))
+    engine = triton_engine(directory, EvictEveryStep, max_prefill_chunk=16, kv_cache_dtype=kv_cache_dtype)
+    plain = make_instance(directory, attention_backend="torch", kv_cache_dtype=kv_cache_dtype)
+    params = greedy_params(NUM_NEW)
+    assert tokens(run(engine, some, params)) == tokens(run(plain, some, params))
 
 
 def random_params() -> list[SamplingParams]:

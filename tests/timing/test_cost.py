@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.timing.cost import Attention, Channel, CostModel, Host, plain_cost
+from alignedserve.timing.cost import Attention, Channel, CostModel, ExpertCounts, Host, plain_cost
 from alignedserve.timing.cost_presets import cost_presets, load_cost_model
 from alignedserve.timing.estimate import Estimate
 
@@ -51,6 +51,28 @@ def test_kv_that_is_far_costs_more() -> None:
     assert model.iteration([], [5000, 5000]) == OPT_13B.iteration([], [5000, 5000])
     more = model.iteration([], [5000, 7000]) - OPT_13B.iteration([], [5000, 7000])
     assert more == pytest.approx(2000 * 1e-7)
+
+
+def test_a_mixture_reads_the_experts_that_its_tokens_hit() -> None:
+    model = msgspec.structs.replace(OPT_13B, expert_counts=ExpertCounts(128, 8), experts_s=0.01)
+
+    def reading(chunks: list[tuple[int, int]], lengths: list[int]) -> float:
+        return model.iteration(chunks, lengths) - OPT_13B.iteration(chunks, lengths)
+
+    assert reading([], [100]) == pytest.approx(0.01 * 8 / 128)
+    assert reading([], [100] * 2) == pytest.approx(0.01 * (8 + 7.5) / 128)
+    assert reading([(50, 1)], [100]) == pytest.approx(reading([], [100] * 2))
+    assert reading([(0, 4096)], []) == pytest.approx(0.01)
+    assert msgspec.json.decode(msgspec.json.encode(model), type=CostModel) == model
+
+
+@given(st.lists(st.tuples(st.integers(0, 999), st.integers(1, 99)), min_size=1, max_size=9))
+def test_chunks_cost_the_same_while_they_are_chosen(chunks: list[tuple[int, int]]) -> None:
+    model = msgspec.structs.replace(OPT_13B, expert_counts=ExpertCounts(16, 2), experts_s=0.01)
+    costs = model.chunks_together()
+    for chunk in chunks[:-1]:
+        costs.add(*chunk)
+    assert costs.seconds_with(*chunks[-1]) == pytest.approx(model.iteration(chunks, []))
 
 
 def test_plain_attention_waits_for_the_longest() -> None:

@@ -21,10 +21,14 @@ def check_kv(case: Case) -> Iterator[Finding]:
     per_token = case.form.block_bytes // case.form.block_size
     most = "" if case.is_cpu or case.engine.kv_cache_memory_bytes else "at most "
     yield ok(
-        f"{in_bytes(per_token)} a token; each instance: {most}{num_tokens} tokens "
+        f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {most}{num_tokens} tokens "
         f"({in_bytes(num_blocks * case.form.block_bytes)}), "
         f"{num_blocks // case.form.num_blocks(case.max_model_len)} requests of {case.max_model_len}"
     )
+
+
+def _kind(case: Case) -> str:
+    return "" if case.form.encoding == "kv" else f" in {case.engine.kv_cache_dtype}"
 
 
 def check_plan(case: Case) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, w
 from alignedserve.models import listed_weights
 from alignedserve.models.locate import NotInCache
 from alignedserve.models.weights import SafetensorsSource
+from alignedserve.ops.shard import Shard
 from alignedserve.text.tokenizer import Tokenizer
 
 
@@ -24,14 +25,16 @@ def check_model(case: Case) -> Iterator[Finding]:
 
 
 def num_weight_bytes(case: Case) -> int:
-    """Returns the bytes of the weights as the model runs with them. Raises ValueError when the files don't
-    contain the model."""
+    """Returns the bytes of an instance's weights as the model runs with them, of all its ranks. Raises ValueError when
+    the files don't contain the model."""
     found, checkpoint = case.model, None
     if not found.is_dummy and found.directory is not None:
         quantised = found.config.quantised
         checkpoint = SafetensorsSource(found.directory, case.torch_dtype, "cpu", False, quantised)
-    return listed_weights.num_weight_bytes(
-        found.config, case.torch_dtype, checkpoint, case.engine.quantization
+    num_ranks = case.engine.tensor_parallel_size
+    # No other rank has more than the first one.
+    return num_ranks * listed_weights.num_weight_bytes(
+        found.config, case.torch_dtype, checkpoint, case.engine.quantization, Shard(0, num_ranks)
     )
 
 
@@ -48,7 +51,9 @@ def check_weights(case: Case) -> Iterator[Finding]:
     stored = case.model.config.dtype
     cast = "" if stored == case.dtype else f" (the checkpoint says {stored})"
     what = "random" if case.model.is_dummy else "complete"
-    yield ok(f"{what}, {size} in {case.dtype}{_quantised(case)}{cast}")
+    num_ranks = case.engine.tensor_parallel_size
+    ranks = f", on {num_ranks} ranks" if num_ranks > 1 else ""
+    yield ok(f"{what}, {size} in {case.dtype}{_quantised(case)}{cast}{ranks}")
 
 
 def _quantised(case: Case) -> str:

@@ -13,11 +13,16 @@ from alignedserve.engine.build import BuiltEngine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.models.config import ModelConfig
 from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.timing.cost import ExpertCounts
 
 
 def facts_of(built: BuiltEngine, config: EngineConfig) -> dict[str, str]:
     cache = built.engine.cache
     return facts_from(built.model_config, cache.format, config, cache.blocks.device, torch.get_num_threads())
+
+
+def experts_of(config: ModelConfig) -> ExpertCounts | None:
+    return ExpertCounts(config.moe.num_experts, config.moe.top_k) if config.moe else None
 
 
 def facts_from(

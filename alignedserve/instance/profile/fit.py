@@ -3,10 +3,10 @@
 The fit is of relative errors, so shorter points weigh more. Attention is taken to be balanced: lengths count by their
 sum.
 
-    decodes   max over the lines (fixed_s + token_s * n)
+    decodes   max over the lines (fixed_s + token_s * n) + experts_s * the share of experts that n tokens hit
               + decode_attention_s * sum of lengths + decode_far_s * what of that is beyond num_near_tokens
     chunks    prefill_fixed_s + prefill_token_s * c + max(prefill_attention_s * (2bc + c^2), reading all KV)
-              + prefill_context_s * (b + c)
+              + prefill_context_s * (b + c) + experts_s * the share of experts that c tokens hit
 
 Both maxima are linear once it is known which side wins: so it fits, looks which side wins, and fits again.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.instance.profile.points import Measured
-from alignedserve.timing.cost import Channel, Channels, CostModel, Line
+from alignedserve.timing.cost import Channel, Channels, CostModel, ExpertCounts, Line
 
 Numbers = NDArray[np.float64]
 
@@ -42,10 +42,12 @@ class DecodeFit:
     attention_s: float
     far_s: float
     num_near: int
+    experts_s: float
 
-    def seconds(self, count: Numbers, total: Numbers) -> Numbers:
+    def seconds(self, count: Numbers, total: Numbers, hit: Numbers) -> Numbers:
         far = np.maximum(total - self.num_near, 0)
-        return _longest(self.lines, count) + self.attention_s * total + self.far_s * far
+        kv_s = self.attention_s * total + self.far_s * far
+        return _longest(self.lines, count) + kv_s + self.experts_s * hit
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,17 @@ class Error:
     num_points: int
 
 
-def fit(points: Sequence[Measured], kv_bytes_per_token: int, num_kv_tokens: int, source: str) -> CostModel:
-    decode = fit_decodes([each for each in points if each.point.kind == "decode"])
-    chunk = fit_chunks([each for each in points if each.point.kind == "chunk"], decode.attention_s)
+def fit(
+    points: Sequence[Measured],
+    kv_bytes_per_token: int,
+    num_kv_tokens: int,
+    source: str,
+    experts: ExpertCounts | None = None,
+) -> CostModel:
+    """`experts`: of a mixture."""
+    decode = fit_decodes([each for each in points if each.point.kind == "decode"], experts)
+    chunks = [each for each in points if each.point.kind == "chunk"]
+    chunk = fit_chunks(chunks, decode.attention_s, decode.experts_s * _hit_shares(chunks, experts))
     return CostModel(
         source=source,
         kv_bytes_per_token=kv_bytes_per_token,
@@ -82,16 +92,22 @@ def fit(points: Sequence[Measured], kv_bytes_per_token: int, num_kv_tokens: int,
         num_near_tokens=decode.num_near,
         num_filling=1.0,
         channels=_NO_CHANNELS,
+        expert_counts=experts,
+        experts_s=decode.experts_s,
     )
 
 
 def fit_held_out(
-    points: Sequence[Measured], kv_bytes_per_token: int, num_kv_tokens: int, source: str
+    points: Sequence[Measured],
+    kv_bytes_per_token: int,
+    num_kv_tokens: int,
+    source: str,
+    experts: ExpertCounts | None = None,
 ) -> tuple[CostModel, dict[str, Error]]:
     """Fits all points. Returns as well, by kind, the errors which a fit of most points makes on the others."""
     kept, held_out = split(points)
-    without = fit(kept, kv_bytes_per_token, num_kv_tokens, source)
-    return fit(points, kv_bytes_per_token, num_kv_tokens, source), errors(without, held_out)
+    without = fit(kept, kv_bytes_per_token, num_kv_tokens, source, experts)
+    return fit(points, kv_bytes_per_token, num_kv_tokens, source, experts), errors(without, held_out)
 
 
 def split(points: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
@@ -121,19 +137,19 @@ def relative_error(model: CostModel, measured: Measured) -> float:
 # ---- decodes ---------------------------------------------------------------------------------------------------------
 
 
-def fit_decodes(points: Sequence[Measured]) -> DecodeFit:
+def fit_decodes(points: Sequence[Measured], experts: ExpertCounts | None = None) -> DecodeFit:
     if not points:
         raise ValueError("no decodes to fit")
     count = np.array([len(each.point.lengths) for each in points], float)
     total = np.array([sum(each.point.lengths) for each in points], float)
-    seconds = _seconds(points)
+    seconds, hit = _seconds(points), _hit_shares(points, experts)
 
     def error(found: DecodeFit) -> float:
-        return float(np.mean(np.abs(found.seconds(count, total) / seconds - 1)))
+        return float(np.mean(np.abs(found.seconds(count, total, hit) / seconds - 1)))
 
     starts = [np.searchsorted(crossings, count, "right") for crossings in _crossings(count)]
     return min(
-        (_fit_lines(count, total, seconds, start, near) for near in _nears(total) for start in starts),
+        (_fit_lines(count, total, hit, seconds, start, near) for near in _nears(total) for start in starts),
         key=error,
     )
 
@@ -156,20 +172,21 @@ def _nears(total: Numbers) -> list[int]:
 
 
 def _fit_lines(
-    count: Numbers, total: Numbers, seconds: Numbers, which: NDArray[np.intp], num_near: int
+    count: Numbers, total: Numbers, hit: Numbers, seconds: Numbers, which: NDArray[np.intp], num_near: int
 ) -> DecodeFit:
-    lines, attention_s, far_s = list[Line](), 0.0, 0.0
+    lines, attention_s, far_s, experts_s = list[Line](), 0.0, 0.0, 0.0
     far = np.maximum(total - num_near, 0)
     for _ in range(_NUM_ROUNDS):
         kinds = np.unique(which)
-        columns = [(which == kind) * factor for kind in kinds for factor in (np.ones_like(count), count)]
-        *found, attention_s, far_s = least_squares(np.stack([*columns, total, far], axis=1), seconds).tolist()
+        of_lines = [(which == kind) * factor for kind in kinds for factor in (np.ones_like(count), count)]
+        columns = np.stack([*of_lines, total, far, hit], axis=1)
+        *found, attention_s, far_s, experts_s = least_squares(columns, seconds).tolist()
         lines = [Line(*found[index : index + 2]) for index in range(0, len(found), 2)]
         again = np.argmax([line.fixed_s + line.token_s * count for line in lines], axis=0)
         if (again == which).all():
             break
         which = again
-    return DecodeFit(lines, max(attention_s, _LEAST_S), far_s, num_near)
+    return DecodeFit(lines, max(attention_s, _LEAST_S), far_s, num_near, experts_s)
 
 
 def _longest(lines: Sequence[Line], count: Numbers) -> Numbers:
@@ -180,8 +197,8 @@ def _longest(lines: Sequence[Line], count: Numbers) -> Numbers:
 # ---- chunks ----------------------------------------------------------------------------------------------------------
 
 
-def fit_chunks(points: Sequence[Measured], attention_s: float) -> ChunkFit:
-    """Fits the points, each of which has one chunk."""
+def fit_chunks(points: Sequence[Measured], attention_s: float, experts_s: Numbers | float = 0.0) -> ChunkFit:
+    """Fits the points, each of which has one chunk. `experts_s`: the seconds in which it reads its experts."""
     if not points:
         raise ValueError("no chunks to fit")
     before, count = np.array([each.point.chunks[0] for each in points], float).T
@@ -190,7 +207,8 @@ def fit_chunks(points: Sequence[Measured], attention_s: float) -> ChunkFit:
     is_reading = np.zeros(len(points), bool)
     for _ in range(_NUM_ROUNDS):
         columns = [np.ones_like(count), count, np.where(is_reading, 0.0, pairs), before + count]
-        found = least_squares(np.stack(columns, axis=1), seconds, offset=np.where(is_reading, read_s, 0.0))
+        offset = np.where(is_reading, read_s, 0.0) + experts_s
+        found = least_squares(np.stack(columns, axis=1), seconds, offset)
         again = read_s > found[2] * pairs
         if (again == is_reading).all():
             break
@@ -214,6 +232,11 @@ def least_squares(columns: Numbers, seconds: Numbers, offset: Numbers | float = 
     if kept:
         full[kept] = found / norms[kept]
     return full
+
+
+def _hit_shares(points: Sequence[Measured], experts: ExpertCounts | None) -> Numbers:
+    """Zeros if there are no experts."""
+    return np.array([experts.hit_share(each.point.num_computed) if experts else 0.0 for each in points])
 
 
 def _seconds(points: Sequence[Measured]) -> Numbers:

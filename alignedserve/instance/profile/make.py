@@ -14,6 +14,7 @@ from alignedserve.instance.profile.fit import fit_held_out
 from alignedserve.instance.profile.grid import grid
 from alignedserve.instance.profile.measure import measure, reach_of
 from alignedserve.instance.profile.saved import VERSION, Profile, load, locked, save
+from alignedserve.timing.cost import ExpertCounts
 
 logger = logging.getLogger(__name__)
 
@@ -41,33 +42,38 @@ def make(
     facts: dict[str, str],
     effort: Effort,
     progress: Callable[[float], None] = lambda share: None,
+    experts: ExpertCounts | None = None,
 ) -> Profile:
-    """Measures and fits. `engine` must be idle, and is left idle."""
+    """Measures and fits. `engine` must be idle, and is left idle. `experts`: of a mixture."""
     reach, form = reach_of(engine), engine.cache.format
     points, crowd = grid(reach, effort.is_brief), Crowd()
     is_slow = measure(engine, points[:1], 0.0, 1)[0].seconds > SLOW_S
     budget_s = effort.slow_budget_s if is_slow else effort.budget_s
     measured = measure(engine, points, budget_s, effort.max_rounds, progress)
     cost, errors = fit_held_out(
-        measured, form.block_bytes // form.block_size, reach.num_kv_tokens, _source(facts)
+        measured, form.block_bytes // form.block_size, reach.num_kv_tokens, _source(facts), experts
     )
     return Profile(VERSION, facts, reach, len(measured), errors, crowd.waited_share, cost)
 
 
-def find_or_make(engine: Engine, facts: dict[str, str], path: Path) -> Profile:
+def find_or_make(
+    engine: Engine, facts: dict[str, str], path: Path, experts: ExpertCounts | None = None
+) -> Profile:
     """Returns the saved profile, or makes a brief one and saves it if none fits. Nothing that is wrong with the file
     keeps an instance from starting."""
     try:
         with locked(path):
-            return load(path, facts, reach_of(engine)) or _make_and_save(engine, facts, path)
+            return load(path, facts, reach_of(engine)) or _make_and_save(engine, facts, path, experts)
     except OSError as error:
         logger.warning("The cost model's profile can't be kept: %s", error)
-        return make(engine, facts, BRIEF)
+        return make(engine, facts, BRIEF, experts=experts)
 
 
-def _make_and_save(engine: Engine, facts: dict[str, str], path: Path) -> Profile:
+def _make_and_save(
+    engine: Engine, facts: dict[str, str], path: Path, experts: ExpertCounts | None
+) -> Profile:
     begun_s = time.monotonic()
-    profile = make(engine, facts, BRIEF)
+    profile = make(engine, facts, BRIEF, experts=experts)
     logger.debug("Profiled %d iterations in %.1f s: %s", profile.num_points, time.monotonic() - begun_s, path)
     save(path, profile)
     return profile

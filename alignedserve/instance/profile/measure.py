@@ -8,6 +8,7 @@ counts relative to those of the reference around it; the median over all rounds 
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -155,9 +156,8 @@ class Bench:
         self._engine = engine
         tokens = np.random.default_rng(0).integers(engine.vocabulary.size, size=engine.max_model_len)
         self._tokens: list[int] = tokens.tolist()
-        shape = engine.cache.blocks.shape[1:]
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * _KV_DEVIATION
-        self._noise = noise.to(engine.cache.blocks)
+        shape = (*engine.format.shape[:-1], engine.format.head_dim)
+        self._noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * _KV_DEVIATION
         self._noisy: set[BlockId] = set()
         self._num_requests = 0
 
@@ -176,7 +176,12 @@ class Bench:
 
     @contextmanager
     def _decodes(self, lengths: Sequence[int]) -> Iterator[Work]:
-        requests = [self._request(length - 1, length - 1, [self._tokens[0]]) for length in lengths]
+        # Tokens differ: of a mixture, equal ones would all go through the same few experts.
+        tokens = itertools.cycle(self._tokens)
+        requests = [
+            self._request(length - 1, length - 1, [token])
+            for length, token in zip(lengths, tokens, strict=False)
+        ]
         try:
             yield [(request, 1) for request in requests]
         finally:
@@ -213,7 +218,7 @@ class Bench:
     def _fill(self, blocks: Sequence[BlockId]) -> None:
         new = [block for block in blocks if block not in self._noisy]
         if new:
-            self._engine.cache.blocks[new] = self._noise
+            self._engine.cache.fill(new, self._noise)
             self._noisy.update(new)
 
     def _release(self, requests: Sequence[Request]) -> None:

@@ -17,6 +17,7 @@
 #include <limits>
 #include <utility>
 
+#include "coded_tile.h"
 #include "key_tile.h"
 #include "math.h"
 #include "ops.h"
@@ -49,6 +50,10 @@ struct Task {
   char* keys;
   char* values;
   T* weights;
+  // of rows in 8 bits: the tile's scales, where rows have one, and room for its numbers
+  float* key_scales = nullptr;
+  float* value_scales = nullptr;
+  T* numbers = nullptr;
   // of all KV heads: [row][head_dim], [row][padded_dim], [row][lane] (sums of weights in 16 parts), [row]
   T* q;
   float* out;
@@ -59,12 +64,20 @@ struct Task {
     const size_t key_bytes = head_words * kKeyTiles * kStepBytes;
     const size_t value_bytes = words<T>(kTileKeys) * value_tiles * kStepBytes;
     const int64_t rows = queries.num_heads * rows_held;
+    const int64_t num_scales = op.coding == KvCoding::Int8 ? kTileKeys : 0;
+    const int64_t num_numbers = op.coding == KvCoding::Values ? 0 : kTileKeys * op.head_dim;
     Scratch scratch(key_bytes + value_bytes + Scratch::padded<T>(kMaxRows * kTileKeys) +
+                    2 * Scratch::padded<float>(num_scales) + Scratch::padded<T>(num_numbers) +
                     Scratch::padded<T>(rows * op.head_dim) + Scratch::padded<float>(rows * padded_dim) +
                     Scratch::padded<float>(rows * kLanes) + Scratch::padded<float>(rows));
     keys = scratch.take<char>(key_bytes);
     values = scratch.take<char>(value_bytes);
     weights = scratch.take<T>(kMaxRows * kTileKeys);
+    if (num_scales) {
+      key_scales = scratch.take<float>(num_scales);
+      value_scales = scratch.take<float>(num_scales);
+    }
+    numbers = scratch.take<T>(num_numbers);
     q = scratch.take<T>(rows * op.head_dim);
     out = scratch.take<float>(rows * padded_dim);
     sums = scratch.take<float>(rows * kLanes);
@@ -89,10 +102,10 @@ void load_queries(const Task<T>& task, int64_t kv_head) {
   for (int64_t t = 0; t < task.queries.num_tokens; ++t) {
     const int64_t token = task.queries.first_token + t;
     const T* x = static_cast<const T*>(op.qkv) + token * op.qkv_stride + kv_head * task.group * op.head_dim;
-    const float* rope = op.rope ? op.rope + int64_t(task.step.positions[token]) * op.head_dim : nullptr;
+    const float* rope = op.rope ? op.rope + int64_t(task.step.positions[token]) * op.rotary_dim : nullptr;
     for (int64_t h = 0; h < task.group; ++h)
       norm_and_rotate(x + h * op.head_dim, task.q + (t * task.group + h) * op.head_dim, op.head_dim, rope,
-                      static_cast<const T*>(op.q_norm), op.eps);
+                      op.rotary_dim, op.q_norm, op.eps);
   }
 }
 
@@ -137,7 +150,8 @@ __attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int r
     for (int v = 0; v < kKeyVectors; ++v) {
       const f32x16 weight = exp2_lanes(scores[r][v] - highest[r]);
       sum += weight;
-      store(task.weights + r * kTileKeys + v * kLanes, weight);
+      store(task.weights + r * kTileKeys + v * kLanes,
+            task.value_scales ? weight * load(task.value_scales + v * kLanes) : weight);
     }
     store(task.sums + (row + r) * kLanes, sum);
   }
@@ -187,6 +201,9 @@ struct RowBlock {
       else
         for (int r = 0; r < ROWS; ++r)
           for (int v = 0; v < kTileVectors; ++v) scores[r][tile * kTileVectors + v] = f32x16{};
+    if (task.key_scales)
+      for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < kKeyVectors; ++v) scores[r][v] *= load(task.key_scales + v * kLanes);
     const bool all_visible =
         first_key + kTileKeys - 1 <= earliest && (!task.op.window || first_key > latest - task.op.window);
     if (!all_visible) mask(task, row, ROWS, first_key, scores);
@@ -228,6 +245,30 @@ KeySpan span_of(const Step& step, const TokenBlock& queries, int64_t head) {
   return {queries.seq, queries.first_head + head, step.positions[queries.first_token] + queries.num_tokens};
 }
 
+// Lays the tile's keys out in task.keys.
+template <class T>
+void pack_keys(const Task<T>& task, const KeyRows& rows) {
+  const AttentionOp& op = task.op;
+  if (op.coding == KvCoding::Values) return pack_keys(rows, task.head_words, task.keys);
+  if (task.key_scales) read_scales(rows.keys, rows.count, op.head_dim, task.key_scales);
+  if (kLooksUpCodes<T>) return pack_coded_keys(op.coding, rows, op.head_dim, task.keys);
+  KeyRows numbers = rows;
+  read_rows(op.coding, rows.count, op.head_dim, numbers.keys, task.numbers);
+  pack_keys(numbers, task.head_words, task.keys);
+}
+
+// Likewise its values in task.values; fetches the keys `ahead`.
+template <class T>
+void pack_values(const Task<T>& task, const KeyRows& rows, const KeyRows& ahead) {
+  const AttentionOp& op = task.op;
+  if (op.coding == KvCoding::Values) return pack_values<T>(rows, ahead, op.head_dim, task.values);
+  if (task.value_scales) read_scales(rows.values, rows.count, op.head_dim, task.value_scales);
+  if (kLooksUpCodes<T>) return pack_coded_values(op.coding, rows, ahead, op.head_dim, task.values);
+  KeyRows numbers = rows;
+  read_rows(op.coding, rows.count, op.head_dim, numbers.values, task.numbers);
+  pack_values<T>(numbers, ahead, op.head_dim, task.values);
+}
+
 // `next`: what this thread probably does after this, to fetch its first keys
 template <class T>
 void run_task(const Task<T>& task, const TokenBlock& next) {
@@ -238,8 +279,8 @@ void run_task(const Task<T>& task, const TokenBlock& next) {
   }
   const RowBlocks blocks{task.num_rows};
   const int64_t begin = first_tile(task.op, task.first_position);
-  KeyRows<T> tiles[2];
-  KeyRows<T>*rows = &tiles[0], *ahead = &tiles[1];
+  KeyRows tiles[2];
+  KeyRows *rows = &tiles[0], *ahead = &tiles[1];
   find_rows(task.op, task.step, span_of(task.step, queries, 0), begin, *rows);
   for (int64_t key = begin; key < task.end_position; key += kTileKeys)
     for (int64_t head = 0; head < queries.num_heads; ++head, std::swap(rows, ahead)) {
@@ -250,8 +291,8 @@ void run_task(const Task<T>& task, const TokenBlock& next) {
       else
         find_rows(task.op, task.step, span_of(task.step, next, 0),
                   first_tile(task.op, task.step.positions[next.first_token]), *ahead);
-      pack_keys(*rows, task.head_words, task.keys);
-      pack_values(*rows, *ahead, task.op.head_dim, task.values);
+      pack_keys(task, *rows);
+      pack_values(task, *rows, *ahead);
       attend_rows(task.of_head(head), blocks, key, std::make_integer_sequence<int, kMaxRows>{});
     }
   for (int64_t head = 0; head < queries.num_heads; ++head)

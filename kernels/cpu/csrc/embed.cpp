@@ -1,4 +1,4 @@
-// Embedding lookup. Rows of the table, optionally added to another value (learned positions).
+// Embedding lookup. Rows of the table, optionally scaled and added to another value (learned positions).
 //
 // A table that is also the output layer's weight is kept once, in that layer's tiles: a row is a column there.
 
@@ -27,11 +27,13 @@ static void embed_rows(const EmbedOp& op, RowRange rows) {
       copy_column(table, op.tile_bytes, id, row_bytes, reinterpret_cast<char*>(to));
     else
       std::memcpy(to, table + id * row_bytes, row_bytes);
-    if (!op.add_to) continue;
-    const T* add = static_cast<const T*>(op.add_to) + row * op.add_stride;
+    if (!op.add_to && op.scale == 1.0f) continue;
+    const T* add = op.add_to ? static_cast<const T*>(op.add_to) + row * op.add_stride : nullptr;
     for (int64_t i = 0; i < op.width; i += kLanes) {
       const int64_t left = op.width - i;
-      store_up_to(to + i, load_up_to(to + i, left) + load_up_to(add + i, left), left);
+      f32x16 v = load_up_to(to + i, left) * op.scale;
+      if (add) v += load_up_to(add + i, left);
+      store_up_to(to + i, v, left);
     }
   }
 }

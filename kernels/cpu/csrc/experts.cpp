@@ -69,7 +69,8 @@ void mix_row(const SpreadOp& op, int64_t row) {
       const float* of_expert = static_cast<const float*>(op.x) + places[k] * op.x_stride;
       sum = fma(splat(weights[k]), load_up_to(of_expert + i, left), sum);
     }
-    store_up_to(out + i, load_up_to(residual + i, left) + sum, left);
+    if (op.residual) sum = load_up_to(residual + i, left) + sum;
+    store_up_to(out + i, sum, left);
   }
 }
 
@@ -79,11 +80,11 @@ struct ExpertCut {
   int64_t num_tiles, tiles_per_chunk, tile_chunks, rows_at_once;
 
   ExpertCut(const LinearOp& op, Dtype dtype) {
-    const int64_t steps = dtype == Dtype::Float32 ? words<float>(op.in_features) : words<bf16>(op.in_features);
-    num_tiles = ceil_div(op.out_features * (op.activation == Activation::SiluGated ? 2 : 1), kTileColumns);
-    tiles_per_chunk = std::max<int64_t>(1, kWeightBytesPerChunk / (steps * kStepBytes));
+    num_tiles = ceil_div(op.out_features * (is_gated(op.activation) ? 2 : 1), kTileColumns);
+    tiles_per_chunk = std::max<int64_t>(1, kWeightBytesPerChunk / linear_tile_bytes(op, dtype));
     tile_chunks = ceil_div(num_tiles, tiles_per_chunk);
-    rows_at_once = std::clamp<int64_t>(kRowBytesInL2 / (steps * kWordBytes) / kMaxRows * kMaxRows, kMaxRows, 240);
+    const int64_t row_bytes = linear_row_bytes(op, dtype);
+    rows_at_once = std::clamp<int64_t>(kRowBytesInL2 / row_bytes / kMaxRows * kMaxRows, kMaxRows, 240);
   }
 };
 
@@ -139,7 +140,12 @@ void expert_linear(const ExpertLinearOp& op, Dtype dtype, const Step&, int64_t c
   const int64_t number = chunk / cut.tile_chunks;
   if (number >= op.routing.hit[0]) return;
   LinearOp linear = op.linear;
-  linear.weight = static_cast<const char*>(linear.weight) + op.routing.hit[1 + number] * op.expert_bytes;
+  const int64_t expert = op.routing.hit[1 + number];
+  linear.weight = static_cast<const char*>(linear.weight) + expert * op.expert_bytes;
+  if (linear.scales) {
+    linear.scales += expert * op.expert_columns;
+    linear.starts += expert * op.expert_columns;
+  }
   const int64_t first_tile = chunk % cut.tile_chunks * cut.tiles_per_chunk;
   const int64_t end_tile = std::min(cut.num_tiles, first_tile + cut.tiles_per_chunk);
   const int64_t end = op.routing.starts[number + 1];

@@ -15,44 +15,41 @@ struct KeySpan {
 };
 
 // Where the K and V of a tile's keys are. Those past the span's end are zeros: their memory may hold anything.
-template <class T>
 struct KeyRows {
   int count;
-  const T* keys[kTileKeys];
-  const T* values[kTileKeys];
+  const char* keys[kTileKeys];
+  const char* values[kTileKeys];
 };
 
-template <class T>
-inline void find_rows(const AttentionOp& op, const Step& step, const KeySpan& span, int64_t first_key,
-                      KeyRows<T>& rows) {
-  alignas(64) static const T zeros[kMaxHeadDim] = {};
+alignas(64) inline const char kZeroRow[kMaxHeadDim * sizeof(float)] = {};
+
+inline void find_rows(const AttentionOp& op, const Step& step, const KeySpan& span, int64_t first_key, KeyRows& rows) {
   const int32_t* table = step.block_table + span.seq * step.block_table_stride;
   const int count = int(std::clamp<int64_t>(span.end - first_key, 0, kTileKeys));
   int64_t block = first_key / op.block_size, slot = first_key % op.block_size;
   const bool is_reversed = step.is_reversed[span.seq];
-  const int64_t next_key = is_reversed ? -int64_t(op.head_dim) : op.head_dim;
+  const int64_t next_key = is_reversed ? -op.row_bytes : op.row_bytes;
   for (int i = 0; i < count; ++block, slot = 0) {
-    const T* key = key_of<T>(op, table[block], is_reversed ? op.block_size - 1 - slot : slot, span.kv_head);
+    const char* key = key_of(op, table[block], is_reversed ? op.block_size - 1 - slot : slot, span.kv_head);
     const int run_end = int(std::min<int64_t>(count, i + op.block_size - slot));
     for (; i < run_end; ++i, key += next_key) {
       rows.keys[i] = key;
       rows.values[i] = key + op.value_offset;
     }
   }
-  for (int i = count; i < kTileKeys; ++i) rows.keys[i] = rows.values[i] = zeros;
+  for (int i = count; i < kTileKeys; ++i) rows.keys[i] = rows.values[i] = kZeroRow;
   rows.count = count;
 }
 
 // [32 keys at a time][word][key]; keys from rows.count on, up to a whole vector of them, are zeros.
 // Fetches the same tile's values.
-template <class T>
-inline void pack_keys(const KeyRows<T>& rows, int64_t head_words, char* tiles) {
+inline void pack_keys(const KeyRows& rows, int64_t head_words, char* tiles) {
   const auto* keys = reinterpret_cast<const uint32_t* const*>(rows.keys);
   for (int first = 0; first < rows.count; first += kLanes) {
     char* tile = tiles + first / kTileColumns * head_words * kStepBytes + first % kTileColumns * kWordBytes;
     for (int64_t word = 0; word < head_words; word += kLanes) {
       for (int i = first; i < first + kLanes; ++i)
-        __builtin_prefetch(reinterpret_cast<const char*>(rows.values[i]) + word * kWordBytes);
+        __builtin_prefetch(rows.values[i] + word * kWordBytes);
       uint32_t* to = reinterpret_cast<uint32_t*>(tile + word * kStepBytes);
       if (word + kLanes <= head_words)
         transpose16(keys + first, word, kLanes, to, kTileColumns);
@@ -100,15 +97,16 @@ static ALWAYS_INLINE void pack_value_word(const bf16* const* keys, ValueColumns 
 // [32 values at a time][word along keys][value]; keys from rows.count on, up to a whole word, are zeros.
 // Fetches the keys `ahead`.
 template <class T>
-inline void pack_values(const KeyRows<T>& rows, const KeyRows<T>& ahead, int64_t head_dim, char* tiles) {
+inline void pack_values(const KeyRows& rows, const KeyRows& ahead, int64_t head_dim, char* tiles) {
+  const auto* values = reinterpret_cast<const T* const*>(rows.values);
   for (int64_t column = 0; column < head_dim; column += kTileColumns, tiles += words<T>(kTileKeys) * kStepBytes) {
     const ValueColumns columns{column, std::min<int64_t>(kTileColumns, head_dim - column)};
     char* to = tiles;
     for (int key = 0; key < rows.count; key += kWordValues<T>, to += kStepBytes) {
       for (int i = key; i < key + kWordValues<T>; ++i)
         for (size_t line = 0; line < kTileColumns * sizeof(T); line += kLineBytes)
-          __builtin_prefetch(reinterpret_cast<const char*>(ahead.keys[i] + column) + line);
-      pack_value_word(rows.values + key, columns, to);
+          __builtin_prefetch(ahead.keys[i] + column * sizeof(T) + line);
+      pack_value_word(values + key, columns, to);
     }
   }
 }

@@ -44,7 +44,7 @@ struct Cut {
   Cut(const LinearOp& op, Dtype dtype, const Step& step) {
     const int64_t row_bytes = num_words(op, dtype) * kWordBytes;
     tile_bytes = tile_bytes_of(op, dtype);
-    num_tiles = ceil_div(op.out_features * (op.activation == Activation::SiluGated ? 2 : 1), kTileColumns);
+    num_tiles = ceil_div(op.out_features * (is_gated(op.activation) ? 2 : 1), kTileColumns);
     const int64_t fitting_rows = kRowBytesInL2 / row_bytes / kMaxRows * kMaxRows;
     rows_per_chunk = std::max<int64_t>(kMaxRows, std::min<int64_t>(fitting_rows, 240));
     row_chunks = ceil_div(step.num_rows, rows_per_chunk);
@@ -59,7 +59,8 @@ template <Activation ACTIVATION>
 ALWAYS_INLINE f32x16 activate(f32x16 x) {
   if constexpr (ACTIVATION == Activation::Relu) return relu(x);
   if constexpr (ACTIVATION == Activation::Gelu) return gelu(x);
-  if constexpr (ACTIVATION == Activation::GeluTanh) return gelu_tanh(x);
+  if constexpr (ACTIVATION == Activation::GeluTanh || ACTIVATION == Activation::GeluTanhGated) return gelu_tanh(x);
+  if constexpr (ACTIVATION == Activation::SiluGated) return silu(x);
   return x;
 }
 
@@ -84,8 +85,8 @@ ALWAYS_INLINE void finish_tile(const LinearOp& op, int64_t row, int rows, int64_
   for (int v = 0; op.bias && v < kTileVectors; ++v) bias[v] = load(op.bias + tile * kTileColumns + v * kLanes);
   for (int r = 0; r < rows; ++r) {
     const f32x16* sum = sums.first + r * sums.stride;
-    if constexpr (ACTIVATION == Activation::SiluGated) {
-      write_out<T, Out>(op, row + r, tile * kLanes, silu(sum[0] + bias[0]) * (sum[1] + bias[1]));
+    if constexpr (is_gated(ACTIVATION)) {
+      write_out<T, Out>(op, row + r, tile * kLanes, activate<ACTIVATION>(sum[0] + bias[0]) * (sum[1] + bias[1]));
     } else {
       for (int v = 0; v < kTileVectors; ++v)
         write_out<T, Out>(op, row + r, tile * kTileColumns + v * kLanes, activate<ACTIVATION>(sum[v] + bias[v]));
@@ -106,6 +107,8 @@ __attribute__((noinline)) void finish(const LinearOp& op, int64_t row, int rows,
       return finish_tile<T, Out, Activation::GeluTanh>(op, row, rows, tile, sums);
     case Activation::SiluGated:
       return finish_tile<T, Out, Activation::SiluGated>(op, row, rows, tile, sums);
+    case Activation::GeluTanhGated:
+      return finish_tile<T, Out, Activation::GeluTanhGated>(op, row, rows, tile, sums);
   }
 }
 
@@ -295,3 +298,7 @@ void linear(const LinearOp& op, Dtype dtype, const Step& step, int64_t chunk) {
 void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span) {
   dtype == Dtype::Float32 ? multiply_any<float>(op, span) : multiply_any<bf16>(op, span);
 }
+
+int64_t linear_row_bytes(const LinearOp& op, Dtype dtype) { return num_words(op, dtype) * kWordBytes; }
+
+int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype) { return tile_bytes_of(op, dtype); }

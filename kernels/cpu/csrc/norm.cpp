@@ -23,18 +23,17 @@ ALWAYS_INLINE float sum_of(const T* x, int64_t width, F f) {
 }
 
 template <class T>
-void norm_row(const NormOp& op, const T* x, T* out) {
+void norm_row(const NormOp& op, const T* x, const T* residual, T* out) {
   const float width = float(op.width);
   const float mean = op.centred ? sum_of(x, op.width, [](f32x16 v) { return v; }) / width : 0.0f;
   const float variance = sum_of(x, op.width, [mean](f32x16 v) { return (v - mean) * (v - mean); }) / width;
   const float scale = 1.0f / std::sqrt(variance + op.eps);
-  const T* weight = static_cast<const T*>(op.weight);
-  const T* bias = static_cast<const T*>(op.bias);
   for (int64_t i = 0; i < op.width; i += kLanes) {
     const int64_t left = op.width - i;
     f32x16 v = (load_up_to(x + i, left) - mean) * scale;
-    if (weight) v *= load_up_to(weight + i, left);
-    if (bias) v += load_up_to(bias + i, left);
+    if (op.weight) v *= load_up_to(op.weight + i, left);
+    if (op.bias) v += load_up_to(op.bias + i, left);
+    if (residual) v += load_up_to(residual + i, left);
     store_up_to(out + i, v, left);
   }
 }
@@ -42,7 +41,9 @@ void norm_row(const NormOp& op, const T* x, T* out) {
 template <class T>
 void norm_rows(const NormOp& op, RowRange rows) {
   for (int64_t row = rows.begin; row < rows.end; ++row)
-    norm_row(op, static_cast<const T*>(op.x) + row * op.x_stride, static_cast<T*>(op.out) + row * op.out_stride);
+    norm_row(op, static_cast<const T*>(op.x) + row * op.x_stride,
+             op.residual ? static_cast<const T*>(op.residual) + row * op.residual_stride : nullptr,
+             static_cast<T*>(op.out) + row * op.out_stride);
 }
 
 }  // namespace

@@ -10,7 +10,12 @@
 
 enum class Dtype : int32_t { Float32 = 0, Bfloat16 = 1 };
 
-enum class Activation : int32_t { None = 0, Relu = 1, Gelu = 2, GeluTanh = 3, SiluGated = 4 };
+enum class Activation : int32_t { None = 0, Relu = 1, Gelu = 2, GeluTanh = 3, SiluGated = 4, GeluTanhGated = 5 };
+
+// Two of the weight's columns, gate and up, yield one of the output.
+constexpr bool is_gated(Activation activation) {
+  return activation == Activation::SiluGated || activation == Activation::GeluTanhGated;
+}
 
 // What a linear layer's weight is kept in: see tile.h and groups.h.
 enum class Weight : int32_t { AsRows = 0, Int8 = 1, Int4 = 2, Int8Groups = 3, Fp8 = 4 };
@@ -31,9 +36,13 @@ enum class OpKind : int32_t {
   ExpertLinear = 12,
   Mix = 13,
   Quantise = 14,
+  Share = 15,
+  Meet = 16,
+  SumRanks = 17,
+  JoinRanks = 18,
 };
 
-// out = table[ids + offset] (+ add_to)
+// out = table[ids + offset] * scale (+ add_to)
 struct EmbedOp {
   const void* table;
   const int32_t* ids;
@@ -42,14 +51,17 @@ struct EmbedOp {
   int64_t width, offset, add_stride, out_stride;
   // 0: the table's rows lie one after another. Else it is a linear layer's weight, in tiles of so many bytes.
   int64_t tile_bytes;
+  float scale;
 };
 
+// out = norm(x) (* weight) (+ bias) (+ residual)
 struct NormOp {
   const void* x;
-  const void* weight;
-  const void* bias;
+  const float* weight;
+  const float* bias;
+  const void* residual;
   void* out;
-  int64_t width, x_stride, out_stride;
+  int64_t width, x_stride, residual_stride, out_stride;
   float eps;
   // 1: layer norm, 0: RMS norm
   int32_t centred;
@@ -65,6 +77,8 @@ struct QuantiseOp {
   int64_t width, x_stride, out_stride;
   // values of a group
   int64_t group;
+  // How many rows there are for each of the step's: 1, or a mixture's choices of a row.
+  int64_t rows_each;
   Weight weight_kind;
   // the zero of all groups; 1 where each has its own
   int32_t zero;
@@ -92,20 +106,26 @@ struct LinearOp {
   Weight weight_kind;
 };
 
+// What a row of the cache holds: see kv_rows.h.
+enum class KvCoding : int32_t { Values, Fp8, Int8 };
+
 struct AttentionOp {
   const void* qkv;
   void* out;
-  // of this layer; block b's K begins at cache + b * block_stride, its V value_offset after that
+  // of this layer; block b's K begins at cache + b * block_stride, its V value_offset after that, in bytes
   void* cache;
   const float* rope;
-  const void* q_norm;
-  const void* k_norm;
-  int64_t qkv_stride, out_stride, block_stride, value_offset;
+  const float* q_norm;
+  const float* k_norm;
+  int64_t qkv_stride, out_stride, block_stride, value_offset, row_bytes;
   int32_t num_heads, num_kv_heads, head_dim, block_size;
+  KvCoding coding;
   // 0: all tokens
   int32_t window;
   // 1: of the sequences whose inputs are kept, and the cache is restored KV; 0: of all others
   int32_t of_kept;
+  // how many of a head's first values are rotated, and the width of rope
+  int32_t rotary_dim;
   float scale, eps;
 };
 
@@ -151,7 +171,7 @@ struct RouteOp {
 };
 
 // Spread: out[places[choice]] = x[row of the choice].
-// Mix: out[row] = residual[row] + sum of weight * x[places[choice]] over the row's choices, where x is float32.
+// Mix: out[row] = (residual[row] +) sum of weight * x[places[choice]] over the row's choices, where x is float32.
 struct SpreadOp {
   Routing routing;
   const void* x;
@@ -160,11 +180,46 @@ struct SpreadOp {
   int64_t width, x_stride, residual_stride, out_stride;
 };
 
-// A linear layer of each expert, over the rows of its choices; the weights lie one after another.
+// A linear layer of each expert, over the rows of its choices; the weights lie one after another, and so do, of Int8, the
+// scales and starts of their columns.
 struct ExpertLinearOp {
   Routing routing;
   LinearOp linear;
-  int64_t expert_bytes;
+  int64_t expert_bytes, expert_columns;
+};
+
+// Memory that ranks share, as this process, one of them, sees it: see ranks.cpp.
+struct Ranks {
+  char* shared;
+  int64_t rank, size;
+  // The bytes of a slot, a multiple of 64.
+  int64_t slot_bytes;
+  // How many meetings this rank has been at.
+  int64_t num_meetings;
+};
+
+// Share: puts x where other ranks see it after the next meeting. Meet: waits until all ranks are there.
+struct ShareOp {
+  Ranks* ranks;
+  const void* x;
+  int64_t width, x_stride;
+  // 1: x is float32, whatever the dtype
+  int32_t is_float32;
+};
+
+// out = sum of what all ranks have shared (+ residual)
+struct SumRanksOp {
+  Ranks* ranks;
+  const void* residual;
+  void* out;
+  int64_t width, residual_stride, out_stride;
+};
+
+// out = the first columns of what ranks have shared, side by side, on rank 0. Each has shared as many.
+struct JoinRanksOp {
+  Ranks* ranks;
+  float* out;
+  int64_t width, out_stride;
 };
 
 struct Op {
@@ -183,6 +238,9 @@ struct Op {
     SpreadOp spread;
     ExpertLinearOp expert_linear;
     QuantiseOp quantise;
+    ShareOp share;
+    SumRanksOp sum_ranks;
+    JoinRanksOp join_ranks;
   };
 };
 
@@ -258,6 +316,10 @@ struct LinearSpan {
 
 void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span);
 
+// What is read of a row, and the bytes of a tile.
+int64_t linear_row_bytes(const LinearOp& op, Dtype dtype);
+int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype);
+
 int64_t quantise_chunks(const QuantiseOp& op, const Step& step);
 
 void quantise(const QuantiseOp& op, Dtype dtype, const Step& step, int64_t chunk);
@@ -271,3 +333,10 @@ void group(const RouteOp& op, const Step& step);
 void spread(const SpreadOp& op, Dtype dtype, const Step& step, int64_t chunk);
 void expert_linear(const ExpertLinearOp& op, Dtype dtype, const Step& step, int64_t chunk);
 void mix(const SpreadOp& op, Dtype dtype, const Step& step, int64_t chunk);
+
+int64_t rank_rows_chunks(const Step& step);
+
+void share(const ShareOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void meet(const ShareOp& op);
+void sum_ranks(const SumRanksOp& op, Dtype dtype, const Step& step, int64_t chunk);
+void join_ranks(const JoinRanksOp& op, const Step& step, int64_t chunk);

@@ -58,6 +58,11 @@ struct Run {
         return route_chunks(op.route, step(op));
       case OpKind::Quantise:
         return quantise_chunks(op.quantise, step(op));
+      case OpKind::Share:
+      case OpKind::SumRanks:
+      case OpKind::JoinRanks:
+        return rank_rows_chunks(step(op));
+      case OpKind::Meet:
       case OpKind::Group:
         return 1;
       case OpKind::Spread:
@@ -107,6 +112,14 @@ void run_chunk(const void* context, int i, int64_t chunk) {
       return expert_linear(op.expert_linear, op.dtype, step, chunk);
     case OpKind::Mix:
       return mix(op.spread, op.dtype, step, chunk);
+    case OpKind::Share:
+      return share(op.share, op.dtype, step, chunk);
+    case OpKind::Meet:
+      return meet(op.share);
+    case OpKind::SumRanks:
+      return sum_ranks(op.sum_ranks, op.dtype, step, chunk);
+    case OpKind::JoinRanks:
+      return join_ranks(op.join_ranks, step, chunk);
     case OpKind::WriteKv:
       return write_kv(op.attention, op.dtype, step, *run.plan_of_op[i], chunk);
     case OpKind::Attention:

@@ -12,5 +12,6 @@ int32_t run_program(const Op* ops, int32_t num_ops, const Step* step);
 // So that Python can tell whether its mirror of the structs is right.
 int64_t size_of_op();
 int64_t size_of_step();
+int64_t size_of_ranks();
 }
 #pragma GCC visibility pop

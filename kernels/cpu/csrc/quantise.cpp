@@ -56,10 +56,10 @@ void quantise_row(const QuantiseOp& op, const T* x, uint8_t* out) {
 
 }  // namespace
 
-int64_t quantise_chunks(const QuantiseOp&, const Step& step) { return row_chunks(step.num_rows); }
+int64_t quantise_chunks(const QuantiseOp& op, const Step& step) { return row_chunks(step.num_rows * op.rows_each); }
 
 void quantise(const QuantiseOp& op, Dtype dtype, const Step& step, int64_t chunk) {
-  const RowRange rows = rows_of_chunk(step.num_rows, chunk);
+  const RowRange rows = rows_of_chunk(step.num_rows * op.rows_each, chunk);
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     uint8_t* out = op.out + row * op.out_stride;
     if (dtype == Dtype::Float32)

@@ -1,4 +1,4 @@
-// One head of one token: RMS norm (Qwen3) and rotary embedding, in float32, rounded once.
+// One head of one token: RMS norm (Qwen3) and rotary embedding of its first rotary_dim values, in float32, rounded once.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,8 @@
 constexpr int kMaxHeadDim = 256;
 
 template <class T>
-inline void norm_and_rotate(const T* x, T* out, int head_dim, const float* rope, const T* weight, float eps) {
+inline void norm_and_rotate(const T* x, T* out, int head_dim, const float* rope, int rotary_dim, const float* weight,
+                            float eps) {
   if (!rope && !weight) {
     std::memcpy(out, x, head_dim * sizeof(T));
     return;
@@ -22,10 +23,10 @@ inline void norm_and_rotate(const T* x, T* out, int head_dim, const float* rope,
       squares += lanes * lanes;
     }
     const float scale = 1.0f / std::sqrt(horizontal_sum(squares) / float(head_dim) + eps);
-    for (int i = 0; i < head_dim; ++i) v[i] = v[i] * scale * to_float(weight[i]);
+    for (int i = 0; i < head_dim; ++i) v[i] = v[i] * scale * weight[i];
   }
   if (rope) {
-    const int half = head_dim / 2;
+    const int half = rotary_dim / 2;
     for (int i = 0; i < half; ++i) {
       const float low = v[i], high = v[i + half], cos = rope[i], sin = rope[i + half];
       v[i] = low * cos - high * sin;

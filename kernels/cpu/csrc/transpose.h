@@ -3,12 +3,12 @@
 
 #include "vec.h"
 
-// out[j * out_stride + i] = rows[i][offset + j] for i < 16, j < count (<= 16); only `count` words of a row are read.
-static ALWAYS_INLINE void transpose16(const uint32_t* const* rows, int64_t offset, int count, uint32_t* out,
-                                      int64_t out_stride) {
 #if defined(__AVX512F__)
+// columns[j][i] = rows[i][offset + j] for j < count (<= 16); only `count` words of a row are read.
+static ALWAYS_INLINE void transpose16(const uint32_t* const* rows, int64_t offset, int count, __m512i (&columns)[16]) {
   const __mmask16 valid = __mmask16((1u << count) - 1);
-  __m512i a[16], b[16];
+  __m512i a[16];
+  __m512i(&b)[16] = columns;
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(valid, rows[i] + offset);
 #pragma GCC unroll 8
@@ -35,9 +35,18 @@ static ALWAYS_INLINE void transpose16(const uint32_t* const* rows, int64_t offse
     b[4 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
     b[12 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
   }
+}
+#endif
+
+// out[j * out_stride + i] = rows[i][offset + j] for i < 16, j < count (<= 16); only `count` words of a row are read.
+static ALWAYS_INLINE void transpose16(const uint32_t* const* rows, int64_t offset, int count, uint32_t* out,
+                                      int64_t out_stride) {
+#if defined(__AVX512F__)
+  __m512i columns[16];
+  transpose16(rows, offset, count, columns);
 #pragma GCC unroll 16
   for (int j = 0; j < 16; ++j)
-    if (j < count) _mm512_storeu_si512(out + j * out_stride, b[j]);
+    if (j < count) _mm512_storeu_si512(out + j * out_stride, columns[j]);
 #else
   for (int j = 0; j < count; ++j)
     for (int i = 0; i < 16; ++i) out[j * out_stride + i] = rows[i][offset + j];

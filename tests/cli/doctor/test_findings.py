@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota, num_free_bytes
 from alignedserve.cli.doctor.cpu import cores_finding, native_finding
 from alignedserve.cli.doctor.finding import Check, Finding, NotChecked, findings_of, in_bytes, ok
 from alignedserve.cli.doctor.gpu import gpu_findings
 from alignedserve.cli.doctor.gpu_facts import Gpu, GpuFacts
 from alignedserve.cli.doctor.installation import packages_finding, python_finding
-from alignedserve.cli.doctor.memory import files_finding, memory_finding
+from alignedserve.cli.doctor.memory import check_kv, files_finding, memory_finding
 from alignedserve.cli.doctor.profile import profile_finding
+from alignedserve.launch.settings import settings_of
 
 GIB = 1 << 30
 H200 = Gpu("NVIDIA H200", (9, 0), 130 * GIB, 140 * GIB)
@@ -182,3 +184,22 @@ def test_a_check_that_raises_is_a_finding() -> None:
     assert of(ValueError("no room")) == Finding("fail", "no room", "this helps")
     assert of(KeyError("x")).text == "the check failed: KeyError: 'x'" and of(KeyError("x")).level == "fail"
     assert of(NotChecked("the model")) == Finding("note", "not checked: it takes the model")
+
+
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "said"),
+    [
+        ("auto", "2.0 KiB a token; "),
+        ("fp8", "1.0 KiB a token in fp8; "),
+        ("int8", "1.1 KiB a token in int8; "),
+    ],
+)
+def test_kv_in_8_bits_takes_as_many_bytes_as_it_does(kv_cache_dtype: str, said: str) -> None:
+    """Of the demo model: 4 layers, k and v, 2 heads, 64 values of two bytes, or of one, and four for a scale."""
+    case = Case(settings_of(None, {"kv_cache_dtype": kv_cache_dtype, "device": "cpu"}))
+    (finding,) = check_kv(case)
+    assert finding.text.startswith(said)
+    assert (
+        case.form.block_bytes // case.form.block_size
+        == {"auto": 2048, "fp8": 1024, "int8": 1088}[kv_cache_dtype]
+    )

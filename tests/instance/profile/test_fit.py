@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from alignedserve.instance.profile.fit import errors, fit, fit_chunks, fit_held_out, least_squares, split
 from alignedserve.instance.profile.grid import grid
 from alignedserve.instance.profile.points import Measured, Point
-from alignedserve.timing.cost import Line
+from alignedserve.timing.cost import ExpertCounts, Line
 from alignedserve.timing.cost_presets import checked
 from tests.instance.profile.profiles import KNOWN, REACH, measured_by
 
@@ -90,3 +90,20 @@ def test_without_one_of_the_kinds_there_is_no_fit() -> None:
         fit([each for each in measured if each.point.kind == "chunk"], 1, 1, "made up")
     with pytest.raises(ValueError, match="no chunks"):
         fit([each for each in measured if each.point.kind == "decode"], 1, 1, "made up")
+
+
+MIXTURE = replace(KNOWN, expert_counts=ExpertCounts(128, 8), experts_s=2e-2, decode_lines=[Line(3e-3, 1e-5)])
+
+
+@pytest.mark.parametrize(("noise", "worst"), [(0.0, 1e-6), (0.03, 0.06)])
+def test_reading_more_experts_with_more_tokens_is_found_again(noise: float, worst: float) -> None:
+    measured = measured_by(MIXTURE, POINTS, noise)
+    model, found = fit_held_out(measured, 1, 1, "made up", ExpertCounts(128, 8))
+    assert all(error.p95 < worst for error in found.values())
+    assert model.experts_s == pytest.approx(MIXTURE.experts_s, rel=1e-6 if noise == 0 else 0.1)
+    checked(model, "made up")
+
+
+def test_lines_alone_do_not_fit_a_mixture() -> None:
+    _, found = fit_held_out(measured_by(MIXTURE, POINTS, 0.0), 1, 1, "made up")
+    assert found["decode"].p95 > 0.05

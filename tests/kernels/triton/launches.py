@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from alignedserve.kernels.kv_rows import FP8, INT8, SCALE_BYTES
 from alignedserve.kernels.triton.decode_attention import (
     DecodeScratch,
     PagedStep,
@@ -16,21 +17,30 @@ from alignedserve.kernels.triton.decode_attention import (
     decode_tuning,
     plain_attention,
 )
+from alignedserve.kernels.triton.experts import mix_experts
+from alignedserve.kernels.triton.gated_mul import gated_mul
 from alignedserve.kernels.triton.gather_kv import gather_kv
 from alignedserve.kernels.triton.gemv import gemv, gemv_tuning
 from alignedserve.kernels.triton.layer_norm import layer_norm
 from alignedserve.kernels.triton.rms_norm import rms_norm
 from alignedserve.kernels.triton.rope_write import rope_write
 from alignedserve.kernels.triton.sampling import argmax, gumbel_argmax, sample
-from alignedserve.kernels.triton.silu_mul import silu_mul
 from alignedserve.kernels.triton.skinny_linear import SkinnyScratch, skinny_linear, skinny_tuning
 from alignedserve.kernels.triton.truncate import truncate
 
+CODINGS = {"fp8": FP8, "int8": INT8}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def meta(*size: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device="meta")
+
+
+def cache_of(*size: int, dtype: torch.dtype, coding: str = "") -> torch.Tensor:
+    """`coding`: a key of CODINGS, or nothing."""
+    if coding == "int8":
+        return meta(*size[:-1], size[-1] + SCALE_BYTES, dtype=torch.int8)
+    return meta(*size, dtype=CODINGS.get(coding, dtype))
 
 
 def rope_launch(
@@ -40,16 +50,18 @@ def rope_launch(
     kv_heads: int,
     head_dim: int,
     has_norm: bool,
+    rotary_dim: int | None = None,
+    coding: str = "",
 ) -> None:
     weight = meta(head_dim, dtype=dtype) if has_norm else None
     rope_write(
         meta(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype),
         meta(tokens, dtype=torch.int32),
         meta(tokens, dtype=torch.int32),
-        meta(1000, 32, 2, kv_heads, 16, head_dim, dtype=dtype),
+        cache_of(1000, 32, 2, kv_heads, 16, head_dim, dtype=dtype, coding=coding),
         layer=3,
         num_heads=heads,
-        rope=meta(4096, head_dim, dtype=torch.float32),
+        rope=meta(4096, rotary_dim or head_dim, dtype=torch.float32),
         q_norm=weight,
         k_norm=weight,
     )
@@ -59,6 +71,7 @@ def norm_launches(dtype: torch.dtype, width: int) -> dict[str, Callable[[], Any]
     x, weight = meta(32, width, dtype=dtype), meta(width, dtype=dtype)
     return {
         f"rms_norm {width}": partial(rms_norm, x, weight, 1e-5),
+        f"rms_norm wide weight {width}": partial(rms_norm, x, weight.float(), 1e-5, out=x, residual=x),
         f"layer_norm {width}": partial(layer_norm, x, weight, weight, 1e-5),
         f"layer_norm plain {width}": partial(layer_norm, x, None, None, 1e-5),
     }
@@ -69,6 +82,11 @@ def rope_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         f"rope_write decode {head_dim}": partial(rope_launch, dtype, 32, 32, 8, head_dim, has_norm=False)
         for head_dim in (64, 80, 96, 128)
     }
+    launches["rope_write decode 96 of 128"] = partial(
+        rope_launch, dtype, 32, 24, 8, 128, has_norm=False, rotary_dim=96
+    )
+    launches["rope_write decode 256 normed"] = partial(rope_launch, dtype, 32, 8, 4, 256, has_norm=True)
+    launches["rope_write prefill 256 normed"] = partial(rope_launch, dtype, 2048, 8, 4, 256, has_norm=True)
     launches["rope_write prefill 128 normed"] = partial(rope_launch, dtype, 2048, 40, 8, 128, has_norm=True)
     return launches
 
@@ -91,15 +109,23 @@ def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **move_launches(dtype),
         **attention_launches(dtype),
         **few_row_launches(dtype),
+        **expert_launches(dtype),
         **norm_launches(dtype, 4096),
         **norm_launches(dtype, 5120),
-        "silu_mul": partial(silu_mul, meta(32, 2 * 14336, dtype=dtype)),
+        **coded_launches(dtype),
+        "silu_mul": partial(gated_mul, meta(32, 2 * 14336, dtype=dtype)),
+        "gelu_mul": partial(gated_mul, meta(32, 2 * 10240, dtype=dtype), gelu=True),
     }
 
 
 def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     launches: dict[str, Callable[[], Any]] = {}
-    for heads, kv_heads, head_dim, window in ((32, 8, 128, None), (40, 40, 128, None), (32, 32, 80, 100)):
+    for heads, kv_heads, head_dim, window in (
+        (32, 8, 128, None),
+        (40, 40, 128, None),
+        (32, 32, 80, 100),
+        (8, 4, 256, 1024),
+    ):
         q, cache = meta(32, heads, head_dim, dtype=dtype), meta(999, 2, kv_heads, 16, head_dim, dtype=dtype)
         ints = meta(33, dtype=torch.int32)
         step = PagedStep(ints, ints, meta(9999, dtype=torch.int32), ints, 32)
@@ -120,17 +146,43 @@ def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     return launches
 
 
+def coded_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """All that reads or writes a cache in 8 bits."""
+    launches: dict[str, Callable[[], Any]] = {}
+    ints, table = meta(33, dtype=torch.int32), meta(9999, dtype=torch.int32)
+    one, context = meta(1, dtype=torch.int32), meta(9000, 8, 128, dtype=dtype)
+    step = PagedStep(ints, ints, table, ints, 32)
+    q = meta(32, 32, 128, dtype=dtype)
+    tuning = decode_tuning(4, 128, q.element_size(), is_coded=True)
+    scratch = DecodeScratch(32, 8, 128, 32, 132, torch.device("meta"), tuning)
+    for coding in CODINGS:
+        layer = cache_of(999, 2, 8, 16, 128, dtype=dtype, coding=coding)
+        cache = cache_of(1000, 32, 2, 8, 16, 128, dtype=dtype, coding=coding)
+        launches |= {
+            f"balanced {coding}": partial(
+                balanced_attention, q, layer, step, scratch.new_plan(), scratch, 0.1, None, q
+            ),
+            f"plain {coding}": partial(plain_attention, q, layer, step, 0.1, None, q, tuning),
+            f"gather_kv {coding}": partial(gather_kv, cache, 3, table, one, one, ints, context, context),
+            f"rope_write {coding}": partial(
+                rope_launch, dtype, 32, 32, 8, 128, has_norm=False, coding=coding
+            ),
+        }
+    return launches
+
+
 def few_row_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     launches: dict[str, Callable[[], Any]] = {}
     for num_in, num_out, activation in (
         (4096, 6144, 0),
         (4096, 14336, 4),
+        (2560, 10240, 5),
         (14336, 4096, 0),
         (20480, 5120, 0),
     ):
-        weight = meta(num_out * (1 + (activation == 4)), num_in, dtype=dtype)
+        weight = meta(num_out * (1 + (activation >= 4)), num_in, dtype=dtype)
         norm = meta(num_in, dtype=dtype)
-        tuning = gemv_tuning(num_in, num_out, activation == 4)
+        tuning = gemv_tuning(num_in, num_out, activation >= 4)
         launches[f"gemv {num_in} {num_out}"] = partial(
             gemv,
             meta(1, num_in, dtype=dtype),
@@ -148,6 +200,20 @@ def few_row_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             x, weight = meta(rows, num_in, dtype=dtype), meta(num_out, num_in, dtype=dtype)
             launches[f"skinny_linear {rows} {num_in}"] = partial(
                 skinny_linear, x, weight, out, few, residual=out, scratch=scratch
+            )
+    return launches
+
+
+def expert_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """Qwen3-30B-A3B and Mixtral 8x7B: rows that take each of the tunings."""
+    launches: dict[str, Callable[[], Any]] = {}
+    for num_experts, top_k, hidden, inner in ((128, 8, 2048, 768), (8, 2, 4096, 14336)):
+        gate_up = meta(num_experts, 2 * inner, hidden, dtype=dtype)
+        down = meta(num_experts, hidden, inner, dtype=dtype)
+        for rows in (1, 512, 4096):
+            x, logits = meta(rows, hidden, dtype=dtype), meta(rows, num_experts, dtype=dtype)
+            launches[f"mix_experts {rows} of {num_experts}"] = partial(
+                mix_experts, x, logits, gate_up, down, top_k, True, x, x
             )
     return launches
 

@@ -108,7 +108,7 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"), [(8, 2, 64), (3, 3, 80), (6, 3, 96), (8, 1, 128)]
+    ("num_heads", "num_kv_heads", "head_dim"), [(8, 2, 64), (3, 3, 80), (6, 3, 96), (8, 1, 128), (4, 2, 256)]
 )
 def test_every_form_agrees_with_float64(
     dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int

@@ -27,6 +27,18 @@ def test_rms_norm(dtype: torch.dtype, width: int, rows: int) -> None:
 
 @dtypes
 @sizes
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rms_norm_is_added(dtype: torch.dtype, width: int, in_place: bool) -> None:
+    """Its weight may be in float32."""
+    x, weight, residual = apart(randn(3, width, dtype=dtype)), randn(width), randn(3, width, dtype=dtype)
+    expected = rms_norm_reference(x, weight, 1e-5, residual)
+    out = residual if in_place else poison(3, width, dtype=dtype)
+    assert rms_norm(x, weight, 1e-5, out, residual) is out
+    assert_close(out, expected)
+
+
+@dtypes
+@sizes
 @pytest.mark.parametrize(("with_weight", "with_bias"), [(True, True), (True, False), (False, False)])
 def test_layer_norm(dtype: torch.dtype, width: int, with_weight: bool, with_bias: bool) -> None:
     x = apart(randn(5, width, dtype=dtype) + 3)
@@ -61,6 +73,7 @@ X = torch.zeros(2, 8)
         ("weight", layer_norm, (X, X[0].int(), None, 1e-5)),
         ("bias", layer_norm, (X, None, torch.zeros(9), 1e-5)),
         ("out", rms_norm, (X, X[0], 1e-5, X.half())),
+        ("residual", rms_norm, (X, X[0], 1e-5, None, X[:1])),
         ("out", layer_norm, (X, None, None, 1e-5, torch.zeros(2, 9)[:, :8])),
     ],
 )

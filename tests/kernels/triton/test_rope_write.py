@@ -65,6 +65,21 @@ def test_is_what_the_torch_backend_computes(dtype: torch.dtype, with_rope: bool,
     assert_close(k_out, rotate(head_norm(heads[:, 4:6], k_norm, 1e-4), positions.long(), rope))
 
 
+@pytest.mark.parametrize("with_norm", [True, False])
+@pytest.mark.parametrize("rotary_dim", [2, 48, 72, 94])
+def test_a_part_of_each_head_is_rotated(rotary_dim: int, with_norm: bool) -> None:
+    rope = rope_table(rotary_dim)
+    q_norm, k_norm = (randn(96) if with_norm else None for _ in range(2))
+    qkv, cache = randn(3, (4 + 2 * 2) * 96), make_cache(2, 16, 96, torch.float32)
+    options = dict(rope=rope, q_norm=q_norm, k_norm=k_norm, eps=1e-4)
+    q_out, k_out, positions = check(qkv, ints(3, 16, 100), cache, 4, **options)
+    heads = qkv.view(3, 8, 96)
+    assert_close(q_out, rotate(head_norm(heads[:, :4], q_norm, 1e-4), positions.long(), rope))
+    assert_close(k_out, rotate(head_norm(heads[:, 4:6], k_norm, 1e-4), positions.long(), rope))
+    if not with_norm:
+        assert torch.equal(q_out[..., rotary_dim:], heads[:, :4, rotary_dim:])
+
+
 def test_many_tokens_take_wide_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignedserve.kernels.triton.rope_write.FEW_TOKENS", 2)
     cache = make_cache(1, 4, 20, torch.float16)
@@ -106,7 +121,8 @@ def test_no_tokens() -> None:
         ("cache", dict(cache=torch.zeros(7, 3, 2, 1, 4, 8, dtype=torch.float16))),
         ("cache", dict(cache=torch.zeros(7, 3, 2, 4, 1, 8).transpose(3, 4))),
         ("layer", dict(layer=3)),
-        ("rope", dict(rope=torch.zeros(50, 4))),
+        ("rope", dict(rope=torch.zeros(50, 10))),
+        ("rope", dict(rope=torch.zeros(50, 3))),
         ("k_norm", dict(k_norm=torch.zeros(4))),
         ("q_out", dict(q_out=torch.zeros(2, 8))),
     ],

@@ -1,4 +1,4 @@
-"""silu(gate) * up of rows that hold the gate's columns and then up's.
+"""silu(gate) * up, or gelu(gate) * up, of rows that hold the gate's columns and then up's. Gelu is its tanh form.
 
 Grid: (tokens, pieces of BLOCK columns).
 Shapes: x [tokens, 2 * inner], rows may lie apart; result [tokens, inner].
@@ -19,18 +19,22 @@ BLOCK = 1024
 
 
 @triton.jit
-def silu_mul_kernel(x, out, x_stride, INNER: tl.constexpr, BLOCK: tl.constexpr):
+def gated_mul_kernel(x, out, x_stride, INNER: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = columns < INNER
     x += row * x_stride
     gate = tl.load(x + columns, exists, other=0.0).to(tl.float32)
     up = tl.load(x + INNER + columns, exists, other=0.0).to(tl.float32)
-    result = gate / (1.0 + tl.exp(-gate)) * up
+    inside = gate
+    if GELU:
+        # x / 2 * (1 + tanh z) = x / (1 + exp(-2 z))
+        inside = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    result = gate / (1.0 + tl.exp(-inside)) * up
     tl.store(out + row * INNER + columns, result.to(out.dtype.element_ty), exists)
 
 
-def silu_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def gated_mul(x: torch.Tensor, gelu: bool = False, out: torch.Tensor | None = None) -> torch.Tensor:
     """Returns `out`, which is allocated if not given."""
     check_rows("x", x)
     rows, width = x.shape
@@ -42,17 +46,18 @@ def silu_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     check_like("out", out, (rows, inner), x)
     if rows:
         grid = (rows, triton.cdiv(inner, BLOCK))
-        silu_mul_kernel[grid](
+        gated_mul_kernel[grid](
             x,
             out,
             x.stride(0),
             INNER=inner,
             BLOCK=BLOCK,
+            GELU=gelu,
             num_warps=4,
         )
     return out
 
 
-def silu_mul_reference(x: torch.Tensor) -> torch.Tensor:
+def gated_mul_reference(x: torch.Tensor, gelu: bool = False) -> torch.Tensor:
     gate, up = x.float().chunk(2, dim=-1)
-    return (F.silu(gate) * up).to(x.dtype)
+    return ((F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up).to(x.dtype)

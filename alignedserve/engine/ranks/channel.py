@@ -1,0 +1,79 @@
+"""What the leading rank and another one say to each other, over a socket that they alone have.
+
+A message is 4 bytes length, a byte that says what it is, and what there is to say: JSON once at the start, plain int32
+for steps. Nothing of it comes from a client, and nothing of it is run.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+_LENGTH_BYTES = 4
+
+
+class Kind(IntEnum):
+    # From the leading rank.
+    START = 0
+    CACHE = 1
+    FORWARD = 2
+    LOGITS = 3
+    # From the others.
+    LOADED = 4
+    READY = 5
+    FAILED = 6
+
+
+class ChannelClosed(ConnectionError):
+    """The other end is gone."""
+
+
+class Channel:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def send(self, kind: Kind, *parts: bytes | memoryview) -> None:
+        length = 1 + sum(len(part) for part in parts)
+        head = length.to_bytes(_LENGTH_BYTES, "little") + bytes([kind])
+        try:
+            self._sock.sendall(b"".join([head, *parts]))
+        except OSError as error:
+            raise ChannelClosed(f"the other rank is gone: {error}") from error
+
+    def send_json(self, kind: Kind, value: Mapping[str, Any]) -> None:
+        self.send(kind, json.dumps(value).encode())
+
+    def receive(self) -> tuple[Kind, bytes]:
+        """Waits for a message. Raises ChannelClosed."""
+        length = int.from_bytes(self._receive(_LENGTH_BYTES), "little")
+        message = self._receive(length)
+        return Kind(message[0]), message[1:]
+
+    def expect(self, kind: Kind) -> bytes:
+        """Waits for a message of this kind. Raises ValueError with what the other rank says that it failed at."""
+        found, data = self.receive()
+        if found is Kind.FAILED:
+            raise ValueError(data.decode())
+        if found is not kind:
+            raise RuntimeError(f"the other rank says {found.name}, not {kind.name}")
+        return data
+
+    def close(self) -> None:
+        """Safe to repeat."""
+        self._sock.close()
+
+    def _receive(self, num_bytes: int) -> bytes:
+        data = bytearray(num_bytes)
+        view, got = memoryview(data), 0
+        while got < num_bytes:
+            try:
+                more = self._sock.recv_into(view[got:])
+            except OSError as error:
+                raise ChannelClosed(f"the other rank is gone: {error}") from error
+            if not more:
+                raise ChannelClosed("the other rank is gone")
+            got += more
+        return bytes(data)

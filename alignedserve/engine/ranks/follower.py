@@ -1,0 +1,87 @@
+"""A rank that follows: it computes what the leading one says, and knows nothing of requests."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alignedserve.engine.build import LoadedModel, load_model, new_step
+from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.ranks import memory
+from alignedserve.engine.ranks.channel import Channel, ChannelClosed, Kind
+from alignedserve.engine.ranks.watch import beat
+from alignedserve.ops.base import CompiledModel
+from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.shard import Shard
+from alignedserve.ops.step import StepInputs
+
+
+def main() -> None:
+    # An interrupt from a terminal comes to all processes; the leading one decides what that means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        follow(channel)
+    except ChannelClosed:
+        # The leading rank needs this one no more.
+        return
+
+
+def follow(channel: Channel) -> None:
+    start = json.loads(channel.expect(Kind.START))
+    try:
+        config, ranks = EngineConfig(**start["config"]), _ranks(start)
+        beater = threading.Thread(
+            target=beat, args=[ranks.shared, ranks.shard.rank, start["leader"]], daemon=True
+        )
+        beater.start()
+        torch.set_num_threads(ranks.num_threads)
+        loaded = load_model(config, ranks)
+    except (ValueError, OSError) as error:
+        channel.send(Kind.FAILED, str(error).encode())
+        return
+    channel.send(Kind.LOADED)
+    step, model = _compile(config, loaded, start["has_reversed"], json.loads(channel.expect(Kind.CACHE)))
+    channel.send(Kind.READY)
+    _compute(channel, step, model)
+
+
+def _ranks(start: dict[str, Any]) -> Ranks:
+    shard = Shard(start["rank"], start["config"]["tensor_parallel_size"])
+    shared = memory.attach(start["shared"])
+    return Ranks(shard, Path(start["store_file"]), shared, start["slot_values"], start["num_threads"])
+
+
+def _compile(
+    config: EngineConfig, loaded: LoadedModel, has_reversed: bool, cache: dict[str, Any]
+) -> tuple[StepInputs, CompiledModel]:
+    ops, form, model = loaded.ops, loaded.form, loaded.model
+    step, max_seqs = new_step(config, loaded, has_reversed)
+    dtype = getattr(torch, form.torch_dtype)
+    blocks = memory.attach(cache).view(dtype).view(cache["num_blocks"], *form.shape)
+    ops.bind_cache(blocks[:, form.layers_of(ops.shard.rank)])
+    return step, ops.compile(model.forward, model.logits, step, max_rows=max_seqs)
+
+
+def _compute(channel: Channel, step: StepInputs, model: CompiledModel) -> None:
+    while True:
+        kind, data = channel.receive()
+        if kind is Kind.FORWARD:
+            step.unpack(data)
+            model.forward()
+        elif kind is Kind.LOGITS:
+            model.logits(torch.from_numpy(np.frombuffer(data, dtype=np.int32).copy()))
+        else:
+            raise RuntimeError(f"the leading rank says {kind.name}, which is no order")
+
+
+if __name__ == "__main__":
+    main()

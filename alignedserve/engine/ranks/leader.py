@@ -1,0 +1,151 @@
+"""The leading rank: it starts the others, and tells them what to compute beside it.
+
+It alone has requests, blocks and a sampler. The others have their part of the weights, the same programs, and the
+leader's KV cache mapped, of which each writes and reads its own heads: so blocks are copied by the leader alone, for
+all ranks. In an iteration they are sent the step's inputs, and meet in each layer.
+
+    starting -> loaded -> ready -> lost, when a process of theirs has ended or hangs; the leader can't go on then
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.ranks import memory
+from alignedserve.engine.ranks.channel import Channel, Kind
+from alignedserve.engine.ranks.watch import Watch
+from alignedserve.kernels.cpu.ranks import num_shared_bytes
+from alignedserve.ops.base import CompiledModel
+from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.shard import Shard
+from alignedserve.ops.step import StepInputs
+
+
+class RankLost(RuntimeError):
+    """A rank of this instance is gone, so that nothing can be computed any more."""
+
+
+class RankLeader:
+    def __init__(self, config: EngineConfig, slot_values: int, has_reversed: bool) -> None:
+        """Starts the other ranks, which load their weights meanwhile. `slot_values`: see kernels/cpu/ranks.py."""
+        size = config.tensor_parallel_size
+        self._store_file = Path(f"/dev/shm/alignedserve-link-{secrets.token_hex(16)}")
+        os.close(os.open(self._store_file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        shared = memory.allocate(num_shared_bytes(size, slot_values))
+        num_threads = max(torch.get_num_threads() // size, 1)
+        self.ranks = Ranks(Shard(0, size), self._store_file, shared, slot_values, num_threads)
+        self._followers = [_start(rank) for rank in range(1, size)]
+        self._watch = Watch([process for process, _ in self._followers], shared)
+        self._channels = [channel for _, channel in self._followers]
+        # Its end is theirs, also when nobody closes it.
+        self._close = weakref.finalize(self, _close, self._followers, self._watch, self._store_file)
+        for rank, channel in enumerate(self._channels, 1):
+            channel.send_json(
+                Kind.START,
+                {
+                    "config": asdict(config) | {"use_tqdm": False},
+                    "rank": rank,
+                    "leader": os.getpid(),
+                    "shared": memory.describe(shared),
+                    "slot_values": slot_values,
+                    "store_file": str(self._store_file),
+                    "num_threads": num_threads,
+                    "has_reversed": has_reversed,
+                },
+            )
+
+    def until_loaded(self) -> None:
+        """Waits until all ranks have their weights. Raises ValueError if one can't."""
+        for channel in self._channels:
+            channel.expect(Kind.LOADED)
+        self._store_file.unlink(missing_ok=True)
+
+    def use_cache(self, blocks: torch.Tensor) -> None:
+        """Shares the KV cache with the others, and waits until they are ready."""
+        for channel in self._channels:
+            channel.send_json(Kind.CACHE, memory.describe(blocks) | {"num_blocks": len(blocks)})
+        for channel in self._channels:
+            channel.expect(Kind.READY)
+
+    def lead(self, model: CompiledModel, step: StepInputs, break_up: Callable[[], None]) -> CompiledModel:
+        """Returns the model of all ranks. `break_up` ends a wait of this rank's for another one."""
+        self._watch.start(break_up)
+        return LedModel(self, model, step)
+
+    def tell(self, kind: Kind, *parts: bytes | memoryview) -> None:
+        for channel in self._channels:
+            channel.send(kind, *parts)
+
+    def lost(self) -> str:
+        """Says which rank is gone, waiting a moment for its end to be noticed; empty: none is."""
+        return self._watch.what_was_lost()
+
+    def close(self) -> None:
+        """Ends the other ranks. Safe to repeat."""
+        self._close()
+
+
+class LedModel(CompiledModel):
+    """This rank's part of the model, and all others' beside it. Chosen tokens are this rank's affair alone."""
+
+    def __init__(self, leader: RankLeader, model: CompiledModel, step: StepInputs) -> None:
+        self._leader = leader
+        self._model = model
+        self._step = step
+
+    def forward(self) -> torch.Tensor:
+        return self._together(Kind.FORWARD, self._step.packed(), self._model.forward)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        packed = rows.numpy().tobytes()
+        return self._together(Kind.LOGITS, (packed,), lambda: self._model.logits(rows))
+
+    def final_states(self, rows: torch.Tensor) -> torch.Tensor:
+        """All ranks have the same states after the last layer."""
+        return self._model.final_states(rows)
+
+    def _together(
+        self, kind: Kind, parts: tuple[bytes | memoryview, ...], compute: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        try:
+            self._leader.tell(kind, *parts)
+            return compute()
+        except (RuntimeError, ConnectionError) as error:
+            if lost := self._leader.lost():
+                raise RankLost(lost) from error
+            raise
+
+
+def _start(rank: int) -> tuple[subprocess.Popen[bytes], Channel]:
+    ours, theirs = socket.socketpair()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "alignedserve.engine.ranks.follower", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
+    return process, Channel(ours)
+
+
+def _close(followers: list[tuple[subprocess.Popen[bytes], Channel]], watch: Watch, store_file: Path) -> None:
+    watch.stop()
+    store_file.unlink(missing_ok=True)
+    for _, channel in followers:
+        channel.close()
+    for process, _ in followers:
+        # One that waits for this rank in the middle of a layer does not read its channel.
+        process.kill()
+        process.wait()

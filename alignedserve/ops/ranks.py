@@ -1,0 +1,22 @@
+"""What an instance's process knows of the ranks beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from alignedserve.ops.shard import Shard
+
+
+@dataclass(frozen=True)
+class Ranks:
+    shard: Shard
+    # The file in which they meet: see torch_ranks.py.
+    store_file: Path
+    # The memory in which they exchange rows on a CPU: see kernels/cpu/ranks.py.
+    shared: torch.Tensor
+    slot_values: int
+    # Of each rank, on a CPU.
+    num_threads: int

@@ -1,0 +1,198 @@
+"""What ranks cost beside compute on this machine, and what a step should take on GPUs, on paper.
+
+    python -m benchmarks.ranks [--models opt-125m,qwen3-0.6b] [--sizes 1,2] [--rounds 5] [--out FILE]
+
+Measured: presets with random weights in bfloat16, the same threads in all, divided among ranks; decode steps of one
+request and of 32, in turn. What a step takes beyond that of one rank is what orders, meetings and sums cost: ranks meet
+twice in each layer, and once for logits.
+
+On paper: the bytes that a rank reads in a step over its GPU's memory bandwidth, and two sums a layer over NVLink. The
+bandwidths are those of data sheets, with the part of the memory's that one H200 reached here (docs/gpu.md); that a sum
+takes ten microseconds at the least is an assumption. Nothing of this was run on several GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from alignedserve import LLM
+from alignedserve.models.listed_weights import num_weight_bytes
+from alignedserve.models.presets import PRESETS
+from alignedserve.models.source import resolve_model
+from alignedserve.ops.shard import Shard
+from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.progress import say
+from benchmarks.quantization import rate_of
+
+# Requests at once, and the tokens that each yields.
+LOADS = ((1, 64), (32, 24))
+
+
+@dataclass(frozen=True)
+class Measured:
+    model: str
+    num_ranks: int
+    threads_of_each: int
+    num_requests: int
+    # Of each round.
+    step_s: list[float]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory_bytes: float
+    bytes_per_s: float
+    link_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class OnPaper:
+    model: str
+    gpu: str
+    num_ranks: int
+    weight_gb_of_each: float
+    kv_tokens: int
+    step_ms: float
+    exchange_ms: float
+
+
+H100 = Gpu("H100 80 GB", 80e9, 3.35e12, 450e9)
+H200 = Gpu("H200", 141e9, 4.8e12, 450e9)
+# The part of the memory's bandwidth that decode steps reach.
+REACHED = 0.75
+# Seconds that a sum takes at the least, however small it is.
+SMALLEST_SUM_S = 10e-6
+# Of the memory, for weights and KV.
+USED = 0.90
+CASES = [
+    ("llama-3.1-8b", H100, (1, 2)),
+    ("qwen3-32b", H100, (1, 2, 4)),
+    ("llama-3.1-70b", H100, (2, 4, 8)),
+    ("llama-3.1-70b", H200, (2, 4)),
+]
+# Requests at once on paper, and the tokens that each attends to.
+BATCH, CONTEXT = 64, 2048
+
+
+def measure(model: str, sizes: Sequence[int], num_rounds: int) -> list[Measured]:
+    llms = {
+        size: LLM(
+            model,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            tensor_parallel_size=size,
+            max_model_len=256,
+            kv_cache_memory_bytes=1 << 30,
+            use_tqdm=False,
+        )
+        for size in sizes
+    }
+    found = []
+    for num_requests, num_tokens in LOADS:
+        steps: dict[int, list[float]] = {size: [] for size in sizes}
+        for _ in range(num_rounds):
+            for size, llm in llms.items():
+                steps[size].append(num_requests / rate_of(llm, num_requests, num_tokens))
+        threads = torch.get_num_threads()
+        found += [Measured(model, size, max(threads // size, 1), num_requests, steps[size]) for size in sizes]
+    return found
+
+
+def on_paper(model: str, gpu: Gpu, size: int) -> OnPaper | None:
+    """None if the weights do not fit."""
+    config = PRESETS[model]
+    weights = num_weight_bytes(config, torch.bfloat16, None, shard=Shard(0, size))
+    kv_heads = max(config.num_kv_heads // size, 1)
+    token_bytes = 2 * 2 * config.num_layers * kv_heads * config.head_dim
+    num_kv_tokens = int((USED * gpu.memory_bytes - weights) / token_bytes)
+    if num_kv_tokens < config.max_position:
+        return None
+    batch = min(BATCH, num_kv_tokens // CONTEXT)
+    # Of the embeddings few rows are read.
+    read = weights - 2 * config.vocab_size * config.hidden_size + batch * CONTEXT * token_bytes
+    summed = 2 * batch * config.hidden_size
+    sums = 2 * config.num_layers * (SMALLEST_SUM_S + 2 * summed / gpu.link_bytes_per_s) if size > 1 else 0.0
+    step = read / (REACHED * gpu.bytes_per_s) + sums
+    return OnPaper(model, gpu.name, size, weights / 1e9, num_kv_tokens, step * 1e3, sums * 1e3)
+
+
+def page(command: str, measured: Sequence[Measured], paper: Sequence[OnPaper]) -> str:
+    """Markdown."""
+    lines = [
+        f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads in all",
+        "",
+        "| model | requests at once | ranks | threads of each | step | more than one rank's | for each meeting |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    base: dict[tuple[str, int], float] = {}
+    for each in measured:
+        step_s = statistics.median(each.step_s)
+        alone_s = base.setdefault((each.model, each.num_requests), step_s)
+        num_meetings = 2 * resolve_model(each.model, "dummy").config.num_layers + 1
+        more = (
+            f"{100 * (step_s / alone_s - 1):.0f} % | {(step_s - alone_s) / num_meetings * 1e6:.0f} µs"
+            if each.num_ranks > 1
+            else "|"
+        )
+        lines.append(
+            f"| {each.model} | {each.num_requests} | {each.num_ranks} | {each.threads_of_each} "
+            f"| {step_s * 1e3:.2f} ms | {more} |"
+        )
+    lines += [
+        "",
+        f"On paper, decode steps of {BATCH} requests which attend to {CONTEXT:,} tokens each:",
+        "",
+        "| model | GPU | ranks | weights of each | tokens of KV that fit | step | of it sums |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {each.model} | {each.gpu} | {each.num_ranks} | {each.weight_gb_of_each:.1f} GB "
+        f"| {each.kv_tokens:,} | {each.step_ms:.1f} ms | {each.exchange_ms:.1f} ms |"
+        for each in paper
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="opt-125m,qwen3-0.6b", help="presets, separated by commas")
+    parser.add_argument("--sizes", default="1,2", help="numbers of ranks, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    options = parser.parse_args()
+    sizes = [int(each) for each in options.sizes.split(",")]
+    models = [each for each in options.models.split(",") if each]
+    measured = [each for model in models for each in measure(model, sizes, options.rounds)]
+    paper = [found for model, gpu, each in CASES for size in each if (found := on_paper(model, gpu, size))]
+    command = shlex.join(["python", "-m", "benchmarks.ranks", *sys.argv[1:]])
+    text = page(command, measured, paper)
+    say(text)
+    if options.out:
+        found_all = {
+            "command": command,
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "machine": cpu_name(),
+            "measured": [asdict(each) for each in measured],
+            "on_paper": [asdict(each) for each in paper],
+        }
+        options.out.with_suffix(".md").write_text(text)
+        options.out.with_suffix(".json").write_text(json.dumps(found_all, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

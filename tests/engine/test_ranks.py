@@ -1,0 +1,246 @@
+"""A model divided among processes says what one process says, and what was divided ends with any of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.engine.choices import check_ranks
+from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.ranks import watch
+from alignedserve.engine.ranks.leader import LedModel, RankLost
+from alignedserve.engine.ranks.watch import SILENCE_S, Silence
+from alignedserve.models.hf_config import load_model_config
+from alignedserve.models.listed_weights import check_files, num_weight_bytes
+from alignedserve.offline.local_instance import LocalInstance
+from alignedserve.ops.shard import Shard
+from tests import quantised_checkpoints
+from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
+from tests.quantised_checkpoints import FORMATS
+from tests.tiny_models import greedy, prompts
+
+Directory = Callable[[str], Path]
+# Their iterations wait for other processes, which may be many on a busy machine: few and short prompts, few tokens.
+NUM_TOKENS = 8
+PROMPTS = slice(2, 6)
+
+
+def said(instance: LocalInstance) -> list[list[int]]:
+    return tokens(run(instance, prompts()[PROMPTS], greedy_params(NUM_TOKENS)))
+
+
+def expected(directory: Path) -> list[list[int]]:
+    return [each[:NUM_TOKENS] for each in greedy(directory)[PROMPTS]]
+
+
+def divided(
+    directory: Path, size: int = 2, backend: str = "cpu", policy: Any = None, **more: Any
+) -> LocalInstance:
+    options = {"tensor_parallel_size": size, "attention_backend": backend, **more}
+    return make_instance(directory, policy, kv_cache_memory_bytes=16 << 20, **options)
+
+
+def leader_of(instance: LocalInstance) -> Any:
+    model = instance.engine._runner._model  # type: ignore[attr-defined]
+    assert isinstance(model, LedModel)
+    return model._leader
+
+
+def followers_of(instance: LocalInstance) -> list[subprocess.Popen[bytes]]:
+    return [process for process, _ in leader_of(instance)._followers]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_ranks_divide_a_quantised_checkpoint(tmp_path: Path, backend: str) -> None:
+    directory, plain = quantised_checkpoints.build("llama", FORMATS["fp8-tensor"], tmp_path)
+    assert said(divided(directory, 2, backend)) == expected(plain)
+
+
+def test_ranks_do_not_cut_through_a_group(tmp_path: Path) -> None:
+    directory, _ = quantised_checkpoints.build("llama", FORMATS["gptq-4-128"], tmp_path)
+    config = load_model_config(directory)
+    check_files(config, directory, 1)
+    with pytest.raises(ValueError, match="inputs 0 to 64: must be whole groups of 128"):
+        # Each would have 64 of the 256 inputs of a down projection.
+        check_files(config, directory, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "size", "backend"),
+    [
+        ("llama-gqa-tied", 2, "cpu"),
+        ("llama3-rope", 2, "torch"),
+        # Two KV heads, which four ranks have twice.
+        ("qwen2", 4, "cpu"),
+        ("qwen3", 4, "torch"),
+        ("qwen3-moe-unnormed", 2, "cpu"),
+        ("mixtral", 2, "torch"),
+        ("opt", 4, "cpu"),
+        ("opt-post-norm", 2, "cpu"),
+    ],
+)
+def test_ranks_say_what_transformers_says(
+    tiny_model: Directory, family: str, size: int, backend: str
+) -> None:
+    directory = tiny_model(family)
+    assert said(divided(directory, size, backend)) == expected(directory)
+
+
+@pytest.mark.slow
+def test_what_moves_and_splits_work_changes_nothing(tiny_model: Directory) -> None:
+    """Blocks hold the KV of all ranks: they come back whole."""
+    directory = tiny_model("llama-gqa-tied")
+    instance = divided(directory, policy=EvictEveryStep, max_prefill_chunk=7, block_size=8)
+    assert said(instance) == expected(directory)
+
+
+@pytest.mark.slow
+def test_log_probabilities_and_embeddings_are_those_of_one_rank(tiny_model: Directory) -> None:
+    directory = tiny_model("qwen2")
+    params = greedy_params(max_tokens=2, prompt_logprobs=0)
+    found = []
+    for instance in (divided(directory), make_instance(directory)):
+        outputs = run(instance, prompts()[PROMPTS], params)
+        each = [one for events in outputs for event in events for one in event.prompt_logprobs or ()]
+        found.append(torch.tensor([one.logprobs[0] for one in each]))
+    assert len(found[0]) and torch.allclose(found[0], found[1], atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_ranks_keep_fewer_bits_as_well(tiny_model: Directory, scheme: str) -> None:
+    directory = tiny_model("llama-mha")
+    alone = said(divided(directory, quantization=scheme))
+    assert alone == said(divided(directory, quantization=scheme, max_prefill_chunk=7))
+    assert alone != expected(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_a_rank_that_is_killed_is_named(tiny_model: Directory, backend: str) -> None:
+    instance = divided(tiny_model("llama-mha"), backend=backend)
+    (follower,) = followers_of(instance)
+    follower.kill()
+    with pytest.raises(RankLost, match=rf"rank 1 \(process {follower.pid}\) has ended: -9"):
+        said(instance)
+    with pytest.raises(RankLost):
+        instance.engine._runner._model.forward()  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_a_rank_that_hangs_is_named(
+    tiny_model: Directory, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SILENCE_S", 3.0)
+    instance = divided(tiny_model("llama-mha"), backend=backend)
+    (follower,) = followers_of(instance)
+    follower.send_signal(signal.SIGSTOP)
+    with pytest.raises(RankLost, match=rf"rank 1 \(process {follower.pid}\) has hung"):
+        said(instance)
+
+
+def test_a_count_that_stands_still_for_long_is_silence() -> None:
+    silence = Silence()
+    assert not silence.is_over(5, 100.0)
+    assert not silence.is_over(6, 100.0 + SILENCE_S)
+    assert not silence.is_over(6, 100.0 + 2 * SILENCE_S)
+    assert silence.is_over(6, 100.1 + 2 * SILENCE_S)
+
+
+@pytest.mark.slow
+def test_ranks_end_with_their_leader(tiny_model: Directory) -> None:
+    instance = divided(tiny_model("llama-mha"))
+    (follower,) = followers_of(instance)
+    leader_of(instance).close()
+    assert follower.returncode is not None
+
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.engine.test_ranks import divided, followers_of\n"
+        "instance = divided(Path(sys.argv[1]))\n"
+        "print(followers_of(instance)[0].pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, str(tiny_model("llama-mha"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        pidfd = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+        # It is readable when the process has ended.
+        os.set_blocking(pidfd, True)
+        import select
+
+        assert select.select([pidfd], [], [], 60)[0]
+        os.close(pidfd)
+
+
+@pytest.mark.slow
+def test_what_one_rank_can_not_load_is_said_by_the_leader(tiny_model: Directory) -> None:
+    with pytest.raises(ValueError, match="load_format"):
+        divided(tiny_model("llama-mha"), load_format="pickle")
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("llama-mha", {"tensor_parallel_size": 3}, "the model's 4 KV heads can't be divided among 3 ranks"),
+        (
+            "qwen3",
+            {"tensor_parallel_size": 8},
+            "the model's 4 attention heads can't be divided among 8 ranks",
+        ),
+        (
+            "opt",
+            {"tensor_parallel_size": 2, "hidden_cache": True},
+            "hidden_cache takes instances of one rank",
+        ),
+    ],
+)
+def test_what_can_not_be_divided_is_refused(
+    tiny_model: Directory, family: str, options: dict[str, Any], message: str
+) -> None:
+    config = EngineConfig(model="-", **options)
+    with pytest.raises(
+        ValueError, match=f"tensor_parallel_size={options['tensor_parallel_size']}: {message}"
+    ):
+        check_ranks(config, load_model_config(tiny_model(family)), is_cpu=True)
+
+
+def test_gpus_are_refused(tiny_model: Directory) -> None:
+    config = EngineConfig(model="-", tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="tensor_parallel_size=2: runs on CPUs so far, not on GPUs"):
+        check_ranks(config, load_model_config(tiny_model("opt")), is_cpu=False)
+
+
+def test_a_rank_has_its_share_of_the_weights(tiny_model: Directory) -> None:
+    config = load_model_config(tiny_model("llama-mha"))
+    whole = num_weight_bytes(config, torch.float32, None)
+    halves = [num_weight_bytes(config, torch.float32, None, shard=Shard(rank, 2)) for rank in (0, 1)]
+    # Both have the table of embeddings, and the norms.
+    both = 4 * (config.vocab_size * config.hidden_size + (2 * config.num_layers + 1) * config.hidden_size)
+    assert sum(halves) == whole + both
+
+
+@pytest.mark.parametrize(("count", "size"), [(8, 2), (2, 4), (4, 4), (1, 8)])
+def test_units_are_divided_evenly(count: int, size: int) -> None:
+    parts = [Shard(rank, size).part(count, width=3) for rank in range(size)]
+    num_holders = [sum(part.start <= value < part.stop for part in parts) for value in range(3 * count)]
+    assert set(num_holders) == {max(size // count, 1)}
+
+
+@pytest.mark.parametrize(("count", "size"), [(200, 2), (7, 4), (3, 8)])
+def test_uneven_parts_follow_each_other(count: int, size: int) -> None:
+    parts = [Shard(rank, size).uneven_part(count) for rank in range(size)]
+    assert [value for part in parts for value in range(part.start, part.stop)] == [*range(count)]
