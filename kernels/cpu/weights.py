@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,9 @@ from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.structs import ActivationCode, WeightKind
 from alignedserve.kernels.int4 import GROUP, quantise_groups
 from alignedserve.kernels.int8 import quantise_columns
+
+if TYPE_CHECKING:
+    from alignedserve.kernels.cpu.adapters import PackedAdapters
 
 TILE_COLUMNS = 32
 WORD_BYTES = 4
@@ -63,6 +67,7 @@ class PackedWeight:
     is_partial: bool = False
     # If this rank has some of the outputs, which are joined: those of all ranks that count.
     num_joined: int = 0
+    adapters: PackedAdapters | None = None
 
     @property
     def tile_bytes(self) -> int:
@@ -71,6 +76,8 @@ class PackedWeight:
 
     def outputs_from(self, first: int) -> PackedWeight:
         """Returns the layer that yields its outputs from `first` on alone. It shares the memory."""
+        if self.adapters is not None:
+            raise ValueError("a layer with adapters yields all of its outputs")
         if first % TILE_COLUMNS or self.activation.is_gated:
             raise ValueError(
                 f"outputs from {first} on: must begin at a multiple of {TILE_COLUMNS}, not be gated"
@@ -97,6 +104,24 @@ class _Placement:
         return self.first + c // self.run * self.stride + c % self.run
 
 
+def num_tiles(widths: Sequence[int], activation: ActivationCode) -> int:
+    """The tiles of a layer with parts of these widths."""
+    num_columns = 2 * -(-widths[0] // 16) * 16 if activation.is_gated else sum(widths)
+    return -(-num_columns // TILE_COLUMNS)
+
+
+def columns_of_parts(widths: Sequence[int], activation: ActivationCode) -> list[torch.Tensor]:
+    """Where the columns of each part are among those of the tiles."""
+    return [_placement(widths, i, activation).columns(width) for i, width in enumerate(widths)]
+
+
+def _placement(widths: Sequence[int], index: int, activation: ActivationCode) -> _Placement:
+    if activation.is_gated:
+        # The gate and up columns of 16 outputs share a tile.
+        return _Placement(16 * index, 16, 32)
+    return _Placement(sum(widths[:index]), widths[index], widths[index])
+
+
 def pack(
     parts: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor] | None,
@@ -108,21 +133,16 @@ def pack(
     """`dtype` is that of rows, which get eight bits when they come, unless the weight is as they are."""
     _check(parts, biases, activation, dtype)
     in_features = parts[0].shape[1]
-    is_gated = activation.is_gated
     widths = [part.shape[0] for part in parts]
-    num_columns = 2 * -(-widths[0] // 16) * 16 if is_gated else sum(widths)
-    num_tiles = -(-num_columns // TILE_COLUMNS)
-    tiles = arena.allocate(num_tiles * _tile_bytes(in_features, dtype, kind))
-    bias = torch.zeros(num_tiles * TILE_COLUMNS, dtype=torch.float32) if biases is not None else None
-    int8 = Int8Columns.of(num_tiles * TILE_COLUMNS) if kind is WeightKind.INT8 else None
+    count = num_tiles(widths, activation)
+    tiles = arena.allocate(count * _tile_bytes(in_features, dtype, kind))
+    bias = torch.zeros(count * TILE_COLUMNS, dtype=torch.float32) if biases is not None else None
+    int8 = Int8Columns.of(count * TILE_COLUMNS) if kind is WeightKind.INT8 else None
     for i, part in enumerate(parts):
-        # The gate and up columns of 16 outputs share a tile.
-        placement = (
-            _Placement(16 * i, 16, 32) if is_gated else _Placement(sum(widths[:i]), widths[i], widths[i])
-        )
+        placement = _placement(widths, i, activation)
         part = part.to(dtype)
         if kind is WeightKind.INT4:
-            _pack_int4(part, placement.columns(widths[i]), tiles.view(num_tiles, -1, _GROUP_BYTES))
+            _pack_int4(part, placement.columns(widths[i]), tiles.view(count, -1, _GROUP_BYTES))
         elif int8:
             codes, scales = quantise_columns(part)
             _pack_part(codes, placement, tiles)
@@ -131,7 +151,7 @@ def pack(
             _pack_part(part.contiguous(), placement, tiles)
         if bias is not None and biases is not None:
             bias[placement.columns(widths[i])] = biases[i].to(dtype).float()
-    out_features = widths[0] if is_gated else sum(widths)
+    out_features = widths[0] if activation.is_gated else sum(widths)
     return PackedWeight(tiles, bias, in_features, out_features, activation, dtype, kind, int8)
 
 
