@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from alignedserve.models.config import ModelConfig
+from alignedserve.models.lora import with_adapters
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
+from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
 from alignedserve.ops.shard import Shard, Split
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps
@@ -54,6 +56,10 @@ class ListingOps(TorchOps):
         self._count(biases or ())
         return TorchLinear(parts[0], None, activation)
 
+    def with_adapters(self, weight: TorchLinear, adapters: LayerAdapters) -> TorchLinear:
+        self.num_bytes += adapters.num_values * self.dtype.itemsize
+        return weight
+
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         self._count([tensor], dtype.itemsize if dtype else None)
         return tensor
@@ -69,10 +75,13 @@ def num_weight_bytes(
     checkpoint: SafetensorsSource | None,
     quantization: str | None = None,
     shard: Shard | None = None,
+    adapters: Sequence[tuple[str, str]] = (),
+    max_lora_rank: int = 0,
 ) -> int:
     """The bytes of all that a model, or a rank's part of it, keeps of its tensors. Raises ValueError when the
-    checkpoint is not the model's."""
-    listed, ops = ListedSource(dtype, checkpoint), ListingOps(dtype, quantization, shard)
+    checkpoint, or an adapter, is not the model's. `adapters`: (name, path) of each."""
+    ops = ListingOps(dtype, quantization, shard)
+    listed = with_adapters(ListedSource(dtype, checkpoint), adapters, max_lora_rank)
     # The length of sequences makes no difference to the weights.
     build_model(config, listed, ops, max_model_len=1)
     listed.finish()

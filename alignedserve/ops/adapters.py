@@ -1,8 +1,8 @@
 """Adapters (LoRA) of a linear layer: what is added to its output for the rows of a request that has one.
 
-To x @ weight.T + bias of a row with adapter i, (x @ a[i].T) @ b[i].T * scale[i] is added, before the activation. A layer
-that is made of several in the checkpoint has an a and a b for each of these parts, and each part's b yields its part of
-the output. Rows without an adapter are left as they are, bit by bit.
+To x @ weight.T + bias of a row with adapter i, (x @ a[i].T) @ b[i].T * scale[i] is added, before the activation. A
+layer that is made of several in the checkpoint has an a and a b for each of these parts, and each part's b yields its
+part of the output. Rows without an adapter are left as they are, bit by bit.
 
 Adapters have numbers from 1 on, in the order of their names; 0 stands for none.
 """
@@ -61,6 +61,17 @@ class LayerAdapters:
             if delta is not None:
                 stacked[number, : delta.b.shape[1]] = delta.b.t().to(dtype)
         return stacked
+
+    def split(self, out_features: Sequence[int]) -> LayerAdapters:
+        """The same for a layer of one part which is taken as several, side by side."""
+
+        def pieces(delta: Delta | None) -> list[Delta | None]:
+            if delta is None:
+                return [None] * len(out_features)
+            return [Delta(delta.a, b) for b in torch.split(delta.b, list(out_features))]
+
+        deltas = [pieces(delta) for (delta,) in self.deltas]
+        return LayerAdapters(self.in_features, tuple(out_features), deltas, self.scales)
 
     @property
     def first_columns(self) -> list[int]:

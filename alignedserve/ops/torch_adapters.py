@@ -11,7 +11,7 @@ from alignedserve.ops.adapters import LayerAdapters
 
 @dataclass(frozen=True)
 class TorchAdapters:
-    # Of each part that adapters add to: its first column, its a [adapters * rank, in], and its b [adapters * rank, out].
+    # Of each part that adapters add to: its first column, its a [adapters * rank, in], its b [adapters * rank, out].
     parts: tuple[tuple[int, torch.Tensor, torch.Tensor], ...]
     # For each row of an a: the number of the adapter, and its scale.
     numbers: torch.Tensor

@@ -107,6 +107,7 @@ class SimEngine:
         num_lent: int = 0,
         keeps_inputs: bool = False,
         pooling: str | None = None,
+        adapter: str = "",
     ) -> Request | None:
         if pooling == "mean" and num_computed:
             raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")

@@ -1,6 +1,6 @@
 // Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once; what adapters
-// add (adapters.cpp) comes on top of the sums. Where rows and
-// weight are in eight bits, sums are exact integers, and are scaled once; with four, those of each group are.
+// add comes on top of the sums (adapters.cpp). Where rows and weight are in eight bits, sums are exact integers, and are
+// scaled once; with four, those of each group are.
 //
 // A chunk is a span of rows times a span of tiles. With few rows the work is to stream the weight from memory: long
 // spans of tiles, several tiles side by side for independent accumulators. With many rows it is to keep the
