@@ -69,6 +69,11 @@ class ListingOps(TorchOps):
         self.num_bytes += round(sum(tensor.numel() for tensor in tensors) * (each or self.dtype.itemsize))
 
 
+def check_adapters(config: ModelConfig, adapters: Sequence[tuple[str, str]], max_lora_rank: int) -> None:
+    """Raises ValueError for the first of the adapters, (name, path) each, that is not this model's."""
+    num_weight_bytes(config, torch.float32, None, adapters=adapters, max_lora_rank=max_lora_rank)
+
+
 def num_weight_bytes(
     config: ModelConfig,
     dtype: torch.dtype,

@@ -7,7 +7,6 @@ linear layer asks for its own, and what nobody has asked for at the end is an er
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Sequence
@@ -20,8 +19,6 @@ from alignedserve.models.fields import Fields, read_json_object
 from alignedserve.models.safetensors_file import SafetensorsFile
 from alignedserve.models.weights import WeightSource, some
 from alignedserve.ops.adapters import Delta, LayerAdapters
-
-logger = logging.getLogger(__name__)
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
@@ -39,9 +36,14 @@ UNSUPPORTED = {
     "trainable_token_indices": "absent: embeddings are not adapted",
     "use_qalora": "false: inputs are not grouped",
     "alora_invocation_tokens": "absent: an adapter counts from the first token on",
+    "kasa_config": "absent: KaSA scales products as well",
+    "arrow_config": "absent: adapters are not mixed",
+    "use_bdlora": "absent: block-diagonal adapters are not supported",
+    "monteclora_config": "absent: such adapters are drawn at random",
+    "velora_config": "absent: inputs are not compressed",
 }
 # These ways to begin a training change the base model's weights.
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
@@ -197,4 +199,20 @@ def with_adapters(weights: WeightSource, modules: Sequence[tuple[str, str]], max
     when one of them is not supported."""
     if not modules:
         return weights
-    return AdaptedSource(weights, Adapters([Adapter(name, Path(path), max_rank) for name, path in modules]))
+    return AdaptedSource(
+        weights, Adapters([Adapter(name, Path(path).expanduser(), max_rank) for name, path in modules])
+    )
+
+
+def other_bases(model: str, modules: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns a warning for each adapter that says that its base model is called otherwise."""
+    warnings = []
+    for name, path in modules:
+        base = load_lora_config(Path(path).expanduser()).base
+        if base and _last_part(base) != _last_part(model):
+            warnings.append(f"the adapter {name} says that its base model is {base}; this one is {model}")
+    return warnings
+
+
+def _last_part(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2].lower()

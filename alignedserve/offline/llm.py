@@ -19,6 +19,7 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import check_request
 from alignedserve.instance.profile.facts import facts_of
 from alignedserve.instance.profile.make import find_or_make
+from alignedserve.models.lora import other_bases
 from alignedserve.offline.collect import SequenceCollector
 from alignedserve.offline.embeddings import EmbeddingRequestOutput, embeddings_of
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
@@ -111,6 +112,8 @@ class LLM:
             if cost_profile is None:
                 raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
         built = build_engine(self.config)
+        for text in other_bases(built.source.name, self.config.adapters):
+            logger.warning("%s", text)
         self.engine = built.engine
         estimate = None
         if cost_profile is not None:

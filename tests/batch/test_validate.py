@@ -27,7 +27,7 @@ def result_of(*lines: Any) -> Valid | Invalid:
 
 def checked(content: bytes) -> tuple[Valid | Invalid, int]:
     """The result, and the lines that were looked at for it."""
-    validator, number = Validator(URL, "demo"), 0
+    validator, number = Validator(URL, ["demo"]), 0
     for found in LineSplitter().feed(content):
         number = found.number
         try:
