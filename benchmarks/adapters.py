@@ -1,4 +1,4 @@
-"""What adapters (LoRA) cost on a CPU: an engine without any, one that has some and serves none, and one that serves them.
+"""What adapters (LoRA) cost on a CPU: an engine without any, one that serves none of its own, and one that serves them.
 
 Each kind of iteration is timed in turn, several times, so that a machine that others use too is slow for all of them.
 Weights and adapters are random. Printed are milliseconds of an iteration, the best of all rounds, and ratios.
@@ -88,7 +88,9 @@ def iteration_s(engine: Engine, num_requests: int, num_tokens: int, adapters: tu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="qwen3-0.6b", help="a preset")
     parser.add_argument("--num-layers", type=int, default=8, help="of the model's; fewer are measured sooner")
     parser.add_argument("--rank", type=int, default=16)
@@ -101,8 +103,15 @@ def main() -> None:
         options |= {"max_num_seqs": 64, "device": "cpu", "use_tqdm": False, "max_lora_rank": args.rank}
         plain = build_engine(EngineConfig(args.model, **options)).engine
         adapted = build_engine(EngineConfig(args.model, lora_modules=modules, **options)).engine
-    kinds = {"without": (plain, ()), "idle": (adapted, ()), "one": (adapted, NAMES[:1]), "four": (adapted, NAMES)}
-    print(f"{args.model}, {args.num_layers} layers, bfloat16, rank {args.rank}, {torch.get_num_threads()} threads")
+    kinds = {
+        "without": (plain, ()),
+        "idle": (adapted, ()),
+        "one": (adapted, NAMES[:1]),
+        "four": (adapted, NAMES),
+    }
+    print(
+        f"{args.model}, {args.num_layers} layers, bfloat16, rank {args.rank}, {torch.get_num_threads()} threads"
+    )
     for name, num_requests, num_tokens in BATCHES:
         best = dict.fromkeys(kinds, float("inf"))
         for _ in range(args.rounds):
