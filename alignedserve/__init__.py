@@ -6,15 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from alignedserve.offline.llm import LLM
+    from alignedserve.offline.lora_request import LoRARequest
     from alignedserve.offline.outputs import CompletionOutput, RequestOutput
     from alignedserve.sampling_params import SamplingParams
     from alignedserve.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "LoRARequest",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 _HOMES = {
     "LLM": "alignedserve.offline.llm",
+    "LoRARequest": "alignedserve.offline.lora_request",
     "CompletionOutput": "alignedserve.offline.outputs",
     "RequestOutput": "alignedserve.offline.outputs",
     "SamplingParams": "alignedserve.sampling_params",

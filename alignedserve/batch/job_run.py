@@ -71,7 +71,8 @@ class Shared:
     ask: Ask
     # Returns whether jobs would be done too late at their present speed.
     are_late: Callable[[], bool]
-    served_model: str
+    # The first is that of lines which name none.
+    served_models: Sequence[str]
     config: BatchConfig
     # The limit of lines that run.
     limit: ConcurrencyLimit
@@ -165,7 +166,7 @@ class JobRun:
             self._working = None
 
     async def _validate(self, job: JobRecord) -> Event:
-        validator = Validator(job.endpoint, self.shared.served_model)
+        validator = Validator(job.endpoint, self.shared.served_models)
         async for line in self._lines(job):
             validator.add(line.number, await self._found(line))
             if validator.is_enough:

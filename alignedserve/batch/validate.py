@@ -4,6 +4,7 @@ for its model: an invalid body is answered with an error, and affects no other l
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -19,9 +20,10 @@ MAX_PROBLEM_CHARS = 300
 
 
 class Validator:
-    def __init__(self, endpoint: str, served_model: str) -> None:
+    def __init__(self, endpoint: str, served_models: Sequence[str]) -> None:
+        """`served_models`: the first is that of lines which name none."""
         self._endpoint = endpoint
-        self._served_model = served_model
+        self._served_models = served_models
         self._model: str | None = None
         self._num_lines = 0
         # The digests of all custom_ids, 16 bytes each, however long the ids are.
@@ -67,14 +69,15 @@ class Validator:
         return None
 
     def _other_model(self, model: str | None, number: int) -> Problem | None:
-        model = self._served_model if model is None else model
+        model = self._served_models[0] if model is None else model
         if self._model is None:
             self._model = model
         elif model != self._model:
             message = f"model={model!r}: lines before have {self._model!r}, and a batch has one model"
             return Problem("mismatched_model", message, number, "body.model")
-        if model != self._served_model:
-            message = f"model={model!r}: does not exist; this server has {self._served_model!r}"
+        if model not in self._served_models:
+            served = ", ".join(map(repr, self._served_models))
+            message = f"model={model!r}: does not exist; this server has {served}"
             return Problem("model_not_found", message, number, "body.model")
         return None
 

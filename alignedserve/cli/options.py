@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -13,6 +13,35 @@ import click
 from alignedserve.engine.config import EngineConfig
 
 Command = Callable[..., Any]
+
+
+# Of these flags one may have several values, as vLLM's have: name=path or JSON, which no other argument looks like.
+_WITH_SEVERAL_VALUES = ("--lora-modules",)
+
+
+class EngineCommand(click.Command):
+    """A command with engine_options: a flag may be followed by all of its values."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, flag_by_flag(args))
+
+
+def flag_by_flag(args: Sequence[str]) -> list[str]:
+    """Repeats a flag that is followed by several values before each of them."""
+    found: list[str] = []
+    flag = ""
+    for arg in args:
+        if flag and found[-1] != flag and _is_value(arg):
+            found.append(flag)
+        elif arg.startswith("-") or (flag and found[-1] != flag):
+            name = arg.partition("=")[0]
+            flag = name if name in _WITH_SEVERAL_VALUES else ""
+        found.append(arg)
+    return found
+
+
+def _is_value(arg: str) -> bool:
+    return not arg.startswith("-") and ("=" in arg or arg.lstrip().startswith("{"))
 
 
 class OutputFile(click.Path):

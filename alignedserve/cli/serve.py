@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from alignedserve.cli.options import Command, options_of
+from alignedserve.cli.options import Command, EngineCommand, options_of
 from alignedserve.launch.settings import NO_FLAGS, sections, settings_of
 from alignedserve.process.whole_lines import write_whole_lines
 
@@ -18,7 +18,7 @@ def serve_options(command: Command) -> Command:
     return click.argument("model", required=False)(command)
 
 
-@click.command("serve")
+@click.command("serve", cls=EngineCommand)
 @serve_options
 def command(model: str | None, **options: Any) -> None:
     """Serve MODEL (the demo model if none is named) behind the OpenAI API."""

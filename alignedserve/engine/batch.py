@@ -62,6 +62,8 @@ class Batch:
         self.counts = np.array([count for _, count in self.work], dtype=np.int32)
         self.is_reversed = np.array([request.is_reversed for request, _ in self.work], dtype=np.int32)
         self.has_reversed = bool(self.is_reversed.any())
+        self.adapters = np.array([request.adapter for request, _ in self.work], dtype=np.int32)
+        self.has_adapters = bool(self.adapters.any())
         # The entries of `work` that catch up, and get a token; and those that get an embedding, which no decode does.
         caught_up = [i for i, (request, count) in enumerate(self.work) if count == request.num_pending]
         chunk_entries = caught_up[self.num_decodes :]
@@ -168,6 +170,10 @@ class BatchTable:
             if batch.work[entry][0].keeps_inputs:
                 self._keep_inputs(step, batch, entry, slice(start, end), table)
             start, output_ends[entry] = end, num_outputs
+        if step.adapters is not None and batch.has_adapters:
+            step.adapters.fill(batch.adapters, batch.counts, step.host.outputs[:num_outputs])
+        elif step.adapters is not None:
+            step.adapters.clear()
         step.commit(start, len(batch.work), num_outputs)
         return output_ends
 

@@ -31,6 +31,7 @@ from alignedserve.engine.sampler import Sampler
 from alignedserve.kernels.cpu.ranks import padded
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
+from alignedserve.models.lora import with_adapters
 from alignedserve.models.registry import build_model
 from alignedserve.models.source import ModelSource, resolve_model
 from alignedserve.ops import CudaOptions, make_ops
@@ -97,6 +98,8 @@ def load_model(config: EngineConfig, ranks: Ranks | None = None) -> LoadedModel:
         config.attention_backend, device, dtype, model_config.head_dim, options, config.quantization, ranks
     )
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
+    # The adapters' tensors are copied by the operations, whatever device they are for.
+    weights = with_adapters(weights, config.adapters, config.max_lora_rank)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
     return LoadedModel(source, model, ops, block_format(config, model_config, dtype_name), max_model_len)
@@ -107,7 +110,9 @@ def new_step(config: EngineConfig, loaded: LoadedModel, has_reversed: bool) -> t
     max_tokens = config.max_num_batched_tokens
     max_seqs = min(config.max_num_seqs, max_tokens)
     max_blocks_per_seq = loaded.form.num_blocks(loaded.max_model_len)
-    step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, loaded.ops.device)
+    step = StepInputs(
+        max_tokens, max_seqs, max_blocks_per_seq, loaded.ops.device, has_adapters=bool(config.adapters)
+    )
     step.has_reversed = has_reversed
     return step, max_seqs
 
@@ -190,6 +195,7 @@ def _assemble(
         max_model_len=max_model_len,
         grammars=grammars,
         has_reversed=has_reversed,
+        adapters={module.name: number for number, module in enumerate(config.adapters, 1)},
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from alignedserve.engine.lora_modules import LoraModule, parse_lora_modules
 from alignedserve.protocol.kv_format import KV_CACHE_DTYPES
 
 # vLLM has "float" and "half" as well.
@@ -37,6 +38,12 @@ class EngineConfig:
     kv_cache_dtype: Annotated[
         str, "of KV: auto (the model's), fp8 (e4m3) or int8 (a scale for each token and head): 8 bits a value"
     ] = "auto"
+    enable_lora: Annotated[bool, "what --lora-modules does by itself; for commands made for vLLM"] = False
+    lora_modules: Annotated[
+        tuple[str, ...],
+        "adapters (LoRA), served as models: name=path, or JSON with name and path; several may follow",
+    ] = ()
+    max_lora_rank: Annotated[int, "the highest rank of an adapter"] = 16
     device: Annotated[
         str, "cpu, cuda (without a server cuda:1, ... too), or auto: CUDA where there is one"
     ] = "auto"
@@ -89,11 +96,33 @@ class EngineConfig:
             raise ValueError(
                 f"gpu_memory_utilization={self.gpu_memory_utilization}: must be above 0, at most 1"
             )
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
+        if self.adapters and self.hidden_cache:
+            raise ValueError(
+                f"hidden_cache: restores K and V without adapters; lora_modules are {self.adapter_names}"
+            )
+        if self.adapters and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size={self.tensor_parallel_size}: adapters are not split over ranks so far; "
+                f"lora_modules are {self.adapter_names}"
+            )
+        for name in (
+            *("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"),
+            "max_lora_rank",
+        ):
             _at_least_one(name, getattr(self, name))
         for name in ("max_model_len", "max_prefill_chunk", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
+
+    @property
+    def adapters(self) -> tuple[LoraModule, ...]:
+        """Raises ValueError if lora_modules is malformed."""
+        return parse_lora_modules(self.lora_modules)
+
+    @property
+    def adapter_names(self) -> str:
+        """All of them, for people and to compare."""
+        return ", ".join(module.name for module in self.adapters) or "none"
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

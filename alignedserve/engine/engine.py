@@ -8,7 +8,7 @@ are released, and how much of each is computed. `launch` and `finish` are the tw
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from alignedserve.engine.outputs import BrokenLogits, TokenOutput
 from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
-from alignedserve.engine.validate import Vocabulary, check_request
+from alignedserve.engine.validate import Vocabulary, check_adapter, check_request
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.pooling import DTYPE
 from alignedserve.sampling_params import SamplingParams
@@ -57,7 +57,10 @@ class Engine:
         max_model_len: int,
         grammars: Grammars,
         has_reversed: bool = False,
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
+        """`adapters`: their numbers, by name."""
+        self.adapters = adapters or {}
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
         self.grammars = grammars
@@ -84,6 +87,7 @@ class Engine:
         num_lent: int = 0,
         keeps_inputs: bool = False,
         pooling: str | None = None,
+        adapter: str = "",
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. The caller decides when it runs and leaves.
 
@@ -96,6 +100,7 @@ class Engine:
         `num_lent`: so many of its blocks, the last ones, follow by `lend`.
         With `keeps_inputs` its blocks hold the inputs of each layer in place of K and V; nothing of it is there yet.
         `pooling`: it ends with an embedding of its prompt. For a mean, nothing of it is there yet.
+        `adapter`: the name of its adapter, with which all of its KV was computed; empty: it has none.
         Returns None and changes nothing if too few blocks are free (shared blocks stay held). Raises InvalidRequest if
         the request can't be run.
         """
@@ -109,7 +114,7 @@ class Engine:
         num_blocks -= len(self._blocks.held(request_id)) + num_lent
         if num_blocks > self._blocks.num_free:
             return None
-        request = self._request(request_id, prompt_token_ids, params, seed, matcher, pooling)
+        request = self._request(request_id, prompt_token_ids, params, seed, matcher, pooling, adapter)
         request.output, request.num_computed = list(output), num_computed
         request.is_reversed, request.keeps_inputs = is_reversed, keeps_inputs
         if params.has_penalties:
@@ -286,10 +291,12 @@ class Engine:
         seed: int,
         matcher: Matcher | None = None,
         pooling: str | None = None,
+        adapter: str = "",
     ) -> Request:
         if request_id in self._requests:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
         check_request(prompt_token_ids, params, self.vocabulary, self.max_model_len, pooling)
+        check_adapter(adapter, self.adapters)
         room = self.max_model_len - len(prompt_token_ids)
         if matcher is None and params.structured_outputs is not None:
             matcher = self.grammars.matcher(params.structured_outputs)
@@ -303,6 +310,7 @@ class Engine:
             max_output_len=min(room, params.max_tokens or room),
             matcher=matcher,
             pooling=pooling,
+            adapter=self.adapters.get(adapter, 0),
         )
         self._endings.watch(request)
         self._requests[request_id] = request

@@ -40,6 +40,8 @@ class Request:
     # How an embedding is made of the prompt, one of `protocol.pooling.POOLINGS`: it ends with that, without a token.
     # None: it generates tokens.
     pooling: str | None = None
+    # The number of its adapter (`ops/adapters.py`); 0: none.
+    adapter: int = 0
 
     # These fields are set by the engine.
     status: Status = Status.HELD

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,12 @@ def _check_pooling(pooling: str, length: int, max_model_len: int) -> None:
         raise InvalidRequest(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
     if length > max_model_len:
         raise InvalidRequest(f"prompt: {length} tokens; at most {max_model_len} are possible")
+
+
+def check_adapter(name: str, known: Collection[str]) -> None:
+    """`name`: of a request's adapter; empty: it has none."""
+    if name and name not in known:
+        raise InvalidRequest(f"adapter={name!r}: not loaded; loaded are {', '.join(known) or 'none'}")
 
 
 def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:

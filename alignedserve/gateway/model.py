@@ -1,11 +1,11 @@
-"""The model as the gateway knows it: its name, its tokenizer, its limits. No weights."""
+"""The model as the gateway knows it: its name, its tokenizer, its limits, its adapters' names. No weights."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,8 @@ class ServedModel:
     # The number of dimensions of an embedding; None: unknown.
     embedding_size: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    # The names of its adapters, which clients know as models.
+    adapters: tuple[str, ...] = ()
 
     @cached_property
     def system_fingerprint(self) -> str:
@@ -54,12 +56,33 @@ class ServedModel:
         vocabulary = vocabulary_of(found.config)
         max_model_len = choose_max_model_len(config, found.config)
         size = found.config.embedding_dim or found.config.hidden_size
-        return cls(name, tokenizer, vocabulary, max_model_len, config.allow_special_tokens_in_messages, size)
+        return cls(
+            name,
+            tokenizer,
+            vocabulary,
+            max_model_len,
+            config.allow_special_tokens_in_messages,
+            size,
+            adapters=tuple(module.name for module in config.adapters),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of models that clients may ask for; the base model's is the first."""
+        return (self.name, *self.adapters)
 
     def check_name(self, asked: str | None) -> None:
-        if asked is not None and asked != self.name:
-            message = f"model={asked!r}: does not exist; this server has {self.name!r}"
+        if asked is not None and asked not in self.names:
+            message = f"model={asked!r}: does not exist; this server has {', '.join(map(repr, self.names))}"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def adapter_of(self, asked: str | None) -> str:
+        """Returns the adapter of a call for this model, which exists; empty: the base model is asked for."""
+        return asked if asked in self.adapters else ""
+
+    def answering_as(self, adapter: str) -> ServedModel:
+        """Returns the model as it calls itself in the answers of this adapter; empty: of the base model."""
+        return replace(self, name=adapter) if adapter else self
 
     def warm_up(self) -> None:
         """Builds the tables that take long with a large vocabulary."""

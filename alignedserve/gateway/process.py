@@ -196,7 +196,7 @@ class GatewayProcess:
         runner = BatchRunner(
             store,
             LineAnswers(request_builder, ENDPOINTS).ask,
-            request_builder.model.name,
+            request_builder.model.names,
             self._holder,
             self._config.batches,
             self.telemetry.metrics.line_was_late,

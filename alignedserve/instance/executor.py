@@ -95,6 +95,7 @@ class Executor(Protocol):
         num_lent: int = 0,
         keeps_inputs: bool = False,
         pooling: str | None = None,
+        adapter: str = "",
     ) -> Request | None: ...
 
     def join(self, request: Request) -> None: ...

@@ -1,7 +1,8 @@
 """The KV that prompts with the same prefix share: that of their full blocks, running prompts and earlier ones alike.
 
 A block can be shared as soon as its KV is computed, until it is evicted for lack of free blocks (`engine/blocks.py`).
-Prompts that bring a cache salt share blocks only with prompts of the same salt.
+Prompts that bring a cache salt share blocks only with prompts of the same salt, and those with an adapter only with
+prompts of the same adapter.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ class PrefixCache:
         wanted = work.request
         if not self._is_for(work):
             return HashedPrefix([])
-        tokens, hasher = wanted.prompt + work.output, BlockHasher(self._block_size, wanted.cache_salt)
+        tokens = wanted.prompt + work.output
+        hasher = BlockHasher(self._block_size, wanted.cache_salt, wanted.adapter)
         block_hashes = hasher.block_hashes_of(tokens)
         tail = tokens[len(block_hashes) * self._block_size :]
         return HashedPrefix(block_hashes, tail=tail, num_output=len(work.output), hasher=hasher)

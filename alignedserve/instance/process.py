@@ -163,7 +163,11 @@ class InstanceProcess(ABC):
 
     def _fingerprint(self, form: BlockFormat) -> dict[str, str]:
         engine = self._config.engine
-        return form.describe() | {"model": engine.model, "quantization": engine.quantization or "none"}
+        return form.describe() | {
+            "model": engine.model,
+            "quantization": engine.quantization or "none",
+            "adapters": engine.adapter_names,
+        }
 
     def _identity(self, epoch: Epoch, form: BlockFormat) -> Identity:
         """Of the ends of a link: what goes from instance to instance is as they have it."""

@@ -55,6 +55,7 @@ def adopt(
         num_lent,
         keeps_inputs,
         wanted.pooling,
+        wanted.adapter,
     )
     if request is None:
         num_tokens = len(wanted.prompt) + len(work.output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from alignedserve.engine.choices import (
     choose_max_model_len,
 )
 from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.lora_modules import with_absolute_paths
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.instance.config import NO_PROFILE, InstanceConfig, TransferConfig
@@ -31,6 +33,8 @@ from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_po
 from alignedserve.store.homes import DirectoryPlace, parse_place
 from alignedserve.transport.choose import check_link, choose_transport
 from alignedserve.types import GATEWAY, ISLAND_GATEWAY, InstanceId, gateway_ids, island_gateway
+
+logger = logging.getLogger(__name__)
 
 # The most bytes that the pool takes where no size is given, and the largest share of the free memory.
 DEFAULT_POOL_BYTES = 1 << 30
@@ -109,6 +113,19 @@ def check(settings: Settings, model: Location) -> None:
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
     choose_max_model_len(settings.engine, model.config)
+    _check_adapters(settings.engine, model)
+
+
+def _check_adapters(engine: EngineConfig, model: Location) -> None:
+    if not engine.adapters:
+        return
+    # They import torch, which the launcher does without otherwise.
+    from alignedserve.models.listed_weights import check_adapters
+    from alignedserve.models.lora import other_bases
+
+    check_adapters(model.config, engine.adapters, engine.max_lora_rank)
+    for text in other_bases(model.name, engine.adapters):
+        logger.warning("%s", text)
 
 
 def check_quantised(settings: Settings, model: Location) -> None:
@@ -245,7 +262,7 @@ def plan_gateways(
         engine=engine,
         model_name=settings.served_name,
         http=settings.http,
-        fingerprint={"model": engine.model},
+        fingerprint={"model": engine.model} | ({"adapters": engine.adapter_names} if engine.adapters else {}),
         limits=settings.limits,
         key_owners=owners_of(settings.keys.api_key, settings.keys.api_key_file),
         store_url=store_url,
@@ -298,10 +315,11 @@ def _absolute(place: str | None) -> str | None:
 
 def _local(settings: Settings, model: Location) -> EngineConfig:
     """Returns settings with the model's directory: it is found once, and no process on this machine has to look for it
-    again."""
+    again; and with the adapters' directories as they are called from anywhere."""
+    engine = replace(settings.engine, lora_modules=with_absolute_paths(settings.engine.lora_modules))
     if settings.launch.address is not None or model.directory is None:
-        return settings.engine
-    return replace(settings.engine, model=str(model.directory), revision=None)
+        return engine
+    return replace(engine, model=str(model.directory), revision=None)
 
 
 def _counted(roles: Mapping[str, int]) -> str:

@@ -43,6 +43,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         self.keys.check(self.http)
+        for name, _ in self.engine.adapters:
+            if name == self.served_name:
+                raise ValueError(f"lora_modules: {name!r} is what the model itself is served as")
 
     @property
     def served_name(self) -> str:

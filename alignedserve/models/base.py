@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from alignedserve.models.config import ModelConfig
+from alignedserve.models.lora import AdaptedSource
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
@@ -64,6 +65,7 @@ class Layers:
     def __init__(self, weights: WeightSource, ops: Ops) -> None:
         self._weights = weights
         self._ops = ops
+        self._adapters = weights.adapters if isinstance(weights, AdaptedSource) else None
 
     @property
     def shard(self) -> Shard:
@@ -127,9 +129,11 @@ class Layers:
         is_head: bool = False,
         outputs: Sequence[slice] | None = None,
         inputs: slice | None = None,
+        can_adapt: bool = True,
     ) -> Linear:
         """Makes one layer out of several in the checkpoint, side by side. Of several ranks this one takes those
-        `outputs` of each, or those `inputs`, if given."""
+        `outputs` of each, or those `inputs`, if given. `can_adapt`: adapters may change it, which takes a layer of the
+        forward."""
         parts = [
             self._weights.linear(name, out, in_features)
             for name, out in zip(names, out_features, strict=True)
@@ -140,7 +144,11 @@ class Layers:
             for name, out in zip(names, out_features, strict=True)
             if bias
         ]
-        return self._part_of(parts, biases, activation, is_head, outputs, inputs)
+        weight = self._part_of(parts, biases, activation, is_head, outputs, inputs)
+        if self._adapters is None or is_head or not can_adapt:
+            return weight
+        adapters = self._adapters.take(names, out_features, in_features)
+        return weight if adapters is None else self._ops.with_adapters(weight, adapters)
 
     def linear_split(
         self,
@@ -160,7 +168,9 @@ class Layers:
         parts = [
             outputs_of(weight, slice(end - out, end)) for out, end in zip(out_features, ends, strict=True)
         ]
-        return self._part_of(parts, biases, activation, False, outputs, None)
+        made = self._part_of(parts, biases, activation, False, outputs, None)
+        adapters = self._adapters and self._adapters.take([name], [sum(out_features)], in_features)
+        return self._ops.with_adapters(made, adapters.split(out_features)) if adapters else made
 
     def _part_of(
         self,

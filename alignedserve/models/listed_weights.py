@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 from alignedserve.models.config import ModelConfig
+from alignedserve.models.lora import with_adapters
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
+from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
 from alignedserve.ops.shard import Shard, Split
@@ -63,6 +65,10 @@ class ListingOps(TorchOps):
         self._count(biases or ())
         return TorchLinear(torch.empty(0), None, activation)
 
+    def with_adapters(self, weight: TorchLinear, adapters: LayerAdapters) -> TorchLinear:
+        self.num_bytes += adapters.num_values * self.dtype.itemsize
+        return weight
+
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         self._count([tensor], dtype.itemsize if dtype else None)
         return tensor
@@ -80,16 +86,24 @@ def check_files(config: ModelConfig, directory: Path, num_ranks: int) -> None:
     num_weight_bytes(config, torch.float32, checkpoint, shard=Shard(0, num_ranks))
 
 
+def check_adapters(config: ModelConfig, adapters: Sequence[tuple[str, str]], max_lora_rank: int) -> None:
+    """Raises ValueError for the first of the adapters, (name, path) each, that is not this model's."""
+    num_weight_bytes(config, torch.float32, None, adapters=adapters, max_lora_rank=max_lora_rank)
+
+
 def num_weight_bytes(
     config: ModelConfig,
     dtype: torch.dtype,
     checkpoint: SafetensorsSource | None,
     quantization: str | None = None,
     shard: Shard | None = None,
+    adapters: Sequence[tuple[str, str]] = (),
+    max_lora_rank: int = 0,
 ) -> int:
     """The bytes of all that a model, or a rank's part of it, keeps of its tensors. Raises ValueError when the
-    checkpoint is not the model's."""
-    listed, ops = ListedSource(dtype, checkpoint), ListingOps(dtype, quantization, shard)
+    checkpoint, or an adapter, is not the model's. `adapters`: (name, path) of each."""
+    ops = ListingOps(dtype, quantization, shard)
+    listed = with_adapters(ListedSource(dtype, checkpoint), adapters, max_lora_rank)
     # The length of sequences makes no difference to the weights.
     build_model(config, listed, ops, max_model_len=1)
     listed.finish()

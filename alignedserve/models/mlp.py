@@ -94,5 +94,5 @@ def _mixture(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: Ex
             down=layers.tensor(f"{expert}.{names.down}.weight", hidden, inner)[:, mine],
         )
 
-    router = layers.linear([f"{prefix}.gate"], [moe.num_experts], hidden)
+    router = layers.linear([f"{prefix}.gate"], [moe.num_experts], hidden, can_adapt=False)
     return ExpertMlp(router, layers.experts(spec, take))

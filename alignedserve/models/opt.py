@@ -45,8 +45,10 @@ class Opt:
         )
         self._project_in = self._project_out = None
         if narrow != hidden:
-            self._project_in = layers.linear(["model.decoder.project_in"], [hidden], narrow)
-            self._project_out = layers.linear(["model.decoder.project_out"], [narrow], hidden)
+            self._project_in = layers.linear(["model.decoder.project_in"], [hidden], narrow, can_adapt=False)
+            self._project_out = layers.linear(
+                ["model.decoder.project_out"], [narrow], hidden, can_adapt=False
+            )
         self._layers = [_decoder_layer(config, layers, index) for index in range(config.num_layers)]
         has_final_norm = config.norm_before and config.final_norm
         self._final_norm = _norm(config, layers, "model.decoder.final_layer_norm") if has_final_norm else None

@@ -145,7 +145,7 @@ class SafetensorsSource:
         self._file_of, self._files = {}, []
         if unused:
             raise ValueError(
-                f"{self._directory} holds {len(unused)} tensors that the model does not have: {_some(unused)}"
+                f"{self._directory} holds {len(unused)} tensors that the model does not have: {some(unused)}"
             )
 
     def _is_harmless(self, name: str) -> bool:
@@ -161,7 +161,7 @@ class SafetensorsSource:
                 return candidate
         raise ValueError(
             f"{self._directory}: tensor {name} is missing; the checkpoint has {len(self._file_of)} tensors: "
-            f"{_some(self._file_of)}"
+            f"{some(self._file_of)}"
         )
 
     def _convert(self, file: SafetensorsFile, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -231,6 +231,7 @@ def _open_shard(index_path: Path, shard: str) -> SafetensorsFile:
     return SafetensorsFile(path)
 
 
-def _some(names: Iterable[str], limit: int = 5) -> str:
+def some(names: Iterable[str], limit: int = 5) -> str:
+    """The first few names."""
     names = sorted(names)
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")

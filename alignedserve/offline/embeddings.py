@@ -34,12 +34,15 @@ def embeddings_of(
     asked: Sequence[EmbeddingRequestOutput],
     pooling: str,
     tell: Callable[[int], object],
+    adapters: Sequence[str],
 ) -> list[EmbeddingRequestOutput]:
-    """Fills in the outputs. `tell` is called with the number of prompts that were done in each step. Raises the error
-    of a prompt that can't be run."""
+    """Fills in the outputs. `tell` is called with the number of prompts that were done in each step. `adapters`: the
+    name of each prompt's, empty for none. Raises the error of a prompt that can't be run."""
     results = {RequestId(each.request_id): each for each in asked}
-    for request_id, each in results.items():
-        instance.add_request(request_id, each.prompt_token_ids, NO_SAMPLING, seed=0, pooling=pooling)
+    for (request_id, each), adapter in zip(results.items(), adapters, strict=True):
+        instance.add_request(
+            request_id, each.prompt_token_ids, NO_SAMPLING, seed=0, pooling=pooling, adapter=adapter
+        )
     while instance.num_unfinished:
         ended = [event for event in instance.step() if event.finish_reason]
         for event in ended:

@@ -19,9 +19,11 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import check_request
 from alignedserve.instance.profile.facts import facts_of
 from alignedserve.instance.profile.make import find_or_make
+from alignedserve.models.lora import other_bases
 from alignedserve.offline.collect import SequenceCollector
 from alignedserve.offline.embeddings import EmbeddingRequestOutput, embeddings_of
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
+from alignedserve.offline.lora_request import Asked, Modules, adapters_of, texts_of
 from alignedserve.offline.outputs import CompletionOutput, RequestOutput
 from alignedserve.offline.vllm_options import without_vllm_options
 from alignedserve.protocol.kv_format import check_pool_kv_dtype
@@ -49,6 +51,8 @@ class _Job:
     prompt: str | None
     token_ids: list[int]
     params: SamplingParams
+    # The name of its adapter; empty: it has none.
+    adapter: str = ""
     sequences: list[SequenceCollector] = field(default_factory=list)
     # The request of the first sequence.
     request: LocalRequest | None = None
@@ -79,6 +83,7 @@ class LLM:
         preemption_mode: str = "swap",
         cost_profile: str | None = None,
         pool_kv_dtype: str = "auto",
+        lora_modules: Modules = (),
         **options: Any,
     ) -> None:
         """`options` are EngineConfig's fields: dtype, device, max_model_len, max_num_seqs, ...
@@ -87,6 +92,7 @@ class LLM:
         long iterations take: `cost_profile` is a file that says so, made if there is none; without it they do without.
         `preemption_mode`: what becomes of the KV of requests that have to leave, as of `alignedserve serve`.
         `pool_kv_dtype`: how KV of preempted requests is kept, as of `alignedserve serve`.
+        `lora_modules`: adapters, {name: path}, which are loaded with the model; `lora_request` of a call names one.
         """
         made = make_policy(SchedulingConfig(policy, preemption_mode=preemption_mode))
         options = without_vllm_options(options)
@@ -99,13 +105,15 @@ class LLM:
         for name in options:
             if name not in known:
                 raise ValueError(f"{name}: unknown option; known: {', '.join(sorted(known))}")
-        self.config = EngineConfig(model=model, **options)
+        self.config = EngineConfig(model=model, lora_modules=texts_of(lora_modules), **options)
         check_pool_kv_dtype(pool_kv_dtype, self.config.kv_cache_dtype)
         if self.config.hidden_cache:
             check_keeps_inputs(made)
             if cost_profile is None:
                 raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
         built = build_engine(self.config)
+        for text in other_bases(built.source.name, self.config.adapters):
+            logger.warning("%s", text)
         self.engine = built.engine
         estimate = None
         if cost_profile is not None:
@@ -141,18 +149,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: Asked | Sequence[Asked] = None,
     ) -> list[RequestOutput]:
-        """Returns one result for each prompt, in order.
+        """Returns one result for each prompt, in order. `lora_request`: the adapter of all, or one each, by its name or
+        as a LoRARequest; None: no adapter.
 
         All prompts are checked before any of them runs: InvalidRequest names the first bad one, and nothing
         was started. A request that fails while it runs ends with finish_reason "error"; the others go on.
         """
         many = _as_list(prompts)
+        adapters = adapters_of(lora_request, len(many), self.config.adapters)
         jobs = [
-            self._job(index, prompt, params)
-            for index, (prompt, params) in enumerate(
-                zip(many, _params_for(many, sampling_params), strict=True)
-            )
+            self._job(index, *each)
+            for index, each in enumerate(zip(many, _params_for(many, sampling_params), adapters, strict=True))
         ]
         return self._run(jobs, use_tqdm)
 
@@ -164,6 +173,7 @@ class LLM:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Asked | Sequence[Asked] = None,
     ) -> list[RequestOutput]:
         """Generates for one conversation or several, through the model's chat template. Messages are data: special
         tokens in them are text, unless LLM was created with `allow_special_tokens_in_messages=True`. In prompts of
@@ -181,10 +191,14 @@ class LLM:
                 **(chat_template_kwargs or {}),
             )
             prompts.append({"prompt": chat.text, "prompt_token_ids": tokenizer.rendered_ids(chat)})
-        return self.generate(prompts, sampling_params, use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, pooling: str = "last"
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        pooling: str = "last",
+        lora_request: Asked | Sequence[Asked] = None,
     ) -> list[EmbeddingRequestOutput]:
         """Returns the embedding of each prompt, in order, of length 1: the state of its last token, or with
         `pooling="mean"` the mean of all its tokens' states.
@@ -193,8 +207,9 @@ class LLM:
         runs, so does the call.
         """
         asked = [self._to_embed(index, prompt, pooling) for index, prompt in enumerate(_as_list(prompts))]
+        adapters = adapters_of(lora_request, len(asked), self.config.adapters)
         with self._running, _progress(len(asked), use_tqdm) as bar, self._emptying():
-            return embeddings_of(self.instance, asked, pooling, bar.update)
+            return embeddings_of(self.instance, asked, pooling, bar.update, adapters)
 
     def _to_embed(self, index: int, prompt: Prompt, pooling: str) -> EmbeddingRequestOutput:
         try:
@@ -204,7 +219,7 @@ class LLM:
             raise InvalidRequest(f"prompts[{index}]: {error}") from error
         return EmbeddingRequestOutput(str(next(self._ids)), token_ids)
 
-    def _job(self, index: int, prompt: Prompt, params: SamplingParams) -> _Job:
+    def _job(self, index: int, prompt: Prompt, params: SamplingParams, adapter: str) -> _Job:
         try:
             text, token_ids = self._tokenize(prompt)
             check_request(token_ids, params, self.engine.vocabulary, self.engine.max_model_len)
@@ -214,7 +229,7 @@ class LLM:
                 self.engine.grammars.check(params.structured_outputs)
         except ValueError as error:
             raise InvalidRequest(f"prompts[{index}]: {error}") from error
-        job = _Job(str(next(self._ids)), text, token_ids, params)
+        job = _Job(str(next(self._ids)), text, token_ids, params, adapter)
         job.sequences = [SequenceCollector(i, params, self._tokenizer) for i in range(params.n)]
         return job
 
@@ -251,7 +266,9 @@ class LLM:
         seed = self._seeds.randint(0, MAX_SEED) if params.seed is None else params.seed
         for index, sequence in enumerate(job.sequences):
             request_id = RequestId(f"{job.request_id}-{index}")
-            request = self.instance.add_request(request_id, job.token_ids, params, child_seed(seed, index))
+            request = self.instance.add_request(
+                request_id, job.token_ids, params, child_seed(seed, index), adapter=job.adapter
+            )
             job.request = job.request or request
             owners[request_id] = job, sequence
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from alignedserve.decode_worker.worker import ColocatedWorker, DecodeStep
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
-from alignedserve.engine.validate import check_request
+from alignedserve.engine.validate import check_adapter, check_request
 from alignedserve.instance.config import TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.offline.host_memory import HostMemory
@@ -116,16 +116,19 @@ class LocalInstance:
         seed: int,
         deadlines: Deadlines | None = None,
         pooling: str | None = None,
+        adapter: str = "",
     ) -> LocalRequest:
         """Queues a request, which is best effort without deadlines. Raises InvalidRequest and queues nothing if it
-        can't be run. `pooling`: see `protocol.messages.Request`."""
+        can't be run. `pooling`, `adapter`: see `protocol.messages.Request`."""
         if request_id in self._by_id:
             raise ValueError(f"request_id={request_id!r}: a request with this id is running")
         if params.structured_outputs is not None:
             self.engine.grammars.check(params.structured_outputs)
         check_request(prompt_token_ids, params, self.engine.vocabulary, self.engine.max_model_len, pooling)
+        check_adapter(adapter, self.engine.adapters)
         key = RequestKey(next(self._keys))
-        asked = Asked(key, list(prompt_token_ids), params, seed=seed, arrival_s=0.0, pooling=pooling)
+        prompt = list(prompt_token_ids)
+        asked = Asked(key, prompt, params, seed=seed, arrival_s=0.0, pooling=pooling, adapter=adapter)
         request = LocalRequest(request_id, key, Work(asked, [], 0, [], deadlines or Deadlines()))
         self._requests[key] = self._by_id[request_id] = request
         self._waiting.append(request)

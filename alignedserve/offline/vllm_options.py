@@ -16,6 +16,10 @@ _ACCEPTED: dict[str, tuple[Any, ...] | None] = {
     "tokenizer_mode": ("auto",),
     "swap_space": None,
     "disable_log_stats": None,
+    # All adapters are loaded, and a batch may have all of them.
+    "max_loras": None,
+    "max_cpu_loras": None,
+    "lora_dtype": ("auto",),
 }
 
 

@@ -18,6 +18,7 @@ import torch
 
 from alignedserve.kernels import int4
 from alignedserve.kernels.quantised import FP8, INT4, INT8
+from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import Part
 from alignedserve.ops.shard import Shard, Split
@@ -115,6 +116,13 @@ class Ops(ABC):
         all ranks have as many, of which the first `num_outputs` count.
         """
 
+    @abstractmethod
+    def with_adapters(self, weight: Linear, adapters: LayerAdapters) -> Linear:
+        """Returns the linear layer with adapters, which are copied. `StepInputs.adapters` says which rows have which.
+
+        Such a layer is used in `forward` alone, whose rows are the step's tokens or its outputs.
+        """
+
     def scheme(self, is_head: bool) -> str | None:
         """How such a linear layer keeps its weight, if not in the dtype."""
         return INT8 if is_head and self.quantization == INT4 else self.quantization
@@ -162,6 +170,7 @@ class Ops(ABC):
     @abstractmethod
     def linear(self, x: Value, weight: Linear, residual: Value | None = None) -> Value:
         """Returns activation(x @ weight.T + bias), plus `residual` if given (never both an activation and a residual).
+        What a row's adapter adds comes before the activation.
 
         The residual may be overwritten: the caller does not need it afterwards. Of a layer whose inputs are split over
         ranks `x` has this rank's, and the result is the whole one, on every rank. Of one whose outputs are split the

@@ -55,6 +55,7 @@ class CpuModel(CompiledModel):
         self._struct.num_tokens, self._struct.num_seqs = step.num_tokens, step.num_seqs
         self._struct.num_rows, self._struct.rows = step.num_outputs, step.outputs.data_ptr()
         self._describe_kept()
+        self._describe_adapters()
         self._run(self._forward)
         return self._hidden.tensor[
             : step.num_outputs if self._hidden.rows is Rows.OUTPUTS else step.num_tokens
@@ -70,6 +71,11 @@ class CpuModel(CompiledModel):
         self._struct.restored_rows = kept.sources.data_ptr()
         self._struct.restored_slots = kept.targets.data_ptr()
         self._struct.restored_positions = kept.positions.data_ptr()
+
+    def _describe_adapters(self) -> None:
+        adapters = self._step.adapters if self._step.has_adapters else None
+        self._struct.adapters = adapters.tokens.data_ptr() if adapters else None
+        self._struct.row_adapters = adapters.outputs.data_ptr() if adapters else None
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         self._choose(rows)

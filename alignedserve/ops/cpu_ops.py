@@ -9,11 +9,13 @@ from functools import partial
 import torch
 
 from alignedserve.kernels.cpu import sampling
+from alignedserve.kernels.cpu.adapters import pack_adapters
 from alignedserve.kernels.cpu.arena import Arena
 from alignedserve.kernels.cpu.program import Buffers, Program, Rows, Value
 from alignedserve.kernels.cpu.ranks import RankMemory
 from alignedserve.kernels.cpu.structs import (
     ActivationCode,
+    Adapters,
     AttentionOp,
     EmbedOp,
     GatherOp,
@@ -25,12 +27,14 @@ from alignedserve.kernels.cpu.structs import (
     OpKind,
     QuantiseOp,
     ShareOp,
+    ShrinkOp,
     SumRanksOp,
     WeightKind,
 )
 from alignedserve.kernels.cpu.weights import PackedWeight, pack, pack_quantised
 from alignedserve.kernels.kv_rows import FP8, INT8, head_dim_of, is_coded
 from alignedserve.kernels.quantised import BLOCK, ZEROS
+from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected, check_rotary_dim
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
@@ -101,6 +105,18 @@ class CpuOps(Ops):
         if quantised := quantised_parts(parts, self.scheme(is_head), self.dtype):
             return pack_quantised(quantised, biases, code, self.dtype, arena)
         return pack(plain_parts(parts), biases, code, self.dtype, arena)
+
+    def with_adapters(self, weight: PackedWeight, adapters: LayerAdapters) -> PackedWeight:
+        parts = range(len(adapters.out_features))
+        packed = pack_adapters(
+            [adapters.stacked_a(part, self.dtype) for part in parts],
+            [adapters.stacked_b(part, self.dtype) for part in parts],
+            adapters.scales,
+            weight.activation,
+            self.dtype,
+            self._arena,
+        )
+        return replace(weight, adapters=packed)
 
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=dtype or self.dtype, copy=True).contiguous()
@@ -195,13 +211,21 @@ class CpuOps(Ops):
             raise ValueError(f"weight must be {self.dtype}, not {weight.dtype}")
         if residual is not None and weight.activation is not ActivationCode.NONE:
             raise ValueError("a linear layer has an activation or a residual, not both")
+        shrunk = self._shrunk(x, weight) if weight.adapters else None
         if weight.kind.takes_codes:
             x = self._quantised(x, weight)
         if weight.is_partial or weight.num_joined:
             return self._across_ranks(x, weight, residual)
-        return self._project(x, weight, residual, self.dtype)
+        return self._project(x, weight, residual, self.dtype, shrunk)
 
-    def _project(self, x: Value, weight: PackedWeight, residual: Value | None, dtype: torch.dtype) -> Value:
+    def _project(
+        self,
+        x: Value,
+        weight: PackedWeight,
+        residual: Value | None,
+        dtype: torch.dtype,
+        shrunk: Value | None = None,
+    ) -> Value:
         out = self._value(weight.out_features, x.rows, dtype)
         args = LinearOp(
             x=x.pointer,
@@ -225,7 +249,41 @@ class CpuOps(Ops):
         if weight.groups:
             args.group = weight.groups.values
             args.float_scales, args.has_zeros = weight.groups.has_float_scales, weight.groups.has_zeros
-        self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual])
+        if shrunk and weight.adapters:
+            adapters = weight.adapters
+            args.adapters = Adapters(
+                shrunk=shrunk.pointer,
+                expand=adapters.expand.data_ptr(),
+                scales=adapters.scales.data_ptr(),
+                parts=adapters.parts.data_ptr(),
+                shrunk_stride=shrunk.stride,
+                rank=adapters.rank,
+                num_columns=adapters.expand.shape[2],
+            )
+        self._program.append(OpKind.LINEAR, self.dtype, args, out, [x, weight, residual, shrunk])
+        return out
+
+    def _shrunk(self, x: Value, weight: PackedWeight) -> Value:
+        """See ShrinkOp."""
+        if weight.adapters is None or self._recorded_step().adapters is None:
+            raise ValueError("a layer with adapters takes StepInputs that have_adapters")
+        if x.rows is Rows.RESTORED:
+            raise ValueError("K and V of inputs that are kept can't be restored with adapters")
+        shrink = weight.adapters.shrink
+        out = self._value(shrink.first.out_features, x.rows, torch.float32)
+        linear = LinearOp(
+            x=x.pointer,
+            weight=shrink.tiles.data_ptr(),
+            out=out.pointer,
+            in_features=shrink.first.in_features,
+            out_features=shrink.first.out_features,
+            x_stride=x.stride,
+            out_stride=out.stride,
+            activation=ActivationCode.NONE,
+            float32_out=1,
+        )
+        args = ShrinkOp(linear, shrink.expert_bytes)
+        self._program.append(OpKind.SHRINK, self.dtype, args, out, [x, weight])
         return out
 
     def _across_ranks(self, x: Value, weight: PackedWeight, residual: Value | None) -> Value:

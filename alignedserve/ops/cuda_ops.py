@@ -102,6 +102,8 @@ class CudaOps(TorchOps):
     def linear(self, x: CudaValue, weight: TorchLinear, residual: CudaValue | None = None) -> torch.Tensor:
         stream = None if residual is None else _plain(residual)
         rows = x.x if isinstance(x, Normed) else x
+        if self._adapters_of(weight, len(rows)) is not None:
+            return super().linear(_plain(x), weight, stream)
         if len(rows) == 1 and (not weight.activation.is_gated or weight.bias is None):
             return _one_row(x, weight, stream)
         return _many_rows(_plain(x), weight, stream)

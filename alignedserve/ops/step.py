@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from alignedserve.ops.kept_inputs import KeptInputs
+from alignedserve.ops.step_adapters import StepAdapters
 from alignedserve.ops.step_shape import Ladder, StepShape
 
 
@@ -50,8 +51,10 @@ class StepInputs:
         max_blocks_per_seq: int,
         device: torch.device | str = "cpu",
         max_restored: int = 0,
+        has_adapters: bool = False,
     ) -> None:
-        """`max_restored`: tokens for which restored KV has room; 0: inputs are never kept (`kept_inputs.py`)."""
+        """`max_restored`: tokens for which restored KV has room; 0: inputs are never kept (`kept_inputs.py`).
+        `has_adapters`: rows may have adapters."""
         self.max_tokens = max_tokens
         self.max_seqs = max_seqs
         self.max_blocks_per_seq = max_blocks_per_seq
@@ -125,6 +128,12 @@ class StepInputs:
         self.ladder = Ladder()
         self.shape = StepShape(0, 0, 0)
         self.kept_inputs = KeptInputs(max_tokens, max_seqs, max_restored, device) if max_restored else None
+        self.adapters = StepAdapters(max_tokens, device) if has_adapters else None
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether any row of this step has an adapter."""
+        return self.adapters is not None and self.adapters.is_any
 
     @property
     def keeps_inputs(self) -> bool:
@@ -157,7 +166,9 @@ class StepInputs:
         own = StepShape(num_tokens, num_outputs, num_seqs) if is_decode else self._shape_with_chunks()
         if self.kept_inputs is not None:
             self.kept_inputs.commit(num_tokens, num_seqs)
-        self._fill_up(own, own if self.keeps_inputs else self.ladder.rung(own))
+        # Steps with adapters are not captured.
+        is_special = self.keeps_inputs or self.has_adapters
+        self._fill_up(own, own if is_special else self.ladder.rung(own))
 
     def commit_empty(self, shape: StepShape) -> None:
         """Declares an empty step, filled up to this shape, for capturing it."""
@@ -225,6 +236,8 @@ class StepInputs:
             self.send(self._host_buffer, self._device_buffer)
             if self.kept_inputs is not None:
                 self.kept_inputs.upload()
+            if self.adapters is not None:
+                self.adapters.upload()
 
     def mark_sent(self) -> None:
         """Notes that the copy of the buffers has been launched."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 
 from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
 from alignedserve.kernels.quantised import QuantisedWeight, linear_quantised, side_by_side
+from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert, check_expert
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
 from alignedserve.ops.ranks import Ranks
 from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
+from alignedserve.ops.torch_adapters import TorchAdapters
 from alignedserve.ops.torch_attention import paged_attention
 from alignedserve.ops.torch_experts import TorchExperts, mix
 from alignedserve.ops.torch_inputs import restore, write_inputs
@@ -30,6 +32,7 @@ class TorchLinear:
     split: Split = Split.NONE
     # Where outputs are split: those of all ranks.
     num_outputs: int = 0
+    adapters: TorchAdapters | None = None
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias."""
@@ -37,6 +40,8 @@ class TorchLinear:
 
     def outputs_from(self, first: int) -> TorchLinear:
         """The layer that yields its outputs from `first` on alone. It shares the memory."""
+        if self.adapters is not None:
+            raise ValueError("a layer with adapters yields all of its outputs")
         return TorchLinear(self.weight[first:], self._bias_from(first), self.activation, self.split)
 
     def _bias_from(self, first: int) -> torch.Tensor | None:
@@ -53,6 +58,8 @@ class TorchCodedLinear(TorchLinear):
         return linear_quantised(x, self.quantised, self.bias).to(x.dtype)
 
     def outputs_from(self, first: int) -> TorchCodedLinear:
+        if self.adapters is not None:
+            raise ValueError("a layer with adapters yields all of its outputs")
         rows = self.quantised.rows(first, len(self.weight))
         bias = self._bias_from(first)
         return TorchCodedLinear(rows.codes, bias, self.activation, self.split, quantised=rows)
@@ -95,6 +102,9 @@ class TorchOps(Ops):
         weight = torch.cat(plain_parts(parts)).to(self.device, self.dtype)
         return TorchLinear(weight, bias, activation, split, num_outputs)
 
+    def with_adapters(self, weight: TorchLinear, adapters: LayerAdapters) -> TorchLinear:
+        return replace(weight, adapters=TorchAdapters.of(adapters, self.dtype, self.device))
+
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return tensor.detach().to(device=self.device, dtype=dtype or self.dtype, copy=True).contiguous()
 
@@ -133,12 +143,22 @@ class TorchOps(Ops):
     def linear(
         self, x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        out = activate(weight.project(x), weight.activation)
+        out = weight.project(x)
+        if (numbers := self._adapters_of(weight, len(x))) is not None and weight.adapters is not None:
+            weight.adapters.add_to(out, x, numbers)
+        out = activate(out, weight.activation)
         if self._ranks and weight.split is Split.INPUTS:
             out = self._ranks.sum(out).to(self.dtype)
         elif self._ranks and weight.split is Split.OUTPUTS:
             out = self._ranks.join(out)[:, : weight.num_outputs]
         return out if residual is None else residual + out
+
+    def _adapters_of(self, weight: TorchLinear, num_rows: int) -> torch.Tensor | None:
+        """Returns the adapter of each row; None if the layer has none, or no row has."""
+        if weight.adapters is None:
+            return None
+        adapters = self._running().adapters
+        return adapters.of_rows(num_rows) if adapters is not None and adapters.is_any else None
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
         gate_up, down = [], []

@@ -154,6 +154,8 @@ class Request(Message):
     hurries: bool = False
     # Whether jobs would be done too late at their present speed. Of best effort alone.
     is_pressed: bool = False
+    # The name of its adapter, on which all of its KV depends; empty: it has none.
+    adapter: str = ""
 
     @property
     def is_embedding(self) -> bool:

@@ -22,7 +22,7 @@ def block_hashes(request: Request) -> list[bytes]:
     the prompt is computed in any case."""
     if request.needs_whole_prompt:
         return []
-    return block_hashes_of(request.prompt, TOKENS_PER_HASH, request.cache_salt)
+    return block_hashes_of(request.prompt, TOKENS_PER_HASH, request.cache_salt, request.adapter)
 
 
 class PrefixAffinity:

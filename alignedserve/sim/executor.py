@@ -107,6 +107,7 @@ class SimEngine:
         num_lent: int = 0,
         keeps_inputs: bool = False,
         pooling: str | None = None,
+        adapter: str = "",
     ) -> Request | None:
         if pooling == "mean" and num_computed:
             raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
@@ -118,7 +119,7 @@ class SimEngine:
             return None
         if matcher is None and params.structured_outputs is not None:
             matcher = self.grammars.matcher(params.structured_outputs)
-        self._chains[request_id] = self._chain(request_id, prompt_token_ids, seed, output)
+        self._chains[request_id] = self._chain(request_id, prompt_token_ids, seed, output, adapter)
         room = self.max_model_len - len(prompt_token_ids)
         request = self._requests[request_id] = Request(
             request_id=request_id,
@@ -141,10 +142,10 @@ class SimEngine:
         return request
 
     def _chain(
-        self, request_id: RequestId, prompt: Sequence[int], seed: int, output: Sequence[int]
+        self, request_id: RequestId, prompt: Sequence[int], seed: int, output: Sequence[int], adapter: str
     ) -> TokenChain:
         key = key_of(request_id)
-        chain = self._kv.chain(key, prompt, seed)
+        chain = self._kv.chain(key, prompt, seed, adapter)
         for k, token in enumerate(output):
             if token != chain.token(k):
                 raise RuntimeError(

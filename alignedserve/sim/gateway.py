@@ -172,7 +172,7 @@ class SimGateway(SimProcess):
 
     def _check_embedding(self, stream: Stream, news: NewTokens) -> None:
         request = stream.request
-        chain = self.world.kv.chain(request.key, request.prompt, request.seed)
+        chain = self.world.kv.chain(request.key, request.prompt, request.seed, request.adapter)
         if stream.tokens or (news.embedding != chain.embedding and news.finish_reason != "error"):
             raise RuntimeError(
                 f"request {request.key}: has {len(stream.tokens)} tokens, and {news.embedding!r} for an embedding"

@@ -16,11 +16,12 @@ from alignedserve.types import RequestKey
 class TokenChain:
     """A request's tokens, each with the hash of all up to it."""
 
-    def __init__(self, prompt: Sequence[int], seed: int, salt: str = "") -> None:
+    def __init__(self, prompt: Sequence[int], seed: int, salt: str = "", adapter: str = "") -> None:
         self.prompt = prompt
         self.seed = seed
-        self._salt = salt
-        # The hash of the first `index` tokens is at `index`. KV is never shared between salts.
+        self.adapter = adapter
+        self._salt = f"{salt} {adapter}" if adapter else salt
+        # The hash of the first `index` tokens is at `index`. KV is never shared between salts, nor between adapters.
         self._hashes: list[int] = []
 
     def hash_of(self, num_tokens: int) -> int:
@@ -62,14 +63,16 @@ class KvModel:
         """Saves memory; an instance that still has the request may ask for it again."""
         self._chains.pop(key, None)
 
-    def chain(self, key: RequestKey, prompt: Sequence[int], seed: int) -> TokenChain:
-        """Returns the tokens of the request with this key. Raises RuntimeError if its prompt is another one. A request
-        that no client has added is taken at its word."""
+    def chain(self, key: RequestKey, prompt: Sequence[int], seed: int, adapter: str = "") -> TokenChain:
+        """Returns the tokens of the request with this key. Raises RuntimeError if its prompt or its adapter is another
+        one. A request that no client has added is taken at its word."""
         chain = self._chains.get(key)
         if chain is None:
             request = self._requests.get(key)
-            salt = request.cache_salt if request else ""
-            chain = self._chains[key] = TokenChain(request.prompt if request else prompt, seed, salt)
+            told = (request.prompt, seed, request.cache_salt, request.adapter) if request else (prompt, seed)
+            chain = self._chains[key] = TokenChain(*told)
         if (chain.seed, len(chain.prompt)) != (seed, len(prompt)) or list(chain.prompt) != list(prompt):
             raise RuntimeError(f"request {key} comes with another request's prompt")
+        if chain.adapter != adapter:
+            raise RuntimeError(f"request {key} has the adapter {chain.adapter!r}; it comes with {adapter!r}")
         return chain

@@ -72,6 +72,7 @@ def _arrival(random: Random, plan: Plan, key: RequestKey, at_s: float, usual: _L
         window_s=None if is_rt else random.choice([None, 1.0, 100.0, 86400.0]),
         is_structured=random.random() < 0.05,
         pooling=_pooling(key, at_s),
+        adapter=_adapter(key, at_s),
     )
 
 
@@ -79,6 +80,11 @@ def _pooling(key: RequestKey, at_s: float) -> str | None:
     """One in ten wants an embedding."""
     random = Random(f"pooling of {key} at {at_s}")
     return random.choice(POOLINGS) if random.random() < 0.1 else None
+
+
+def _adapter(key: RequestKey, at_s: float) -> str:
+    """One in four has an adapter, of two."""
+    return Random(f"adapter of {key} at {at_s}").choice(["", "", "", "", "", "", "a", "b"])
 
 
 def _around(random: Random, mean: int) -> int:

@@ -50,7 +50,13 @@ def make_request_of(arrive: Arrive, now: float) -> Request:
     )
     if arrive.is_structured and arrive.pooling is None:
         request.params.structured_outputs = StructuredOutputsParams(json_object=True)
-    return replace(request, prompt=_prompt(arrive), cache_salt=arrive.salt, pooling=arrive.pooling)
+    return replace(
+        request,
+        prompt=_prompt(arrive),
+        cache_salt=arrive.salt,
+        pooling=arrive.pooling,
+        adapter=arrive.adapter,
+    )
 
 
 def island_config(plan: Plan) -> IslandConfig:

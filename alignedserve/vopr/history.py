@@ -41,6 +41,7 @@ class Arrive(Action, frozen=True, tag="arrive"):
     is_structured: bool = False
     # How an embedding is made of its prompt, if it wants one.
     pooling: str | None = None
+    adapter: str = ""
 
 
 class Leave(Action, frozen=True, tag="leave"):

@@ -48,6 +48,7 @@ class OpKind(IntEnum):
     MEET = 16
     SUM_RANKS = 17
     JOIN_RANKS = 18
+    SHRINK = 19
 
 
 class ActivationCode(IntEnum):
@@ -88,6 +89,13 @@ class QuantiseOp(Structure):
     ]
 
 
+class Adapters(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("shrunk", "expand", "scales", "parts")),
+        *((name, c_int64) for name in ("shrunk_stride", "rank", "num_columns")),
+    ]
+
+
 class LinearOp(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("x", "weight", "bias", "scales", "starts", "residual", "out")),
@@ -99,7 +107,13 @@ class LinearOp(Structure):
             (name, c_int32)
             for name in ("float_scales", "has_zeros", "activation", "float32_out", "weight_kind")
         ),
+        ("adapters", Adapters),
+        ("adapter_of_row", c_void_p),
     ]
+
+
+class ShrinkOp(Structure):
+    _fields_ = [("linear", LinearOp), ("adapter_bytes", c_int64)]
 
 
 class AttentionOp(Structure):
@@ -207,6 +221,7 @@ class _AnyOp(Union):
         ("share", ShareOp),
         ("sum_ranks", SumRanksOp),
         ("join_ranks", JoinRanksOp),
+        ("shrink", ShrinkOp),
     ]
 
 
@@ -235,6 +250,8 @@ class Step(Structure):
                 "restored_rows",
                 "restored_slots",
                 "restored_positions",
+                "adapters",
+                "row_adapters",
                 "ended_ns",
             )
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,9 @@ from alignedserve.kernels.cpu.groups import TILE_COLUMNS, WORD_BYTES, GroupForm,
 from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.cpu.structs import ActivationCode, WeightKind
 from alignedserve.kernels.quantised import QuantisedWeight, side_by_side, to_signed
+
+if TYPE_CHECKING:
+    from alignedserve.kernels.cpu.adapters import PackedAdapters
 
 # What stands for 0 in rows of eight bits.
 _ZERO = 128
@@ -58,6 +62,7 @@ class PackedWeight:
     is_partial: bool = False
     # If this rank has some of the outputs, which are joined: those of all ranks that count.
     num_joined: int = 0
+    adapters: PackedAdapters | None = None
 
     @property
     def kind(self) -> WeightKind:
@@ -74,6 +79,8 @@ class PackedWeight:
 
     def outputs_from(self, first: int) -> PackedWeight:
         """Returns the layer that yields its outputs from `first` on alone. It shares the memory."""
+        if self.adapters is not None:
+            raise ValueError("a layer with adapters yields all of its outputs")
         if first % TILE_COLUMNS or self.activation.is_gated:
             raise ValueError(
                 f"outputs from {first} on: must begin at a multiple of {TILE_COLUMNS}, not be gated"
@@ -124,6 +131,16 @@ class _Shape:
     def columns(self) -> list[torch.Tensor]:
         """Of each part."""
         return [place.columns(width) for place, width in zip(self.placements, self.widths, strict=True)]
+
+
+def num_tiles(widths: Sequence[int], activation: ActivationCode) -> int:
+    """The tiles of a layer with parts of these widths."""
+    return _Shape.of([*widths], activation.is_gated).num_tiles
+
+
+def columns_of_parts(widths: Sequence[int], activation: ActivationCode) -> list[torch.Tensor]:
+    """Where the columns of each part are among those of the tiles."""
+    return _Shape.of([*widths], activation.is_gated).columns()
 
 
 def pack(

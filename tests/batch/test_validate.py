@@ -27,7 +27,7 @@ def result_of(*lines: Any) -> Valid | Invalid:
 
 def checked(content: bytes) -> tuple[Valid | Invalid, int]:
     """The result, and the lines that were looked at for it."""
-    validator, number = Validator(URL, "demo"), 0
+    validator, number = Validator(URL, ["demo", "adapter"]), 0
     for found in LineSplitter().feed(content):
         number = found.number
         try:
@@ -91,3 +91,12 @@ def test_what_can_be_no_body_is_told(body: bytes, code: str) -> None:
     with pytest.raises(LineProblem) as error:
         parse(b'{"custom_id": "a", "method": "POST", "url": "u", "body": ' + body + b"}", 3)
     assert (error.value.problem.code, error.value.problem.line) == (code, 3)
+
+
+def test_an_adapter_is_a_model_that_a_batch_may_have() -> None:
+    lines = [line(number, body={"model": "adapter"}) for number in range(3)]
+    assert result_of(*lines) == Valid(3, "adapter")
+    mixed = result_of(*lines, line(3))
+    assert isinstance(mixed, Invalid) and [each.code for each in mixed.problems] == ["mismatched_model"]
+    unknown = result_of(line(0, body={"model": "x"}))
+    assert isinstance(unknown, Invalid) and unknown.problems[0].message.endswith("has 'demo', 'adapter'")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from alignedserve import demo
 from alignedserve.cli.bench import prompt_lengths, random_prompts
+from tests.tiny_adapters import write_adapter
 
 
 def alignedserve(*words: str) -> subprocess.CompletedProcess[str]:
@@ -45,6 +46,18 @@ def test_generate_answers_with_the_demo_model() -> None:
     done = alignedserve("generate", "-p", "List the letters from a to e.", "--no-use-tqdm")
     assert done.returncode == 0, done.stderr
     assert "a, b, c, d, e" in done.stdout
+
+
+def test_generate_answers_with_an_adapter(tmp_path: Path) -> None:
+    paths = [write_adapter(tmp_path / name, demo.MODEL_DIR, seed) for seed, name in enumerate("ab")]
+    words = ["generate", "-p", "List the letters from a to e.", "--no-use-tqdm", "--max-tokens", "20"]
+    words += ["--lora-modules", *(f"{path.name}={path}" for path in paths)]
+    answers = [
+        alignedserve(*words, *more).stdout for more in ([], ["--lora-name", "a"], ["--lora-name", "b"])
+    ]
+    assert len(set(answers)) == 3 and "a, b, c, d, e" in answers[0]
+    wrong = alignedserve(*words, "--lora-name", "c")
+    assert wrong.returncode == 1 and wrong.stderr.startswith("Error: lora_request: 'c' is not loaded")
 
 
 def test_bench_engine_prints_one_json_line(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ class Setup:
     link: str = "host"
     pool_kv_dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    lora_modules: tuple[str, ...] = ()
     # room for one of the longest, or a few others
     num_decode_blocks: int = MAX_BLOCKS + 8
     num_pool_blocks: int = 3 * MAX_BLOCKS
@@ -187,6 +188,7 @@ class Processes:
             kv_cache_memory_bytes=num_blocks * self.setup.form.block_bytes,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=16,
+            lora_modules=self.setup.lora_modules,
             use_tqdm=False,
         )
         transfers = TransferConfig(

@@ -23,8 +23,9 @@ from tests.tiny_models import VOCAB_SIZE, prompts
 _keys = count(1)
 
 
-def make_request(prompt: list[int], params: SamplingParams) -> Request:
-    return Request(RequestKey(next(_keys)), prompt, params, seed=params.seed or 0, arrival_s=0.0)
+def make_request(prompt: list[int], params: SamplingParams, adapter: str = "") -> Request:
+    key, seed = RequestKey(next(_keys)), params.seed or 0
+    return Request(key, prompt, params, seed=seed, arrival_s=0.0, adapter=adapter)
 
 
 def known_requests() -> list[Request]:
@@ -85,12 +86,22 @@ class Result:
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
-def alone(directory: Path, requests: Sequence[Request], kv_cache_dtype: str = "auto") -> list[Result]:
+def alone(
+    directory: Path,
+    requests: Sequence[Request],
+    kv_cache_dtype: str = "auto",
+    lora_modules: tuple[str, ...] = (),
+) -> list[Result]:
     """By one engine with room for all."""
     engine = make_engine(
-        directory, dtype="float32", kv_cache_dtype=kv_cache_dtype, max_model_len=MAX_MODEL_LEN
+        directory,
+        dtype="float32",
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=MAX_MODEL_LEN,
+        lora_modules=lora_modules,
     )
-    outputs = run(engine, [request.prompt for request in requests], [request.params for request in requests])
+    prompts, params = [each.prompt for each in requests], [each.params for each in requests]
+    outputs = run(engine, prompts, params, [each.adapter for each in requests])
     return [
         Result(
             [event.token_id for event in events if event.token_id is not None],

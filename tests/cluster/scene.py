@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from alignedserve.engine.lora_modules import parse_lora_modules
 from alignedserve.protocol.messages import Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InstanceId
@@ -29,10 +30,14 @@ class Scene:
             for number in range(NUM_REQUESTS)
         ]
         self._prompts = [prompt[:150] for prompt in mixed_prompts(NUM_REQUESTS, seed=3)]
-        self._expected = alone(processes.setup.directory, self.requests(), processes.setup.kv_cache_dtype)
+        setup = processes.setup
+        names = ["", *(module.name for module in parse_lora_modules(setup.lora_modules))]
+        self._adapters = [names[number // 2 % len(names)] for number in range(NUM_REQUESTS)]
+        self._expected = alone(setup.directory, self.requests(), setup.kv_cache_dtype, setup.lora_modules)
 
     def requests(self) -> list[Request]:
-        return [make_request(*each) for each in zip(self._prompts, self._params, strict=True)]
+        each = zip(self._prompts, self._params, self._adapters, strict=True)
+        return [make_request(*one) for one in each]
 
     @property
     def expected(self) -> list[Result]:

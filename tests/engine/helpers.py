@@ -43,15 +43,18 @@ def run(
     instance: LocalInstance | Engine,
     prompts: Sequence[list[int]],
     params: SamplingParams | Sequence[SamplingParams],
+    adapters: Sequence[str] | None = None,
+    pooling: str | None = None,
 ) -> list[list[TokenOutput]]:
-    """All of each request's outputs, in the order of `prompts`."""
+    """All of each request's outputs, in the order of `prompts`. `adapters`: the name of each one's, empty for none."""
     if isinstance(instance, Engine):
         instance = LocalInstance(instance)
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     outputs: dict[RequestId, list[TokenOutput]] = {}
-    for index, (prompt, wanted) in enumerate(zip(prompts, each, strict=True)):
+    names = adapters or [""] * len(prompts)
+    for index, (prompt, wanted, adapter) in enumerate(zip(prompts, each, names, strict=True)):
         request_id = RequestId(f"r{index}")
-        instance.add_request(request_id, prompt, wanted, wanted.seed or 0)
+        instance.add_request(request_id, prompt, wanted, wanted.seed or 0, pooling=pooling, adapter=adapter)
         outputs[request_id] = []
     while instance.num_unfinished:
         for event in instance.step():

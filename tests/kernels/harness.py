@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from alignedserve.ops.base import Ops
@@ -15,11 +16,15 @@ DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-def evaluate(ops: Ops, x: torch.Tensor, operation: Callable[[Any], Any]) -> torch.Tensor:
-    """operation(x) for x [rows, width], brought in as an embedding of its own row numbers."""
+def evaluate(
+    ops: Ops, x: torch.Tensor, operation: Callable[[Any], Any], adapters: Sequence[int] | None = None
+) -> torch.Tensor:
+    """operation(x) for x [rows, width], brought in as an embedding of its own row numbers. `adapters`: of each row."""
     rows, width = x.shape
-    step = StepInputs(max_tokens=max(rows, 1), max_seqs=1, max_blocks_per_seq=1)
+    step = StepInputs(max_tokens=max(rows, 1), max_seqs=1, max_blocks_per_seq=1, has_adapters=True)
     step.token_ids[:rows] = torch.arange(rows)
+    if adapters is not None and step.adapters:
+        step.adapters.fill(np.array(adapters), np.ones(rows, dtype=np.int32), np.arange(0))
     step.commit(rows, 0, 0)
     table = ops.parameter(x if rows else torch.zeros(1, width))
     identity = ops.linear_weight([torch.eye(1)])

@@ -20,6 +20,7 @@ SHAPES = {
     "windowed": Shape(sliding_window=50, qk_norm=True, num_heads=3, num_kv_heads=3),
     "post-normed": Shape(post_norms=True, hidden=72, intermediate=40, head_dim=40),
     "experts": Shape(num_experts=7, top_k=3, hidden=72, intermediate=40),
+    "adapters": Shape(num_adapters=2, num_heads=3, num_kv_heads=1, head_dim=24, hidden=72, intermediate=40),
 }
 
 
@@ -33,8 +34,9 @@ class Engine:
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.block_size = block_size
+        self.num_adapters = shape.num_adapters
         self.blocks_per_seq = -(-LENGTH // block_size)
-        self.step = StepInputs(4 * LENGTH, 8, self.blocks_per_seq)
+        self.step = StepInputs(4 * LENGTH, 8, self.blocks_per_seq, has_adapters=bool(shape.num_adapters))
         ops = CpuOps(dtype, num_threads)
         self.cache = new_cache(shape, 5 * self.blocks_per_seq, block_size, kv_dtype or dtype)
         self.model = LlamaLike(ops, shape).compile(self.step, self.cache)
@@ -47,8 +49,12 @@ class Engine:
     def run(
         self, chunks: list[tuple[int, int, int]], outputs: list[int] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chunks (owner, start, end) of the same ids. Hidden states and logits of the last so many (or all) tokens."""
-        filled = [Chunk(IDS[start:end], start, self.blocks(owner)) for owner, start, end in chunks]
+        """Chunks (owner, start, end) of the same ids, each with its owner's adapter. Hidden states and logits of the
+        last so many (or all) tokens."""
+        filled = [
+            Chunk(IDS[start:end], start, self.blocks(owner), adapter=owner % (self.num_adapters + 1))
+            for owner, start, end in chunks
+        ]
         fill_step(self.step, filled, self.block_size, outputs)
         hidden = self.model.forward().clone()
         rows = torch.arange(len(hidden), dtype=torch.int32)
@@ -61,14 +67,20 @@ class Engine:
 
 
 def in_one_go(
-    shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+    shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, owner: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     engine = Engine(shape, dtype, 16, 2, kv_dtype)
-    hidden, logits = engine.run([(0, 0, LENGTH)])
-    return hidden, logits, engine.keys_and_values(0, LENGTH)
+    hidden, logits = engine.run([(owner, 0, LENGTH)])
+    return hidden, logits, engine.keys_and_values(owner, LENGTH)
 
 
-EXPECTED = {(name, dtype): in_one_go(SHAPES[name], dtype) for name in SHAPES for dtype in DTYPES}
+# Of each owner's adapter; 0: without one.
+EXPECTED = {
+    (name, dtype, adapter): in_one_go(SHAPES[name], dtype, owner=adapter)
+    for name in SHAPES
+    for dtype in DTYPES
+    for adapter in range(SHAPES[name].num_adapters + 1)
+}
 # Those with KV in 8 bits.
 CODED = [("grouped", INT8), ("windowed", FP8)]
 EXPECTED_CODED = {
@@ -96,7 +108,12 @@ def test_chunks_outputs_batches_threads_and_blocks(
         "cuts",
     )
     spans = [list(zip([0, *cut], [*cut, LENGTH], strict=True)) for cut in cuts]
-    hidden, logits, kv = EXPECTED_CODED[name, dtype, kv_dtype] if kv_dtype else EXPECTED[name, dtype]
+    owners = range(len(cuts))
+    expected = (
+        [EXPECTED_CODED[name, dtype, kv_dtype] for _ in owners]
+        if kv_dtype
+        else [EXPECTED[name, dtype, owner % (engine.num_adapters + 1)] for owner in owners]
+    )
     while any(spans):
         ready = [owner for owner, left in enumerate(spans) if left]
         batch = data.draw(
@@ -106,19 +123,20 @@ def test_chunks_outputs_batches_threads_and_blocks(
         outputs = [data.draw(st.sampled_from(sorted({0, 1, end - start}))) for _, start, end in chunks]
         got_hidden, got_logits = engine.run(chunks, outputs)
         row = 0
-        for (_, _, end), wanted in zip(chunks, outputs, strict=True):
+        for (owner, _, end), wanted in zip(chunks, outputs, strict=True):
+            hidden, logits, _ = expected[owner]
             assert torch.equal(got_hidden[row : row + wanted], hidden[end - wanted : end])
             assert torch.equal(got_logits[row : row + wanted], logits[end - wanted : end])
             row += wanted
         assert row == len(got_hidden)
     for owner in range(len(spans)):
-        assert torch.equal(engine.keys_and_values(owner, LENGTH), kv)
+        assert torch.equal(engine.keys_and_values(owner, LENGTH), expected[owner][2])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_token_by_token(dtype: torch.dtype) -> None:
     engine = Engine(SHAPES["grouped"], dtype, 16, 2)
-    hidden, logits, _ = EXPECTED["grouped", dtype]
+    hidden, logits, _ = EXPECTED["grouped", dtype, 0]
     for i in range(LENGTH):
         got_hidden, got_logits = engine.run([(1, i, i + 1)])
         assert torch.equal(got_hidden, hidden[i : i + 1]) and torch.equal(got_logits, logits[i : i + 1])
@@ -130,4 +148,9 @@ def test_the_callers_float_mode_does_not_matter() -> None:
         hidden, _, _ = in_one_go(SHAPES["grouped"], torch.float32)
     finally:
         torch.set_flush_denormal(False)
-    assert torch.equal(hidden, EXPECTED["grouped", torch.float32][0])
+    assert torch.equal(hidden, EXPECTED["grouped", torch.float32, 0][0])
+
+
+def test_adapters_make_a_difference() -> None:
+    without, *others = (EXPECTED["adapters", torch.float32, adapter][0] for adapter in range(3))
+    assert all((other - without).abs().max() > 0.1 * without.abs().max() for other in others)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from alignedserve.kernels.kv_rows import to_rows
-from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops
+from alignedserve.ops.adapters import Delta, LayerAdapters
+from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Linear, Ops
 from alignedserve.ops.experts import Expert, ExpertsSpec
 from alignedserve.ops.step import StepInputs
 
@@ -34,6 +36,8 @@ class Shape:
     # 0: no mixture. Else each expert has `intermediate` inner columns, and a row goes through `top_k` of them.
     num_experts: int = 0
     top_k: int = 0
+    # So many adapters of all linear layers but the head, of ranks 3, 4, ...
+    num_adapters: int = 0
 
     @property
     def rotary(self) -> int:
@@ -57,6 +61,16 @@ class LlamaLike:
 
         def random(*size: int, scale: float | None = None) -> torch.Tensor:
             return torch.randn(*size, generator=generator) * (scale or size[-1] ** -0.5)
+
+        def adapted(weight: Linear, widths: tuple[int, ...], num_in: int) -> Linear:
+            if not s.num_adapters:
+                return weight
+            deltas = [
+                [Delta(random(rank, num_in), random(width, rank)) for width in widths]
+                for rank in range(3, 3 + s.num_adapters)
+            ]
+            adapters = LayerAdapters(num_in, widths, deltas, [0.7] * s.num_adapters)
+            return ops.with_adapters(weight, adapters)
 
         def norm_weight(width: int) -> torch.Tensor:
             return ops.parameter(1 + random(width, scale=0.1))
@@ -82,8 +96,12 @@ class LlamaLike:
                 {
                     "spec": spec,
                     "norm": norm_weight(s.hidden),
-                    "qkv": ops.linear_weight(parts, [random(p.shape[0], scale=0.1) for p in parts]),
-                    "o": ops.linear_weight([random(s.hidden, q)]),
+                    "qkv": adapted(
+                        ops.linear_weight(parts, [random(p.shape[0], scale=0.1) for p in parts]),
+                        (q, kv, kv),
+                        s.hidden,
+                    ),
+                    "o": adapted(ops.linear_weight([random(s.hidden, q)]), (s.hidden,), q),
                     "norm2": norm_weight(s.hidden),
                     "post": ops.parameter(1 + random(s.hidden, scale=0.1), torch.float32)
                     if s.post_norms
@@ -105,12 +123,18 @@ class LlamaLike:
                 }
                 continue
             self.layers[-1] |= {
-                "gate_up": ops.linear_weight(
-                    [random(s.intermediate, s.hidden) for _ in range(2)],
-                    None,
-                    Activation.GELU_TANH_GATED if s.post_norms else Activation.SILU_GATED,
+                "gate_up": adapted(
+                    ops.linear_weight(
+                        [random(s.intermediate, s.hidden) for _ in range(2)],
+                        None,
+                        Activation.GELU_TANH_GATED if s.post_norms else Activation.SILU_GATED,
+                    ),
+                    (s.intermediate, s.intermediate),
+                    s.hidden,
                 ),
-                "down": ops.linear_weight([random(s.hidden, s.intermediate)]),
+                "down": adapted(
+                    ops.linear_weight([random(s.hidden, s.intermediate)]), (s.hidden,), s.intermediate
+                ),
             }
         self.norm = norm_weight(s.hidden)
         self.head = ops.linear_weight([random(s.vocab, s.hidden)])
@@ -166,6 +190,7 @@ class Chunk:
     blocks: list[int]
     # It fills its blocks from the last slot down.
     is_reversed: bool = False
+    adapter: int = 0
 
 
 def fill_step(
@@ -191,4 +216,8 @@ def fill_step(
         step.outputs[num_outputs : num_outputs + wanted] = torch.arange(token - wanted, token)
         num_outputs += wanted
     step.query_start[len(chunks)] = token
+    if step.adapters is not None and chunks:
+        numbers = np.array([chunk.adapter for chunk in chunks])
+        counts = np.array([len(chunk.ids) for chunk in chunks])
+        step.adapters.fill(numbers, counts, step.host.outputs[:num_outputs])
     step.commit(token, len(chunks), num_outputs)

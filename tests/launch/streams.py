@@ -23,39 +23,52 @@ SETTINGS = [
 
 @cache
 def engine_alone(
-    quantization: str | None = None, kv_cache_dtype: str = "auto", model: Path = demo.MODEL_DIR
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    model: Path = demo.MODEL_DIR,
+    lora_modules: tuple[str, ...] = (),
+    models: tuple[str, ...] = ("demo",),
 ) -> list[str]:
+    """`models`: of the calls, in turn."""
     llm = LLM(
         str(model),
         dtype="float32",
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
+        lora_modules=lora_modules,
         use_tqdm=False,
     )
     params = [SamplingParams(**each, seed=7) for each in SETTINGS]  # type: ignore[arg-type]
     tokenizer = llm.get_tokenizer()
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
     prompts = [{"prompt_token_ids": tokenizer.chat_ids(chat)} for chat in chats]
-    results = llm.generate(prompts, params, use_tqdm=False)
+    asked = [models[number % len(models)] for number in range(len(prompts))]
+    adapters = [None if name == "demo" else name for name in asked]
+    results = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
     return [result.outputs[0].text for result in results]
 
 
 def ask_all(
-    url: str, in_the_middle: Callable[[], None] = lambda: None, **more: Any
+    url: str,
+    in_the_middle: Callable[[], None] = lambda: None,
+    models: tuple[str, ...] = ("demo",),
+    **more: Any,
 ) -> tuple[list[str], float]:
-    """What all streams say, and the longest silence. `in_the_middle` of all of them something is done. Calls have
-    `more` fields."""
-    return asyncio.run(_ask_all(url, in_the_middle, more))
+    """What all streams say, and the longest silence. `in_the_middle` of all of them something is done. Calls are for
+    these models in turn, and have `more` fields."""
+    return asyncio.run(_ask_all(url, in_the_middle, models, more))
 
 
 async def _ask_all(
-    url: str, in_the_middle: Callable[[], None], more: dict[str, Any]
+    url: str, in_the_middle: Callable[[], None], models: tuple[str, ...], more: dict[str, Any]
 ) -> tuple[list[str], float]:
     started = [asyncio.Event() for _ in QUESTIONS]
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
         asking = [
-            asyncio.create_task(_ask(client, question, settings | more, event))
-            for question, settings, event in zip(QUESTIONS, SETTINGS, started, strict=True)
+            asyncio.create_task(_ask(client, models[number % len(models)], question, settings | more, event))
+            for number, (question, settings, event) in enumerate(
+                zip(QUESTIONS, SETTINGS, started, strict=True)
+            )
         ]
         await asyncio.gather(*(event.wait() for event in started))
         await asyncio.to_thread(in_the_middle)
@@ -64,10 +77,10 @@ async def _ask_all(
 
 
 async def _ask(
-    client: openai.AsyncOpenAI, question: str, settings: dict[str, Any], started: asyncio.Event
+    client: openai.AsyncOpenAI, model: str, question: str, settings: dict[str, Any], started: asyncio.Event
 ) -> tuple[str, float]:
     stream = await client.chat.completions.create(
-        model="demo",
+        model=model,
         messages=[{"role": "user", "content": question}],
         stream=True,
         seed=7,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from tests import quantised_checkpoints
 from tests.quantised_checkpoints import FORMATS
+from tests.tiny_adapters import write_adapter
 
 MODEL = str(demo.MODEL_DIR)
 FOUND = locate_model(MODEL)
@@ -56,6 +58,26 @@ def test_an_island_has_a_router_a_pool_and_the_instances() -> None:
     assert router.config.expected == {spec.instance_id: spec.role for spec in (pool, *instances)}
     assert pool.config.segment_prefix == "prefix-here"
     assert plan.num_pool_blocks == DEFAULT_POOL_BYTES // BLOCK_BYTES == pool.config.num_blocks
+
+
+def test_adapters_are_checked_before_any_process_is_there(tmp_path: Path) -> None:
+    """And every process finds them, wherever it runs."""
+    adapter = write_adapter(tmp_path / "adapter", demo.MODEL_DIR, 1)
+    other = write_adapter(tmp_path / "other", demo.MODEL_DIR, 1, use_dora=True)
+    relative = os.path.relpath(adapter)
+    settings = told(lora_modules=(f"mine={relative}",))
+    check(settings, FOUND)
+    plan = island(settings)
+    (gateway,) = plan_gateways(settings, FOUND, [plan], "unix:///redis.sock")
+    for spec in (gateway, *plan.processes[2:]):
+        assert spec.config.engine.adapters == (("mine", str(adapter)),)
+    assert gateway.config.fingerprint["adapters"] == "mine"
+    with pytest.raises(ValueError, match="use_dora is True"):
+        check(told(lora_modules=(f"mine={relative}", f"other={other}")), FOUND)
+    with pytest.raises(ValueError, match="its rank r is 8; must be at most max_lora_rank=4"):
+        check(told(lora_modules=(f"mine={adapter}",), max_lora_rank=4), FOUND)
+    with pytest.raises(ValueError, match="lora_modules: 'mine' is what the model itself is served as"):
+        told(lora_modules=(f"mine={adapter}",), served_model_name="mine")
 
 
 def test_all_parts_agree_on_what_was_left_open() -> None:

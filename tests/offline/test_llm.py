@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alignedserve import LLM, SamplingParams, demo
+from alignedserve import LLM, LoRARequest, SamplingParams, demo
 from alignedserve.demo import tasks
 from alignedserve.types import InvalidRequest
-from tests.tiny_models import CONFIGS, embeddings, prompts
+from tests.tiny_adapters import merge, write_adapter
+from tests.tiny_models import CONFIGS, embeddings, greedy, prompts
 
 GREEDY = SamplingParams(temperature=0, max_tokens=300)
 ALPHABET = [{"role": "user", "content": "List the letters from c to h."}]
@@ -32,6 +33,32 @@ def test_chat_answers_and_ends_by_itself(llm: LLM) -> None:
     assert (output.text, output.finish_reason, output.stop_reason) == ("c, d, e, f, g, h", "stop", None)
     assert output.token_ids[-1] == llm.get_tokenizer().eos_token_id
     assert result.finished and result.prompt_token_ids == llm.get_tokenizer().chat_ids(ALPHABET)
+
+
+def test_each_prompt_may_have_an_adapter(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    model = tiny_model("qwen2")
+    paths = {name: str(write_adapter(tmp_path / name, model, seed)) for seed, name in enumerate(("a", "b"))}
+    adapted = LLM(str(model), lora_modules=paths, enable_lora=True, skip_tokenizer_init=True, use_tqdm=False)
+    merged = {name: merge(tmp_path / f"{name}-merged", model, Path(path)) for name, path in paths.items()}
+    asked = [None, "a", LoRARequest("b", 2, paths["b"]), LoRARequest("a"), "b", None, "a", "b", None]
+    names = ["", "a", "b", "a", "b", "", "a", "b", ""]
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    results = adapted.generate(prompts(), params, lora_request=asked)
+    expected = [greedy(merged.get(name, model))[index] for index, name in enumerate(names)]
+    assert [result.outputs[0].token_ids for result in results] == expected
+    results = adapted.generate(prompts(), params, lora_request="b")
+    assert [result.outputs[0].token_ids for result in results] == greedy(merged["b"])
+    found = adapted.embed(prompts(), use_tqdm=False, lora_request="a")
+    vectors = [each.outputs.embedding for each in found]
+    assert np.allclose(vectors, embeddings(merged["a"], "last"), atol=1e-4)
+    for wrong, message in (
+        ("c", r"lora_request: 'c' is not loaded: .*LLM\(..., lora_modules={'c': 'path'}\); loaded are a, b"),
+        (LoRARequest("a", 1, "/x"), "lora_request: the path of 'a' is '/x'; it was loaded from"),
+        (["a"], "lora_request: 1 given for 9 prompts; one or one each"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            adapted.generate(prompts(), params, lora_request=wrong)
+    adapted.instance.check_idle()
 
 
 def test_held_out_tasks_are_answered_and_their_length_is_known(llm: LLM) -> None:

@@ -16,6 +16,7 @@ from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.policies import Policy
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
+from tests.tiny_adapters import merge, write_adapter
 from tests.tiny_models import VOCAB_SIZE, greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -56,6 +57,21 @@ def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: st
     directory, numbers = tiny_model(family), (1, 5)
     engine = triton_engine(directory, max_prefill_chunk=16)
     assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
+
+
+@pytest.mark.parametrize("family", ["llama-gqa-tied", pytest.param("opt", marks=pytest.mark.slow)])
+def test_each_row_has_its_own_adapter(tiny_model: Directory, family: str, tmp_path: Path) -> None:
+    """Steps in which some row has one are neither filled up nor captured, and others are."""
+    directory, numbers = tiny_model(family), (1, 5, 2)
+    paths = [write_adapter(tmp_path / name, directory, seed) for seed, name in enumerate("ab")]
+    merged = [directory, *(merge(path / "merged", directory, path) for path in paths)]
+    modules = tuple(f"{path.name}={path}" for path in paths)
+    engine = triton_engine(directory, max_prefill_chunk=16, lora_modules=modules)
+    found = tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW), ["", "a", "b"]))
+    each = zip(merged, numbers, strict=True)
+    assert found == [greedy(model)[number][:NUM_NEW] for model, number in each]
+    plain = run(engine, chosen(numbers), greedy_params(NUM_NEW))
+    assert tokens(plain) == expected(directory, numbers)
 
 
 @pytest.mark.parametrize(

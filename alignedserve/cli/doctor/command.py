@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from alignedserve.cli.doctor.finding import Check, Finding, fail, findings_of, note
+from alignedserve.cli.options import EngineCommand
 from alignedserve.cli.serve import serve_options
 from alignedserve.launch.settings import Settings, settings_of
 
@@ -24,7 +25,7 @@ _COLORS = {"ok": "green", "note": "blue", "warn": "yellow", "fail": "red"}
 
 
 # It reads the same environment variables as `serve`.
-@click.command("doctor", context_settings={"auto_envvar_prefix": "ALIGNEDSERVE_SERVE"})
+@click.command("doctor", cls=EngineCommand, context_settings={"auto_envvar_prefix": "ALIGNEDSERVE_SERVE"})
 @click.option(
     "--url", help="check the server that runs there instead; with the first --api-key, or OPENAI_API_KEY"
 )
@@ -76,6 +77,7 @@ def _checks_of(settings: Settings) -> Iterator[Check]:
     yield Check("cores", partial(cpu.check_cores, case))
     yield Check("model", partial(model.check_model, case), "the name or directory, or another model")
     yield Check("weights", partial(model.check_weights, case), "download the model again")
+    yield Check("adapters", partial(model.check_adapters, case), "the adapter's files, or --lora-modules")
     yield Check("tokenizer", partial(model.check_tokenizer, case), "download it again, or --tokenizer")
     yield Check("kernels", partial(cpu.check_backend, case))
     yield Check("kv", partial(memory.check_kv, case), "the options that it names")

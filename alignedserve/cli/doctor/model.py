@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
-from alignedserve.models import listed_weights
+from alignedserve.models import listed_weights, lora
 from alignedserve.models.locate import NotInCache
 from alignedserve.models.weights import SafetensorsSource
 from alignedserve.ops.shard import Shard
@@ -24,23 +24,30 @@ def check_model(case: Case) -> Iterator[Finding]:
     yield ok(f"{text}, {case.max_model_len} of at most {config.max_position} tokens")
 
 
-def num_weight_bytes(case: Case) -> int:
+def num_weight_bytes(case: Case, with_adapters: bool = True) -> int:
     """Returns the bytes of an instance's weights as the model runs with them, of all its ranks. Raises ValueError when
-    the files don't contain the model."""
+    the files don't contain the model, or an adapter of it."""
     found, checkpoint = case.model, None
     if not found.is_dummy and found.directory is not None:
         quantised = found.config.quantised
         checkpoint = SafetensorsSource(found.directory, case.torch_dtype, "cpu", False, quantised)
-    num_ranks = case.engine.tensor_parallel_size
+    engine = case.engine
+    num_ranks = engine.tensor_parallel_size
     # No other rank has more than the first one.
     return num_ranks * listed_weights.num_weight_bytes(
-        found.config, case.torch_dtype, checkpoint, case.engine.quantization, Shard(0, num_ranks)
+        found.config,
+        case.torch_dtype,
+        checkpoint,
+        engine.quantization,
+        Shard(0, num_ranks),
+        engine.adapters if with_adapters else (),
+        engine.max_lora_rank,
     )
 
 
 def check_weights(case: Case) -> Iterator[Finding]:
     try:
-        size = in_bytes(num_weight_bytes(case))
+        size = in_bytes(num_weight_bytes(case, with_adapters=False))
     except ValueError as error:
         if not case.model.is_cached:
             raise
@@ -61,6 +68,16 @@ def _quantised(case: Case) -> str:
     if stored:
         return f", linear layers in {stored.kind} ({stored.method})"
     return f", linear layers in {case.engine.quantization}" if case.engine.quantization else ""
+
+
+def check_adapters(case: Case) -> Iterator[Finding]:
+    engine, config = case.engine, case.model.config
+    if not engine.adapters:
+        return
+    listed_weights.check_adapters(config, engine.adapters, engine.max_lora_rank)
+    yield ok(f"{engine.adapter_names}: each fits the model")
+    for text in lora.other_bases(case.model.name, engine.adapters):
+        yield warn(text, "nothing, if it is the same model under another name")
 
 
 def check_tokenizer(case: Case) -> Iterator[Finding]:

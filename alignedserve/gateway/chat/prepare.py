@@ -64,7 +64,7 @@ def chat_fields(
     thinking = _thinking_of(chat, model, prompt, params)
     if body.separate_reasoning is False:
         thinking = None
-    return fields_of(body, [prompt], params, structure_name) | {
+    return fields_of(body, [prompt], params, structure_name, model) | {
         "reading": msgspec.structs.replace(tooling.reading, thinking=thinking),
         "shows_reasoning": body.include_reasoning is not False,
         "ignored": ignored,

@@ -34,7 +34,11 @@ def checked_prompts(
 
 
 def fields_of(
-    body: GenerationBody, prompts: Sequence[Sequence[int]], params: SamplingParams, structure_name: str
+    body: GenerationBody,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    structure_name: str,
+    model: ServedModel,
 ) -> dict[str, Any]:
     """Returns the fields that every prepared call has."""
     return {
@@ -46,4 +50,5 @@ def fields_of(
         "ttft_ms": body.slo.ttft_ms if body.slo else None,
         "tbt_ms": body.slo.tbt_ms if body.slo else None,
         "cache_salt": body.cache_salt or "",
+        "adapter": model.adapter_of(body.model),
     }

@@ -91,6 +91,7 @@ class Generation:
     # See messages.Request.
     cache_salt: str = ""
     reports_progress: bool = False
+    adapter: str = ""
     _choices: list[_Choice] = field(default_factory=list)
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
@@ -156,6 +157,7 @@ class Generation:
             reports_progress=self.reports_progress,
             hurries="tbt_s" in self.service.slo_defaults,
             is_pressed=self.service.is_pressed,
+            adapter=self.adapter,
         )
         self._choices.append(_Choice(request.key, TextStream(self.model.tokenizer, params)))
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)

@@ -50,6 +50,7 @@ class Greeting(msgspec.Struct, frozen=True):
     embedding_size: int | None
     limits: Limits
     is_strict: bool
+    adapters: tuple[str, ...] = ()
 
     def model(self) -> ServedModel:
         vocabulary = Vocabulary(self.vocabulary_size, frozenset(self.eos_token_ids))
@@ -59,7 +60,15 @@ class Greeting(msgspec.Struct, frozen=True):
             files = TokenizerFiles(backend, parts.special_tokens, parts.chat_templates)
             tokenizer = Tokenizer(files, self.name)
         parses = self.parses_special_tokens
-        return ServedModel(self.name, tokenizer, vocabulary, self.max_model_len, parses, self.embedding_size)
+        return ServedModel(
+            self.name,
+            tokenizer,
+            vocabulary,
+            self.max_model_len,
+            parses,
+            self.embedding_size,
+            adapters=self.adapters,
+        )
 
 
 class Asked(msgspec.Struct, frozen=True):

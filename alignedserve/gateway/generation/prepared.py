@@ -45,6 +45,8 @@ class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str
     # The parameters of the body that were ignored: they are unknown here, or this model can make nothing of them.
     ignored: list[str] = []
+    # See messages.Request.
+    adapter: str = ""
 
     async def whole(
         self, request_builder: RequestBuilder, service: Service, owner: str

@@ -104,6 +104,7 @@ class Preparer:
             model.embedding_size,
             self._limits,
             self._is_strict,
+            model.adapters,
         )
         return msgspec.msgpack.encode(greeting)
 

@@ -50,9 +50,10 @@ class RequestBuilder:
         await check_structure(self.compiler, self.limits, call.params, call.structure_name, owner)
         prompts = [await unpacked(packed) for packed in call.prompts]
         predictions = await self.lengths.predict(prompts, call.params, service.tier)
+        model = self.model.answering_as(call.adapter)
         generation = Generation(
             self.islands,
-            self.model,
+            model,
             prompts,
             call.params,
             service,
@@ -64,8 +65,9 @@ class RequestBuilder:
             seeds=self.seeds,
             cache_salt=salt_of(owner, call.cache_salt),
             reports_progress=call.reports_progress,
+            adapter=call.adapter,
         )
-        answering = Answering(self.model, service, prompts, int(time.time()))
+        answering = Answering(model, service, prompts, int(time.time()))
         return generation, call.response_builder(answering)
 
 

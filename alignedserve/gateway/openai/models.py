@@ -1,4 +1,4 @@
-"""/v1/models: the one model that is served."""
+"""/v1/models: the model that is served, and its adapters."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ def model_routes(model: ServedModel) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> Json:
-        return {"object": "list", "data": [_model_body(model)]}
+        return {"object": "list", "data": [_model_body(model, name) for name in model.names]}
 
     @routes.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Json:
         model.check_name(name)
-        return _model_body(model)
+        return _model_body(model, name)
 
     return routes
 
 
-def _model_body(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
+def _model_body(model: ServedModel, name: str) -> dict[str, Any]:
+    """`name`: one of its names."""
+    body = {
+        "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "alignedserve",
         "max_model_len": model.max_model_len,
     }
+    return body | {"parent": model.name} if model.adapter_of(name) else body

@@ -22,7 +22,7 @@ def completion(body: CompletionBody, model: ServedModel, limits: Limits) -> Prep
         prompts = [model.prompt_ids(prompt) for prompt in body.prompts]
         params = checked_prompts(body, prompts, params, model, limits)
         return PreparedCompletion(
-            **fields_of(body, prompts, params, body.structure_name),
+            **fields_of(body, prompts, params, body.structure_name, model),
             shown=_shown(body, body.logprobs),
             num_given=body.n or 1,
             echoes=[model.text_of("prompt", prompt) for prompt in prompts] if body.echo else None,

@@ -1,6 +1,6 @@
-// Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once. Where rows and
-// weight are in eight bits, sums are exact integers, and are scaled once; where inputs are in groups, those of each group
-// are.
+// Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once; what adapters
+// add comes on top of the sums (adapters.cpp). Where rows and weight are in eight bits, sums are exact integers, and are
+// scaled once; where inputs are in groups, those of each group are.
 //
 // A chunk is a span of rows times a span of tiles. With few rows the work is to stream the weight from memory: long
 // spans of tiles, several tiles side by side for independent accumulators. With many rows it is to keep the
@@ -120,8 +120,11 @@ float scale_of_row(const LinearOp& op, const char* row) {
 
 template <class T, int ROWS, int TILES>
 ALWAYS_INLINE void finish_tiles(const LinearOp& op, int64_t row, int64_t tile,
-                                const f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
+                                f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
+  constexpr Dtype dtype = std::is_same_v<T, float> ? Dtype::Float32 : Dtype::Bfloat16;
   for (int t = 0; t < TILES; ++t) {
+    if (op.adapter_of_row)
+      add_adapters(op, dtype, row, ROWS, tile + t, &sums[0][t * kTileVectors], TILES * kTileVectors);
     const Sums of_tile{&sums[0][t * kTileVectors], TILES * kTileVectors};
     if (op.float32_out)
       finish<T, float>(op, row, ROWS, tile + t, of_tile);
@@ -290,7 +293,9 @@ void linear(const LinearOp& op, Dtype dtype, const Step& step, int64_t chunk) {
   const Cut cut(op, dtype, step);
   const int64_t first_row = chunk / cut.tile_chunks * cut.rows_per_chunk;
   const int64_t first_tile = chunk % cut.tile_chunks * cut.tiles_per_chunk;
-  linear_span(op, dtype,
+  LinearOp of_step = op;
+  of_step.adapter_of_row = op.adapters.shrunk ? step.adapters : nullptr;
+  linear_span(of_step, dtype,
               {first_row, std::min(cut.rows_per_chunk, step.num_rows - first_row), first_tile,
                std::min(cut.num_tiles, first_tile + cut.tiles_per_chunk)});
 }

@@ -40,6 +40,7 @@ enum class OpKind : int32_t {
   Meet = 16,
   SumRanks = 17,
   JoinRanks = 18,
+  Shrink = 19,
 };
 
 // out = table[ids + offset] * scale (+ add_to)
@@ -84,7 +85,20 @@ struct QuantiseOp {
   int32_t zero;
 };
 
-// out = activation(x @ weight + bias) (+ residual); the weight is in tiles, see tile.h
+// What adapters add to a linear layer: see adapters.cpp. Adapter number i, from 1 on, is at index i - 1.
+struct Adapters {
+  // [row][part * rank + r], what Shrink made of the row; null: the layer has no adapters
+  const float* shrunk;
+  // [adapter][r][column], in the columns of the layer's tiles, of the dtype
+  const void* expand;
+  // of each adapter
+  const float* scales;
+  // of each column of the tiles: the part of the layer that it belongs to
+  const int32_t* parts;
+  int64_t shrunk_stride, rank, num_columns;
+};
+
+// out = activation(x @ weight + bias + adapters) (+ residual); the weight is in tiles, see tile.h
 struct LinearOp {
   const void* x;
   const void* weight;
@@ -104,6 +118,16 @@ struct LinearOp {
   int32_t float32_out;
   // x comes from Quantise, unless it is AsRows or Fp8
   Weight weight_kind;
+  Adapters adapters;
+  // the adapter of each row, or null: none has one; known when the step is
+  const int32_t* adapter_of_row;
+};
+
+// shrunk = x @ (the a of the row's adapter), as float32, for rows that have one. The adapters' a lie one after another,
+// each like a linear layer's weight whose columns are [part][r].
+struct ShrinkOp {
+  LinearOp linear;
+  int64_t adapter_bytes;
 };
 
 // What a row of the cache holds: see kv_rows.h.
@@ -241,6 +265,7 @@ struct Op {
     ShareOp share;
     SumRanksOp sum_ranks;
     JoinRanksOp join_ranks;
+    ShrinkOp shrink;
   };
 };
 
@@ -267,6 +292,9 @@ struct Step {
   const int32_t* restored_rows;
   const int32_t* restored_slots;
   const int32_t* restored_positions;
+  // the adapter of each token, and of each of `rows`; 0: none. Null: no row has one.
+  const int32_t* adapters;
+  const int32_t* row_adapters;
   // if not null: receives the clock at the end of each op
   int64_t* ended_ns;
   int32_t num_threads;
@@ -319,6 +347,13 @@ void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span);
 // What is read of a row, and the bytes of a tile.
 int64_t linear_row_bytes(const LinearOp& op, Dtype dtype);
 int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype);
+
+// Adds what the adapters of these rows make of them to the sums of a tile; row r's vectors begin at sums[r * stride].
+void add_adapters(const LinearOp& op, Dtype dtype, int64_t row, int rows, int64_t tile, f32x16* sums, int64_t stride);
+
+int64_t shrink_chunks(const ShrinkOp& op, const Step& step);
+
+void shrink(const ShrinkOp& op, Dtype dtype, const Step& step, int64_t chunk);
 
 int64_t quantise_chunks(const QuantiseOp& op, const Step& step);
 

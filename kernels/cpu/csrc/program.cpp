@@ -62,6 +62,8 @@ struct Run {
       case OpKind::SumRanks:
       case OpKind::JoinRanks:
         return rank_rows_chunks(step(op));
+      case OpKind::Shrink:
+        return shrink_chunks(op.shrink, step(op));
       case OpKind::Meet:
       case OpKind::Group:
         return 1;
@@ -102,6 +104,8 @@ void run_chunk(const void* context, int i, int64_t chunk) {
       return restore_kv(op.attention, op.dtype, step, chunk);
     case OpKind::Quantise:
       return quantise(op.quantise, op.dtype, step, chunk);
+    case OpKind::Shrink:
+      return shrink(op.shrink, op.dtype, step, chunk);
     case OpKind::Route:
       return route(op.route, op.dtype, step, chunk);
     case OpKind::Group:
@@ -135,11 +139,13 @@ int32_t run_program(const Op* ops, int32_t num_ops, const Step* step) {
   run.ops = ops;
   run.steps[0] = run.steps[1] = run.steps[2] = *step;
   run.steps[0].num_rows = step->num_tokens;
+  run.steps[1].adapters = step->row_adapters;
   Step& restored = run.steps[2];
   restored.num_rows = step->num_restored;
   restored.positions = step->restored_positions;
   restored.slots = step->restored_slots;
   restored.input_rows = step->restored_rows;
+  restored.adapters = nullptr;
   run.num_plans = 0;
   run.phases.resize(num_ops);
   run.plan_of_op.resize(num_ops);

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from alignedserve import demo
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.cgroup import cpu_quota, num_free_bytes
 from alignedserve.cli.doctor.cpu import cores_finding, native_finding
@@ -16,8 +19,10 @@ from alignedserve.cli.doctor.gpu import gpu_findings
 from alignedserve.cli.doctor.gpu_facts import Gpu, GpuFacts
 from alignedserve.cli.doctor.installation import packages_finding, python_finding
 from alignedserve.cli.doctor.memory import check_kv, files_finding, memory_finding
+from alignedserve.cli.doctor.model import check_adapters
 from alignedserve.cli.doctor.profile import profile_finding
 from alignedserve.launch.settings import settings_of
+from tests.tiny_adapters import write_adapter
 
 GIB = 1 << 30
 H200 = Gpu("NVIDIA H200", (9, 0), 130 * GIB, 140 * GIB)
@@ -203,3 +208,23 @@ def test_kv_in_8_bits_takes_as_many_bytes_as_it_does(kv_cache_dtype: str, said: 
         case.form.block_bytes // case.form.block_size
         == {"auto": 2048, "fp8": 1024, "int8": 1088}[kv_cache_dtype]
     )
+
+
+# ---- adapters ----
+
+
+def test_adapters_are_looked_at_one_by_one(tmp_path: Path) -> None:
+    def of(*options: tuple[str, dict[str, Any]]) -> list[Finding]:
+        paths = [
+            (name, write_adapter(tmp_path / name, demo.MODEL_DIR, 1, **config)) for name, config in options
+        ]
+        modules = tuple(f"{name}={path}" for name, path in paths)
+        case = Case(settings_of(None, {"lora_modules": modules}))
+        return list(findings_of(Check("adapters", partial(check_adapters, case), "its files")))
+
+    assert of() == []
+    assert of(("a", {}), ("b", {"r": 16})) == [ok("a, b: each fits the model")]
+    (fits, other) = of(("c", {"base_model_name_or_path": "org/else"}))
+    assert fits.level == "ok" and other.level == "warn" and "is org/else; this one is" in other.text
+    (wrong,) = of(("a", {}), ("d", {"r": 17}))
+    assert wrong.level == "fail" and "d: its rank r is 17; must be at most" in wrong.text

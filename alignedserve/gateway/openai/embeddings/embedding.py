@@ -31,6 +31,7 @@ class Embedding:
     service: Service
     # See messages.Request.
     cache_salt: str = ""
+    adapter: str = ""
     _open: dict[int, RequestKey] = field(default_factory=dict)
     _num_begun: int = 0
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
@@ -81,6 +82,7 @@ class Embedding:
             slo_defaults=[name for name in service.slo_defaults if name == "ttft_s"],
             cache_salt=self.cache_salt,
             pooling=self.pooling,
+            adapter=self.adapter,
         )
         self._num_begun += 1
         self._open[index] = request.key

@@ -89,6 +89,7 @@ def _fields(
         "service_tier": body.service_tier,
         "ttft_ms": body.slo.ttft_ms if body.slo else None,
         "cache_salt": body.cache_salt or "",
+        "adapter": model.adapter_of(body.model),
     }
 
 

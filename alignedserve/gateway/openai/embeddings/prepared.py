@@ -32,6 +32,7 @@ class PreparedEmbedding(PreparedCall, frozen=True, kw_only=True):
             request_builder.embedding_pooling,
             service,
             salt_of(owner, self.cache_salt),
+            self.adapter,
         )
         try:
             vectors = await embedding.vectors()
@@ -39,7 +40,8 @@ class PreparedEmbedding(PreparedCall, frozen=True, kw_only=True):
             embedding.close()
         num_tokens = sum(map(len, prompts))
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        return self.pieces(vectors, request_builder.model.name, usage), usage
+        name = request_builder.model.answering_as(self.adapter).name
+        return self.pieces(vectors, name, usage), usage
 
     def pieces(self, vectors: Sequence[Vector], model: str, usage: Mapping[str, int]) -> Iterator[Piece]:
         """Returns the answer. `model` is the model's name."""

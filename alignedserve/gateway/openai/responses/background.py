@@ -211,4 +211,5 @@ class BackgroundResponses:
         request_builder = self._request_builder
         slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
         service = service_of(call.service_tier, slo, {}, request_builder.slo)
-        return call.response_builder(Answering(request_builder.model, service, [], created))
+        model = request_builder.model.answering_as(call.adapter)
+        return call.response_builder(Answering(model, service, [], created))

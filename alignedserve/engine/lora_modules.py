@@ -1,0 +1,62 @@
+"""The adapters that a server is given: `name=path`, or a JSON object, as vLLM's --lora-modules has them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# The model that an adapter belongs to is the one that is served, whatever base_model_name says.
+_KEYS = {"name", "path", "base_model_name"}
+
+
+class LoraModule(NamedTuple):
+    # What clients call it, as a model.
+    name: str
+    # Its directory.
+    path: str
+
+
+def parse_lora_modules(texts: Sequence[str]) -> tuple[LoraModule, ...]:
+    """Raises ValueError for what is malformed, and where two have one name."""
+    modules = tuple(map(_parse, texts))
+    names = [module.name for module in modules]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"lora_modules: {name!r} is the name of {names.count(name)} adapters; must be of one"
+            )
+    return modules
+
+
+def with_absolute_paths(texts: Sequence[str]) -> tuple[str, ...]:
+    """Returns the same adapters for processes that may run in other directories."""
+    return tuple(
+        json.dumps({"name": name, "path": os.path.abspath(os.path.expanduser(path))})
+        for name, path in parse_lora_modules(texts)
+    )
+
+
+def _parse(text: str) -> LoraModule:
+    if text.lstrip().startswith("{"):
+        return _from_json(text)
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise ValueError(f"lora_modules: {text!r} must be name=path, or a JSON object with name and path")
+    return LoraModule(name, path)
+
+
+def _from_json(text: str) -> LoraModule:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"lora_modules: {text!r} is not valid JSON: {error}") from None
+    if unknown := found.keys() - _KEYS:
+        raise ValueError(
+            f"lora_modules: {text!r} has {sorted(unknown)}; known are {', '.join(sorted(_KEYS))}"
+        )
+    name, path = found.get("name"), found.get("path")
+    if not (isinstance(name, str) and isinstance(path, str) and name and path):
+        raise ValueError(f"lora_modules: {text!r} must have name and path, which are texts")
+    return LoraModule(name, path)

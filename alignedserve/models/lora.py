@@ -1,0 +1,222 @@
+"""Adapters (LoRA) as peft writes them: a directory with adapter_config.json and adapter_model.safetensors.
+
+A layer that an adapter changes has two tensors, of the layer's name with an ending each: lora_A.weight [rank, in] and
+lora_B.weight [out, rank]. As with a checkpoint, the model's constructor is the only list of what there may be: each
+linear layer asks for its own, and what nobody has asked for at the end is an error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from alignedserve.models.fields import Fields, read_json_object
+from alignedserve.models.safetensors_file import SafetensorsFile
+from alignedserve.models.weights import WeightSource, some
+from alignedserve.ops.adapters import Delta, LayerAdapters
+from alignedserve.ops.quantise import Part
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
+# Settings of peft's that make an adapter more than a product of two matrices beside a layer; null, false and empty mean
+# that there is nothing of the kind.
+UNSUPPORTED = {
+    "use_dora": "false: DoRA scales weights as well",
+    "modules_to_save": "absent: whole layers beside the low-rank ones are not supported",
+    "rank_pattern": "absent: all layers have the same rank",
+    "alpha_pattern": "absent: all layers have the same lora_alpha",
+    "fan_in_fan_out": "false: such layers are of no model here",
+    "lora_bias": "false: biases are not supported",
+    "layer_replication": "absent: layers are as the base model has them",
+    "target_parameters": "absent: experts' weights are not adapted",
+    "trainable_token_indices": "absent: embeddings are not adapted",
+    "use_qalora": "false: inputs are not grouped",
+    "alora_invocation_tokens": "absent: an adapter counts from the first token on",
+    "kasa_config": "absent: KaSA scales products as well",
+    "arrow_config": "absent: adapters are not mixed",
+    "use_bdlora": "absent: block-diagonal adapters are not supported",
+    "monteclora_config": "absent: such adapters are drawn at random",
+    "velora_config": "absent: inputs are not compressed",
+}
+# These ways to begin a training change the base model's weights.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    rank: int
+    scale: float
+    # The base model, as the adapter's author called it; empty if he did not say.
+    base: str
+
+
+def load_lora_config(directory: Path) -> LoraConfig:
+    """Raises ValueError when adapter_config.json is missing, malformed, or describes what is not supported."""
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        raise ValueError(f"{directory} holds no {CONFIG_FILE}; an adapter's directory must have one")
+    fields = Fields(read_json_object(path), str(path))
+    if fields.get("peft_type") != "LORA":
+        raise fields.error("peft_type", "'LORA'")
+    for name, allowed in UNSUPPORTED.items():
+        if fields.get(name):
+            raise fields.error(name, allowed)
+    if fields.get("bias") not in (None, "none"):
+        raise fields.error("bias", "'none': biases are not supported")
+    if str(fields.get("init_lora_weights")).lower().startswith(_CHANGES_BASE):
+        raise fields.error(
+            "init_lora_weights", "a way that leaves the base model as it is; peft can convert such an adapter"
+        )
+    rank, alpha = fields.size("r"), fields.positive("lora_alpha")
+    scale = alpha / (math.sqrt(rank) if fields.flag("use_rslora", False) else rank)
+    return LoraConfig(rank, scale, str(fields.get("base_model_name_or_path") or ""))
+
+
+class Adapter:
+    """An adapter's files. Tensors are views of the mapped file."""
+
+    def __init__(self, name: str, directory: Path, max_rank: int) -> None:
+        """Raises ValueError when this is no adapter, or one of a higher rank."""
+        self.name = name
+        if not directory.is_dir():
+            raise ValueError(f"lora_modules: {name}: {str(directory)!r} is no directory")
+        self.config = load_lora_config(directory)
+        if self.config.rank > max_rank:
+            raise ValueError(
+                f"lora_modules: {name}: its rank r is {self.config.rank}; must be at most max_lora_rank={max_rank}"
+            )
+        path = directory / WEIGHTS_FILE
+        if not path.is_file():
+            raise ValueError(
+                f"{directory} holds no {WEIGHTS_FILE} (only safetensors are read, never pickled .bin files)"
+            )
+        self._file = SafetensorsFile(path)
+        # The name of the tensor in the file, by the layer's name and "A" or "B".
+        self._keys = {_layer_and_kind(path, key): key for key in self._file.entries}
+        self._left = {layer for layer, _ in self._keys}
+        if not self._left:
+            raise ValueError(f"{path} holds no tensors")
+
+    def take(self, layer: str, out_features: int, in_features: int) -> Delta | None:
+        """Returns what the adapter adds to a layer; None: nothing. Raises ValueError with both shapes if it was made
+        for another."""
+        # Adapters of the bare decoder lack the prefix.
+        names = (layer, layer.removeprefix("model."))
+        found = next((name for name in names if name in self._left), None)
+        if found is None:
+            return None
+        self._left.remove(found)
+        rank = self.config.rank
+        return Delta(
+            self._tensor(found, "A", (rank, in_features)), self._tensor(found, "B", (out_features, rank))
+        )
+
+    def finish(self) -> None:
+        """Raises ValueError if there is anything that the model has no place for."""
+        if not self._left:
+            return
+        of_experts = [layer for layer in self._left if ".experts." in layer]
+        if of_experts:
+            raise ValueError(
+                f"lora_modules: {self.name} adapts {len(of_experts)} layers of experts, which is not supported: "
+                f"{some(of_experts)}"
+            )
+        raise ValueError(
+            f"lora_modules: {self.name} adapts {len(self._left)} layers that the model does not have, or that can't "
+            f"be adapted: {some(self._left)}"
+        )
+
+    def _tensor(self, layer: str, which: str, shape: tuple[int, int]) -> torch.Tensor:
+        key = self._keys.get((layer, which))
+        if key is None:
+            raise ValueError(
+                f"{self._file.path}: lora_{which} of {layer} is missing; lora_A and lora_B belong together"
+            )
+        stored = self._file.entries[key].shape
+        if stored != shape:
+            raise ValueError(
+                f"{self._file.path}: {key} has shape {stored}; must be {shape}: the adapter is of another model, or of "
+                "another rank"
+            )
+        return self._file.tensor(key)
+
+
+def _layer_and_kind(path: Path, key: str) -> tuple[str, str]:
+    found = _KEY.fullmatch(key)
+    if found is None:
+        raise ValueError(
+            f"{path}: tensor {key} is not supported; must be the lora_A.weight or lora_B.weight of a linear layer"
+        )
+    return found["module"], found["which"]
+
+
+class Adapters:
+    """All adapters of a model. The first has number 1."""
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self._adapters = adapters
+
+    def take(
+        self, layers: Sequence[str], out_features: Sequence[int], in_features: int
+    ) -> LayerAdapters | None:
+        """Returns what adapters add to a layer that is made of several in the checkpoint; None: nothing."""
+        deltas = [
+            [each.take(layer, out, in_features) for layer, out in zip(layers, out_features, strict=True)]
+            for each in self._adapters
+        ]
+        if not any(delta for parts in deltas for delta in parts):
+            return None
+        scales = [each.config.scale for each in self._adapters]
+        return LayerAdapters(in_features, tuple(out_features), deltas, scales)
+
+    def finish(self) -> None:
+        """Raises ValueError if there is anything that the model has no place for."""
+        for each in self._adapters:
+            each.finish()
+
+
+class AdaptedSource:
+    """A WeightSource of a model with adapters."""
+
+    def __init__(self, weights: WeightSource, adapters: Adapters) -> None:
+        self._weights = weights
+        self.adapters = adapters
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._weights.take(name, shape)
+
+    def linear(self, layer: str, num_out: int, num_in: int) -> Part:
+        return self._weights.linear(layer, num_out, num_in)
+
+    def finish(self) -> None:
+        self._weights.finish()
+        self.adapters.finish()
+
+
+def with_adapters(weights: WeightSource, modules: Sequence[tuple[str, str]], max_rank: int) -> WeightSource:
+    """Adds the adapters in `modules`, (name, path) each, to where the model's tensors come from. Raises ValueError
+    when one of them is not supported."""
+    if not modules:
+        return weights
+    return AdaptedSource(
+        weights, Adapters([Adapter(name, Path(path).expanduser(), max_rank) for name, path in modules])
+    )
+
+
+def other_bases(model: str, modules: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns a warning for each adapter that says that its base model is called otherwise."""
+    warnings = []
+    for name, path in modules:
+        base = load_lora_config(Path(path).expanduser()).base
+        if base and _last_part(base) != _last_part(model):
+            warnings.append(f"the adapter {name} says that its base model is {base}; this one is {model}")
+    return warnings
+
+
+def _last_part(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2].lower()

@@ -1,0 +1,62 @@
+"""Which adapter a prompt of the offline API is for, as vLLM's scripts say it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from alignedserve.engine.lora_modules import LoraModule
+from alignedserve.types import InvalidRequest
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """An adapter. The number is vLLM's, and has no effect."""
+
+    lora_name: str
+    lora_int_id: int = 0
+    # Its directory, as LLM was told; empty: whatever that is.
+    lora_path: str = ""
+
+
+Asked = LoRARequest | str | None
+# What LLM's lora_modules may be.
+Modules = Mapping[str, str] | Iterable[str | LoRARequest]
+
+
+def texts_of(modules: Modules) -> tuple[str, ...]:
+    """Returns the adapters as EngineConfig has them."""
+    if isinstance(modules, Mapping):
+        modules = [LoRARequest(name, 0, str(path)) for name, path in modules.items()]
+    if isinstance(modules, str):
+        modules = [modules]
+    return tuple(
+        each if isinstance(each, str) else json.dumps({"name": each.lora_name, "path": each.lora_path})
+        for each in modules
+    )
+
+
+def adapters_of(asked: Asked | Sequence[Asked], num_prompts: int, known: Sequence[LoraModule]) -> list[str]:
+    """Returns the name of each prompt's adapter, empty for none. Raises InvalidRequest for adapters that LLM was not
+    told of."""
+    each = [asked] * num_prompts if asked is None or isinstance(asked, (str, LoRARequest)) else list(asked)
+    if len(each) != num_prompts:
+        raise InvalidRequest(f"lora_request: {len(each)} given for {num_prompts} prompts; one or one each")
+    return [_adapter_of(one, dict(known)) for one in each]
+
+
+def _adapter_of(asked: Asked, known: Mapping[str, str]) -> str:
+    if asked is None:
+        return ""
+    name, path = (asked, "") if isinstance(asked, str) else (asked.lora_name, asked.lora_path)
+    if name not in known:
+        raise InvalidRequest(
+            f"lora_request: {name!r} is not loaded: adapters are loaded with the model, as "
+            f"LLM(..., lora_modules={{{name!r}: {path or 'path'!r}}}); loaded are {', '.join(known) or 'none'}"
+        )
+    if path and path != known[name]:
+        raise InvalidRequest(
+            f"lora_request: the path of {name!r} is {path!r}; it was loaded from {known[name]!r}"
+        )
+    return name

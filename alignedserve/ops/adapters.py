@@ -1,0 +1,89 @@
+"""Adapters (LoRA) of a linear layer: what is added to its output for the rows of a request that has one.
+
+To x @ weight.T + bias of a row with adapter i, (x @ a[i].T) @ b[i].T * scale[i] is added, before the activation. A
+layer that is made of several in the checkpoint has an a and a b for each of these parts, and each part's b yields its
+part of the output. Rows without an adapter are left as they are, bit by bit.
+
+Adapters have numbers from 1 on, in the order of their names; 0 stands for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one adapter adds to the weight of one part of a layer: b @ a, times the adapter's scale."""
+
+    # [rank, in]
+    a: torch.Tensor
+    # [out, rank]
+    b: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LayerAdapters:
+    """What all adapters add to a layer."""
+
+    in_features: int
+    # The width of each part.
+    out_features: tuple[int, ...]
+    # Of each adapter, one for each part; None: it adds nothing there.
+    deltas: Sequence[Sequence[Delta | None]]
+    # Of each adapter.
+    scales: Sequence[float]
+
+    @property
+    def num_adapters(self) -> int:
+        return len(self.deltas)
+
+    @property
+    def rank(self) -> int:
+        """The largest. Those of a lower rank are filled up with zeros."""
+        return max(delta.a.shape[0] for parts in self.deltas for delta in parts if delta is not None)
+
+    def stacked_a(self, part: int, dtype: torch.dtype) -> torch.Tensor:
+        """[adapters, rank, in]"""
+        stacked = torch.zeros(self.num_adapters, self.rank, self.in_features, dtype=dtype)
+        for number, delta in enumerate(each[part] for each in self.deltas):
+            if delta is not None:
+                stacked[number, : delta.a.shape[0]] = delta.a.to(dtype)
+        return stacked
+
+    def stacked_b(self, part: int, dtype: torch.dtype) -> torch.Tensor:
+        """[adapters, rank, out]: transposed, so that what belongs to one rank lies together."""
+        stacked = torch.zeros(self.num_adapters, self.rank, self.out_features[part], dtype=dtype)
+        for number, delta in enumerate(each[part] for each in self.deltas):
+            if delta is not None:
+                stacked[number, : delta.b.shape[1]] = delta.b.t().to(dtype)
+        return stacked
+
+    def split(self, out_features: Sequence[int]) -> LayerAdapters:
+        """The same for a layer of one part which is taken as several, side by side."""
+
+        def pieces(delta: Delta | None) -> list[Delta | None]:
+            if delta is None:
+                return [None] * len(out_features)
+            return [Delta(delta.a, b) for b in torch.split(delta.b, list(out_features))]
+
+        deltas = [pieces(delta) for (delta,) in self.deltas]
+        return LayerAdapters(self.in_features, tuple(out_features), deltas, self.scales)
+
+    @property
+    def first_columns(self) -> list[int]:
+        """The column of the layer's output where each part begins."""
+        return [sum(self.out_features[:part]) for part in range(len(self.out_features))]
+
+    def has_part(self, part: int) -> bool:
+        """Whether any adapter adds to this part."""
+        return any(each[part] is not None for each in self.deltas)
+
+    @property
+    def num_values(self) -> int:
+        """The values that are kept of them."""
+        of_a = len(self.out_features) * self.in_features
+        return self.num_adapters * self.rank * (of_a + sum(self.out_features))

@@ -1,0 +1,58 @@
+"""The adapters of a linear layer, in the layout that the kernels read (csrc/adapters.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from alignedserve.kernels.cpu.arena import Arena
+from alignedserve.kernels.cpu.experts import ExpertPacker, PackedExperts
+from alignedserve.kernels.cpu.groups import TILE_COLUMNS
+from alignedserve.kernels.cpu.structs import ActivationCode
+from alignedserve.kernels.cpu.weights import PackedWeight, columns_of_parts, num_tiles, pack
+
+
+@dataclass(frozen=True)
+class PackedAdapters:
+    # The a of every adapter, like a linear layer of each, whose columns are [part][rank].
+    shrink: PackedExperts
+    # [adapters, rank, columns of the layer's tiles]
+    expand: torch.Tensor
+    scales: torch.Tensor
+    # Of each column of the layer's tiles: its part.
+    parts: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        return self.expand.shape[1]
+
+
+def pack_adapters(
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
+    scales: Sequence[float],
+    activation: ActivationCode,
+    dtype: torch.dtype,
+    arena: Arena,
+) -> PackedAdapters:
+    """`a` and `b`: of each part of the layer, [adapters, rank, in] and [adapters, rank, out]. `activation`: the
+    layer's, by which its columns are laid out."""
+    num_adapters, rank, _ = a[0].shape
+
+    def pack_a(parts: Sequence[torch.Tensor], region: Arena) -> PackedWeight:
+        return pack(parts, None, ActivationCode.NONE, dtype, region)
+
+    packer = ExpertPacker(num_adapters, pack_a, arena)
+    for number in range(num_adapters):
+        packer.add([each[number] for each in a])
+    widths = [each.shape[2] for each in b]
+    num_columns = num_tiles(widths, activation) * TILE_COLUMNS
+    expand = torch.zeros(num_adapters, rank, num_columns, dtype=dtype)
+    # Columns of the tiles that no part has are filled with zeros.
+    parts = torch.full((num_columns,), len(b) - 1, dtype=torch.int32)
+    for part, columns in enumerate(columns_of_parts(widths, activation)):
+        expand[:, :, columns] = b[part].to(dtype)
+        parts[columns] = part
+    return PackedAdapters(packer.finish(), expand, torch.tensor(scales, dtype=torch.float32), parts)
