@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj")
-MLP = ("gate_proj", "up_proj", "down_proj", "fc1", "fc2")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "out_proj")
+MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj", "fc1", "fc2")
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "bias": "none", "r": 8, "lora_alpha": 16, "use_rslora": False}
 
 
@@ -32,7 +32,7 @@ def write_adapter(
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in _linear_layers(model).items():
-        if name.rpartition(".")[2] in targets and ".experts." not in name:
+        if name.rpartition(".")[2] in targets and ".experts." not in name and ".vision" not in name:
             for which, size in (("A", (settings["r"], shape[1])), ("B", (shape[0], settings["r"]))):
                 key = f"base_model.model.{name}.lora_{which}.weight"
                 tensors[key] = torch.randn(*size, generator=generator) * spread

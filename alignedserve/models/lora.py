@@ -105,8 +105,9 @@ class Adapter:
     def take(self, layer: str, out_features: int, in_features: int) -> Delta | None:
         """Returns what the adapter adds to a layer; None: nothing. Raises ValueError with both shapes if it was made
         for another."""
-        # Adapters of the bare decoder lack the prefix.
-        names = (layer, layer.removeprefix("model."))
+        # The names that a checkpoint may have, of the bare decoder or of a model that sees: see SafetensorsSource.
+        bare = layer.removeprefix("model.")
+        names = (layer, bare, f"language_model.{layer}", f"model.language_model.{bare}")
         found = next((name for name in names if name in self._left), None)
         if found is None:
             return None

@@ -145,7 +145,7 @@ def test_what_adapters_take_is_counted(tiny_model: Directory, tmp_path: Path) ->
         for name, rank in (("a", 4), ("b", 8))
     ]
     config = load_model_config(model)
-    more = num_weight_bytes(config, torch.float32, None, None, adapters, 16)
+    more = num_weight_bytes(config, torch.float32, None, adapters=adapters, max_lora_rank=16)
     # Of three layers: q, k and v, and o; each with room for the higher rank.
     values = 3 * 2 * 8 * ((3 * 64 + 64 + 32 + 32) + (64 + 64))
     assert more - num_weight_bytes(config, torch.float32, None) == 4 * values
