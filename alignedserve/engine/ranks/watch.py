@@ -55,7 +55,8 @@ class Watch:
     def stop(self) -> None:
         """Called once, when nothing is computed any more."""
         os.close(self._stop_write)
-        if self._thread:
+        # What nobody refers to any more is collected on whatever thread that happens.
+        if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
         for fd in (self._stop_read, *self._pidfds):
             os.close(fd)
