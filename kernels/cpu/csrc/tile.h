@@ -16,13 +16,19 @@ constexpr int kWordBytes = 4;
 constexpr int kStepBytes = kTileColumns * kWordBytes;
 constexpr int kLineBytes = 64;
 
-// 12 rows of 2 accumulators, 2 columns and a broadcast fill 27 of 32 registers; with 16 registers of half the width
-// little can be held.
+// 12 rows of 2 accumulators, 2 columns and a broadcast fill 27 of 32 registers. Of 16 registers of half the width, 6 rows
+// of 2 accumulators, 2 columns and a broadcast fill 15.
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 12;
+constexpr int kMaxRows = 12, kMaxAccumulators = 24;
 #else
-constexpr int kMaxRows = 3;
+constexpr int kMaxRows = 6, kMaxAccumulators = 12;
 #endif
+
+// How many of so many registers of columns are walked at once: one part of them after another.
+constexpr int parts_at_once(int rows, int parts) {
+  while (rows * parts > kMaxAccumulators && parts % 2 == 0) parts /= 2;
+  return parts;
+}
 
 // Of a tile; rows beside it hold unsigned values.
 struct int8 {
@@ -50,6 +56,100 @@ constexpr int64_t words(int64_t values) {
   return (values + kWordValues<T> - 1) / kWordValues<T>;
 }
 
+// What one register holds: compilers keep sums in registers only where a vector is one.
+#if defined(__AVX512F__)
+constexpr int kRegisterBytes = 64;
+#else
+constexpr int kRegisterBytes = 32;
+#endif
+constexpr int kParts = 64 / kRegisterBytes;
+typedef float FloatPart __attribute__((vector_size(kRegisterBytes)));
+typedef int32_t IntPart __attribute__((vector_size(kRegisterBytes)));
+typedef uint32_t WordPart __attribute__((vector_size(kRegisterBytes)));
+typedef int16_t PairPart __attribute__((vector_size(kRegisterBytes)));
+
+template <class T>
+struct SumPartOf {
+  typedef FloatPart type;
+};
+
+template <>
+struct SumPartOf<int8> {
+  typedef IntPart type;
+};
+
+template <class T>
+using SumPart = typename SumPartOf<T>::type;
+
+static ALWAYS_INLINE WordPart load_part(const char* p) {
+  WordPart v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+static ALWAYS_INLINE WordPart splat_part(const char* p) {
+  uint32_t word;
+  std::memcpy(&word, p, sizeof word);
+  return WordPart{} + word;
+}
+
+static ALWAYS_INLINE FloatPart fma_part(WordPart a, WordPart b, FloatPart c) {
+#if defined(__AVX512F__)
+  return (FloatPart)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (FloatPart)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  for (int i = 0; i < kRegisterBytes / kWordBytes; ++i)
+    c[i] = __builtin_fmaf(((FloatPart)a)[i], ((FloatPart)b)[i], c[i]);
+  return c;
+#else
+  return (FloatPart)a * (FloatPart)b + c;
+#endif
+}
+
+template <class T>
+static ALWAYS_INLINE SumPart<T> multiply_add_part(WordPart a, WordPart b, SumPart<T> acc);
+
+template <>
+ALWAYS_INLINE FloatPart multiply_add_part<float>(WordPart a, WordPart b, FloatPart acc) {
+  return fma_part(a, b, acc);
+}
+
+template <>
+ALWAYS_INLINE FloatPart multiply_add_part<bf16>(WordPart a, WordPart b, FloatPart acc) {
+#if defined(__AVX512BF16__)
+  return (FloatPart)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+  return fma_part(a & 0xffff0000u, b & 0xffff0000u, fma_part(a << 16, b << 16, acc));
+#endif
+}
+
+#if !defined(__AVX512VNNI__)
+// acc + the sum of two products of 16-bit integers in each lane.
+static ALWAYS_INLINE IntPart multiply_add_pairs(WordPart a, WordPart b, IntPart acc) {
+#if defined(__AVX512BW__)
+  return acc + (IntPart)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return acc + (IntPart)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  const IntPart low = ((IntPart)(a << 16) >> 16) * ((IntPart)(b << 16) >> 16);
+  return acc + low + ((IntPart)a >> 16) * ((IntPart)b >> 16);
+#endif
+}
+#endif
+
+template <>
+ALWAYS_INLINE IntPart multiply_add_part<int8>(WordPart a, WordPart b, IntPart acc) {
+#if defined(__AVX512VNNI__)
+  return (IntPart)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#else
+  // Bytes 0 and 2, and bytes 1 and 3, as pairs of 16 bits. (One instruction of AVX2 would do all, and saturates.)
+  const WordPart even = (WordPart)((PairPart)(b << 8) >> 8), odd = (WordPart)((PairPart)b >> 8);
+  const IntPart sum = multiply_add_pairs(a & 0x00ff00ffu, even, acc);
+  return multiply_add_pairs((a >> 8) & 0x00ff00ffu, odd, sum);
+#endif
+}
+
 static ALWAYS_INLINE u32x16 load_words(const char* p) {
   u32x16 v;
   std::memcpy(&v, p, sizeof v);
@@ -62,53 +162,17 @@ static ALWAYS_INLINE u32x16 splat_word(const char* p) {
   return u32x16{} + word;
 }
 
+// The same of whole vectors, where they need not stay in registers.
 template <class T>
-static ALWAYS_INLINE Sum<T> multiply_add(u32x16 a, u32x16 b, Sum<T> acc);
-
-template <>
-ALWAYS_INLINE f32x16 multiply_add<float>(u32x16 a, u32x16 b, f32x16 acc) {
-  return fma((f32x16)a, (f32x16)b, acc);
-}
-
-template <>
-ALWAYS_INLINE f32x16 multiply_add<bf16>(u32x16 a, u32x16 b, f32x16 acc) {
-#if defined(__AVX512BF16__)
-  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
-#else
-  const f32x16 low = fma((f32x16)(a << 16), (f32x16)(b << 16), acc);
-  return fma((f32x16)(a & 0xffff0000u), (f32x16)(b & 0xffff0000u), low);
-#endif
-}
-
-#if !defined(__AVX512VNNI__)
-// acc + the sum of two products of 16-bit integers in each lane.
-static ALWAYS_INLINE i32x16 multiply_add_pairs(u32x16 a, u32x16 b, i32x16 acc) {
-#if defined(__AVX512BW__)
-  return acc + (i32x16)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  union Halves {
-    u32x16 whole;
-    __m256i half[2];
-  } x{a}, y{b};
-  for (int i = 0; i < 2; ++i) x.half[i] = _mm256_madd_epi16(x.half[i], y.half[i]);
-  return acc + (i32x16)x.whole;
-#else
-  const i32x16 low = ((i32x16)(a << 16) >> 16) * ((i32x16)(b << 16) >> 16);
-  return acc + low + ((i32x16)a >> 16) * ((i32x16)b >> 16);
-#endif
-}
-#endif
-
-template <>
-ALWAYS_INLINE i32x16 multiply_add<int8>(u32x16 a, u32x16 b, i32x16 acc) {
-#if defined(__AVX512VNNI__)
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
-#else
-  // Bytes 0 and 2, and bytes 1 and 3, as pairs of 16 bits. (One instruction of AVX2 would do all, and saturates.)
-  const u32x16 even = (u32x16)((i16x32)(b << 8) >> 8), odd = (u32x16)((i16x32)b >> 8);
-  const i32x16 sum = multiply_add_pairs(a & 0x00ff00ffu, even, acc);
-  return multiply_add_pairs((a >> 8) & 0x00ff00ffu, odd, sum);
-#endif
+static ALWAYS_INLINE Sum<T> multiply_add(u32x16 a, u32x16 b, Sum<T> acc) {
+  WordPart x[kParts], y[kParts];
+  SumPart<T> z[kParts];
+  std::memcpy(x, &a, sizeof x);
+  std::memcpy(y, &b, sizeof y);
+  std::memcpy(z, &acc, sizeof z);
+  for (int p = 0; p < kParts; ++p) z[p] = multiply_add_part<T>(x[p], y[p], z[p]);
+  std::memcpy(&acc, z, sizeof acc);
+  return acc;
 }
 
 // Lines of memory to fetch while computing: `lines` of them per four steps.
@@ -117,25 +181,26 @@ struct Prefetch {
   int lines;
 };
 
-template <class T, int ROWS, int TILES>
+template <class T, int ROWS, int PARTS>
 static ALWAYS_INLINE void dot_step(const char* const (&a)[(ROWS + 2) / 3], int64_t a_stride, int64_t offset,
-                                   const char* tile, int64_t tile_bytes, Sum<T> (&acc)[ROWS][TILES * kTileVectors]) {
-  u32x16 columns[TILES * kTileVectors];
+                                   const char* tile, int64_t tile_bytes, int first, SumPart<T> (&acc)[ROWS][PARTS]) {
+  constexpr int kInTile = kTileVectors * kParts;
+  WordPart columns[PARTS];
 #pragma GCC unroll 16
-  for (int v = 0; v < TILES * kTileVectors; ++v)
-    columns[v] = load_words(tile + (v / kTileVectors) * tile_bytes + (v % kTileVectors) * 64);
+  for (int p = 0; p < PARTS; ++p)
+    columns[p] = load_part(tile + (first + p) / kInTile * tile_bytes + (first + p) % kInTile * kRegisterBytes);
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) {
-    const u32x16 row = splat_word(a[r / 3] + (r % 3) * a_stride + offset);
+    const WordPart row = splat_part(a[r / 3] + (r % 3) * a_stride + offset);
 #pragma GCC unroll 16
-    for (int v = 0; v < TILES * kTileVectors; ++v) acc[r][v] = multiply_add<T>(row, columns[v], acc[r][v]);
+    for (int p = 0; p < PARTS; ++p) acc[r][p] = multiply_add_part<T>(row, columns[p], acc[r][p]);
   }
 }
 
-// acc[r][v] += the words of row r times 16 columns of consecutive tiles. Strides are in bytes.
-template <class T, int ROWS, int TILES>
-static ALWAYS_INLINE void dot(const char* a, int64_t a_stride, const char* tile, int64_t tile_bytes, int64_t steps,
-                              Sum<T> (&acc)[ROWS][TILES * kTileVectors], Prefetch prefetch = {nullptr, 0}) {
+// acc[r][p] += the words of row r times the columns of consecutive tiles: those of part `first` and after it.
+template <class T, int ROWS, int PARTS>
+static ALWAYS_INLINE void dot_parts(const char* a, int64_t a_stride, const char* tile, int64_t tile_bytes, int64_t steps,
+                                    int first, SumPart<T> (&acc)[ROWS][PARTS], Prefetch prefetch) {
   constexpr int kUnroll = 4;
   // every third row has a pointer, the two after it are reached through the addressing mode
   const char* rows[(ROWS + 2) / 3];
@@ -147,14 +212,31 @@ static ALWAYS_INLINE void dot(const char* a, int64_t a_stride, const char* tile,
     prefetch.next += prefetch.lines * kLineBytes;
 #pragma GCC unroll 4
     for (int u = 0; u < kUnroll; ++u)
-      dot_step<T, ROWS, TILES>(rows, a_stride, u * kWordBytes, tile + u * kStepBytes, tile_bytes, acc);
+      dot_step<T, ROWS, PARTS>(rows, a_stride, u * kWordBytes, tile + u * kStepBytes, tile_bytes, first, acc);
 #pragma GCC unroll 4
     for (int g = 0; g < (ROWS + 2) / 3; ++g) rows[g] += kUnroll * kWordBytes;
     tile += kUnroll * kStepBytes;
   }
   for (; k < steps; ++k, tile += kStepBytes) {
-    dot_step<T, ROWS, TILES>(rows, a_stride, 0, tile, tile_bytes, acc);
+    dot_step<T, ROWS, PARTS>(rows, a_stride, 0, tile, tile_bytes, first, acc);
     for (const char*& row : rows) row += kWordBytes;
+  }
+}
+
+// acc[r][v] += the words of row r times 16 columns of consecutive tiles. Strides are in bytes.
+template <class T, int ROWS, int TILES>
+static ALWAYS_INLINE void dot(const char* a, int64_t a_stride, const char* tile, int64_t tile_bytes, int64_t steps,
+                              Sum<T> (&acc)[ROWS][TILES * kTileVectors], Prefetch prefetch = {nullptr, 0}) {
+  constexpr int kAll = TILES * kTileVectors * kParts, kAtOnce = parts_at_once(ROWS, kAll);
+  for (int first = 0; first < kAll; first += kAtOnce) {
+    SumPart<T> sums[ROWS][kAtOnce];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+      std::memcpy(sums[r], reinterpret_cast<const char*>(acc[r]) + first * kRegisterBytes, sizeof sums[r]);
+    dot_parts<T, ROWS, kAtOnce>(a, a_stride, tile, tile_bytes, steps, first, sums, first ? Prefetch{nullptr, 0} : prefetch);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+      std::memcpy(reinterpret_cast<char*>(acc[r]) + first * kRegisterBytes, sums[r], sizeof sums[r]);
   }
 }
 
