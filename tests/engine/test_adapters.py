@@ -16,6 +16,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.types import InvalidRequest, RequestId
 from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, make_instance, run, tokens
+from tests.quantised_checkpoints import FORMATS, build
 from tests.tiny_adapters import ATTENTION, MLP, merge, write_adapter
 from tests.tiny_models import CONFIGS, embeddings, greedy, prompts
 
@@ -120,6 +121,16 @@ def test_chunks_batches_and_preemption_change_nothing(
         )
         assert expected != exact
     assert said(make_instance(found.model, **options, **found.options), MIXED) == expected
+
+
+def test_quantised_checkpoints_can_have_them(tmp_path: Path) -> None:
+    """Rows of FP8 layers are as they are, so what the merged weights yield in float32 is known."""
+    coded, plain = build("llama", FORMATS["fp8-block"], tmp_path / "model")
+    adapter = write_adapter(tmp_path / "adapter", plain, 1)
+    expected = greedy(merge(tmp_path / "merged", plain, adapter))
+    engine = make_engine(coded, dtype="float32", lora_modules=(f"mine={adapter}",))
+    assert said(engine, ["mine"] * 9) == expected
+    assert said(engine, [""] * 9) == greedy(plain) != expected
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
