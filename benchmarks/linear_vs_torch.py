@@ -1,0 +1,139 @@
+"""How fast linear layers are on this processor, or built for another one, beside torch's product in float32.
+
+    python -m benchmarks.linear_vs_torch [--cpu x86-64-v3] [--rows 1,8,32,64] [--rounds 20] [--out FILE]
+
+One thread; the least time of all rounds, by the thread's own clock, so that what runs beside it counts little. Layers
+of 2,048 x 2,048, eight in turn, with random weights. With `--cpu x86-64-v3` (AVX2) torch's libraries are told to use no
+more than AVX2 as well; what they make of that on a processor of another maker, is theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+WIDTH, NUM_LAYERS = 2048, 8
+# What keeps torch's libraries to AVX2.
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+
+
+@dataclass(frozen=True)
+class Rates:
+    rows: int
+    # Gigaflops a second.
+    ours_float32: float
+    ours_bfloat16: float
+    torch_float32: float
+
+
+def measure(rows: int, num_rounds: int) -> Rates:
+    import torch
+
+    from alignedserve.kernels.cpu.program import Value
+    from alignedserve.ops.cpu_ops import CpuOps
+    from alignedserve.ops.step import StepInputs
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    matrices = [torch.randn(WIDTH, WIDTH) * WIDTH**-0.5 for _ in range(NUM_LAYERS)]
+
+    def ours(dtype: torch.dtype) -> float:
+        ops = CpuOps(dtype, num_threads=1)
+        table, layers = (
+            ops.parameter(torch.randn(rows, WIDTH)),
+            [ops.linear_weight([each]) for each in matrices],
+        )
+        step = StepInputs(rows, 1, rows)
+
+        def forward(step: StepInputs) -> Value:
+            x = ops.embed(table, step.token_ids)
+            for layer in layers:
+                x = ops.linear(x, layer)
+            return x
+
+        model = ops.compile(forward, lambda x: ops.linear(x, layers[0]), step, 1)
+        step.host.query_start[:2], step.host.context_len[0] = [0, rows], rows
+        step.host.token_ids[:rows] = range(rows)
+        step.commit(rows, 1, 0)
+        return rate(model.forward)
+
+    def theirs() -> float:
+        x = torch.randn(rows, WIDTH)
+
+        def forward() -> None:
+            y = x
+            for each in matrices:
+                y = torch.nn.functional.linear(y, each)
+
+        return rate(forward)
+
+    def rate(run: Callable[[], object]) -> float:
+        least_s = float("inf")
+        for _ in range(num_rounds):
+            begun_s = time.thread_time()
+            run()
+            least_s = min(least_s, time.thread_time() - begun_s)
+        return 2 * rows * WIDTH * WIDTH * NUM_LAYERS / least_s / 1e9
+
+    return Rates(rows, ours(torch.float32), ours(torch.bfloat16), theirs())
+
+
+def page(command: str, cpu: str, name: str, found: list[Rates]) -> str:
+    """Markdown."""
+    lines = [
+        f"`{command}`, {name}, built for {cpu}, one thread; GFLOP/s",
+        "",
+        "| rows | float32 | bfloat16 | torch, float32 | float32 to torch | bfloat16 to torch |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for each in found:
+        ratios = [ours / each.torch_float32 for ours in (each.ours_float32, each.ours_bfloat16)]
+        lines.append(
+            f"| {each.rows} | {each.ours_float32:.0f} | {each.ours_bfloat16:.0f} | {each.torch_float32:.0f} "
+            f"| {ratios[0]:.2f} | {ratios[1]:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cpu", default="native", help="what the kernels are built for, such as x86-64-v3")
+    parser.add_argument("--rows", default="1,8,32,64", help="separated by commas")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    options = parser.parse_args()
+    # Both are read when the libraries are loaded, which is not yet.
+    os.environ["ALIGNEDSERVE_CPU"] = options.cpu
+    if options.cpu == "x86-64-v3":
+        os.environ.update(AVX2)
+    from benchmarks.cpu_vs_vllm import cpu_name
+    from benchmarks.progress import say
+
+    found = [measure(int(rows), options.rounds) for rows in options.rows.split(",")]
+    command = shlex.join(["python", "-m", "benchmarks.linear_vs_torch", *sys.argv[1:]])
+    text = page(command, options.cpu, cpu_name(), found)
+    say(text)
+    if options.out:
+        found_all = {
+            "command": command,
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "machine": cpu_name(),
+            "rates": [asdict(each) for each in found],
+        }
+        options.out.with_suffix(".md").write_text(text)
+        options.out.with_suffix(".json").write_text(json.dumps(found_all, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
