@@ -28,6 +28,7 @@ from alignedserve.engine.limits import Limits
 from alignedserve.engine.ranks.leader import RankLeader
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
+from alignedserve.kernels.cpu import shared_memory
 from alignedserve.kernels.cpu.ranks import padded
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
@@ -41,7 +42,6 @@ from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import BlockFormat, num_restored_blocks
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
-from alignedserve.transport import shared_memory
 
 # GPUs before have no conversions from and to e4m3.
 MIN_FP8_CAPABILITY = (8, 9)

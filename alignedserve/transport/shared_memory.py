@@ -1,4 +1,4 @@
-"""CPU memory that a process of the same user can map: a file in memory without a name, which goes with its last user.
+"""A sender's memory (kernels/cpu/shared_memory.py), as a receiver on the same host maps it.
 
 torch maps it, keeps it open, and knows for a tensor which file its memory is. Another process opens the file by way of
 /proc, which only the same user can do, and maps it to be read only.
@@ -6,47 +6,22 @@ torch maps it, keeps it open, and knows for a tensor which file its memory is. A
 
 from __future__ import annotations
 
-import fcntl
-import math
 import mmap
 import os
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from alignedserve.kernels.cpu.shared_memory import empty, file_of
 from alignedserve.transport.channel import HostMemory
 
-# If the file shrank, processes which read their mapping of it would be killed.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Is like torch.empty, but on a CPU `describe` can tell where the memory is. Its pages cost nothing until they are
-    written."""
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    fd = os.memfd_create("alignedserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.fchmod(fd, 0o600)
-        os.ftruncate(fd, num_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, num_bytes)  # type: ignore[attr-defined]
-    finally:
-        os.close(fd)
-    os.set_inheritable(storage._share_fd_cpu_()[0], False)
-    return torch.empty(0, dtype=dtype).set_(storage).view(*shape)
+__all__ = ["attach", "describe", "empty"]
 
 
 def describe(blocks: torch.Tensor) -> HostMemory:
     """Describes the memory for `attach` in another process. It is valid as long as this process has the memory."""
-    storage = blocks.untyped_storage()
-    if not storage.is_shared() or storage.nbytes() != blocks.nbytes:
-        raise RuntimeError("the KV cache is in this process's own memory, which no other one can map")
-    fd, num_bytes = storage._share_fd_cpu_()
-    return HostMemory(os.getpid(), fd, os.fstat(fd).st_ino, num_bytes)
+    return HostMemory(os.getpid(), *file_of(blocks))
 
 
 def attach(memory: HostMemory) -> NDArray[np.uint8]:

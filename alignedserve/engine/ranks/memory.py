@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from alignedserve.transport import shared_memory
+from alignedserve.kernels.cpu import shared_memory
 
 
 def allocate(num_bytes: int) -> torch.Tensor:
@@ -18,8 +18,7 @@ def allocate(num_bytes: int) -> torch.Tensor:
 
 def describe(memory: torch.Tensor) -> dict[str, int]:
     """Tells `attach` where it is."""
-    found = shared_memory.describe(memory)
-    return {"pid": found.pid, "fd": found.fd, "inode": found.inode, "num_bytes": found.num_bytes}
+    return {"pid": os.getpid()} | shared_memory.file_of(memory)._asdict()
 
 
 def attach(found: Mapping[str, Any]) -> torch.Tensor:
