@@ -120,14 +120,19 @@ def new_step(config: EngineConfig, loaded: LoadedModel, has_reversed: bool) -> t
 def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> BuiltEngine:
     source = resolve_model(config.model, config.load_format, config.revision)
     _check(config, source, _device(config.device))
-    leader = None
-    if config.tensor_parallel_size > 1:
-        leader = RankLeader(config, _num_exchanged(config, source.config), has_reversed)
-        allocate = shared_memory.empty
-    loaded = load_model(config, leader.ranks if leader else None)
-    if leader:
+    grammars = _grammars(config, source)
+    if config.tensor_parallel_size == 1:
+        engine = _assemble(config, load_model(config), grammars, allocate, has_reversed, None)
+        return BuiltEngine(engine, source.config, source)
+    leader = RankLeader(config, _num_exchanged(config, source.config), has_reversed)
+    try:
+        loaded = load_model(config, leader.ranks)
         leader.until_loaded()
-    engine = _assemble(config, loaded, _grammars(config, source), allocate, has_reversed, leader)
+        engine = _assemble(config, loaded, grammars, shared_memory.empty, has_reversed, leader)
+    except BaseException:
+        # Whoever keeps the error would keep the other ranks with it.
+        leader.close()
+        raise
     return BuiltEngine(engine, source.config, source)
 
 

@@ -117,8 +117,8 @@ class StepInputs:
         self.flat_block_table = view("block_table")
         self.table_stride = view("table_stride")
         self.host = HostStep(**{name: host_view(name) for name in sizes})
-        # The width of the block table's rows.
-        self.num_columns = max_blocks_per_seq
+        # The width of the block table's rows, and how many of these columns hold something.
+        self.num_columns = self._num_filled = max_blocks_per_seq
         # It copies the host's buffer to the device's: (host, device).
         self.send: Callable[[torch.Tensor, torch.Tensor], object] = self._copy
         self._sent = None if is_on_host else torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -142,6 +142,7 @@ class StepInputs:
 
     def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
         """Returns [num_seqs, num_columns] to be filled in, whatever was there before."""
+        self._num_filled = num_columns
         if self._device_buffer is self._host_buffer:
             # Native programs were given the width once.
             return self.host.block_table.reshape(self.max_seqs, -1)[:num_seqs, :num_columns]
@@ -214,20 +215,30 @@ class StepInputs:
         self.host.chunk_start[chunks] = own.num_tokens
         self.host.context_start[chunks] = own.num_context_tokens
 
-    def packed(self) -> tuple[memoryview, memoryview]:
-        """What was committed, for `unpack` of another rank's step of the same sizes."""
-        counts = np.array(
-            [self.num_tokens, self.num_seqs, self.num_outputs, self.num_columns], dtype=np.int32
-        )
-        used = self._host_buffer[: int(self.host.num_used[0])].numpy()
-        return counts.data.cast("B"), used.data.cast("B")
+    def packed(self) -> bytes:
+        """What was committed, and no more, for `unpack` of another rank's step of the same sizes."""
+        counts = (self.num_tokens, self.num_seqs, self.num_outputs, self._num_filled)
+        table = self.host_block_table(self.num_seqs, self._num_filled)
+        filled = [*self._filled(*counts[:3]), table.reshape(-1)]
+        return np.concatenate([np.array(counts, dtype=np.int32), *filled]).tobytes()
 
     def unpack(self, data: bytes) -> None:
         values = np.frombuffer(data, dtype=np.int32)
+        num_tokens, num_seqs, num_outputs, num_columns = values[:4].tolist()
         self.wait_until_sent()
-        self._host_buffer.numpy()[: len(values) - 4] = values[4:]
-        num_tokens, num_seqs, num_outputs, self.num_columns = values[:4].tolist()
+        first = 4
+        for array in self._filled(num_tokens, num_seqs, num_outputs):
+            array[:] = values[first : first + len(array)]
+            first += len(array)
+        self.host_block_table(num_seqs, num_columns)[:] = values[first:].reshape(num_seqs, num_columns)
         self.commit(num_tokens, num_seqs, num_outputs)
+
+    def _filled(self, num_tokens: int, num_seqs: int, num_outputs: int) -> list[np.ndarray]:
+        """What the engine fills in of a step, but for the block table."""
+        host = self.host
+        of_tokens = [array[:num_tokens] for array in (host.token_ids, host.positions, host.slots)]
+        of_seqs = [array[:num_seqs] for array in (host.context_len, host.is_reversed)]
+        return [*of_tokens, *of_seqs, host.outputs[:num_outputs], host.query_start[: num_seqs + 1]]
 
     def upload(self) -> None:
         """Sends the host's buffers to the device, on the current stream. They are to be left alone until

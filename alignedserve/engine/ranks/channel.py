@@ -35,11 +35,10 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
-    def send(self, kind: Kind, *parts: bytes | memoryview) -> None:
-        length = 1 + sum(len(part) for part in parts)
-        head = length.to_bytes(_LENGTH_BYTES, "little") + bytes([kind])
+    def send(self, kind: Kind, data: bytes = b"") -> None:
+        head = (1 + len(data)).to_bytes(_LENGTH_BYTES, "little") + bytes([kind])
         try:
-            self._sock.sendall(b"".join([head, *parts]))
+            self._sock.sendall(head + data)
         except OSError as error:
             raise ChannelClosed(f"the other rank is gone: {error}") from error
 

@@ -83,9 +83,9 @@ class RankLeader:
         self._watch.start(break_up)
         return LedModel(self, model, step)
 
-    def tell(self, kind: Kind, *parts: bytes | memoryview) -> None:
+    def tell(self, kind: Kind, order: bytes) -> None:
         for channel in self._channels:
-            channel.send(kind, *parts)
+            channel.send(kind, order)
 
     def lost(self) -> str:
         """Says which rank is gone, waiting a moment for its end to be noticed; empty: none is."""
@@ -108,18 +108,15 @@ class LedModel(CompiledModel):
         return self._together(Kind.FORWARD, self._step.packed(), self._model.forward)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        packed = rows.numpy().tobytes()
-        return self._together(Kind.LOGITS, (packed,), lambda: self._model.logits(rows))
+        return self._together(Kind.LOGITS, rows.numpy().tobytes(), lambda: self._model.logits(rows))
 
     def final_states(self, rows: torch.Tensor) -> torch.Tensor:
         """All ranks have the same states after the last layer."""
         return self._model.final_states(rows)
 
-    def _together(
-        self, kind: Kind, parts: tuple[bytes | memoryview, ...], compute: Callable[[], torch.Tensor]
-    ) -> torch.Tensor:
+    def _together(self, kind: Kind, order: bytes, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         try:
-            self._leader.tell(kind, *parts)
+            self._leader.tell(kind, order)
             return compute()
         except (RuntimeError, ConnectionError) as error:
             if lost := self._leader.lost():
