@@ -11,12 +11,9 @@ rounds, since what else runs on a machine only adds. What is printed is written 
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,6 +29,7 @@ from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import KV_CACHE_DTYPES, BlockFormat
 from alignedserve.text.tokenizer import Tokenizer
 from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.pages import command_of, publish
 from benchmarks.progress import say
 from benchmarks.quantization import perplexity
 from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step
@@ -215,19 +213,8 @@ def main() -> int:
         for load in LOADS
         for speed in speeds_of(name, *load, num_threads, options.rounds)
     ]
-    command = shlex.join(["python", "-m", "benchmarks.kv_cache_dtype", *sys.argv[1:]])
-    text = page(command, answers, speeds)
-    say(text)
-    if options.out:
-        found_all = {
-            "command": command,
-            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "machine": cpu_name(),
-            "answers": [asdict(each) for each in answers],
-            "speeds": [asdict(each) for each in speeds],
-        }
-        options.out.with_suffix(".md").write_text(text)
-        options.out.with_suffix(".json").write_text(json.dumps(found_all, indent=1) + "\n")
+    command = command_of("kv_cache_dtype")
+    publish(page(command, answers, speeds), command, {"answers": answers, "speeds": speeds}, options.out)
     return 0
 
 

@@ -10,14 +10,11 @@ more than AVX2 as well; what they make of that on a processor of another maker, 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 WIDTH, NUM_LAYERS = 2048, 8
@@ -117,21 +114,11 @@ def main() -> int:
     if options.cpu == "x86-64-v3":
         os.environ.update(AVX2)
     from benchmarks.cpu_vs_vllm import cpu_name
-    from benchmarks.progress import say
+    from benchmarks.pages import command_of, publish
 
     found = [measure(int(rows), options.rounds) for rows in options.rows.split(",")]
-    command = shlex.join(["python", "-m", "benchmarks.linear_vs_torch", *sys.argv[1:]])
-    text = page(command, options.cpu, cpu_name(), found)
-    say(text)
-    if options.out:
-        found_all = {
-            "command": command,
-            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "machine": cpu_name(),
-            "rates": [asdict(each) for each in found],
-        }
-        options.out.with_suffix(".md").write_text(text)
-        options.out.with_suffix(".json").write_text(json.dumps(found_all, indent=1) + "\n")
+    command = command_of("linear_vs_torch")
+    publish(page(command, options.cpu, cpu_name(), found), command, {"rates": found}, options.out)
     return 0
 
 

@@ -11,15 +11,12 @@ well.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,6 +29,7 @@ from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.models.source import resolve_model
 from alignedserve.text.tokenizer import Tokenizer
 from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.pages import command_of, publish
 from benchmarks.progress import say
 
 # A scheme is a dtype and a quantization; the first is what the others are compared with.
@@ -211,19 +209,8 @@ def main() -> int:
     speeds = [
         each for model in options.models.split(",") if model for each in speeds_of(model, options.rounds)
     ]
-    command = shlex.join(["python", "-m", "benchmarks.quantization", *sys.argv[1:]])
-    text = page(command, answers, speeds)
-    say(text)
-    if options.out:
-        found_all = {
-            "command": command,
-            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "machine": cpu_name(),
-            "answers": [asdict(each) for each in answers],
-            "speeds": [asdict(each) for each in speeds],
-        }
-        options.out.with_suffix(".md").write_text(text)
-        options.out.with_suffix(".json").write_text(json.dumps(found_all, indent=1) + "\n")
+    command = command_of("quantization")
+    publish(page(command, answers, speeds), command, {"answers": answers, "speeds": speeds}, options.out)
     return 0
 
 

@@ -14,13 +14,10 @@ takes ten microseconds at the least is an assumption. Nothing of this was run on
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,7 +28,7 @@ from alignedserve.models.presets import PRESETS
 from alignedserve.models.source import resolve_model
 from alignedserve.ops.shard import Shard
 from benchmarks.cpu_vs_vllm import cpu_name
-from benchmarks.progress import say
+from benchmarks.pages import command_of, publish
 from benchmarks.quantization import rate_of
 
 # Requests at once, and the tokens that each yields.
@@ -178,19 +175,8 @@ def main() -> int:
     models = [each for each in options.models.split(",") if each]
     measured = [each for model in models for each in measure(model, sizes, options.rounds)]
     paper = [found for model, gpu, each in CASES for size in each if (found := on_paper(model, gpu, size))]
-    command = shlex.join(["python", "-m", "benchmarks.ranks", *sys.argv[1:]])
-    text = page(command, measured, paper)
-    say(text)
-    if options.out:
-        found_all = {
-            "command": command,
-            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "machine": cpu_name(),
-            "measured": [asdict(each) for each in measured],
-            "on_paper": [asdict(each) for each in paper],
-        }
-        options.out.with_suffix(".md").write_text(text)
-        options.out.with_suffix(".json").write_text(json.dumps(found_all, indent=1) + "\n")
+    command = command_of("ranks")
+    publish(page(command, measured, paper), command, {"measured": measured, "on_paper": paper}, options.out)
     return 0
 
 
