@@ -78,7 +78,7 @@ def _triton(
             )
     elif not knobs.runtime.interpret:
         raise ValueError(f"attention_backend='triton': runs on device cuda, not {device}")
-    return CudaOps(dtype, device, options.decode_kernel, options.graph_sizes, options.use_tqdm)
+    return CudaOps(dtype, device, options.decode_kernel, options.graph_sizes, options.use_tqdm, ranks)
 
 
 MIN_CAPABILITY = (8, 0)

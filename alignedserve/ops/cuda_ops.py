@@ -28,9 +28,12 @@ from alignedserve.ops.cuda_experts import CudaExperts, stack_experts
 from alignedserve.ops.cuda_model import CudaModel
 from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
+from alignedserve.ops.ranks import Ranks
+from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import Ladder
 from alignedserve.ops.torch_ops import TorchLinear, TorchOps, activate
+from alignedserve.ops.torch_ranks import TorchRanks
 from alignedserve.sampling_params import SamplingParams
 
 # What a mixture of experts makes of each choice of a row is there at once, in float32, for so many rows.
@@ -66,10 +69,11 @@ class CudaOps(TorchOps):
         decode_kernel: str = "balanced",
         graph_sizes: Sequence[int] = (),
         use_tqdm: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         """`graph_sizes` are the batch sizes of decodes for which a CUDA graph is captured; without any, kernels are
         launched one by one."""
-        super().__init__(dtype, device)
+        super().__init__(dtype, device, ranks=ranks)
         self._decode_kernel = decode_kernel
         self._graph_sizes = graph_sizes
         self._use_tqdm = use_tqdm
@@ -104,9 +108,17 @@ class CudaOps(TorchOps):
         rows = x.x if isinstance(x, Normed) else x
         if self._adapters_of(weight, len(rows)) is not None:
             return super().linear(_plain(x), weight, stream)
-        if len(rows) == 1 and (not weight.activation.is_gated or weight.bias is None):
-            return _one_row(x, weight, stream)
-        return _many_rows(_plain(x), weight, stream)
+        if self._ranks and weight.split is not Split.NONE:
+            return self._across_ranks(self._ranks, _own_part(x, weight), weight, stream)
+        return _own_part(x, weight, stream)
+
+    def _across_ranks(
+        self, ranks: TorchRanks, part: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        if weight.split is Split.INPUTS:
+            ranks.sum_in_place(part)
+            return part if residual is None else residual.add_(part)
+        return ranks.join(part)[:, : weight.num_outputs]
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CudaExperts:  # type: ignore[override]
         return stack_experts(spec, take, self.dtype, self.device)
@@ -115,12 +127,18 @@ class CudaOps(TorchOps):
         self, x: CudaValue, logits: torch.Tensor, experts: CudaExperts, residual: CudaValue
     ) -> torch.Tensor:
         spec, stream = experts.spec, _plain(residual)
-        pieces = (torch.split(each, MIXED_AT_ONCE) for each in (_plain(x), logits, stream))
+        ranks = self._ranks if spec.is_split else None
+        # Of several ranks each mixes its part by itself, and what all have mixed is added to the residual.
+        mixed = torch.zeros_like(stream) if ranks else stream
+        pieces = (torch.split(each, MIXED_AT_ONCE) for each in (_plain(x), logits, mixed))
         for rows, row_logits, out in zip(*pieces, strict=True):
             mix_experts(
                 rows, row_logits, experts.gate_up, experts.down, spec.top_k, spec.normalises, out, out
             )
-        return stream
+        if ranks is None:
+            return stream
+        ranks.sum_in_place(mixed)
+        return stream.add_(mixed)
 
     def attention(
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
@@ -211,6 +229,14 @@ class CudaOps(TorchOps):
 
 def _plain(x: CudaValue) -> torch.Tensor:
     return x.value if isinstance(x, Normed) else x
+
+
+def _own_part(x: CudaValue, weight: TorchLinear, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """What this process's part of the layer yields, which is all of it unless the layer is split over ranks."""
+    rows = x.x if isinstance(x, Normed) else x
+    if len(rows) == 1 and (not weight.activation.is_gated or weight.bias is None):
+        return _one_row(x, weight, residual)
+    return _many_rows(_plain(x), weight, residual)
 
 
 def _one_row(x: CudaValue, weight: TorchLinear, residual: torch.Tensor | None) -> torch.Tensor:

@@ -40,6 +40,10 @@ class TorchRanks:
         self._group.allreduce([total], AllreduceOptions()).wait()
         return total
 
+    def sum_in_place(self, x: torch.Tensor) -> None:
+        """Puts the sum over all ranks in `x`, the same on each; it is added up in x's dtype, in half of the bytes."""
+        self._group.allreduce([x], AllreduceOptions()).wait()
+
     def join(self, x: torch.Tensor) -> torch.Tensor:
         """The columns of all ranks side by side, as many of each rank."""
         parts = [torch.empty_like(x) for _ in range(self._shard.size)]

@@ -93,6 +93,9 @@ def test_ranks_do_not_cut_through_a_group(tmp_path: Path) -> None:
         ("mixtral", 2, "torch"),
         ("opt", 4, "cpu"),
         ("opt-post-norm", 2, "cpu"),
+        # What GPUs run, in the interpreter.
+        ("llama-gqa-tied", 2, "triton"),
+        ("qwen3-moe-unnormed", 2, "triton"),
     ],
 )
 def test_ranks_say_what_transformers_says(
