@@ -105,7 +105,7 @@ def executing(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
 
 def working(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     pulled = threading.Semaphore(0)
-    worker = DecodeWorker(engine, LiveTransfers(engine.cache.blocks, Epoch(1), pulled.release))
+    worker = DecodeWorker(engine, LiveTransfers(engine.cache.parts, Epoch(1), pulled.release))
     form = engine.cache.format
     worker.use_pool(np.zeros((1, form.block_bytes), dtype=np.uint8))
     worker.on(Offer(offered(args, form.num_blocks(args.context)), is_batch=True))

@@ -136,7 +136,7 @@ class Forced:
         self._engine = engine
         self._completions = Completions()
         self._pool = np.zeros((form.num_blocks(MAX_MODEL_LEN), form.block_bytes), np.uint8)
-        self._mover = Mover(engine.cache.blocks, self._pool, Epoch(1), self._completions, pool_format=form)
+        self._mover = Mover(engine.cache.parts, self._pool, Epoch(1), self._completions, pool_format=form)
 
     def nll(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         """Returns the sum of the answer's negative log-probabilities."""

@@ -179,7 +179,7 @@ def measure_host(args: argparse.Namespace) -> bool:
     private = np.ones(num_bytes, np.uint8)
     completions = Completions()
     with shared_memory(args.blocks, pool_block_bytes) as pool, computing(args.busy):
-        mover = Mover(cache, pool, Epoch(1), completions, num_threads=args.threads, pool_format=form)
+        mover = Mover([cache], pool, Epoch(1), completions, num_threads=args.threads, pool_format=form)
         ways = Ways(cache, pool, private, mover, completions)
         print(f"  {'GiB/s':<8}{'':>14}{'memcpy':>14}{'ratio':>8}{'all cores':>14}{'ratio':>8}")
         ratios = {name: compare(name, ways, num_bytes, args.rounds) for name in names}
@@ -201,7 +201,7 @@ def run_sender(pipe: Connection, transport: str, blocks: int, block_bytes: int, 
     for key in range(rounds):
         staging_buffer.put(RequestKey(key), [BlockId(block) for block in range(blocks)], check)
     sender = KVSender(
-        transport, written_blocks(blocks, block_bytes, transport), staging_buffer, identity("prefill-0")
+        transport, [written_blocks(blocks, block_bytes, transport)], staging_buffer, identity("prefill-0")
     )
     pipe.send(sender.address)
     pipe.recv()
@@ -219,7 +219,7 @@ def measure_link(transport: str, args: argparse.Namespace) -> None:
     address = pipe.recv()
     completions = Completions()
     receiver = KVReceiver(
-        transport, written_blocks(args.blocks, block_bytes), identity("decode-0"), completions
+        transport, [written_blocks(args.blocks, block_bytes)], identity("decode-0"), completions
     )
     targets = [BlockId(block) for block in range(args.blocks)]
 

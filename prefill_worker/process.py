@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.engine.build import Allocate
+from alignedserve.engine.kv_cache import Allocate
 from alignedserve.engine.engine import Engine
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.process import InstanceProcess

@@ -231,7 +231,7 @@ class Island(Rules):
         self, directory: Path, both: dict[str, Any], own: dict[str, Any] | None
     ) -> tuple[Engine, LiveTransfers]:
         engine = _engine(directory, both, own)
-        return engine, LiveTransfers(engine.cache.blocks, Epoch(1), self._wake.set)
+        return engine, LiveTransfers(engine.cache.parts, Epoch(1), self._wake.set)
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
         """The tokens of each; everything is empty afterwards."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from alignedserve.engine.choices import (
     DEFAULT_CPU_KV_BYTES,
     block_format,
     check_hidden_cache,
+    check_num_gpus,
     check_quantization,
     check_ranks,
     choose_dtype,
@@ -23,12 +23,11 @@ from alignedserve.engine.choices import (
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.gpu_memory import kv_bytes
-from alignedserve.engine.kv_cache import KVCache
+from alignedserve.engine.kv_cache import Allocate, KVCache, new_blocks
 from alignedserve.engine.limits import Limits
 from alignedserve.engine.ranks.leader import RankLeader
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
-from alignedserve.kernels.cpu import shared_memory
 from alignedserve.kernels.cpu.ranks import padded
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
@@ -53,9 +52,6 @@ class BuiltEngine:
     engine: Engine
     model_config: ModelConfig
     source: ModelSource
-
-
-Allocate = Callable[..., torch.Tensor]
 
 
 def build_engine(
@@ -124,11 +120,13 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
     if config.tensor_parallel_size == 1:
         engine = _assemble(config, load_model(config), grammars, allocate, has_reversed, None)
         return BuiltEngine(engine, source.config, source)
-    leader = RankLeader(config, _num_exchanged(config, source.config), has_reversed)
+    is_on_gpu = _device(config.device).type == "cuda"
+    num_exchanged = 0 if is_on_gpu else _num_exchanged(config, source.config)
+    leader = RankLeader(config, num_exchanged, has_reversed, is_on_gpu)
     try:
         loaded = load_model(config, leader.ranks)
         leader.until_loaded()
-        engine = _assemble(config, loaded, grammars, shared_memory.empty, has_reversed, leader)
+        engine = _assemble(config, loaded, grammars, allocate, has_reversed, leader)
     except BaseException:
         # Whoever keeps the error would keep the other ranks with it.
         leader.close()
@@ -142,7 +140,9 @@ def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> N
     if config.hidden_cache:
         check_hidden_cache(model_config)
     check_quantization(config, model_config, is_cpu)
-    check_ranks(config, model_config, is_cpu)
+    check_ranks(config, model_config)
+    if not is_cpu:
+        check_num_gpus(config, torch.cuda.device_count())
 
 
 def _num_exchanged(config: EngineConfig, model_config: ModelConfig) -> int:
@@ -165,23 +165,27 @@ def _assemble(
     max_blocks_per_seq = form.num_blocks(max_model_len)
     step, max_seqs = new_step(config, loaded, has_reversed)
     max_tokens = step.max_tokens
-    budget = config.kv_cache_memory_bytes or _kv_bytes(config, model, ops, form, step)
+    budget = config.kv_cache_memory_bytes or _kv_bytes(config, loaded, step, leader)
     blocks = BlockManager(choose_num_blocks(config, form, max_model_len, budget))
-    cache = KVCache(form, blocks.num_blocks, ops.device, allocate)
+    own_blocks = new_blocks(form, blocks.num_blocks, ops.device, allocate)
     num_restored = 0
     if config.hidden_cache:
         num_restored = num_restored_blocks(blocks.num_blocks, max_blocks_per_seq)
         restored_kv = torch.empty((num_restored, 1, *form.shape[1:]), dtype=ops.dtype, device=ops.device)
         max_restored = num_restored * form.block_size
         step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device, max_restored)
-        ops.bind_cache(cache.blocks, restored_kv)
+        ops.bind_cache(own_blocks, restored_kv)
     else:
-        ops.bind_cache(cache.blocks[:, form.layers_of(ops.shard.rank)])
+        ops.bind_cache(own_blocks)
+    if leader:
+        leader.prepare(blocks.num_blocks)
     compiled = ops.compile(
         model.forward, model.logits, step, max_rows=max_seqs, final_states=model.final_states
     )
+    cache = KVCache(form, [own_blocks])
     if leader:
-        leader.use_cache(cache.blocks)
+        others = [part.view(own_blocks.dtype).view(own_blocks.shape) for part in leader.until_ready()]
+        cache = KVCache(form, [own_blocks, *others])
         compiled = leader.lead(compiled, step, ops.break_up)
     limits = Limits(
         max_num_seqs=max_seqs,
@@ -244,7 +248,12 @@ def _check_kv_cache_dtype(config: EngineConfig, device: torch.device) -> None:
         )
 
 
-def _kv_bytes(config: EngineConfig, model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> int:
-    if ops.device.type != "cuda":
+def _kv_bytes(config: EngineConfig, loaded: LoadedModel, step: StepInputs, leader: RankLeader | None) -> int:
+    """The bytes that KV may have, of all ranks."""
+    if loaded.ops.device.type != "cuda":
         return DEFAULT_CPU_KV_BYTES
-    return kv_bytes(model, ops, form, step, config.gpu_memory_utilization)
+
+    def measure() -> int:
+        return kv_bytes(loaded.model, loaded.ops, loaded.form, step, config.gpu_memory_utilization)
+
+    return measure() if leader is None else config.tensor_parallel_size * leader.least(measure)

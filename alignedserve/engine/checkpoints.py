@@ -6,24 +6,28 @@ computed before is in them, and what is computed after sees what they brought ba
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from alignedserve.types import BlockId, RequestId
 
 
 class Checkpoints:
-    def __init__(self, blocks: torch.Tensor, num_parts: int) -> None:
-        self._blocks = blocks
+    def __init__(self, ranks: Sequence[torch.Tensor], num_parts: int) -> None:
+        """`ranks`: the cache's blocks, of each rank."""
         # Slots are counted along the dimension before the last: [layer, k|v, kv_head, slot, head_dim].
-        self._block_size = blocks.shape[-2]
-        is_on_gpu = blocks.device.type == "cuda"
-        self._parts = torch.empty((num_parts, *blocks.shape[1:]), dtype=blocks.dtype, pin_memory=is_on_gpu)
+        self._block_size = ranks[0].shape[-2]
+        self._bytes_per_block = sum(blocks[0].nbytes for blocks in ranks)
+        self._num_parts = num_parts
+        # Of each rank the cache's blocks, and the parts of some.
+        self._ranks = [(blocks, _empty_parts(blocks, num_parts)) for blocks in ranks]
         self._free = [*range(num_parts)]
         self._held: dict[RequestId, dict[int, int]] = {}
 
     @property
     def bytes_per_token(self) -> int:
-        return self._blocks[0].numel() * self._blocks.element_size() // self._block_size
+        return self._bytes_per_block // self._block_size
 
     def save(self, owner: RequestId, index: int, block: BlockId, first: int, end: int) -> None:
         """Copies tokens `first` to `end` of the owner's block, which is filled from the last slot down."""
@@ -31,16 +35,18 @@ class Checkpoints:
         if index not in held:
             if not self._free:
                 raise RuntimeError(
-                    f"{owner}: block {index} is to be kept, and all {len(self._parts)} parts are taken"
+                    f"{owner}: block {index} is to be kept, and all {self._num_parts} parts are taken"
                 )
             held[index] = self._free.pop()
         slots = self._slots(first, end)
-        self._parts[held[index]][..., slots, :].copy_(self._blocks[block][..., slots, :])
+        for blocks, parts in self._ranks:
+            parts[held[index]][..., slots, :].copy_(blocks[block][..., slots, :])
 
     def restore(self, owner: RequestId, index: int, block: BlockId, first: int, end: int) -> None:
         """Copies them back, and frees the part."""
         part, slots = self._held[owner].pop(index), self._slots(first, end)
-        self._blocks[block][..., slots, :].copy_(self._parts[part][..., slots, :])
+        for blocks, parts in self._ranks:
+            blocks[block][..., slots, :].copy_(parts[part][..., slots, :])
         self._free.append(part)
         if not self._held[owner]:
             del self._held[owner]
@@ -53,7 +59,12 @@ class Checkpoints:
         return slice(self._block_size - end, self._block_size - first)
 
     def check_idle(self) -> None:
-        if self._held or len(self._free) != len(self._parts):
+        if self._held or len(self._free) != self._num_parts:
             raise RuntimeError(
-                f"idle, but {len(self._parts) - len(self._free)} parts of blocks are held: {[*self._held]}"
+                f"idle, but {self._num_parts - len(self._free)} parts of blocks are held: {[*self._held]}"
             )
+
+
+def _empty_parts(blocks: torch.Tensor, num_parts: int) -> torch.Tensor:
+    shape = (num_parts, *blocks.shape[1:])
+    return torch.empty(shape, dtype=blocks.dtype, pin_memory=blocks.device.type == "cuda")

@@ -62,14 +62,23 @@ def block_format(config: EngineConfig, model_config: ModelConfig, dtype: str) ->
     )
 
 
-def check_ranks(config: EngineConfig, model_config: ModelConfig, is_cpu: bool) -> None:
+def check_num_gpus(config: EngineConfig, num_gpus: int) -> None:
+    """Raises ValueError unless each rank has a GPU of its own, of those that this process can use."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return
+    if config.device not in ("auto", "cuda"):
+        raise ValueError(f"device={config.device!r}: tensor_parallel_size={size} takes {size} GPUs, not one")
+    if num_gpus < size:
+        raise ValueError(f"tensor_parallel_size={size}: takes a GPU each, and {num_gpus} can be used")
+
+
+def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
     """Raises ValueError unless such a model can be divided among so many ranks."""
     size = config.tensor_parallel_size
     if size == 1:
         return
     setting = f"tensor_parallel_size={size}"
-    if not is_cpu:
-        raise ValueError(f"{setting}: runs on CPUs so far, not on GPUs")
     if config.hidden_cache:
         raise ValueError(f"{setting}: hidden_cache takes instances of one rank")
     kv_heads = model_config.num_kv_heads

@@ -168,7 +168,7 @@ class Engine:
 
     def make_checkpoints(self, num_parts: int) -> None:
         """Makes host memory for what is overwritten in so many blocks. It is called once, before the first request."""
-        self._checkpoints = Checkpoints(self.cache.blocks, num_parts)
+        self._checkpoints = Checkpoints(self.cache.parts, num_parts)
 
     def lend(self, borrower: Request, lender: Request, index: int) -> None:
         """Makes the lender's block the borrower's next one as well: the next that its tokens need, or one after it.
@@ -195,7 +195,7 @@ class Engine:
         """Gives the lender a fresh block in this place, with what it has in the one that it shares."""
         old, new = self._blocks.renew(lender.request_id, index)
         if old != NO_BLOCK:
-            self.cache.blocks[new].copy_(self.cache.blocks[old])
+            self.cache.copy(old, new)
         self._table.set_block(lender, index, new)
 
     def restore(self, lender: Request, index: int, first: int, end: int) -> int:
@@ -274,6 +274,10 @@ class Engine:
         self._apply(launched.due, iteration.outputs, self._runner.finish(launched))
         self._end_embedded(launched, iteration.outputs)
         return iteration.outputs
+
+    def confirm(self) -> None:
+        """Raises if what was computed up to now may be wrong, KV included."""
+        self._runner.confirm()
 
     def check_idle(self) -> None:
         """Raises with both numbers if anything is left of finished requests."""

@@ -60,7 +60,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def finish(self, launched: Launched) -> Sampled:
-        return self._sampler.finish(self._model, launched.rows, launched.due, launched.draft)
+        sampled = self._sampler.finish(self._model, launched.rows, launched.due, launched.draft)
+        self.confirm()
+        return sampled
+
+    def confirm(self) -> None:
+        """Raises if what was computed up to now may be wrong: see CompiledModel.confirm."""
+        self._model.confirm()
 
     def _prompt_logprobs(self, batch: Batch, ends: np.ndarray) -> dict[Request, list[TokenLogprobs]]:
         found: dict[Request, list[TokenLogprobs]] = {}

@@ -82,6 +82,8 @@ class Executor(Protocol):
     @property
     def num_free_blocks(self) -> int: ...
 
+    def confirm(self) -> None: ...
+
     def adopt(
         self,
         request_id: RequestId,

@@ -23,15 +23,15 @@ from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 class LiveTransfers:
     def __init__(
         self,
-        blocks: torch.Tensor,
+        parts: Sequence[torch.Tensor],
         epoch: Epoch,
         wake: Callable[[], object] = lambda: None,
         config: TransferConfig | None = None,
         pool_format: BlockFormat | None = None,
     ) -> None:
-        """`wake` is called, on another thread, when `completions` has something to run. `pool_format`: of the pool's
-        blocks; None if they are as these."""
-        self._blocks = blocks
+        """`parts`: the cache's blocks, of each rank. `wake` is called, on another thread, when `completions` has
+        something to run. `pool_format`: of the pool's blocks; None if they are as these."""
+        self._parts = parts
         self._epoch = epoch
         self._config = config or TransferConfig()
         self._pool_format = pool_format
@@ -52,13 +52,13 @@ class LiveTransfers:
         pool's memory."""
         if not self._config.is_staged:
             return ""
-        self._kv_sender = KVSender(self._config.transport, self._blocks, self._staging_buffer, me)
+        self._kv_sender = KVSender(self._config.transport, self._parts, self._staging_buffer, me)
         return self._kv_sender.address
 
     def be_known_as(self, me: Identity) -> None:
         """Sets the identity under which this instance pulls; called before the first pull."""
         if self._config.is_staged:
-            self._kv_receiver = KVReceiver(self._config.transport, self._blocks, me, self.completions)
+            self._kv_receiver = KVReceiver(self._config.transport, self._parts, me, self.completions)
 
     def stage(self, key: RequestKey, blocks: Sequence[BlockId], done: Done) -> None:
         self._staging_buffer.put(key, blocks, done)
@@ -85,7 +85,7 @@ class LiveTransfers:
     def use_pool(self, pool: NDArray[np.uint8]) -> None:
         self.leave_pool()
         self.pool_mover = Mover(
-            self._blocks,
+            self._parts,
             pool,
             self._epoch,
             self.completions,

@@ -109,6 +109,8 @@ class WorkerLoop:
 
     def _send(self, messages: list[AnyMessage]) -> None:
         if messages:
+            # Copies may have moved what was computed while a rank was lost.
+            self._worker.engine.confirm()
             self._say(self._connection, messages)
 
     def _take_inbox(self) -> None:

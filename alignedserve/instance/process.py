@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import torch
 from msgspec.structs import replace
 
-from alignedserve.engine.build import Allocate, BuiltEngine, build_engine
+from alignedserve.engine.build import BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
@@ -107,9 +108,7 @@ class InstanceProcess(ABC):
     def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
         """Makes the worker of this role, over what is loaded."""
         engine, cost = loaded.engine, loaded.cost
-        transfers = LiveTransfers(
-            engine.cache.blocks, epoch, wake, self._config.transfers, loaded.pool_format
-        )
+        transfers = LiveTransfers(engine.cache.parts, epoch, wake, self._config.transfers, loaded.pool_format)
         worker = self._make_worker(engine, transfers, None if cost is None else Estimate(cost))
         address = self._open(transfers, self._identity(epoch, engine.format))
         return worker, self._hello(worker, epoch, address, loaded)

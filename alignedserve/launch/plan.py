@@ -31,7 +31,7 @@ from alignedserve.protocol.kv_format import BlockFormat, check_pool_kv_dtype
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place
-from alignedserve.transport.choose import check_link, choose_transport
+from alignedserve.transport.choose import AUTO, check_link, choose_transport
 from alignedserve.types import GATEWAY, ISLAND_GATEWAY, InstanceId, gateway_ids, island_gateway
 
 logger = logging.getLogger(__name__)
@@ -105,8 +105,7 @@ def check(settings: Settings, model: Location) -> None:
     if settings.engine.hidden_cache:
         _check_hidden_cache(policy, settings, model)
     _check_island_gateways(settings)
-    # Which device it will be is known when a node is.
-    check_ranks(settings.engine, model.config, is_cpu=True)
+    check_ranks(settings.engine, model.config)
     check_pool_kv_dtype(settings.launch.pool_kv_dtype, settings.engine.kv_cache_dtype)
     # Which device it will be is known when a node is.
     check_quantization(settings.engine, model.config, is_cpu=True)
@@ -156,13 +155,13 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
     check_quantization(settings.engine, model.config, is_cpu)
-    check_ranks(settings.engine, model.config, is_cpu)
-    roles = settings.launch.instances(0 if is_cpu else node.num_gpus)
+    num_ranks = settings.engine.tensor_parallel_size
+    roles = settings.launch.instances(0 if is_cpu else node.num_gpus // num_ranks)
     settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)
     if settings.router.change_roles:
         _check_change_roles(settings, roles, node)
-    num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), node)
-    transport = choose_transport(have_cuda=not is_cpu, same_host=True, override=settings.router.link)
+    num_gpus = 0.0 if is_cpu else _gpus_of_each(sum(roles.values()), num_ranks, node)
+    transport = _choose_transport(settings, is_cpu)
     if settings.engine.hidden_cache and "colocated" not in roles:
         raise ValueError(
             f"hidden_cache: takes colocated instances; on {node.name} there are {_counted(roles)}"
@@ -183,7 +182,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         dtype=dtype,
         device="cpu" if is_cpu else "cuda",
         use_tqdm=False,
-        gpu_memory_utilization=settings.engine.gpu_memory_utilization * (num_gpus or 1),
+        gpu_memory_utilization=settings.engine.gpu_memory_utilization * (min(num_gpus, 1) or 1),
     )
     log = log_of(settings)
     if settings.launch.address is not None:
@@ -326,10 +325,31 @@ def _counted(roles: Mapping[str, int]) -> str:
     return " and ".join(f"{count} {role}" for role, count in roles.items())
 
 
-def _gpus_of_each(num_instances: int, node: Node) -> float:
-    """Returns the number of GPUs of each instance: one, or if there are not enough, an equal share of one."""
+def _choose_transport(settings: Settings, is_cpu: bool) -> str:
+    link, num_ranks = settings.router.link, settings.engine.tensor_parallel_size
+    if is_cpu or num_ranks == 1:
+        return choose_transport(have_cuda=not is_cpu, same_host=True, override=link)
+    if link not in (AUTO, "host"):
+        raise ValueError(
+            f"link={link!r}: instances of {num_ranks} GPUs each hand KV over through the host's memory so far; "
+            "auto and host do that"
+        )
+    return "host"
+
+
+def _gpus_of_each(num_instances: int, num_ranks: int, node: Node) -> float:
+    """Returns the number of GPUs of each instance: one for each rank, or if there are not enough, an equal share of
+    one."""
     if not node.num_gpus:
         raise ValueError(f"device='cuda': {node.name} has no GPU")
+    if num_ranks > 1:
+        needed = num_instances * num_ranks
+        if needed > node.num_gpus:
+            raise ValueError(
+                f"tensor_parallel_size={num_ranks}: {num_instances} instances take {needed} GPUs, "
+                f"and {node.name} has {node.num_gpus}"
+            )
+        return num_ranks
     num_sharing = math.ceil(num_instances / node.num_gpus)
     # Ray counts GPUs in ten-thousandths.
     return math.floor(10_000 / num_sharing) / 10_000

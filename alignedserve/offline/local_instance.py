@@ -84,7 +84,7 @@ class LocalInstance:
 
     def _begin(self) -> None:
         self._transfers = LiveTransfers(
-            self.engine.cache.blocks,
+            self.engine.cache.parts,
             Epoch(1),
             self._wake.set,
             TransferConfig(quick_bytes=QUICK_BYTES),

@@ -282,3 +282,7 @@ class CompiledModel(ABC):
         Returns None where that was not computed with the step: see Ops.argmax. It waits for the device.
         """
         return None
+
+    def confirm(self) -> None:
+        """Raises if what was computed up to now may be wrong, because a rank was lost in the middle of it."""
+        return

@@ -204,8 +204,8 @@ class TorchOps(Ops):
         return self._running().output_rows(x)
 
     def break_up(self) -> None:
-        # torch.distributed notices by itself that a process has ended.
-        pass
+        if self._ranks:
+            self._ranks.break_up()
 
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = logits.max(dim=-1)

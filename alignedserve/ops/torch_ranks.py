@@ -29,8 +29,9 @@ class TorchRanks:
         store = FileStore(str(store_file), shard.size)
         store.set_timeout(_SETUP_TIMEOUT)
         self._group = ProcessGroup(store, shard.rank, shard.size)
-        if device.type == "cuda":
-            self._use_nccl(store, device)
+        self._is_nccl = device.type == "cuda"
+        if self._is_nccl:
+            self._use_nccl(store, torch.device("cuda", torch.cuda.current_device()))
         else:
             self._use_gloo(store, device)
 
@@ -49,6 +50,12 @@ class TorchRanks:
         parts = [torch.empty_like(x) for _ in range(self._shard.size)]
         self._group.allgather([parts], [x.contiguous()]).wait()
         return torch.cat(parts, dim=1)
+
+    def break_up(self) -> None:
+        """Ends what waits for another rank, with any result: `nccl` does not notice that a process has ended. `gloo`
+        does, and raises."""
+        if self._is_nccl:
+            self._group.abort()
 
     def _use_gloo(self, store: FileStore, device: torch.device) -> None:
         from torch.distributed import ProcessGroupGloo

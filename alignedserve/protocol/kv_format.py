@@ -70,17 +70,13 @@ class BlockFormat:
     dtype: str
     # A value of KV_CACHE_DTYPES in instances, in the pool one of POOL_KV_DTYPES as well.
     encoding: str = "kv"
-    # The ranks of an instance have some heads each, all layers of one rank's before those of the next.
+    # The ranks of an instance have some heads each. In the pool a block holds all of one rank's before the next one's.
     num_ranks: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an instance's block, in elements of `torch_dtype`; the layers of all ranks are counted."""
-        return (self.num_ranks * self.num_layers, 2, self.num_kv_heads, self.block_size, self._row_len)
-
-    def layers_of(self, rank: int) -> slice:
-        """Where a rank's layers are in a block."""
-        return slice(rank * self.num_layers, (rank + 1) * self.num_layers)
+        """The shape of a rank's part of an instance's block, in elements of `torch_dtype`."""
+        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self._row_len)
 
     @property
     def torch_dtype(self) -> str:

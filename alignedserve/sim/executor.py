@@ -341,6 +341,9 @@ class SimEngine:
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
+    def confirm(self) -> None:
+        """Simulated instances have one rank, which ends as a whole."""
+
     def check_idle(self) -> None:
         """Nothing is left of any request."""
         self._blocks.check_idle()

@@ -75,7 +75,8 @@ class DeviceMemory(Message):
 class Opened(Message):
     """The receiver is admitted. The sender says where its blocks are, or waits for Joining."""
 
-    memory: HostMemory | DeviceMemory | None = None
+    # Of each rank; none where Joining comes next.
+    memories: tuple[HostMemory | DeviceMemory, ...] = ()
 
 
 class Joining(Message):

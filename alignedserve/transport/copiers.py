@@ -7,6 +7,8 @@ so two share a transfer's copies; there is one transfer at a time.
 On a GPU each direction has a stream and a copy engine of its own, so both go on at the same time. Copies are queued in
 groups, in one call of the driver's each: a call per block would take the interpreter's lock 50,000 times a second from
 the thread that decodes. Two groups are under way at most, so that a transfer that is to stop does so soon.
+
+Of an instance of several ranks each has a part of every block, in memory of its own. In the pool they are one block.
 """
 
 from __future__ import annotations
@@ -58,23 +60,33 @@ class Copier(Protocol):
 
 
 def make_copier(
-    blocks: torch.Tensor,
+    parts: Sequence[torch.Tensor],
     pool: NDArray[np.uint8],
     num_threads: int = 1,
     pool_format: BlockFormat | None = None,
 ) -> Copier:
-    """`pool_format`: of the pool's blocks; None if they are as the cache's."""
+    """`parts`: the blocks of each rank. `pool_format`: of the pool's blocks; None if they are as the cache's."""
+    make, part_bytes, where = _plain_copier, parts[0][0].nbytes, "in the cache"
     if pool_format is not None and pool_format.encoding == "kv-int8":
         # It is imported where it is needed: few need a kernel to copy blocks.
+        from alignedserve.kernels.kv_int8 import stored_bytes
         from alignedserve.transport.int8_copiers import make_int8_copier
 
-        return make_int8_copier(blocks, pool, num_threads)
-    block_bytes = blocks[0].numel() * blocks.element_size()
-    if pool.shape[1:] != (block_bytes,):
+        make, part_bytes, where = make_int8_copier, stored_bytes(parts[0]), "when stored as int8"
+    if pool.shape[1:] != (len(parts) * part_bytes,):
         raise RuntimeError(
-            f"blocks of {block_bytes} bytes in the cache, of shape {pool.shape[1:]} in the pool"
+            f"blocks of {len(parts) * part_bytes} bytes {where}, of shape {pool.shape[1:]} in the pool"
         )
-    return PinningCopier(blocks, pool) if blocks.is_cuda else HostCopier(blocks, pool, num_threads)
+    pieces = [pool[:, first : first + part_bytes] for first in range(0, pool.shape[1], part_bytes)]
+    copiers = [make(part, piece, num_threads) for part, piece in zip(parts, pieces, strict=True)]
+    copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers)
+    return PinningCopier(copier, pool) if parts[0].is_cuda else copier
+
+
+def _plain_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int) -> Copier:
+    if blocks.is_cuda:
+        return CudaCopier(blocks, pool.ctypes.data, pool.strides[0])
+    return HostCopier(blocks, pool, num_threads)
 
 
 def as_bytes(blocks: torch.Tensor) -> torch.Tensor:
@@ -142,9 +154,11 @@ class CudaCopier:
 
     num_lanes = 2
 
-    def __init__(self, blocks: torch.Tensor, address: int) -> None:
+    def __init__(self, blocks: torch.Tensor, address: int, pitch: int | None = None) -> None:
+        """`pitch`: the bytes from one block of the other memory to the next, if they don't follow each other."""
         self._cache = as_bytes(blocks)
         self._address = address
+        self._pitch = pitch or self._cache.shape[1]
         self._streams = {direction: cuda.new_stream(blocks.device) for direction in DIRECTIONS}
         self._copies = cuda.Copies()
 
@@ -189,10 +203,10 @@ class CudaCopier:
     def _queue(
         self, direction: Direction, runs: Sequence[Run], stream: torch.cuda.Stream, tail: Tail | None
     ) -> None:
-        block_bytes = self._cache.shape[1]
-        here, there, num_bytes = np.array(runs, np.uint64).T * np.uint64(block_bytes)
-        here += np.uint64(self._cache.data_ptr())
-        there += np.uint64(self._address)
+        here, there, num_blocks = np.array(runs, np.uint64).T
+        num_bytes = num_blocks * np.uint64(self._cache.shape[1])
+        here = here * np.uint64(self._cache.shape[1]) + np.uint64(self._cache.data_ptr())
+        there = there * np.uint64(self._pitch) + np.uint64(self._address)
         targets, sources = (there, here) if direction == "save" else (here, there)
         self._copies.queue(targets, sources, num_bytes, stream)
 
@@ -200,15 +214,58 @@ class CudaCopier:
         pass
 
 
-class PinningCopier(CudaCopier):
-    """The other memory is the pool's, which is pinned."""
+class PartsCopier:
+    """Copies the parts of blocks, each between memories of its own, at the same time."""
 
-    def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
-        super().__init__(blocks, pool.ctypes.data)
+    def __init__(self, copiers: Sequence[Copier]) -> None:
+        self._copiers = copiers
+        self.num_lanes = copiers[0].num_lanes
+        # Each lane may have a copy under way.
+        num_threads = self.num_lanes * len(copiers)
+        self._helpers = ThreadPoolExecutor(num_threads, thread_name_prefix="mover-parts")
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Ranks meet in each step after they have written their KV, so what is behind the first one's work is behind
+        that of all."""
+        return self._copiers[0].mark()
+
+    def copy(
+        self,
+        direction: Direction,
+        runs: Sequence[Run],
+        mark: torch.cuda.Event | None,
+        is_stopped: Callable[[], bool],
+        tail: Tail | None = None,
+    ) -> None:
+        # Of a block of the pool a part is one piece, but not of several.
+        each = [Run(run.here + i, run.there + i, 1) for run in runs for i in range(run.num_blocks)]
+        copies = [
+            self._helpers.submit(copier.copy, direction, each, mark, is_stopped, tail)
+            for copier in self._copiers
+        ]
+        wait(copies)
+        # See HostCopier.copy.
+        while copies:
+            copies.pop().result()
+
+    def close(self) -> None:
+        self._helpers.shutdown()
+        for copier in self._copiers:
+            copier.close()
+
+
+class PinningCopier:
+    """Keeps the pool's memory pinned for a copier."""
+
+    def __init__(self, copier: Copier, pool: NDArray[np.uint8]) -> None:
+        self._copier = copier
         self._pool = pool
+        self.num_lanes = copier.num_lanes
+        self.mark, self.copy = copier.mark, copier.copy
         cuda.pin(pool)
 
     def close(self) -> None:
+        self._copier.close()
         cuda.unpin(self._pool)
 
 

@@ -45,17 +45,17 @@ class ReceiverEnd(Protocol):
         """Ends the path: it writes to no block after this. Safe before `open`, and after `open` failed."""
 
 
-def sender_ends(transport: str, blocks: torch.Tensor) -> Callable[[], SenderEnd]:
-    """Returns a function that makes a sender's end for each connection. `blocks` are the sender's, as bytes. Raises
-    RuntimeError if this transport can't send them."""
+def sender_ends(transport: str, parts: Sequence[torch.Tensor]) -> Callable[[], SenderEnd]:
+    """Returns a function that makes a sender's end for each connection. `parts` are the sender's blocks, of each rank,
+    as bytes. Raises RuntimeError if this transport can't send them."""
     if transport == "ipc":
-        memory = ipc.describe(blocks)
-        return lambda: ipc.IpcSender(memory)
-    return lambda: GroupSender(transport, blocks)
+        memories = [ipc.describe(part) for part in parts]
+        return lambda: ipc.IpcSender(memories)
+    return lambda: GroupSender(transport, parts)
 
 
-def receiver_end(transport: str, blocks: torch.Tensor) -> ReceiverEnd:
-    return ipc.IpcReceiver(blocks) if transport == "ipc" else GroupReceiver(transport, blocks)
+def receiver_end(transport: str, parts: Sequence[torch.Tensor]) -> ReceiverEnd:
+    return ipc.IpcReceiver(parts) if transport == "ipc" else GroupReceiver(transport, parts)
 
 
 def allocator(transport: str) -> Callable[..., torch.Tensor]:

@@ -17,9 +17,10 @@ class _GroupEnd:
     # The sender sends only blocks that it holds for the transfer, so no confirmation is needed.
     is_confirmed = False
 
-    def __init__(self, transport: str, blocks: torch.Tensor) -> None:
+    def __init__(self, transport: str, parts: Sequence[torch.Tensor]) -> None:
         self._transport = transport
-        self._blocks = blocks
+        # The blocks of each rank, all on one device.
+        self._parts = parts
         self._group: PairGroup | None = None
 
     def close(self) -> None:
@@ -35,11 +36,13 @@ class GroupSender(_GroupEnd):
             raise unexpected(joining, "Joining")
         store = open_store(Path(joining.store), remaining_s(deadline_s))
         timeout_s = remaining_s(deadline_s)
-        self._group = PairGroup(self._transport, store, SENDER, channel, self._blocks.device, timeout_s)
+        self._group = PairGroup(self._transport, store, SENDER, channel, self._parts[0].device, timeout_s)
 
     def send(self, runs: Sequence[Run]) -> None:
         assert self._group is not None
-        self._group.send([self._blocks[run.there : run.there + run.num_blocks] for run in runs])
+        self._group.send(
+            [part[run.there : run.there + run.num_blocks] for run in runs for part in self._parts]
+        )
 
 
 class GroupReceiver(_GroupEnd):
@@ -51,7 +54,7 @@ class GroupReceiver(_GroupEnd):
         store = open_store(self._store_file, remaining_s(deadline_s))
         channel.send(Joining(str(self._store_file)), deadline_s)
         timeout_s = remaining_s(deadline_s)
-        self._group = PairGroup(self._transport, store, RECEIVER, channel, self._blocks.device, timeout_s)
+        self._group = PairGroup(self._transport, store, RECEIVER, channel, self._parts[0].device, timeout_s)
 
     def close(self) -> None:
         super().close()
@@ -60,4 +63,5 @@ class GroupReceiver(_GroupEnd):
 
     def pull(self, runs: Sequence[Run], deadline_s: float) -> None:
         assert self._group is not None
-        self._group.receive([self._blocks[run.here : run.here + run.num_blocks] for run in runs], deadline_s)
+        wanted = [part[run.here : run.here + run.num_blocks] for run in runs for part in self._parts]
+        self._group.receive(wanted, deadline_s)

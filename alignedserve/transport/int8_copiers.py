@@ -21,7 +21,7 @@ from alignedserve.kernels.cpu.build import BuildFailed, NoCompiler
 from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch, stored_bytes
 from alignedserve.transport import cuda
-from alignedserve.transport.copiers import DIRECTIONS, Copier, Direction, HostCopier, PinningCopier
+from alignedserve.transport.copiers import DIRECTIONS, Copier, CudaCopier, Direction, HostCopier
 from alignedserve.transport.runs import Pairs, Run, Tail
 from alignedserve.types import BlockId, PoolBlockId
 
@@ -35,11 +35,6 @@ BUFFER_BYTES = 16 << 20
 
 
 def make_int8_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: int) -> Copier:
-    block_bytes = stored_bytes(blocks)
-    if pool.shape[1:] != (block_bytes,):
-        raise RuntimeError(
-            f"blocks of {block_bytes} bytes when stored as int8, of shape {pool.shape[1:]} in the pool"
-        )
     return Int8CudaCopier(blocks, pool) if blocks.is_cuda else Int8HostCopier(blocks, pool, num_threads)
 
 
@@ -91,11 +86,11 @@ class Int8Buffer:
         return numbers.to(self._blocks.device, non_blocking=True)
 
 
-class Int8CudaCopier(PinningCopier):
+class Int8CudaCopier(CudaCopier):
     """As for plain copies, two groups at most are under way."""
 
     def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
-        super().__init__(blocks, pool)
+        super().__init__(blocks, pool.ctypes.data, pool.strides[0])
         self._block_bytes = pool.shape[1]
         self._buffers = {direction: Int8Buffer(blocks) for direction in DIRECTIONS}
 
@@ -129,7 +124,8 @@ class Int8CudaCopier(PinningCopier):
         block_bytes = np.uint64(self._block_bytes)
         begin = np.uint64(self._buffers[direction].stored.data_ptr())
         in_buffer = np.arange(len(pairs), dtype=np.uint64) * block_bytes + begin
-        in_pool = np.array([there for _, there in pairs], np.uint64) * block_bytes + np.uint64(self._address)
+        in_pool = np.array([there for _, there in pairs], np.uint64) * np.uint64(self._pitch)
+        in_pool += np.uint64(self._address)
         targets, sources = (in_pool, in_buffer) if direction == "save" else (in_buffer, in_pool)
         self._copies.queue(targets, sources, np.full(len(pairs), block_bytes), stream)
 

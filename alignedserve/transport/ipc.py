@@ -15,7 +15,7 @@ import torch
 
 from alignedserve.transport import cuda, cuda_ipc, shared_memory
 from alignedserve.transport.channel import Channel, DeviceMemory, HostMemory, Opened, remaining_s
-from alignedserve.transport.copiers import Copier, CudaCopier, HostCopier
+from alignedserve.transport.copiers import Copier, CudaCopier, HostCopier, PartsCopier
 from alignedserve.transport.runs import Run, check_blocks
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ def describe(blocks: torch.Tensor) -> HostMemory | DeviceMemory:
 class IpcSender:
     is_confirmed = True
 
-    def __init__(self, memory: HostMemory | DeviceMemory) -> None:
-        self._memory = memory
+    def __init__(self, memories: Sequence[HostMemory | DeviceMemory]) -> None:
+        self._memories = memories
 
     def open(self, channel: Channel, deadline_s: float) -> None:
-        channel.send(Opened(self._memory), deadline_s)
+        channel.send(Opened(tuple(self._memories)), deadline_s)
 
     def send(self, runs: Sequence[Run]) -> None:
         """Does nothing: the receiver copies the blocks."""
@@ -50,19 +50,24 @@ class IpcSender:
 class IpcReceiver:
     is_confirmed = True
 
-    def __init__(self, blocks: torch.Tensor) -> None:
-        self._blocks = blocks
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        self._parts = parts
         self._open_things = contextlib.ExitStack()
 
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:
-        block_bytes, memory = self._blocks.shape[1], opened.memory
-        if memory is None or isinstance(memory, DeviceMemory) != self._blocks.is_cuda:
-            raise ConnectionError(f"the sender's blocks are in {_kind(memory)}, those to fill are not")
-        if memory.num_bytes % block_bytes:
-            raise ConnectionError(f"the sender has {memory.num_bytes} bytes, in blocks of {block_bytes}")
+        memories = opened.memories
+        if len(memories) != len(self._parts):
+            raise ConnectionError(
+                f"the sender has the memories of {len(memories)} ranks, those to fill are of {len(self._parts)}"
+            )
+        for memory, part in zip(memories, self._parts, strict=True):
+            _check_alike(memory, part)
         self._channel = channel
-        self._num_sender_blocks = memory.num_bytes // block_bytes
-        self._copier = self._map(memory)
+        self._num_sender_blocks = min(
+            memory.num_bytes // part.shape[1] for memory, part in zip(memories, self._parts, strict=True)
+        )
+        copiers = [self._map(memory, part) for memory, part in zip(memories, self._parts, strict=True)]
+        self._copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers)
         self._open_things.callback(self._copier.close)
 
     def pull(self, runs: Sequence[Run], deadline_s: float) -> None:
@@ -80,19 +85,22 @@ class IpcReceiver:
     def close(self) -> None:
         self._open_things.close()
 
-    def _map(self, memory: HostMemory | DeviceMemory) -> Copier:
+    def _map(self, memory: HostMemory | DeviceMemory, part: torch.Tensor) -> Copier:
         if isinstance(memory, HostMemory):
-            theirs = shared_memory.attach(memory).reshape(self._num_sender_blocks, -1)
-            return HostCopier(self._blocks, theirs, NUM_THREADS)
-        cuda.use(self._blocks.device)
+            theirs = shared_memory.attach(memory).reshape(-1, part.shape[1])
+            return HostCopier(part, theirs, NUM_THREADS)
+        cuda.use(part.device)
         driver = cuda_ipc.Driver()
         base = driver.map(memory)
         self._open_things.callback(_unmap, driver, base)
-        return CudaCopier(self._blocks, base + memory.offset)
+        return CudaCopier(part, base + memory.offset)
 
 
-def _kind(memory: HostMemory | DeviceMemory | None) -> str:
-    return "no memory that it names" if memory is None else type(memory).__name__
+def _check_alike(memory: HostMemory | DeviceMemory, part: torch.Tensor) -> None:
+    if isinstance(memory, DeviceMemory) != part.is_cuda:
+        raise ConnectionError(f"the sender's blocks are in {type(memory).__name__}, those to fill are not")
+    if memory.num_bytes % part.shape[1]:
+        raise ConnectionError(f"the sender has {memory.num_bytes} bytes, in blocks of {part.shape[1]}")
 
 
 def _unmap(driver: cuda_ipc.Driver, base: int) -> None:

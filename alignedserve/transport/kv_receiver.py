@@ -24,9 +24,12 @@ class KVReceiver:
     """A decode instance's connections to KV senders. It is used by one thread, the instance's loop. Only `close`
     waits."""
 
-    def __init__(self, transport: str, blocks: torch.Tensor, me: Identity, completions: Completions) -> None:
+    def __init__(
+        self, transport: str, parts: Sequence[torch.Tensor], me: Identity, completions: Completions
+    ) -> None:
+        """`parts`: the cache's blocks, of each rank."""
         self._transport = transport
-        self._blocks = blocks
+        self._parts = parts
         self._me = me
         self._ids = TransferIds(me.epoch)
         self._completions = completions
@@ -71,7 +74,7 @@ class KVReceiver:
         if connection is None:
             connection = self._connections[source] = SenderConnection(
                 self._transport,
-                self._blocks,
+                self._parts,
                 source,
                 address,
                 self._me,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -30,15 +31,16 @@ class KVSender:
     def __init__(
         self,
         transport: str,
-        blocks: torch.Tensor,
+        parts: Sequence[torch.Tensor],
         staging_buffer: StagingBuffer,
         me: Identity,
         host: str = "127.0.0.1",
     ) -> None:
+        """`parts`: the cache's blocks, of each rank."""
         self._transport = transport
         # This reference keeps the memory as long as blocks can be pulled, whatever the caller does with its own.
-        self._blocks = as_bytes(blocks)
-        self._make_end = sender_ends(transport, self._blocks)
+        self._parts = [as_bytes(part) for part in parts]
+        self._make_end = sender_ends(transport, self._parts)
         self._staging_buffer = staging_buffer
         self._me = me
         # The epoch of each decode instance's latest start, and that start's connection.
@@ -95,7 +97,7 @@ class KVSender:
 
     def _run_session(self, channel: Channel) -> None:
         end = self._make_end()
-        block_bytes = self._blocks.shape[1]
+        block_bytes = sum(part.shape[1] for part in self._parts)
         session = TransferSession(
             self._transport, end, block_bytes, self._staging_buffer, self._me, channel, self._admit
         )

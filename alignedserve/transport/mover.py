@@ -11,7 +11,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ class _Job:
 class Mover:
     def __init__(
         self,
-        blocks: torch.Tensor,
+        parts: Sequence[torch.Tensor],
         pool: NDArray[np.uint8],
         epoch: Epoch,
         completions: Completions,
@@ -55,12 +55,12 @@ class Mover:
         quick_bytes: int = 0,
         pool_format: BlockFormat | None = None,
     ) -> None:
-        """Transfers of less than `quick_bytes` of the cache are done by the thread that starts them. `pool_format`: of
-        the pool's blocks; None if they are as the cache's."""
-        self._copier = make_copier(blocks, pool, num_threads, pool_format)
+        """`parts`: the cache's blocks, of each rank. Transfers of less than `quick_bytes` of the cache are done by the
+        thread that starts them. `pool_format`: of the pool's blocks; None if they are as the cache's."""
+        self._copier = make_copier(parts, pool, num_threads, pool_format)
         self._pool_format = pool_format
-        self._num_blocks, self._num_pool_blocks, self._block_bytes = len(blocks), len(pool), pool.shape[1]
-        self._cache_block_bytes = blocks[0].nbytes
+        self._num_blocks, self._num_pool_blocks, self._block_bytes = len(parts[0]), len(pool), pool.shape[1]
+        self._cache_block_bytes = sum(part[0].nbytes for part in parts)
         self._ids = TransferIds(epoch)
         self._completions = completions
         self._clock = clock

@@ -63,7 +63,7 @@ class SenderConnection:
     def __init__(
         self,
         transport: str,
-        blocks: torch.Tensor,
+        parts: Sequence[torch.Tensor],
         peer: InstanceId,
         address: str,
         me: Identity,
@@ -75,7 +75,7 @@ class SenderConnection:
         # Why the connection is broken; None while it works.
         self.error: str | None = None
         self._transport = transport
-        self._blocks = as_bytes(blocks)
+        self._parts = [as_bytes(part) for part in parts]
         self._peer = peer
         self._me = me
         self._ids = ids
@@ -93,7 +93,7 @@ class SenderConnection:
     def pull(self, specs: Sequence[TransferSpec], done: Done, timeout_s: float) -> TransferId:
         """Pulls all of the requests' blocks in one transfer; if any fails, none count. Its `timeout_s` starts now."""
         for _, blocks in specs:
-            check_blocks(blocks, len(self._blocks), "the KV cache")
+            check_blocks(blocks, len(self._parts[0]), "the KV cache")
         job = _Job(self._ids.next(), specs, time.monotonic() + timeout_s, done)
         with self._lock:
             if self.error is None:
@@ -144,7 +144,7 @@ class SenderConnection:
             raise ConnectionRefusedError(f"refused: {answer.reason}")
         if not isinstance(answer, Opened):
             raise unexpected(answer, "Opened")
-        end = receiver_end(self._transport, self._blocks)
+        end = receiver_end(self._transport, self._parts)
         open_things.callback(end.close)
         end.open(channel, answer, deadline_s)
         return channel, end
@@ -212,6 +212,7 @@ class SenderConnection:
 
     def _post(self, job: _Job, error: str | None, took_s: float = 0.0, is_denied: bool = False) -> None:
         keys = tuple(key for key, _ in job.specs)
-        num_bytes = sum(len(blocks) for _, blocks in job.specs) * self._blocks.shape[1]
+        num_blocks = sum(len(blocks) for _, blocks in job.specs)
+        num_bytes = num_blocks * sum(part.shape[1] for part in self._parts)
         outcome = Outcome(job.transfer, "pull", keys, error, num_bytes, took_s, is_denied)
         self._completions.post(job.done, outcome)

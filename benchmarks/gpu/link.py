@@ -79,7 +79,7 @@ def _timed(bench: Bench, ours: torch.Tensor, address: str, repeats: int) -> list
     targets = [here for here, _ in scattered(len(ours), seed=0)]
     completions, outcomes, seconds = Completions(), list[Outcome](), []
     bench.synchronize()
-    with closing(KVReceiver("ipc", ours, identity(RECEIVER), completions)) as receiver:
+    with closing(KVReceiver("ipc", [ours], identity(RECEIVER), completions)) as receiver:
         for key in range(repeats):
             begin, timeout_s = time.perf_counter(), max(0.1, min(MAX_PULL_S, bench.seconds_left))
             receiver.pull(SENDER, address, [(RequestKey(key), targets)], outcomes.append, timeout_s)
@@ -117,7 +117,7 @@ def _send(
     sources = [BlockId(there) for _, there in scattered(num_blocks, seed=0)]
     for key in range(repeats):
         staging_buffer.put(RequestKey(key), sources, lambda _: None)
-    with closing(KVSender("ipc", blocks, staging_buffer, identity(SENDER))) as sender:
+    with closing(KVSender("ipc", [blocks], staging_buffer, identity(SENDER))) as sender:
         pipe.send(sender.address)
         pipe.recv()
     del blocks

@@ -82,7 +82,7 @@ def plain(bench: Bench, form: BlockFormat) -> Row:
     with pool_memory(form, num_blocks) as (pool, kind):
         cache = torch.randint(0, 1 << 30, shape, dtype=torch.int32, device=bench.device)
         completions = Completions()
-        mover = Mover(cache, pool, Epoch(1), completions)
+        mover = Mover([cache], pool, Epoch(1), completions)
         try:
             row = _rates(bench, mover, completions, scattered(num_blocks, seed=0), cache, pool)
         finally:
@@ -186,7 +186,7 @@ def beside(
         # noise, and as numbers small enough: what is loaded is never attended to, but is KV to whoever comes next
         pool[:] = np.random.default_rng(0).integers(0, 60, pool.shape[1], dtype=np.uint8)
         completions = Completions()
-        mover = Mover(engine.cache.blocks, pool, Epoch(1), completions)
+        mover = Mover(engine.cache.parts, pool, Epoch(1), completions)
         try:
             with Decoding(engine, lengths, max_steps) as batch:
                 row = _alternate(batch, Traffic(mover, completions, pairs), rounds, num_steps)

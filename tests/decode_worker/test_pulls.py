@@ -46,7 +46,7 @@ class Pair:
     def __init__(self, directory: Path) -> None:
         gloo = TransferConfig("gloo")
         engines = [make_engine(directory, kv_cache_memory_bytes=4 << 20) for _ in range(2)]
-        transfers = [LiveTransfers(engine.cache.blocks, Epoch(1), config=gloo) for engine in engines]
+        transfers = [LiveTransfers(engine.cache.parts, Epoch(1), config=gloo) for engine in engines]
         self.prefill = PrefillWorker(engines[0], transfers[0])
         self.decode = DecodeWorker(engines[1], transfers[1])
         self.address = transfers[0].listen(identity(PREFILL))

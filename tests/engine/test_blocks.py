@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager
-from alignedserve.engine.kv_cache import KVCache
+from alignedserve.engine.kv_cache import KVCache, new_blocks
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.types import BlockId, RequestId
 
@@ -139,7 +139,7 @@ def test_leaks_are_told_with_both_numbers() -> None:
 
 def test_a_block_is_one_piece_of_memory() -> None:
     form = BlockFormat(num_layers=3, block_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
-    cache = KVCache(form, 2, torch.device("cpu"))
+    cache = KVCache(form, [new_blocks(form, 2, torch.device("cpu"))])
     assert cache.blocks[0].is_contiguous()
     assert cache.blocks[0].numel() * 2 == form.block_bytes == 3 * 2 * 16 * 4 * 64 * 2
     assert (form.num_blocks(16), form.num_blocks(17)) == (1, 2)

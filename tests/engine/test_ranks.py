@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from alignedserve.engine.choices import check_ranks
+from alignedserve.engine.choices import check_num_gpus, check_ranks
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.ranks import watch
 from alignedserve.engine.ranks.channel import Channel, ChannelClosed, Kind
@@ -267,13 +268,17 @@ def test_what_can_not_be_divided_is_refused(
     with pytest.raises(
         ValueError, match=f"tensor_parallel_size={options['tensor_parallel_size']}: {message}"
     ):
-        check_ranks(config, load_model_config(tiny_model(family)), is_cpu=True)
+        check_ranks(config, load_model_config(tiny_model(family)))
 
 
-def test_gpus_are_refused(tiny_model: Directory) -> None:
-    config = EngineConfig(model="-", tensor_parallel_size=2)
-    with pytest.raises(ValueError, match="tensor_parallel_size=2: runs on CPUs so far, not on GPUs"):
-        check_ranks(config, load_model_config(tiny_model("opt")), is_cpu=False)
+def test_each_rank_has_a_gpu() -> None:
+    config = EngineConfig(model="-", tensor_parallel_size=4)
+    check_num_gpus(config, 4)
+    with pytest.raises(ValueError, match="tensor_parallel_size=4: takes a GPU each, and 3 can be used"):
+        check_num_gpus(config, 3)
+    with pytest.raises(ValueError, match="device='cuda:1': tensor_parallel_size=4 takes 4 GPUs, not one"):
+        check_num_gpus(replace(config, device="cuda:1"), 4)
+    check_num_gpus(EngineConfig(model="-", device="cuda:1"), 2)
 
 
 def test_a_rank_has_its_share_of_the_weights(tiny_model: Directory) -> None:

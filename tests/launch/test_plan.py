@@ -150,6 +150,27 @@ def test_instances_share_gpus_where_there_are_too_few(num_instances: int, num_gp
         assert spec.config.engine.device == "cuda"
 
 
+def test_instances_of_several_ranks_have_a_gpu_for_each() -> None:
+    engine = EngineConfig(MODEL, gpu_memory_utilization=0.9, tensor_parallel_size=4)
+    plan = island(told(engine), replace(NODE, num_gpus=8))
+    assert [(spec.role, spec.num_gpus) for spec in plan.processes[2:]] == [("prefill", 4), ("decode", 4)]
+    for spec in plan.processes[2:]:
+        assert spec.config.engine.gpu_memory_utilization == 0.9
+        assert spec.config.transfers.transport == "host"
+    alone = island(told(engine), replace(NODE, num_gpus=4))
+    assert [(spec.role, spec.num_gpus) for spec in alone.processes[2:]] == [("colocated", 4)]
+    on_cpu = told(replace(engine, device="cpu"), link="ipc")
+    assert island(on_cpu, replace(NODE, num_gpus=4)).processes[2].config.transfers.transport == "ipc"
+
+    few = replace(NODE, name="here", num_gpus=7)
+    with pytest.raises(ValueError, match="tensor_parallel_size=4: 2 instances take 8 GPUs, and here has 7"):
+        island(told(engine, prefill_instances=1), few)
+    with pytest.raises(
+        ValueError, match="link='ipc': instances of 4 GPUs each hand KV over through the host"
+    ):
+        island(told(engine, link="ipc"), replace(NODE, num_gpus=8))
+
+
 def test_one_gpu_alone_is_one_colocated_instance() -> None:
     plan = island(told(), replace(NODE, num_gpus=1))
     assert [(spec.role, spec.num_gpus) for spec in plan.processes[2:]] == [("colocated", 1.0)]

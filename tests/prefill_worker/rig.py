@@ -25,7 +25,7 @@ class Rig:
     def __init__(self, directory: Path, kv_bytes: int = 4 << 20, enable_prefix_caching: bool = False) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=kv_bytes, max_num_batched_tokens=40)
         self.worker = PrefillWorker(
-            engine, LiveTransfers(engine.cache.blocks, Epoch(1)), enable_prefix_caching=enable_prefix_caching
+            engine, LiveTransfers(engine.cache.parts, Epoch(1)), enable_prefix_caching=enable_prefix_caching
         )
         self.pool = np.zeros((64, engine.cache.format.block_bytes), dtype=np.uint8)
         self.worker.use_pool(self.pool)

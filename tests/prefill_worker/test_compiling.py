@@ -52,7 +52,7 @@ def test_a_grammar_outlives_the_blocks_of_its_prompt(monkeypatch: pytest.MonkeyP
     grammars = Counted(lambda: TOKENIZER, vocabulary.size, vocabulary.eos_token_ids)
     engine.grammars = grammars
     policy = make_policy(SchedulingConfig(rt_headroom=0.0, be_share=0.0))
-    worker = PrefillWorker(engine, LiveTransfers(engine.cache.blocks, Epoch(1)), policy, Estimate(COST))
+    worker = PrefillWorker(engine, LiveTransfers(engine.cache.parts, Epoch(1)), policy, Estimate(COST))
     worker.use_pool(np.zeros((8, engine.cache.format.block_bytes), dtype=np.uint8))
     news: list[NewTokens] = []
 

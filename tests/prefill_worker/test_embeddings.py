@@ -95,7 +95,7 @@ def test_preempted_it_begins_again(tiny_model: Directory, pooling: str, enable_p
     engine, policy = rig.worker.engine, Interrupting(SchedulingConfig())
     rig.worker = PrefillWorker(
         engine,
-        LiveTransfers(engine.cache.blocks, Epoch(1)),
+        LiveTransfers(engine.cache.parts, Epoch(1)),
         policy,
         enable_prefix_caching=enable_prefix_caching,
     )

@@ -41,14 +41,14 @@ class Rig(plain.Rig):
     def __init__(self, directory: Path, staging_share: float = 0.5) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=4 << 20, max_num_batched_tokens=40)
         config = TransferConfig("gloo", staging_share=staging_share)
-        self.worker = PrefillWorker(engine, LiveTransfers(engine.cache.blocks, Epoch(1), config=config))
+        self.worker = PrefillWorker(engine, LiveTransfers(engine.cache.parts, Epoch(1), config=config))
         address = self.worker.transfers.listen(identity(PREFILL))
         self.pool = np.zeros((64, engine.cache.format.block_bytes), dtype=np.uint8)
         self.worker.use_pool(self.pool)
         self.said = []
         self.pulled = torch.zeros((NUM_BLOCKS, *engine.cache.format.shape), dtype=torch.float32)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.receiver = KVReceiver("gloo", self.pulled, identity(DECODE), self.completions)
+        self.receiver = KVReceiver("gloo", [self.pulled], identity(DECODE), self.completions)
         self._address = address
 
     def compute(self, *works: Work) -> None:

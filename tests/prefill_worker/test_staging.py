@@ -47,7 +47,7 @@ class Rig:
     def __init__(self, directory: Path) -> None:
         engine = make_engine(directory, kv_cache_memory_bytes=4 << 20, max_num_batched_tokens=40)
         self.worker = PrefillWorker(
-            engine, LiveTransfers(engine.cache.blocks, Epoch(1), config=TransferConfig("gloo"))
+            engine, LiveTransfers(engine.cache.parts, Epoch(1), config=TransferConfig("gloo"))
         )
         self.address = self.worker.transfers.listen(identity(PREFILL))
         shape = (64, engine.cache.format.block_bytes)
@@ -56,7 +56,7 @@ class Rig:
         self.said: list[AnyMessage] = []
         self.pulled = torch.zeros((NUM_BLOCKS, *engine.cache.format.shape), dtype=torch.float32)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.receiver = KVReceiver("gloo", self.pulled, identity(DECODE), self.completions)
+        self.receiver = KVReceiver("gloo", [self.pulled], identity(DECODE), self.completions)
 
     def on(self, *orders: AnyMessage) -> None:
         for order in orders:

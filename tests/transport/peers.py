@@ -82,7 +82,7 @@ def run_sender(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     staging_buffer = StagingBuffer(me.epoch, completions)
     for key, ids in staged.requests.items():
         staging_buffer.put(key, ids, outcomes.append)
-    sender = KVSender(staged.transport, blocks, staging_buffer, me)
+    sender = KVSender(staged.transport, [blocks], staging_buffer, me)
     pipe.send(sender.address)
     while pipe.recv() is not None:
         pipe.send((len(staging_buffer), staging_buffer.num_being_pulled))
@@ -108,7 +108,7 @@ def pull(pipe: Connection, name: str, epoch: int, staged: Staged) -> None:
     blocks = shared_memory.empty(shape, dtype=torch.uint8, device=torch.device("cpu"))
     theirs = filled_blocks(staged.num_blocks, staged.block_bytes, SEED)
     completions = Completions()
-    receiver = KVReceiver(staged.transport, blocks, identity(name, epoch), completions)
+    receiver = KVReceiver(staged.transport, [blocks], identity(name, epoch), completions)
     pipe.send(shared_memory.describe(blocks))
     while (order := pipe.recv()) is not None:
         outcomes = Outcomes()

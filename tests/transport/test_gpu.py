@@ -32,7 +32,7 @@ def test_blocks_go_to_pinned_memory_and_back_after_what_was_computed_before() ->
     cache = torch.zeros((4, MIB // 4), device="cuda")
     pool = np.frombuffer(mmap.mmap(-1, 8 * MIB), np.uint8).reshape(8, MIB)
     completions, outcomes = Completions(), Outcomes()
-    mover = Mover(cache, pool, Epoch(1), completions)
+    mover = Mover([cache], pool, Epoch(1), completions)
     for _ in range(1000):
         cache += 1.0
     mover.save(KEY, pairs((0, 5), (2, 7)), outcomes.append)
@@ -60,7 +60,7 @@ def test_both_directions_at_once_in_one_call_or_many(
     order = np.random.default_rng(1).permutation(num_blocks).tolist()
     half = num_blocks // 2
     completions, outcomes = Completions(), Outcomes()
-    mover = Mover(cache, pool, Epoch(1), completions)
+    mover = Mover([cache], pool, Epoch(1), completions)
     mover.save(KEY, pairs(*enumerate(order[:half])), outcomes.append)
     mover.load(KEY, pairs(*enumerate(order[half:], start=half)), outcomes.append)
     while len(outcomes) < 2:
@@ -89,7 +89,7 @@ def test_blocks_are_quantised_on_the_way_to_the_pool_and_restored_on_the_way_bac
     pool = np.frombuffer(mmap.mmap(-1, 20 * stored.block_bytes), np.uint8).reshape(20, stored.block_bytes)
     order = np.random.default_rng(1).permutation(20)[:18].tolist()
     completions, outcomes = Completions(), Outcomes()
-    mover = Mover(cache, pool, Epoch(1), completions, pool_format=stored)
+    mover = Mover([cache], pool, Epoch(1), completions, pool_format=stored)
     mover.save(KEY, pairs(*enumerate(order)), outcomes.append, num_tokens=17 * 16 + 5)
     assert completions.run(timeout_s=60) == 1
     apart = np.abs(pool[order].astype(int) - expected.numpy().astype(int))
@@ -113,7 +113,7 @@ def send_on_gpu(pipe: Connection, staged: Staged) -> None:
     staging_buffer = StagingBuffer(Epoch(1), Completions())
     for key, ids in staged.requests.items():
         staging_buffer.put(key, ids, lambda _: None)
-    sender = KVSender("ipc", blocks, staging_buffer, identity("prefill-0"))
+    sender = KVSender("ipc", [blocks], staging_buffer, identity("prefill-0"))
     pipe.send(sender.address)
     pipe.recv()
     sender.close()
@@ -126,7 +126,7 @@ def test_ipc_moves_blocks_between_two_processes_on_one_gpu(num_blocks: int) -> N
     ours = torch.zeros((num_blocks + 1, MIB), dtype=torch.uint8, device="cuda")
     completions, outcomes = Completions(), Outcomes()
     with Peer(send_on_gpu, Staged("ipc", num_blocks, MIB, {KEY: order})) as peer:
-        receiver = KVReceiver("ipc", ours, identity("decode-0"), completions)
+        receiver = KVReceiver("ipc", [ours], identity("decode-0"), completions)
         specs = [(KEY, block_ids(*range(num_blocks)))]
         receiver.pull(InstanceId("prefill-0"), peer.receive(), specs, outcomes.append, timeout_s=60)
         assert completions.run(timeout_s=60) == 1
@@ -145,8 +145,8 @@ def test_nccl_moves_several_requests_between_two_gpus() -> None:
     completions, outcomes = Completions(), Outcomes()
     staging_buffer = StagingBuffer(Epoch(1), completions)
     staging_buffer.put(KEY, block_ids(3, 1, 2), outcomes.append)
-    sender = KVSender("nccl", theirs, staging_buffer, identity("prefill-0"))
-    receiver = KVReceiver("nccl", ours, identity("decode-0"), completions)
+    sender = KVSender("nccl", [theirs], staging_buffer, identity("prefill-0"))
+    receiver = KVReceiver("nccl", [ours], identity("decode-0"), completions)
     specs = [(KEY, block_ids(0, 6, 7))]
     receiver.pull(InstanceId("prefill-0"), sender.address, specs, outcomes.append, timeout_s=60)
     while len(outcomes) < 2:

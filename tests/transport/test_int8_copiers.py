@@ -36,7 +36,7 @@ class Copies:
     def __init__(self, cache: torch.Tensor, pool: np.ndarray, form: BlockFormat = STORED) -> None:
         self._completions = Completions()
         self.outcomes = Outcomes()
-        self.mover = Mover(cache, pool, Epoch(1), self._completions, pool_format=form)
+        self.mover = Mover([cache], pool, Epoch(1), self._completions, pool_format=form)
 
     def save(self, places: list[tuple[int, int]], num_tokens: int) -> None:
         self.mover.save(KEY, pairs(*places), self.outcomes.append, num_tokens=num_tokens)
@@ -125,7 +125,7 @@ def test_a_pool_of_another_format_is_an_error_with_both_numbers() -> None:
     with pytest.raises(
         RuntimeError, match=rf"{STORED.block_bytes} bytes when stored as int8, .*{FORM.block_bytes}"
     ):
-        Mover(new_cache(), new_pool(FORM), Epoch(1), Completions(), pool_format=STORED)
+        Mover([new_cache()], new_pool(FORM), Epoch(1), Completions(), pool_format=STORED)
 
 
 @pytest.mark.parametrize("num_last_slots", [1, FORM.block_size])

@@ -116,7 +116,7 @@ def test_memory_of_one_process_alone_cannot_be_sent() -> None:
         filled_blocks(4, BLOCK_BYTES, SEED, "ipc")[1:],
     ):
         with leaving_no_thread(), pytest.raises(RuntimeError, match="this process's own memory"):
-            KVSender("ipc", blocks, staging_buffer, identity("prefill-0"))
+            KVSender("ipc", [blocks], staging_buffer, identity("prefill-0"))
 
 
 # ---- a real receiver, a scripted sender ----
@@ -126,7 +126,7 @@ class Receiver:
     def __init__(self) -> None:
         self.blocks = empty_blocks(8, BLOCK_BYTES)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.kv_receiver = KVReceiver("ipc", self.blocks, identity("decode-0"), self.completions)
+        self.kv_receiver = KVReceiver("ipc", [self.blocks], identity("decode-0"), self.completions)
 
     def start(self, address: str) -> None:
         self.kv_receiver.pull(PREFILL, address, [(KEY, block_ids(0, 1, 2))], self.outcomes.append, 30.0)
@@ -174,7 +174,7 @@ def pulling(
     receiver: Receiver, blocks: torch.Tensor, runs: list[Run]
 ) -> Iterator[tuple[Channel, TransferId]]:
     """The sender's end, when it has granted these."""
-    with asked(receiver, Opened(shared_memory.describe(blocks))) as channel:
+    with asked(receiver, Opened((shared_memory.describe(blocks),))) as channel:
         order = channel.receive(soon())
         assert isinstance(order, Pull)
         channel.send(Granted(order.transfer, runs), soon())
@@ -193,19 +193,25 @@ def pulling(
 def test_memory_that_is_not_there_breaks_the_connection(
     receiver: Receiver, staged: torch.Tensor, other: dict[str, int], why: str
 ) -> None:
-    with asked(receiver, Opened(memory_of(staged, **other))):
+    with asked(receiver, Opened((memory_of(staged, **other),))):
         error = receiver.outcome()
     assert error is not None and why in error and error.startswith("connection to prefill-0: ")
     assert not receiver.blocks.view(torch.uint8).any()
 
 
-@pytest.mark.parametrize("memory", [None, DeviceMemory(bytes(IPC_HANDLE_BYTES), 0, BLOCK_BYTES)])
+@pytest.mark.parametrize(
+    ("memories", "why"),
+    [
+        ((), "the sender has the memories of 0 ranks, those to fill are of 1"),
+        ((DeviceMemory(bytes(IPC_HANDLE_BYTES), 0, BLOCK_BYTES),), "the sender's blocks are in DeviceMemory"),
+    ],
+)
 def test_memory_of_another_kind_breaks_the_connection(
-    receiver: Receiver, memory: DeviceMemory | None
+    receiver: Receiver, memories: tuple[DeviceMemory, ...], why: str
 ) -> None:
-    with asked(receiver, Opened(memory)):
+    with asked(receiver, Opened(memories)):
         error = receiver.outcome()
-    assert error is not None and "the sender's blocks are in" in error
+    assert error is not None and why in error
 
 
 @pytest.mark.parametrize(
@@ -261,7 +267,7 @@ class Prefill:
         self.staging_buffer = StagingBuffer(Epoch(1), self.completions)
         for key, ids in requests.items():
             self.staging_buffer.put(key, ids, self.outcomes.append)
-        self.sender = KVSender("ipc", blocks, self.staging_buffer, identity("prefill-0"))
+        self.sender = KVSender("ipc", [blocks], self.staging_buffer, identity("prefill-0"))
 
     def close(self) -> None:
         self.sender.close()
@@ -277,7 +283,7 @@ def granted(prefill: Prefill, timeout_s: float) -> Iterator[tuple[Channel, Trans
         request = encoded(HandshakeRequest(PREFILL, me.instance_id, me.epoch, fingerprint))
         channel.shake(ClientHandshake(me.token, lambda: request), soon())
         opened = channel.receive(soon())
-        assert isinstance(opened, Opened) and opened.memory == shared_memory.describe(prefill.blocks)
+        assert isinstance(opened, Opened) and opened.memories == (shared_memory.describe(prefill.blocks),)
         channel.send(Pull(transfer, [KEY], [block_ids(0, 1, 2)], timeout_s), soon())
         assert channel.receive(soon()) == Granted(transfer, [Run(0, 5, 3)])
         yield channel, transfer
@@ -299,7 +305,7 @@ def test_blocks_are_there_as_long_as_they_can_be_pulled(receiver: Receiver) -> N
     staging_buffer = StagingBuffer(Epoch(1), completions)
     staging_buffer.put(KEY, block_ids(5, 6, 7), outcomes.append)
     with closing(
-        KVSender("ipc", filled_blocks(8, BLOCK_BYTES, SEED, "ipc"), staging_buffer, identity("prefill-0"))
+        KVSender("ipc", [filled_blocks(8, BLOCK_BYTES, SEED, "ipc")], staging_buffer, identity("prefill-0"))
     ) as sender:
         receiver.start(sender.address)
         assert receiver.outcome() is None

@@ -60,7 +60,7 @@ class Decode:
         self.blocks = empty_blocks(NUM_BLOCKS + 3, MIB)
         self.bytes = bytes_of(self.blocks)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.receiver = KVReceiver(transport, self.blocks, identity("decode-0"), self.completions)
+        self.receiver = KVReceiver(transport, [self.blocks], identity("decode-0"), self.completions)
 
     def start(
         self, address: str, specs: list[TransferSpec], source: InstanceId = PREFILL, timeout_s: float = 30.0
@@ -193,7 +193,7 @@ class Prefill:
         self.staging_buffer = StagingBuffer(me.epoch, self.completions)
         for key, ids in STAGED[transport].requests.items():
             self.staging_buffer.put(key, ids, self.outcomes.append)
-        self.sender = KVSender(transport, self.blocks, self.staging_buffer, me)
+        self.sender = KVSender(transport, [self.blocks], self.staging_buffer, me)
 
     def stop_in_mid_transfer(self, peer: Peer) -> None:
         until(lambda: self.staging_buffer.num_being_pulled, 30)

@@ -53,7 +53,7 @@ class Prefill:
         self.staging_buffer = StagingBuffer(Epoch(1), self.completions)
         for key, ids in SENDER_S_BLOCKS.items():
             self.staging_buffer.put(key, ids, self.outcomes.append)
-        self.sender = KVSender(transport, self.blocks, self.staging_buffer, me or identity("prefill-0"))
+        self.sender = KVSender(transport, [self.blocks], self.staging_buffer, me or identity("prefill-0"))
 
     def close(self) -> None:
         self.sender.close()
@@ -66,7 +66,7 @@ class Decode:
     def __init__(self, transport: str, me: Identity | None = None) -> None:
         self.blocks = empty_blocks(20, BLOCK_BYTES)
         self.completions, self.outcomes = Completions(), Outcomes()
-        self.receiver = KVReceiver(transport, self.blocks, me or identity("decode-0"), self.completions)
+        self.receiver = KVReceiver(transport, [self.blocks], me or identity("decode-0"), self.completions)
 
     def pull(self, prefill: Prefill, *specs: TransferSpec, timeout_s: float = 30.0) -> str | None:
         """Returns the outcome's error."""

@@ -34,7 +34,7 @@ class Case:
     @property
     def num_instances(self) -> int:
         num_gpus = 0 if self.engine.device == "cpu" else len(self.gpus.gpus)
-        return sum(self.settings.launch.instances(num_gpus).values())
+        return sum(self.settings.launch.instances(num_gpus // self.engine.tensor_parallel_size).values())
 
     @property
     def num_threads(self) -> int:

@@ -11,7 +11,8 @@ from alignedserve.ops import MIN_CAPABILITY
 
 
 def check_gpus(case: Case) -> Iterator[Finding]:
-    return gpu_findings(case.gpus, case.engine.device, case.num_instances, case.settings.router.link)
+    num_wanted = case.num_instances * case.engine.tensor_parallel_size
+    return gpu_findings(case.gpus, case.engine.device, num_wanted, case.settings.router.link)
 
 
 def gpu_findings(facts: GpuFacts, device: str, num_instances: int, link: str) -> Iterator[Finding]:

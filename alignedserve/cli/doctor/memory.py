@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.cli.doctor import cgroup
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, in_bytes, note, ok, warn
 from alignedserve.cli.doctor.model import num_weight_bytes
-from alignedserve.engine.choices import DEFAULT_CPU_KV_BYTES, choose_num_blocks
+from alignedserve.engine.choices import DEFAULT_CPU_KV_BYTES, check_ranks, choose_num_blocks
 from alignedserve.engine.gpu_memory import MemoryUse, kv_share
 from alignedserve.launch.plan import free_shm_bytes
 
+# Most machines have so many GPUs at most.
+_MOST_RANKS = 8
+
 
 def check_kv(case: Case) -> Iterator[Finding]:
-    num_blocks = _num_kv_blocks(case)
+    try:
+        num_blocks = _num_kv_blocks(case)
+    except ValueError as error:
+        num_gpus = None if case.is_cpu else num_gpus_that_fit(case)
+        if num_gpus is None:
+            raise
+        yield fail(str(error), f"--tensor-parallel-size {num_gpus}, with as many GPUs like these")
+        return
     num_tokens = num_blocks * case.form.block_size
     per_token = case.form.block_bytes // case.form.block_size
     most = "" if case.is_cpu or case.engine.kv_cache_memory_bytes else "at most "
@@ -25,6 +36,21 @@ def check_kv(case: Case) -> Iterator[Finding]:
         f"({in_bytes(num_blocks * case.form.block_bytes)}), "
         f"{num_blocks // case.form.num_blocks(case.max_model_len)} requests of {case.max_model_len}"
     )
+
+
+def num_gpus_that_fit(case: Case) -> int | None:
+    """Returns the least number of GPUs like those here on which an instance fits; None if it is more than eight."""
+    size = case.engine.tensor_parallel_size
+    while (size := 2 * size) <= _MOST_RANKS:
+        divided = Case(replace(case.settings, engine=replace(case.engine, tensor_parallel_size=size)))
+        divided.gpus = case.gpus
+        try:
+            check_ranks(divided.engine, case.model.config)
+            _num_kv_blocks(divided)
+        except ValueError:
+            continue
+        return size
+    return None
 
 
 def _kind(case: Case) -> str:
@@ -105,9 +131,15 @@ def _num_kv_blocks(case: Case) -> int:
 def _gpu_kv_bytes(case: Case) -> int:
     """Returns the bytes that the weights leave; an instance measures the work of a step at its start, which takes some
     of them."""
-    gpu, num_weights = min(case.gpus.gpus, key=lambda gpu: gpu.num_free_bytes), num_weight_bytes(case)
+    num_ranks = case.engine.tensor_parallel_size
+    gpu, num_weights = (
+        min(case.gpus.gpus, key=lambda gpu: gpu.num_free_bytes),
+        num_weight_bytes(case) // num_ranks,
+    )
     use = MemoryUse(gpu.num_total_bytes, gpu.num_free_bytes - num_weights, num_weights)
-    return kv_share(use, num_work=0, utilization=case.instance.engine.gpu_memory_utilization)
+    # Instances of several GPUs share none.
+    utilization = case.engine if num_ranks > 1 else case.instance.engine
+    return num_ranks * kv_share(use, num_work=0, utilization=utilization.gpu_memory_utilization)
 
 
 def _num_available() -> int:

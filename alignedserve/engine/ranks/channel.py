@@ -1,6 +1,6 @@
 """What the leading rank and another one say to each other, over a socket that they alone have.
 
-A message is 4 bytes length, a byte that says what it is, and what there is to say: JSON once at the start, plain int32
+A message is 4 bytes length, a byte that says what it is, and what there is to say: JSON at the start, plain int32
 for steps. Nothing of it comes from a client, and nothing of it is run.
 """
 
@@ -18,13 +18,15 @@ _LENGTH_BYTES = 4
 class Kind(IntEnum):
     # From the leading rank.
     START = 0
-    CACHE = 1
-    FORWARD = 2
-    LOGITS = 3
+    MEASURE = 1
+    CACHE = 2
+    FORWARD = 3
+    LOGITS = 4
     # From the others.
-    LOADED = 4
-    READY = 5
-    FAILED = 6
+    LOADED = 5
+    MEASURED = 6
+    READY = 7
+    FAILED = 8
 
 
 class ChannelClosed(ConnectionError):

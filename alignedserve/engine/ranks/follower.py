@@ -15,6 +15,8 @@ import torch
 
 from alignedserve.engine.build import LoadedModel, load_model, new_step
 from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.gpu_memory import kv_bytes
+from alignedserve.engine.kv_cache import new_blocks
 from alignedserve.engine.ranks import memory
 from alignedserve.engine.ranks.channel import Channel, ChannelClosed, Kind
 from alignedserve.engine.ranks.watch import beat
@@ -44,14 +46,22 @@ def follow(channel: Channel) -> None:
         )
         beater.start()
         torch.set_num_threads(ranks.num_threads)
+        if start["is_on_gpu"]:
+            # "cuda" means this one from here on: ranks have those that this process can see, one each.
+            torch.cuda.set_device(ranks.shard.rank)
         loaded = load_model(config, ranks)
     except (ValueError, OSError) as error:
         channel.send(Kind.FAILED, str(error).encode())
         return
     channel.send(Kind.LOADED)
-    step, model = _compile(config, loaded, start["has_reversed"], json.loads(channel.expect(Kind.CACHE)))
-    channel.send(Kind.READY)
-    _compute(channel, step, model)
+    step, max_seqs = new_step(config, loaded, start["has_reversed"])
+    blocks = new_blocks(
+        loaded.form, _num_blocks(channel, config, loaded, step), loaded.ops.device, memory.empty
+    )
+    loaded.ops.bind_cache(blocks)
+    compiled = loaded.ops.compile(loaded.model.forward, loaded.model.logits, step, max_rows=max_seqs)
+    channel.send_json(Kind.READY, memory.describe(blocks))
+    _compute(channel, step, compiled)
 
 
 def _ranks(start: dict[str, Any]) -> Ranks:
@@ -60,15 +70,16 @@ def _ranks(start: dict[str, Any]) -> Ranks:
     return Ranks(shard, Path(start["store_file"]), shared, start["slot_values"], start["num_threads"])
 
 
-def _compile(
-    config: EngineConfig, loaded: LoadedModel, has_reversed: bool, cache: dict[str, Any]
-) -> tuple[StepInputs, CompiledModel]:
-    ops, form, model = loaded.ops, loaded.form, loaded.model
-    step, max_seqs = new_step(config, loaded, has_reversed)
-    dtype = getattr(torch, form.torch_dtype)
-    blocks = memory.attach(cache).view(dtype).view(cache["num_blocks"], *form.shape)
-    ops.bind_cache(blocks[:, form.layers_of(ops.shard.rank)])
-    return step, ops.compile(model.forward, model.logits, step, max_rows=max_seqs)
+def _num_blocks(channel: Channel, config: EngineConfig, loaded: LoadedModel, step: StepInputs) -> int:
+    """Returns how many blocks the leading rank says that there are, which may ask before how much memory there is."""
+    kind, data = channel.receive()
+    if kind is Kind.MEASURE:
+        room = kv_bytes(loaded.model, loaded.ops, loaded.form, step, config.gpu_memory_utilization)
+        channel.send(Kind.MEASURED, str(room).encode())
+        data = channel.expect(Kind.CACHE)
+    elif kind is not Kind.CACHE:
+        raise RuntimeError(f"the leading rank says {kind.name}, not {Kind.CACHE.name}")
+    return int(json.loads(data)["num_blocks"])
 
 
 def _compute(channel: Channel, step: StepInputs, model: CompiledModel) -> None:

@@ -1,14 +1,15 @@
 """The leading rank: it starts the others, and tells them what to compute beside it.
 
-It alone has requests, blocks and a sampler. The others have their part of the weights, the same programs, and the
-leader's KV cache mapped, of which each writes and reads its own heads: so blocks are copied by the leader alone, for
-all ranks. In an iteration they are sent the step's inputs, and meet in each layer.
+It alone has requests, blocks and a sampler. The others have their part of the weights, the same programs, and KV of
+their own heads, which the leader maps: so blocks are copied by the leader alone, for all ranks. In an iteration they
+are sent the step's inputs, and meet in each layer.
 
     starting -> loaded -> ready -> lost, when a process of theirs has ended or hangs; the leader can't go on then
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from alignedserve.engine.config import EngineConfig
@@ -37,7 +39,7 @@ class RankLost(RuntimeError):
 
 
 class RankLeader:
-    def __init__(self, config: EngineConfig, slot_values: int, has_reversed: bool) -> None:
+    def __init__(self, config: EngineConfig, slot_values: int, has_reversed: bool, is_on_gpu: bool) -> None:
         """Starts the other ranks, which load their weights meanwhile. `slot_values`: see kernels/cpu/ranks.py."""
         size = config.tensor_parallel_size
         self._store_file = Path(f"/dev/shm/alignedserve-link-{secrets.token_hex(16)}")
@@ -62,6 +64,7 @@ class RankLeader:
                     "store_file": str(self._store_file),
                     "num_threads": num_threads,
                     "has_reversed": has_reversed,
+                    "is_on_gpu": is_on_gpu,
                 },
             )
 
@@ -71,21 +74,35 @@ class RankLeader:
             channel.expect(Kind.LOADED)
         self._store_file.unlink(missing_ok=True)
 
-    def use_cache(self, blocks: torch.Tensor) -> None:
-        """Shares the KV cache with the others, and waits until they are ready."""
+    def least(self, measure: Callable[[], int]) -> int:
+        """Measures how many bytes of KV each rank has room for, all at once since they meet in it, and returns the
+        least. `measure` does that for this rank."""
+        self.tell(Kind.MEASURE)
+        own = measure()
+        return min(own, *(int(channel.expect(Kind.MEASURED)) for channel in self._channels))
+
+    def prepare(self, num_blocks: int) -> None:
+        """Makes the others allocate their parts of so many blocks, and compile, which all ranks do at once."""
         for channel in self._channels:
-            channel.send_json(Kind.CACHE, memory.describe(blocks) | {"num_blocks": len(blocks)})
-        for channel in self._channels:
-            channel.expect(Kind.READY)
+            channel.send_json(Kind.CACHE, {"num_blocks": num_blocks})
+
+    def until_ready(self) -> list[torch.Tensor]:
+        """Returns the bytes of the others' KV, mapped."""
+        return [memory.attach(json.loads(channel.expect(Kind.READY))) for channel in self._channels]
 
     def lead(self, model: CompiledModel, step: StepInputs, break_up: Callable[[], None]) -> CompiledModel:
         """Returns the model of all ranks. `break_up` ends a wait of this rank's for another one."""
         self._watch.start(break_up)
         return LedModel(self, model, step)
 
-    def tell(self, kind: Kind, order: bytes) -> None:
+    def tell(self, kind: Kind, order: bytes = b"") -> None:
         for channel in self._channels:
             channel.send(kind, order)
+
+    @property
+    def lost_so_far(self) -> str:
+        """Like `lost`, without waiting."""
+        return self._watch.lost
 
     def lost(self) -> str:
         """Says which rank is gone, waiting a moment for its end to be noticed; empty: none is."""
@@ -113,6 +130,13 @@ class LedModel(CompiledModel):
     def final_states(self, rows: torch.Tensor) -> torch.Tensor:
         """All ranks have the same states after the last layer."""
         return self._model.final_states(rows)
+
+    def likeliest(self, num_rows: int) -> np.ndarray | None:
+        return self._model.likeliest(num_rows)
+
+    def confirm(self) -> None:
+        if lost := self._leader.lost_so_far:
+            raise RankLost(lost)
 
     def _together(self, kind: Kind, order: bytes, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         try:

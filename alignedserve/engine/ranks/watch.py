@@ -38,7 +38,8 @@ class Watch:
         self._processes = processes
         self._beats = [beat_of(shared, rank) for rank in range(1, len(processes) + 1)]
         self._pidfds = [os.pidfd_open(process.pid) for process in processes]
-        self._lost = ""
+        # Which rank is gone; empty: none is. It is set before the others are told to stop.
+        self.lost = ""
         self._was_lost = threading.Event()
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
@@ -50,7 +51,7 @@ class Watch:
 
     def what_was_lost(self) -> str:
         self._was_lost.wait(_NOTICE_S)
-        return self._lost
+        return self.lost
 
     def stop(self) -> None:
         """Called once, when nothing is computed any more."""
@@ -66,11 +67,11 @@ class Watch:
         for fd in (self._stop_read, *self._pidfds):
             poll.register(fd, select.POLLIN | select.POLLHUP)
         silences = [Silence() for _ in self._beats]
-        while not self._lost:
+        while not self.lost:
             found = {fd for fd, _ in poll.poll(BEAT_S * 1000)}
             if self._stop_read in found:
                 return
-            self._lost = self._look(found, silences)
+            self.lost = self._look(found, silences)
         # None of the others is of use any more, and `gloo` only notices that somebody has ended.
         for process in self._processes:
             process.kill()

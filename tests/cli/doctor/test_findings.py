@@ -228,3 +228,19 @@ def test_adapters_are_looked_at_one_by_one(tmp_path: Path) -> None:
     assert fits.level == "ok" and other.level == "warn" and "is org/else; this one is" in other.text
     (wrong,) = of(("a", {}), ("d", {"r": 17}))
     assert wrong.level == "fail" and "d: its rank r is 17; must be at most" in wrong.text
+
+
+def test_a_model_that_takes_several_gpus_is_told_how_many() -> None:
+    def of(model: str, **options: Any) -> Finding:
+        common = {"load_format": "dummy", "max_model_len": 2048, "device": "cuda"}
+        case = Case(settings_of(model, common | options))
+        case.gpus = replace(TWO, gpus=(H200,) * 8)
+        (finding,) = check_kv(case)
+        return finding
+
+    alone = of("llama-3.1-70b")
+    assert alone.level == "fail" and "but one request of max_model_len=2048 tokens needs 128" in alone.text
+    assert alone.remedy == "--tensor-parallel-size 2, with as many GPUs like these"
+    both = of("llama-3.1-70b", tensor_parallel_size=2)
+    assert both.level == "ok" and "320.0 KiB a token" in both.text
+    assert of("llama-3.1-8b").level == "ok"
