@@ -148,6 +148,17 @@ def test_a_rank_that_is_killed_is_named(tiny_model: Directory, backend: str) -> 
 
 
 @pytest.mark.slow
+def test_nothing_that_was_computed_counts_when_a_rank_was_lost_meanwhile(tiny_model: Directory) -> None:
+    instance = divided(tiny_model("llama-mha"))
+    instance.engine.confirm()
+    (follower,) = followers_of(instance)
+    follower.kill()
+    assert leader_of(instance).lost()
+    with pytest.raises(RankLost, match="has ended: -9"):
+        instance.engine.confirm()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_a_rank_that_hangs_is_named(
     tiny_model: Directory, backend: str, monkeypatch: pytest.MonkeyPatch

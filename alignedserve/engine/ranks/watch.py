@@ -20,7 +20,7 @@ BEAT_S = 0.5
 # Seconds after which a rank that does not count is taken to hang. Each of a machine's stalls is shorter.
 SILENCE_S = 15.0
 # How long after an error its cause, a rank's end, may come.
-_NOTICE_S = 2.0
+_NOTICE_S = 10.0
 # Of each rank's line in the shared memory, these bytes hold its count (kernels/cpu/ranks.py).
 _LINE_BYTES, _OFFSET = 64, 8
 
