@@ -100,11 +100,6 @@ class EngineConfig:
             raise ValueError(
                 f"hidden_cache: restores K and V without adapters; lora_modules are {self.adapter_names}"
             )
-        if self.adapters and self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size={self.tensor_parallel_size}: adapters are not split over ranks so far; "
-                f"lora_modules are {self.adapter_names}"
-            )
         for name in (
             *("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"),
             "max_lora_rank",

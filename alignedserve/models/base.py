@@ -12,6 +12,7 @@ import torch
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.lora import AdaptedSource
 from alignedserve.models.weights import WeightSource
+from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import Part, QuantisedWeight, inputs_of, outputs_of
@@ -148,7 +149,7 @@ class Layers:
         if self._adapters is None or is_head or not can_adapt:
             return weight
         adapters = self._adapters.take(names, out_features, in_features)
-        return weight if adapters is None else self._ops.with_adapters(weight, adapters)
+        return self._adapted(weight, adapters, outputs, inputs)
 
     def linear_split(
         self,
@@ -170,7 +171,19 @@ class Layers:
         ]
         made = self._part_of(parts, biases, activation, False, outputs, None)
         adapters = self._adapters and self._adapters.take([name], [sum(out_features)], in_features)
-        return self._ops.with_adapters(made, adapters.split(out_features)) if adapters else made
+        return self._adapted(made, adapters.split(out_features) if adapters else None, outputs, None)
+
+    def _adapted(
+        self,
+        weight: Linear,
+        adapters: LayerAdapters | None,
+        outputs: Sequence[slice] | None,
+        inputs: slice | None,
+    ) -> Linear:
+        if adapters is None:
+            return weight
+        mine = adapters if self.shard.size == 1 else adapters.of_rank(outputs, inputs)
+        return self._ops.with_adapters(weight, mine)
 
     def _part_of(
         self,

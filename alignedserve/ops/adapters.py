@@ -73,6 +73,19 @@ class LayerAdapters:
         deltas = [pieces(delta) for (delta,) in self.deltas]
         return LayerAdapters(self.in_features, tuple(out_features), deltas, self.scales)
 
+    def of_rank(self, outputs: Sequence[slice] | None, inputs: slice | None) -> LayerAdapters:
+        """The same for a layer of which there are only those `outputs` of each part, or those `inputs`, if given: what it
+        yields is a part of a sum then, and so is what is added."""
+        mine = outputs or [slice(out) for out in self.out_features]
+        of_a = inputs or slice(self.in_features)
+
+        def part_of(delta: Delta | None, rows: slice) -> Delta | None:
+            return delta and Delta(delta.a[:, of_a], delta.b[rows])
+
+        deltas = [[part_of(*each) for each in zip(parts, mine, strict=True)] for parts in self.deltas]
+        widths = tuple(len(range(out)[rows]) for out, rows in zip(self.out_features, mine, strict=True))
+        return LayerAdapters(len(range(self.in_features)[of_a]), widths, deltas, self.scales)
+
     @property
     def first_columns(self) -> list[int]:
         """The column of the layer's output where each part begins."""

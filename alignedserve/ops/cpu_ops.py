@@ -215,7 +215,7 @@ class CpuOps(Ops):
         if weight.kind.takes_codes:
             x = self._quantised(x, weight)
         if weight.is_partial or weight.num_joined:
-            return self._across_ranks(x, weight, residual)
+            return self._across_ranks(x, weight, residual, shrunk)
         return self._project(x, weight, residual, self.dtype, shrunk)
 
     def _project(
@@ -286,9 +286,11 @@ class CpuOps(Ops):
         self._program.append(OpKind.SHRINK, self.dtype, args, out, [x, weight])
         return out
 
-    def _across_ranks(self, x: Value, weight: PackedWeight, residual: Value | None) -> Value:
+    def _across_ranks(
+        self, x: Value, weight: PackedWeight, residual: Value | None, shrunk: Value | None
+    ) -> Value:
         """The sum of all ranks' results, which are rounded once, or what they yield side by side."""
-        part = self._project(x, weight, None, torch.float32)
+        part = self._project(x, weight, None, torch.float32, shrunk)
         if weight.is_partial:
             return self._sum_ranks(part, residual)
         ranks = self._meet(part)

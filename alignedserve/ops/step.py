@@ -220,6 +220,9 @@ class StepInputs:
         counts = (self.num_tokens, self.num_seqs, self.num_outputs, self._num_filled)
         table = self.host_block_table(self.num_seqs, self._num_filled)
         filled = [*self._filled(*counts[:3]), table.reshape(-1)]
+        # The adapters of its tokens come last, if any has one.
+        if self.adapters is not None:
+            filled.append(self.adapters.filled_rows)
         return np.concatenate([np.array(counts, dtype=np.int32), *filled]).tobytes()
 
     def unpack(self, data: bytes) -> None:
@@ -230,7 +233,12 @@ class StepInputs:
         for array in self._filled(num_tokens, num_seqs, num_outputs):
             array[:] = values[first : first + len(array)]
             first += len(array)
-        self.host_block_table(num_seqs, num_columns)[:] = values[first:].reshape(num_seqs, num_columns)
+        end = first + num_seqs * num_columns
+        self.host_block_table(num_seqs, num_columns)[:] = values[first:end].reshape(num_seqs, num_columns)
+        if self.adapters is not None:
+            self.adapters.clear()
+            if len(values) > end:
+                self.adapters.fill_rows(values[end:], self.host.outputs[:num_outputs])
         self.commit(num_tokens, num_seqs, num_outputs)
 
     def _filled(self, num_tokens: int, num_seqs: int, num_outputs: int) -> list[np.ndarray]:

@@ -23,11 +23,20 @@ class StepAdapters:
 
     def fill(self, numbers: np.ndarray, counts: np.ndarray, outputs: np.ndarray) -> None:
         """`numbers`: of the adapter of each sequence, which has `counts` tokens. `outputs`: the step's."""
-        of_tokens = np.repeat(numbers, counts)
+        self.fill_rows(np.repeat(numbers, counts), outputs)
+
+    def fill_rows(self, of_tokens: np.ndarray, outputs: np.ndarray) -> None:
+        """`of_tokens`: the adapter of each token."""
         self._num_tokens, self._num_outputs = len(of_tokens), len(outputs)
         self._host_tokens.numpy()[: len(of_tokens)] = of_tokens
         self._host_outputs.numpy()[: len(outputs)] = of_tokens[outputs]
-        self.is_any = bool(numbers.any())
+        self.is_any = bool(of_tokens.any())
+
+    @property
+    def filled_rows(self) -> np.ndarray:
+        """What `fill_rows` was given of the tokens; none if no row has an adapter."""
+        rows: np.ndarray = self._host_tokens.numpy()[: self._num_tokens if self.is_any else 0]
+        return rows
 
     def upload(self) -> None:
         """Sends the host's buffers to the device, on the current stream."""

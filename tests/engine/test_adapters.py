@@ -89,6 +89,28 @@ def test_every_family_matches_transformers(family: Callable[[str], Family], name
         assert said(engine, adapters) == found.expected(adapters)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "size", "backend", "options"),
+    [
+        ("llama-gqa-tied", 2, "cpu", {"max_prefill_chunk": 7, "policy": EvictEveryStep}),
+        ("opt", 4, "cpu", {}),
+        ("qwen2", 2, "torch", {}),
+        # Its q, k and v are one tensor of the checkpoint, and of an adapter.
+        ("phi3-partial-window", 2, "cpu", {}),
+    ],
+)
+def test_ranks_have_their_parts_of_adapters(
+    family: Callable[[str], Family], name: str, size: int, backend: str, options: dict[str, Any]
+) -> None:
+    found, some = family(name), slice(2, 6)
+    divided = make_instance(
+        found.model, tensor_parallel_size=size, attention_backend=backend, **options, **found.options
+    )
+    answers = tokens(run(divided, prompts()[some], greedy_params(8), MIXED[some]))
+    assert answers == [each[:8] for each in found.expected(MIXED)[some]]
+
+
 @pytest.mark.parametrize("name", MIXTURES)
 def test_attention_of_mixtures_can_be_adapted(family: Callable[[str], Family], name: str) -> None:
     found = family(name)
@@ -216,10 +238,5 @@ def test_unknown_ones_and_what_does_not_go_together_are_refused_by_name(
         ValueError, match="hidden_cache: restores K and V without adapters; lora_modules are a, b"
     ):
         EngineConfig("x", hidden_cache=True, lora_modules=("a=b", "b=c"))
-    with pytest.raises(
-        ValueError,
-        match="tensor_parallel_size=2: adapters are not split over ranks so far; lora_modules are a",
-    ):
-        EngineConfig("x", tensor_parallel_size=2, lora_modules=("a=b",))
     with pytest.raises(ValueError, match="small: its rank r is 3; must be at most max_lora_rank=2"):
         make_engine(found.model, lora_modules=(f"small={found.paths['small']}",), max_lora_rank=2)

@@ -256,6 +256,20 @@ def test_a_step_is_the_same_when_another_rank_has_unpacked_it() -> None:
     )
 
 
+def test_the_adapters_of_a_step_go_to_other_ranks() -> None:
+    ours, theirs = (StepInputs(16, 4, 5, has_adapters=True) for _ in range(2))
+    ours.host.outputs[:2], ours.host.query_start[:3] = [0, 3], [0, 1, 4]
+    assert ours.adapters and theirs.adapters
+    for numbers in ([2, 1], [0, 0], [0, 3]):
+        ours.adapters.fill(np.array(numbers), np.array([1, 3]), ours.host.outputs[:2])
+        ours.commit(4, 2, 2)
+        theirs.unpack(ours.packed())
+        assert theirs.has_adapters == ours.has_adapters == any(numbers)
+        if any(numbers):
+            assert theirs.adapters.of_rows(4).tolist() == [numbers[0]] + 3 * [numbers[1]]
+            assert theirs.adapters.of_rows(2).tolist() == numbers
+
+
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
