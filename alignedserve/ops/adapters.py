@@ -74,8 +74,8 @@ class LayerAdapters:
         return LayerAdapters(self.in_features, tuple(out_features), deltas, self.scales)
 
     def of_rank(self, outputs: Sequence[slice] | None, inputs: slice | None) -> LayerAdapters:
-        """The same for a layer of which there are only those `outputs` of each part, or those `inputs`, if given: what it
-        yields is a part of a sum then, and so is what is added."""
+        """The same for a layer of which there are only those `outputs` of each part, or those `inputs`, if given. Of a
+        layer with some inputs what it yields is a part of a sum, and so is what is added."""
         mine = outputs or [slice(out) for out in self.out_features]
         of_a = inputs or slice(self.in_features)
 
