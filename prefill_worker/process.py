@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from alignedserve.engine.kv_cache import Allocate
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.kvpool.segment import Segment
