@@ -1,10 +1,12 @@
 """Offline generation on a CPU, beside vLLM for CPU: the same model, prompts and cores, in turn (A B A B ...).
 
     python -m benchmarks.cpu_vs_vllm --vllm-python VENV/bin/python [--rounds 3] [--cases abc]
+    python -m benchmarks.cpu_vs_vllm --vllm-python VENV/bin/python --cpu x86-64-v3 --dtype float32 --cases d
 
-The model is a random-weight Llama of 125M parameters in bfloat16. vLLM is measured as it starts by default, where it
-keeps one core free for itself, and with all cores given to its computation (VLLM_CPU_OMP_THREADS_BIND), as ours has.
-Ratios are taken round by round.
+The model is a random-weight Llama of 125M parameters, in bfloat16 by default. With `--cpu x86-64-v3` neither side uses
+more than AVX2: ours is built for it, vLLM takes its library for such processors, and torch's are told so. vLLM is
+measured as it starts by default, where it keeps one core free for itself, and with all cores given to its computation
+(VLLM_CPU_OMP_THREADS_BIND), as ours has. Ratios are taken round by round.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.cli.bench import prompt_lengths
+from benchmarks.linear_vs_torch import AVX2
 from benchmarks.progress import progress, say
 
 # case: (prompts, prompt tokens, mix, output tokens, ratio to reach)
@@ -30,6 +33,7 @@ CASES: dict[str, tuple[int, int, str | None, int, float]] = {
     "a": (32, 128, None, 128, 1.7),
     "b": (1, 128, None, 128, 2.2),
     "c": (32, 128, "long=0.125:2048", 128, 1.7),
+    "d": (16, 64, None, 48, 1.3),
 }
 LIMITS = ["--max-num-seqs", "64", "--max-model-len", "4096"]
 MODEL_CONFIG = {
@@ -71,7 +75,11 @@ def run(command: list[str], environment: dict[str, str], out: Path) -> float:
     return float(line["output_tokens_per_s"])
 
 
-def ours(model: Path, case: str, out: Path) -> float:
+# What keeps vLLM to AVX2, beside its own --avx2: its engine in the process that is told so, and torch's libraries.
+VLLM_AVX2 = AVX2 | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHINDUCTOR_CPP_SIMDLEN": "256"}
+
+
+def ours(model: Path, case: str, out: Path, cpu: str, dtype: str) -> float:
     num_prompts, input_len, mix, output_len, _ = CASES[case]
     command = [
         sys.executable,
@@ -81,6 +89,8 @@ def ours(model: Path, case: str, out: Path) -> float:
         "engine",
         str(model),
         *LIMITS,
+        "--dtype",
+        dtype,
         "--out",
         str(out),
     ]
@@ -92,18 +102,24 @@ def ours(model: Path, case: str, out: Path) -> float:
         "--output-len",
         str(output_len),
     ]
-    return run(command + (["--mix", mix] if mix else []), {}, out)
+    return run(command + (["--mix", mix] if mix else []), {"ALIGNEDSERVE_CPU": cpu}, out)
 
 
-def vllm(python: str, model: Path, case: str, out: Path, has_all_cores: bool) -> float:
+def vllm(python: str, model: Path, case: str, out: Path, cpu: str, dtype: str, has_all_cores: bool) -> float:
     num_prompts, input_len, mix, output_len, _ = CASES[case]
     lengths = prompt_lengths(num_prompts, input_len, mix)
     random.Random(0).shuffle(lengths)
     script = str(Path(__file__).parent / "vllm_offline.py")
     command = [python, script, str(model), *LIMITS, "--output-len", str(output_len), "--out", str(out)]
     command += ["--lengths", ",".join(map(str, lengths))]
-    cores = f"0-{(os.cpu_count() or 1) - 1}"
-    return run(command, {"VLLM_CPU_OMP_THREADS_BIND": cores} if has_all_cores else {}, out)
+    command += ["--dtype", dtype]
+    environment: dict[str, str] = {}
+    if cpu == "x86-64-v3":
+        command.append("--avx2")
+        environment |= VLLM_AVX2
+    if has_all_cores:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{(os.cpu_count() or 1) - 1}"
+    return run(command, environment, out)
 
 
 def main() -> None:
@@ -111,6 +127,8 @@ def main() -> None:
     parser.add_argument("--vllm-python", required=True)
     parser.add_argument("--cases", default="abc")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu", default="native", choices=["native", "x86-64-v3"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     args = parser.parse_args()
     result: dict[str, Any] = {
@@ -123,13 +141,15 @@ def main() -> None:
         tempfile.TemporaryDirectory() as directory,
         progress(3 * args.rounds * len(args.cases), "run") as bar,
     ):
-        model, out = Path(directory, "model"), Path(directory, "out.jsonl")
+        model, out, kind = Path(directory, "model"), Path(directory, "out.jsonl"), (args.cpu, args.dtype)
         bar.set_description("making the model")
         make_model(model)
         engines: dict[str, Callable[[str], float]] = {
-            "alignedserve": lambda case: ours(model, case, out),
-            "vllm": lambda case: vllm(args.vllm_python, model, case, out, has_all_cores=False),
-            "vllm_all_cores": lambda case: vllm(args.vllm_python, model, case, out, has_all_cores=True),
+            "alignedserve": lambda case: ours(model, case, out, *kind),
+            "vllm": lambda case: vllm(args.vllm_python, model, case, out, *kind, has_all_cores=False),
+            "vllm_all_cores": lambda case: vllm(
+                args.vllm_python, model, case, out, *kind, has_all_cores=True
+            ),
         }
         for case in args.cases:
             rounds: list[dict[str, float]] = []

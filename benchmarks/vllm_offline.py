@@ -1,4 +1,7 @@
-"""vLLM's side of cpu_vs_vllm.py, run with vLLM's Python: appends one JSON line to a file."""
+"""vLLM's side of cpu_vs_vllm.py, run with vLLM's Python: appends one JSON line to a file.
+
+With --avx2 it takes the library that vLLM has for processors without AVX-512, in this process alone.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
-from vllm import LLM, SamplingParams
+import torch
 
 
 def main() -> None:
@@ -19,12 +24,19 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--avx2", action="store_true")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
+    if args.avx2:
+        torch.cpu._is_avx512_supported = lambda: False
+    # It looks at the processor when it is imported.
+    from vllm import LLM, SamplingParams
+
     llm = LLM(
         args.model,
         skip_tokenizer_init=True,
-        dtype="bfloat16",
+        dtype=args.dtype,
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         enable_prefix_caching=False,
@@ -36,7 +48,7 @@ def main() -> None:
         {"prompt_token_ids": [rng.randrange(5, 30000) for _ in range(int(length))]}
         for length in args.lengths.split(",")
     ]
-    rates = [_rate(llm, prompts, params) for _ in range(args.runs + 1)][1:]
+    rates = [_rate(lambda: llm.generate(prompts, params, use_tqdm=False)) for _ in range(args.runs + 1)][1:]
     with open(args.out, "a") as file:
         print(
             json.dumps(
@@ -46,9 +58,9 @@ def main() -> None:
         )
 
 
-def _rate(llm: LLM, prompts: list[dict[str, list[int]]], params: SamplingParams) -> float:
+def _rate(generate: Callable[[], list[Any]]) -> float:
     start = time.perf_counter()
-    results = llm.generate(prompts, params, use_tqdm=False)
+    results = generate()
     num_tokens = sum(len(result.outputs[0].token_ids) for result in results)
     return num_tokens / (time.perf_counter() - start)
 
