@@ -239,17 +239,16 @@ def _check_fp8(config: EngineConfig, model_config: ModelConfig, device: torch.de
     if device.type != "cuda" or config.attention_backend == "torch":
         return
     is_quantised = model_config.quantised is not None and model_config.quantised.kind == FP8
-    found = {
+    is_fp8 = {
         "kv_cache_dtype='fp8'": config.kv_cache_dtype == FP8,
         "quantization='fp8'": config.quantization == FP8,
         f"{config.model}, whose weights are FP8": is_quantised,
     }
-    capability = torch.cuda.get_device_capability(device)
-    for what, is_fp8 in found.items():
-        if is_fp8 and capability < MIN_FP8_CAPABILITY:
-            raise ValueError(
-                f"{what}: takes GPUs of compute capability 8.9 and newer, not {capability}; int8 runs there"
-            )
+    what = next((each for each in is_fp8 if is_fp8[each]), None)
+    if what and (capability := torch.cuda.get_device_capability(device)) < MIN_FP8_CAPABILITY:
+        raise ValueError(
+            f"{what}: takes GPUs of compute capability 8.9 and newer, not {capability}; int8 runs there"
+        )
 
 
 def _kv_bytes(config: EngineConfig, model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> int:
