@@ -26,7 +26,7 @@ from benchmarks.gpu.record import Row
 
 # Inputs and outputs.
 LAYERS = {"qkv": (4096, 6144), "gate_up": (4096, 28672), "down": (14336, 4096)}
-TINY = {"qkv": (64, 96), "down": (96, 64)}
+TINY = {"down": (96, 64)}
 ROWS = (1, 2, 8, 32, 64, 128, 512, 2048)
 TINY_ROWS = (1, 3, 70)
 # So many rows go both ways.

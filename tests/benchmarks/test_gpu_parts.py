@@ -61,14 +61,11 @@ def test_layers_in_codes_are_compared_and_measured_beside_bf16(tmp_path: Path) -
     quantised.run(bench)
     measured = {row["case"]: row for row in rows(tmp_path) if "rows" in row}
     ways = ("1 rows", "3 rows", "3 rows in pieces", "70 rows")
-    coded = {
-        f"{layer} {form} {way}" for layer in quantised.TINY for form in quantised.FORMATS for way in ways
-    }
-    plain = {f"{layer} bf16 {way}" for layer in quantised.TINY for way in ways if "pieces" not in way}
-    assert measured.keys() == coded | plain
+    coded = {f"down {form} {way}" for form in quantised.FORMATS for way in ways}
+    assert measured.keys() == coded | {f"down bf16 {way}" for way in ways if "pieces" not in way}
     for case, row in measured.items():
         assert row["error"] < 2e-3 and row["share"] > 0 and row["faster"] > 0, case
-    assert measured["qkv int8 1 rows"]["num_bytes"] == 64 * 96 + 4 * 96
+    assert measured["down int8 1 rows"]["num_bytes"] == 64 * 96 + 4 * 64
     assert measured["down awq 1 rows"]["num_bytes"] == 64 * 96 // 2 + 64 * (4 + 2)
 
 

@@ -253,7 +253,7 @@ def coded_weight_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             gemv, one, plain, one, coded_gemv_tuning(plain, is_gated=False), residual=one, norm=one
         )
         launches[f"dequantise {name}"] = partial(dequantise, plain, meta(4096, 4096, dtype=dtype))
-        for rows in (2, 32, 64):
+        for rows in (2, 64):
             x = meta(rows, 4096, dtype=dtype)
             few = coded_skinny_tuning(x, plain)
             if few is not None:
