@@ -36,6 +36,7 @@ from alignedserve.models.registry import build_model
 from alignedserve.models.source import ModelSource, resolve_model
 from alignedserve.ops import CudaOptions, make_ops
 from alignedserve.ops.base import Ops
+from alignedserve.ops.quantise import FP8
 from alignedserve.ops.ranks import Ranks
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import BlockFormat, num_restored_blocks
@@ -136,7 +137,7 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
 
 def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> None:
     model_config, is_cpu = source.config, device.type == "cpu"
-    _check_kv_cache_dtype(config, device)
+    _check_fp8(config, model_config, device)
     if config.hidden_cache:
         check_hidden_cache(model_config)
     check_quantization(config, model_config, is_cpu)
@@ -237,14 +238,20 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _check_kv_cache_dtype(config: EngineConfig, device: torch.device) -> None:
-    """Raises ValueError unless this device can compute with such KV."""
-    if config.kv_cache_dtype != "fp8" or device.type != "cuda" or config.attention_backend == "torch":
+def _check_fp8(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> None:
+    """Raises ValueError unless this device can compute with what is in FP8."""
+    if device.type != "cuda" or config.attention_backend == "torch":
         return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < MIN_FP8_CAPABILITY:
+    is_quantised = model_config.quantised is not None and model_config.quantised.kind == FP8
+    is_fp8 = {
+        "kv_cache_dtype='fp8'": config.kv_cache_dtype == FP8,
+        "quantization='fp8'": config.quantization == FP8,
+        f"{config.model}, whose weights are FP8": is_quantised,
+    }
+    what = next((each for each in is_fp8 if is_fp8[each]), None)
+    if what and (capability := torch.cuda.get_device_capability(device)) < MIN_FP8_CAPABILITY:
         raise ValueError(
-            f"kv_cache_dtype='fp8': takes GPUs of compute capability 8.9 and newer, not {capability}; int8 runs there"
+            f"{what}: takes GPUs of compute capability 8.9 and newer, not {capability}; int8 runs there"
         )
 
 

@@ -15,8 +15,6 @@ from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES
 logger = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV_BYTES = 4 * 2**30
-# What computes with a checkpoint that is quantised already.
-QUANTISED_BACKENDS = ("auto", "cpu", "torch")
 
 # vLLM has these aliases.
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
@@ -107,29 +105,23 @@ def check_hidden_cache(model_config: ModelConfig) -> None:
 
 def check_quantization(config: EngineConfig, model_config: ModelConfig, is_cpu: bool) -> None:
     """Raises ValueError unless such a model runs so."""
+    moe = model_config.moe
     if model_config.quantised:
-        _check_quantised(config, model_config, model_config.quantised, is_cpu)
-    if config.quantization is None:
-        return
-    if not is_cpu:
-        raise ValueError(f"quantization={config.quantization!r}: runs on CPUs so far, not on a GPU")
+        _check_quantised(config, model_config, model_config.quantised)
+    is_triton = config.attention_backend == "triton" or (config.attention_backend == "auto" and not is_cpu)
+    if config.quantization is not None and moe and is_triton:
+        raise ValueError(
+            f"quantization={config.quantization!r}: a mixture of {moe.num_experts} experts runs so on CPUs so far, not "
+            "on a GPU"
+        )
 
 
-def _check_quantised(
-    config: EngineConfig, model_config: ModelConfig, quantised: QuantisedConfig, is_cpu: bool
-) -> None:
+def _check_quantised(config: EngineConfig, model_config: ModelConfig, quantised: QuantisedConfig) -> None:
     where = f"{config.model} is quantised ({quantised.method})"
     if config.quantization is not None:
         raise ValueError(f"quantization={config.quantization!r}: {where} already")
     if config.load_format == "dummy":
         raise ValueError("load_format='dummy': " + where + ", and random weights are not")
-    if not is_cpu:
-        raise ValueError(f"{where}, which runs on CPUs so far, not on a GPU")
-    if config.attention_backend not in QUANTISED_BACKENDS:
-        backends = ", ".join(QUANTISED_BACKENDS)
-        raise ValueError(
-            f"attention_backend={config.attention_backend!r}: {where}, which runs with {backends}"
-        )
     if model_config.moe:
         raise ValueError(f"{where}, and a mixture of {model_config.moe.num_experts} experts is not so far")
 

@@ -32,6 +32,8 @@ class MemoryUse:
 
 def kv_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs, utilization: float) -> int:
     """Measures: runs one step of as many tokens as are allowed, with a cache of its own. `step` is free afterwards."""
+    # What weights were made of is free, and still this process's.
+    torch.cuda.empty_cache()
     num_free, num_total = torch.cuda.mem_get_info(ops.device)
     use = MemoryUse(num_total, num_free, torch.cuda.memory_reserved(ops.device))
     return kv_share(use, _work_bytes(model, ops, form, step), utilization)

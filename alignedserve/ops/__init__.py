@@ -60,10 +60,6 @@ def _triton(
     quantization: str | None,
     ranks: Ranks | None,
 ) -> Ops:
-    if quantization:
-        raise ValueError(
-            f"quantization={quantization!r}: runs on CPUs so far, not with attention_backend='triton'"
-        )
     try:
         from alignedserve.ops.cuda_ops import CudaOps
     except ModuleNotFoundError as error:
@@ -78,7 +74,9 @@ def _triton(
             )
     elif not knobs.runtime.interpret:
         raise ValueError(f"attention_backend='triton': runs on device cuda, not {device}")
-    return CudaOps(dtype, device, options.decode_kernel, options.graph_sizes, options.use_tqdm, ranks)
+    return CudaOps(
+        dtype, device, options.decode_kernel, options.graph_sizes, options.use_tqdm, quantization, ranks
+    )
 
 
 MIN_CAPABILITY = (8, 0)

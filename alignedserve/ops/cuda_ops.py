@@ -8,23 +8,21 @@ for it, but by the operation that needs it (`Normed`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
+from alignedserve.kernels.quantised import QuantisedWeight
+from alignedserve.kernels.triton.coded_weight import CodedWeight
 from alignedserve.kernels.triton.experts import mix_experts
-from alignedserve.kernels.triton.gated_mul import gated_mul
-from alignedserve.kernels.triton.gemv import ACTIVATIONS, gemv, gemv_tuning
 from alignedserve.kernels.triton.host_copy import receive
 from alignedserve.kernels.triton.layer_norm import layer_norm
 from alignedserve.kernels.triton.rms_norm import rms_norm
 from alignedserve.kernels.triton.sampling import argmax, sample
-from alignedserve.kernels.triton.skinny_linear import can_be_skinny, skinny_linear, skinny_tuning
 from alignedserve.kernels.triton.truncate import truncate
 from alignedserve.ops.base import Activation, AttentionSpec, Projected
 from alignedserve.ops.cuda_attention import CudaAttention, has_flash_attention
 from alignedserve.ops.cuda_experts import CudaExperts, stack_experts
+from alignedserve.ops.cuda_linear import CudaCodedLinear, CudaValue, Normed, own_part, plain
 from alignedserve.ops.cuda_model import CudaModel
 from alignedserve.ops.cuda_shapes import chunk_shapes, decode_shapes
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
@@ -32,31 +30,12 @@ from alignedserve.ops.ranks import Ranks
 from alignedserve.ops.shard import Split
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import Ladder
-from alignedserve.ops.torch_ops import TorchLinear, TorchOps, activate
+from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 from alignedserve.ops.torch_ranks import TorchRanks
 from alignedserve.sampling_params import SamplingParams
 
 # What a mixture of experts makes of each choice of a row is there at once, in float32, for so many rows.
 MIXED_AT_ONCE = 4096
-
-
-@dataclass
-class Normed:
-    """x, which is still to be normed by RMS."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    eps: float
-    _value: torch.Tensor | None = field(default=None, repr=False)
-
-    @property
-    def value(self) -> torch.Tensor:
-        if self._value is None:
-            self._value = rms_norm(self.x, self.weight, self.eps)
-        return self._value
-
-
-CudaValue = torch.Tensor | Normed
 
 
 class CudaOps(TorchOps):
@@ -69,15 +48,27 @@ class CudaOps(TorchOps):
         decode_kernel: str = "balanced",
         graph_sizes: Sequence[int] = (),
         use_tqdm: bool = False,
+        quantization: str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         """`graph_sizes` are the batch sizes of decodes for which a CUDA graph is captured; without any, kernels are
         launched one by one."""
-        super().__init__(dtype, device, ranks=ranks)
+        super().__init__(dtype, device, quantization, ranks)
         self._decode_kernel = decode_kernel
         self._graph_sizes = graph_sizes
         self._use_tqdm = use_tqdm
         self._attention: CudaAttention | None = None
+
+    def _coded_linear(
+        self,
+        weight: QuantisedWeight,
+        bias: torch.Tensor | None,
+        activation: Activation,
+        split: Split,
+        num_outputs: int,
+    ) -> TorchLinear:
+        coded = CodedWeight.of(weight, self.device)
+        return CudaCodedLinear(coded.codes, bias, activation, split, num_outputs, coded=coded)
 
     def embed(
         self,
@@ -87,30 +78,30 @@ class CudaOps(TorchOps):
         add_to: CudaValue | None = None,
         scale: float = 1.0,
     ) -> torch.Tensor:
-        return super().embed(table, ids, offset, None if add_to is None else _plain(add_to), scale)
+        return super().embed(table, ids, offset, None if add_to is None else plain(add_to), scale)
 
     def rms_norm(  # type: ignore[override]
         self, x: CudaValue, weight: torch.Tensor, eps: float, residual: CudaValue | None = None
     ) -> CudaValue:
         if residual is None:
-            return Normed(_plain(x), weight, eps)
+            return Normed(plain(x), weight, eps)
         # No other operation needs the residual stream: see Ops.rms_norm.
-        stream = _plain(residual)
-        return rms_norm(_plain(x), weight, eps, out=stream, residual=stream)
+        stream = plain(residual)
+        return rms_norm(plain(x), weight, eps, out=stream, residual=stream)
 
     def layer_norm(
         self, x: CudaValue, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        return layer_norm(_plain(x), weight, bias, eps)
+        return layer_norm(plain(x), weight, bias, eps)
 
     def linear(self, x: CudaValue, weight: TorchLinear, residual: CudaValue | None = None) -> torch.Tensor:
-        stream = None if residual is None else _plain(residual)
+        stream = None if residual is None else plain(residual)
         rows = x.x if isinstance(x, Normed) else x
         if self._adapters_of(weight, len(rows)) is not None:
-            return super().linear(_plain(x), weight, stream)
+            return super().linear(plain(x), weight, stream)
         if self._ranks and weight.split is not Split.NONE:
-            return self._across_ranks(self._ranks, _own_part(x, weight), weight, stream)
-        return _own_part(x, weight, stream)
+            return self._across_ranks(self._ranks, own_part(x, weight), weight, stream)
+        return own_part(x, weight, stream)
 
     def _across_ranks(
         self, ranks: TorchRanks, part: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None
@@ -126,11 +117,11 @@ class CudaOps(TorchOps):
     def mix_experts(  # type: ignore[override]
         self, x: CudaValue, logits: torch.Tensor, experts: CudaExperts, residual: CudaValue
     ) -> torch.Tensor:
-        spec, stream = experts.spec, _plain(residual)
+        spec, stream = experts.spec, plain(residual)
         ranks = self._ranks if spec.is_split else None
         # Of several ranks each mixes its part by itself, and what all have mixed is added to the residual.
         mixed = torch.zeros_like(stream) if ranks else stream
-        pieces = (torch.split(each, MIXED_AT_ONCE) for each in (_plain(x), logits, mixed))
+        pieces = (torch.split(each, MIXED_AT_ONCE) for each in (plain(x), logits, mixed))
         for rows, row_logits, out in zip(*pieces, strict=True):
             mix_experts(
                 rows, row_logits, experts.gate_up, experts.down, spec.top_k, spec.normalises, out, out
@@ -154,10 +145,10 @@ class CudaOps(TorchOps):
         return step.output_rows(out) if spec.outputs_only else out
 
     def _plain(self, x: CudaValue) -> torch.Tensor:
-        return _plain(x)
+        return plain(x)
 
     def outputs(self, x: CudaValue) -> torch.Tensor:
-        return self._running().output_rows(_plain(x))
+        return self._running().output_rows(plain(x))
 
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return argmax(logits)
@@ -203,14 +194,14 @@ class CudaOps(TorchOps):
 
         def run_step() -> torch.Tensor:
             attention.begin()
-            return _plain(forward(step))
+            return plain(forward(step))
 
         def run_final(hidden: torch.Tensor) -> torch.Tensor:
             if final_states is None:
                 raise RuntimeError("compiled without final_states")
-            return _plain(final_states(hidden))
+            return plain(final_states(hidden))
 
-        model = CudaModel(run_step, lambda hidden: _plain(logits(hidden)), argmax, step, max_rows, run_final)
+        model = CudaModel(run_step, lambda hidden: plain(logits(hidden)), argmax, step, max_rows, run_final)
         if self._graph_sizes and not is_trial:
             self._capture(model, step)
         return model
@@ -225,50 +216,3 @@ class CudaOps(TorchOps):
         if has_flash_attention(self.device, self.dtype):
             shapes += chunk_shapes(step, self._cache)
         model.capture(shapes, self._use_tqdm)
-
-
-def _plain(x: CudaValue) -> torch.Tensor:
-    return x.value if isinstance(x, Normed) else x
-
-
-def _own_part(x: CudaValue, weight: TorchLinear, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """What this process's part of the layer yields, which is all of it unless the layer is split over ranks."""
-    rows = x.x if isinstance(x, Normed) else x
-    if len(rows) == 1 and (not weight.activation.is_gated or weight.bias is None):
-        return _one_row(x, weight, residual)
-    return _many_rows(_plain(x), weight, residual)
-
-
-def _one_row(x: CudaValue, weight: TorchLinear, residual: torch.Tensor | None) -> torch.Tensor:
-    is_gated = weight.activation.is_gated
-    num_out, num_in = weight.weight.shape
-    row = x.x if isinstance(x, Normed) else x
-    out = row.new_empty(1, num_out // 2 if is_gated else num_out) if residual is None else residual
-    return gemv(
-        row,
-        weight.weight,
-        out,
-        gemv_tuning(num_in, num_out, is_gated),
-        bias=weight.bias,
-        residual=residual,
-        norm=x.weight if isinstance(x, Normed) else None,
-        norm_eps=x.eps if isinstance(x, Normed) else 0.0,
-        activation=ACTIVATIONS[weight.activation.value],
-    )
-
-
-def _many_rows(x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | None) -> torch.Tensor:
-    if residual is not None:
-        num_out, num_in = weight.weight.shape
-        tuning = skinny_tuning(len(x), num_in, num_out) if can_be_skinny(x) else None
-        if tuning is not None:
-            return skinny_linear(x, weight.weight, residual, tuning, weight.bias, residual)
-        # No other operation needs the residual stream: see Ops.linear.
-        residual.addmm_(x, weight.weight.t())
-        return residual if weight.bias is None else residual.add_(weight.bias)
-    if weight.activation is Activation.RELU and weight.bias is not None and x.is_cuda:
-        return torch._addmm_activation(weight.bias, x, weight.weight.t())
-    out = F.linear(x, weight.weight, weight.bias)
-    if weight.activation.is_gated:
-        return gated_mul(out, gelu=weight.activation is Activation.GELU_TANH_GATED)
-    return activate(out, weight.activation)

@@ -34,15 +34,23 @@ class TorchLinear:
     num_outputs: int = 0
     adapters: TorchAdapters | None = None
 
+    @property
+    def kind(self) -> str | None:
+        """What the weight is in, if not in the dtype."""
+        return None
+
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """x @ weight.T + bias."""
         return F.linear(x, self.weight, self.bias)
 
     def outputs_from(self, first: int) -> TorchLinear:
         """The layer that yields its outputs from `first` on alone. It shares the memory."""
+        self._check_no_adapters()
+        return TorchLinear(self.weight[first:], self._bias_from(first), self.activation, self.split)
+
+    def _check_no_adapters(self) -> None:
         if self.adapters is not None:
             raise ValueError("a layer with adapters yields all of its outputs")
-        return TorchLinear(self.weight[first:], self._bias_from(first), self.activation, self.split)
 
     def _bias_from(self, first: int) -> torch.Tensor | None:
         return None if self.bias is None else self.bias[first:]
@@ -54,12 +62,15 @@ class TorchCodedLinear(TorchLinear):
 
     quantised: QuantisedWeight = field(kw_only=True)
 
+    @property
+    def kind(self) -> str:
+        return self.quantised.kind
+
     def project(self, x: torch.Tensor) -> torch.Tensor:
         return linear_quantised(x, self.quantised, self.bias).to(x.dtype)
 
     def outputs_from(self, first: int) -> TorchCodedLinear:
-        if self.adapters is not None:
-            raise ValueError("a layer with adapters yields all of its outputs")
+        self._check_no_adapters()
         rows = self.quantised.rows(first, len(self.weight))
         bias = self._bias_from(first)
         return TorchCodedLinear(rows.codes, bias, self.activation, self.split, quantised=rows)
@@ -97,10 +108,21 @@ class TorchOps(Ops):
     ) -> TorchLinear:
         bias = None if biases is None else torch.cat(list(biases)).to(self.device, self.dtype)
         if quantised := quantised_parts(parts, self.scheme(is_head), self.dtype):
-            whole = side_by_side(quantised)
-            return TorchCodedLinear(whole.codes, bias, activation, split, num_outputs, quantised=whole)
+            return self._coded_linear(side_by_side(quantised), bias, activation, split, num_outputs)
         weight = torch.cat(plain_parts(parts)).to(self.device, self.dtype)
         return TorchLinear(weight, bias, activation, split, num_outputs)
+
+    def _coded_linear(
+        self,
+        weight: QuantisedWeight,
+        bias: torch.Tensor | None,
+        activation: Activation,
+        split: Split,
+        num_outputs: int,
+    ) -> TorchLinear:
+        """A layer of a weight that is nobody else's, but may be on another device."""
+        moved = weight.to(self.device)
+        return TorchCodedLinear(moved.codes, bias, activation, split, num_outputs, quantised=moved)
 
     def with_adapters(self, weight: TorchLinear, adapters: LayerAdapters) -> TorchLinear:
         return replace(weight, adapters=TorchAdapters.of(adapters, self.dtype, self.device))
@@ -119,8 +141,8 @@ class TorchOps(Ops):
         add_to: torch.Tensor | None = None,
         scale: float = 1.0,
     ) -> torch.Tensor:
-        if isinstance(table, TorchCodedLinear):
-            raise ValueError(f"a table in {table.quantised.kind} can't be looked up; give it in the dtype")
+        if isinstance(table, TorchLinear) and table.kind is not None:
+            raise ValueError(f"a table in {table.kind} can't be looked up; give it in the dtype")
         rows = (table.weight if isinstance(table, TorchLinear) else table)[
             ids[: self._running().shape.num_tokens].long() + offset
         ]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.models.config import ModelConfig
+from alignedserve.ops.base import BYTES_PER_WEIGHT
 from alignedserve.timing.cost import ExpertCounts
 
 
@@ -27,21 +28,24 @@ class Work:
         return max(self.num_bytes / bytes_per_s, self.num_flops / flops_per_s)
 
 
-def decode_work(config: ModelConfig, lengths: Sequence[int], value_bytes: int) -> Work:
-    """`lengths`: tokens attended to by each sequence, its new one included."""
+def decode_work(
+    config: ModelConfig, lengths: Sequence[int], value_bytes: int, quantization: str | None = None
+) -> Work:
+    """`lengths`: tokens attended to by each sequence, its new one included. `quantization`: of matrices; experts have
+    none."""
     batch, num_kv_tokens = len(lengths), attended(config, lengths)
     num_rows = batch * (2 if config.architecture == "opt" else 1)
     experts = expert_values(config)
     values = (
-        matrix_values(config)
-        + experts * hit_experts(config, batch)
+        experts * hit_experts(config, batch)
         + vector_values(config)
         + num_rows * (config.embedding_dim or config.hidden_size)
         + (num_kv_tokens / config.num_layers + batch) * kv_values_per_token(config)
     )
     attention_flops = 4 * config.num_heads * config.head_dim * num_kv_tokens
     row_values = matrix_values(config) + experts * (config.moe.top_k if config.moe else 0)
-    return Work(values * value_bytes, 2 * row_values * batch + attention_flops)
+    num_bytes = values * value_bytes + matrix_bytes(config, value_bytes, quantization)
+    return Work(num_bytes, 2 * row_values * batch + attention_flops)
 
 
 def attended(config: ModelConfig, lengths: Sequence[int]) -> int:
@@ -68,6 +72,15 @@ def matrix_values(config: ModelConfig) -> int:
     width = config.embedding_dim or hidden
     projections = 2 * width * hidden if width != hidden else 0
     return config.num_layers * layer + mlps + routers + config.vocab_size * width + projections
+
+
+def matrix_bytes(config: ModelConfig, value_bytes: int, quantization: str | None) -> float:
+    """The output layer has a byte for each weight at least."""
+    num_values = matrix_values(config)
+    if quantization is None:
+        return num_values * value_bytes
+    head = config.vocab_size * (config.embedding_dim or config.hidden_size)
+    return (num_values - head) * BYTES_PER_WEIGHT[quantization] + head
 
 
 def expert_values(config: ModelConfig) -> int:

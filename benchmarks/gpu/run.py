@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from alignedserve.engine.config import QUANTIZATIONS
 from benchmarks.gpu.bench import Bench, Options, free_memory
 from benchmarks.gpu.record import Record, describe_machine
 
@@ -30,6 +31,7 @@ PARTS = {
     "ceilings": 30,
     "attention": 90,
     "experts": 30,
+    "quantised": 150,
     "step": 150,
     "host_cost": 45,
     "throughput": 180,
@@ -85,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         backend=args.backend,
         decode_kernels=tuple(names) or Options.decode_kernels,
         models=tuple(name for name in args.models.split(",") if name),
+        quantization=args.quantization,
         is_tiny=args.tiny,
     )
     bench = make_bench(args.out, torch.device(args.device), options, args.minutes, args.commit)
@@ -128,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", default="auto", help="EngineConfig.attention_backend")
     parser.add_argument("--decode-kernels", default="", help="EngineConfig.decode_kernel: those to compare")
     parser.add_argument("--models", default="", help="keep to these presets")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of `step`: EngineConfig.quantization")
     parser.add_argument("--commit", help="of a tree that is no git checkout")
     parser.add_argument("--tiny", action="store_true")
     return parser

@@ -37,9 +37,11 @@ def run(bench: Bench) -> None:
         if not bench.has_time(model, bench.pick(20, 1)):
             continue
         try:
-            with engine_for(bench, model, [[length] * n for n, length in shapes], max_steps) as built:
+            batches = [[length] * n for n, length in shapes]
+            scheme = bench.options.quantization
+            with engine_for(bench, model, batches, max_steps, quantization=scheme) as built:
                 for n, length in shapes:
-                    name = f"{model} {n} x {length}"
+                    name = " ".join(filter(None, (model, scheme, f"{n} x {length}")))
                     bench.case(name, measure, bench, model, built, [length] * n, num_steps)
         except Exception:
             bench.fail(model)
@@ -51,7 +53,8 @@ def measure(bench: Bench, model: str, built: BuiltEngine, lengths: Sequence[int]
         wall = batch.wall_seconds(num_steps)
         between_events = device_seconds(bench, batch.step, num_steps // 2, warm_ups=1)
         activities = profiled(bench, batch.step, NUM_PROFILED)
-    row: Row = {"model": model, "batch": len(lengths), "length": max(lengths), **median_and_spread(wall)}
+    named = " ".join(filter(None, (model, bench.options.quantization)))
+    row: Row = {"model": named, "batch": len(lengths), "length": max(lengths), **median_and_spread(wall)}
     row |= {"mean_s": statistics.fmean(wall), "events_s": statistics.median(between_events)}
     if activities:
         row["busy_s"] = busy_seconds(activities) / NUM_PROFILED
@@ -63,7 +66,7 @@ def measure(bench: Bench, model: str, built: BuiltEngine, lengths: Sequence[int]
 
 def share(bench: Bench, config: ModelConfig, lengths: Sequence[int], wall_s: float) -> Row:
     dtype = "fp16" if dtype_of(config, bench) == "float16" else "bf16"
-    work = decode_work(config, lengths, value_bytes(config, bench))
+    work = decode_work(config, lengths, value_bytes(config, bench), bench.options.quantization)
     roofline_s = work.seconds(ceiling(bench, "copy_bytes_per_s"), ceiling(bench, f"matmul_{dtype}_per_s"))
     aim = AIM_ONE if len(lengths) == 1 else AIM_MANY
     if config.moe:

@@ -3,7 +3,8 @@
     out = activation(norm(x) @ weight.T + bias) + residual
 
 norm: RMS norm with weight `norm`, if given. Gated activation: the weight's upper half is the gate, its lower half up,
-out = silu(gate) * up, or gelu(gate) * up. x [in], weight [out, in] (contiguous), out [out]. Sums in float32.
+out = silu(gate) * up, or gelu(gate) * up. x [in], weight [out, in] (contiguous, or in codes: coded_weight.py), out
+[out]. Sums in float32.
 
 Grid: (outputs / ROWS,). The first piece of a program's weights is on its way before the kernel before this one has
 ended: weights depend on no kernel.
@@ -17,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from alignedserve.kernels.triton.coded_weight import INT4, CodedWeight, constants_of, load_piece, tensors_of
 from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 NONE, RELU, GELU, GELU_TANH, SILU_GATED, GELU_TANH_GATED = range(6)
@@ -51,9 +53,16 @@ def gemv_tuning(num_in: int, num_out: int, is_gated: bool) -> GemvTuning:
     return GemvTuning(rows=8, chunk=512, num_warps=8, num_stages=1)
 
 
+def coded_gemv_tuning(weight: CodedWeight, is_gated: bool) -> GemvTuning:
+    """Not measured so far: a thread reads 16 bytes of a piece, and of a gated layer's other half as many."""
+    rows = 2 if is_gated else 4
+    num_codes = 8192 if weight.format == INT4 else 4096
+    return GemvTuning(rows, num_codes // rows, num_warps=8, num_stages=3)
+
+
 def gemv(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | CodedWeight,
     out: torch.Tensor,
     tuning: GemvTuning,
     bias: torch.Tensor | None = None,
@@ -65,7 +74,8 @@ def gemv(
     num_in = x.numel()
     is_gated = activation in (SILU_GATED, GELU_TANH_GATED)
     num_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
-    if weight.dim() != 2 or weight.shape[1] != num_in or not weight.is_contiguous():
+    codes, scales, zeros = tensors_of(weight)
+    if len(weight.shape) != 2 or weight.shape[1] != num_in or not codes.is_contiguous():
         raise ValueError(f"weight must be contiguous [outputs, {num_in}], not {tuple(weight.shape)}")
     for name, tensor, size in (
         ("out", out, num_out),
@@ -78,7 +88,9 @@ def gemv(
         raise ValueError("a gated layer has no bias")
     _gemv_kernel[(triton.cdiv(num_out, tuning.rows),)](
         x,
-        weight,
+        codes,
+        scales,
+        zeros,
         bias,
         residual,
         norm,
@@ -94,6 +106,7 @@ def gemv(
         CHUNK=tuning.chunk,
         STAGES=tuning.num_stages,
         num_warps=tuning.num_warps,
+        **constants_of(weight),
         **dependent_launch(),
     )
     return out
@@ -103,6 +116,8 @@ def gemv(
 def _gemv_kernel(
     x,
     weight,
+    scales,
+    zeros,
     bias,
     residual,
     norm,
@@ -117,32 +132,34 @@ def _gemv_kernel(
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    ALIKE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GATED: tl.constexpr = ACTIVATION >= 4
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, CHUNK)
-    at = weight + row.to(tl.int64)[:, None] * NUM_IN + column[None, :]
     is_row = row < NUM_OUT
-    mask = is_row[:, None] & (column < NUM_IN)[None, :]
-    first = tl.load(at, mask=mask, other=0.0)
+    first = load_piece(weight, scales, zeros, row, is_row, 0, NUM_IN, CHUNK, FORMAT, GROUP, ALIKE)
     if GATED:
-        second = tl.load(at + NUM_OUT * NUM_IN, mask=mask, other=0.0)
+        second = load_piece(
+            weight, scales, zeros, row, is_row, 0, NUM_IN, CHUNK, FORMAT, GROUP, ALIKE, NUM_OUT
+        )
     wait_for_dependency(PDL)
     start_dependents(PDL)
-    value, squares = _load_x(x, norm, column, NUM_IN, HAS_NORM)
+    value, squares = _load_x(x, norm, tl.arange(0, CHUNK), NUM_IN, HAS_NORM)
     acc = first.to(tl.float32) * value[None, :]
     if GATED:
         acc_up = second.to(tl.float32) * value[None, :]
     for start in tl.range(CHUNK, NUM_IN, CHUNK, num_stages=STAGES):
-        column = start + tl.arange(0, CHUNK)
-        mask = is_row[:, None] & (column < NUM_IN)[None, :]
-        piece = tl.load(at + start, mask=mask, other=0.0)
-        value, more_squares = _load_x(x, norm, column, NUM_IN, HAS_NORM)
+        piece = load_piece(weight, scales, zeros, row, is_row, start, NUM_IN, CHUNK, FORMAT, GROUP, ALIKE)
+        value, more_squares = _load_x(x, norm, start + tl.arange(0, CHUNK), NUM_IN, HAS_NORM)
         squares += more_squares
         acc += piece.to(tl.float32) * value[None, :]
         if GATED:
-            piece_up = tl.load(at + NUM_OUT * NUM_IN + start, mask=mask, other=0.0)
+            piece_up = load_piece(
+                weight, scales, zeros, row, is_row, start, NUM_IN, CHUNK, FORMAT, GROUP, ALIKE, NUM_OUT
+            )
             acc_up += piece_up.to(tl.float32) * value[None, :]
     result = tl.sum(acc, 1)
     if HAS_NORM:

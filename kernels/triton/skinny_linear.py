@@ -2,7 +2,8 @@
 
     out = x @ weight.T + bias + residual
 
-x [rows, in], weight [out, in], both contiguous; out, residual [rows, out]. float16 or bfloat16, sums in float32.
+x [rows, in], weight [out, in], both contiguous; out, residual [rows, out]. float16 or bfloat16, sums in float32. A
+weight in codes (coded_weight.py) becomes values of x's dtype in registers, and so takes another way to the instruction.
 
 The product is computed as its transpose, weights on the long side of the instruction and rows on the short one, so
 that few rows waste little. The work is one line of equal units, (tile of outputs, piece of the inner dimension), of
@@ -23,9 +24,21 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from alignedserve.kernels.triton.coded_weight import (
+    INT4,
+    PLAIN,
+    CodedWeight,
+    constants_of,
+    tensors_of,
+    values_of,
+)
+
 # The most numbers in a part (outputs times rows of a tile), and the most tiles.
 MAX_PART = 64 * 64
 MAX_TILES = 8192
+# The most rows that go through a weight in codes without a copy of it in x's dtype. To be measured.
+MAX_CODED_ROWS = 64
+_PLAIN, _INT4 = tl.constexpr(PLAIN), tl.constexpr(INT4)
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,7 @@ class SkinnyTuning:
     inner: int
     num_warps: int
     num_stages: int
+    programs_per_multiprocessor: int = 1
 
 
 def skinny_tuning(num_rows: int, num_in: int, num_out: int) -> SkinnyTuning | None:
@@ -48,6 +62,17 @@ def skinny_tuning(num_rows: int, num_in: int, num_out: int) -> SkinnyTuning | No
     if num_in < 2 * num_out:
         return SkinnyTuning(64, 128, 4, 5) if num_out <= 4096 else None
     return SkinnyTuning(64, 256, 4, 4 if num_rows <= 16 else 3)
+
+
+def coded_skinny_tuning(x: torch.Tensor, weight: CodedWeight) -> SkinnyTuning | None:
+    """Not measured so far. Codes are widened by the same warps that wait for the next ones: two programs take turns.
+
+    None with many rows, and where tiles can't be loaded: rows of both have to begin at multiples of 16 bytes.
+    """
+    is_aligned = weight.num_in % 8 == weight.codes.shape[1] % 16 == 0
+    if len(x) > MAX_CODED_ROWS or x.element_size() != 2 or not x.is_contiguous() or not is_aligned:
+        return None
+    return SkinnyTuning(64, 128, 4, 4, programs_per_multiprocessor=2)
 
 
 def can_be_skinny(x: torch.Tensor) -> bool:
@@ -68,13 +93,15 @@ class SkinnyScratch:
 
 
 @cache
-def scratch_of(device: torch.device) -> SkinnyScratch:
-    return SkinnyScratch(torch.cuda.get_device_properties(device).multi_processor_count, device)
+def scratch_of(device: torch.device, programs_per_multiprocessor: int) -> SkinnyScratch:
+    is_cuda = device.type == "cuda"
+    num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else 1
+    return SkinnyScratch(programs_per_multiprocessor * num_multiprocessors, device)
 
 
 def skinny_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | CodedWeight,
     out: torch.Tensor,
     tuning: SkinnyTuning,
     bias: torch.Tensor | None = None,
@@ -83,7 +110,9 @@ def skinny_linear(
 ) -> torch.Tensor:
     rows, num_in = x.shape
     num_out = weight.shape[0]
-    if weight.shape[1] != num_in or not weight.is_contiguous() or not x.is_contiguous():
+    codes, scales, zeros = tensors_of(weight)
+    constants = constants_of(weight)
+    if weight.shape[1] != num_in or not codes.is_contiguous() or not x.is_contiguous():
         raise ValueError(f"weight must be contiguous [outputs, {num_in}], not {tuple(weight.shape)}")
     if out.shape != (rows, num_out) or not out.is_contiguous():
         raise ValueError(f"out must be contiguous ({rows}, {num_out}), not {tuple(out.shape)}")
@@ -92,10 +121,13 @@ def skinny_linear(
         raise ValueError(
             f"rows, outputs: {rows} rows and {num_out} outputs in tiles of {tuning.outputs} are too many"
         )
-    scratch = scratch or scratch_of(x.device)
+    scratch = scratch or scratch_of(x.device, tuning.programs_per_multiprocessor)
+    width = tuning.inner // 2 if constants["FORMAT"] == INT4 else tuning.inner
     _skinny_kernel[(scratch.num_programs,)](
         TensorDescriptor.from_tensor(x, [rows_up, tuning.inner]),
-        TensorDescriptor.from_tensor(weight, [tuning.outputs, tuning.inner]),
+        TensorDescriptor.from_tensor(codes, [tuning.outputs, width]),
+        scales,
+        zeros,
         bias,
         residual,
         out,
@@ -109,6 +141,7 @@ def skinny_linear(
         INNER=tuning.inner,
         STAGES=tuning.num_stages,
         num_warps=tuning.num_warps,
+        **constants,
     )
     return out
 
@@ -117,6 +150,8 @@ def skinny_linear(
 def _skinny_kernel(
     x,
     weight,
+    scales,
+    zeros,
     bias,
     residual,
     out,
@@ -129,7 +164,11 @@ def _skinny_kernel(
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
     STAGES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    ALIKE: tl.constexpr,
 ):
+    WIDTH: tl.constexpr = INNER // 2 if FORMAT == _INT4 else INNER
     STEPS: tl.constexpr = (NUM_IN + INNER - 1) // INNER
     TILES: tl.constexpr = (NUM_OUT + OUTPUTS - 1) // OUTPUTS
     PART: tl.constexpr = OUTPUTS * ROWS
@@ -143,7 +182,23 @@ def _skinny_kernel(
     acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for unit in tl.range(first_unit, end_unit, num_stages=STAGES):
         rows = x.load([0, step * INNER])
-        acc = tl.dot(weight.load([tile * OUTPUTS, step * INNER]), rows.T, acc)
+        piece = weight.load([tile * OUTPUTS, step * WIDTH])
+        if FORMAT != _PLAIN:
+            output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+            piece = values_of(
+                piece,
+                scales,
+                zeros,
+                output,
+                output < NUM_OUT,
+                step * INNER,
+                NUM_IN,
+                INNER,
+                FORMAT,
+                GROUP,
+                ALIKE,
+            ).to(rows.dtype)
+        acc = tl.dot(piece, rows.T, acc)
         is_last = step + 1 == STEPS
         if is_last | (unit + 1 == end_unit):
             if is_last & (unit - step >= first_unit):

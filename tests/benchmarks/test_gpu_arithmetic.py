@@ -58,6 +58,15 @@ def test_a_step_reads_weights_once_and_the_kv_of_all_prefixes() -> None:
     assert two.num_flops == 2 * 2 * matrix_values(config) + attention * 1536
 
 
+def test_matrices_in_fewer_bits_are_fewer_bytes() -> None:
+    config = PRESETS["llama-3.1-8b"]
+    whole, int8, int4 = (decode_work(config, [1024], 2, each) for each in (None, "int8", "int4"))
+    assert whole.num_bytes - int8.num_bytes == matrix_values(config)
+    head = config.vocab_size * config.hidden_size
+    assert int8.num_bytes - int4.num_bytes == (matrix_values(config) - head) * (1 - 0.5 - 2 / 32)
+    assert whole.num_flops == int4.num_flops
+
+
 @pytest.mark.parametrize("preset", ["qwen3-30b-a3b", "mixtral-8x7b"])
 def test_the_cost_models_of_mixtures_are_what_they_say_they_are(preset: str) -> None:
     """65 % of the rate at which an H200 was measured to copy."""

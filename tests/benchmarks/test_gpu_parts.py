@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.transport.completions import Done, TransferId
-from benchmarks.gpu import experts, host_cost, link, moves, step, throughput, workload
+from benchmarks.gpu import experts, host_cost, link, moves, quantised, step, throughput, workload
 from tests.benchmarks.test_gpu_run import rows, tiny_bench
 
 
@@ -53,6 +53,20 @@ def test_experts_are_compared_and_measured_by_the_bytes_that_a_batch_hits(tmp_pa
         assert row["error"] < 1e-5 and row["share"] > 0
         assert all(2 <= num <= min(2 * row["rows"], 8) for num in row["num_hit"])
         assert row["num_bytes"] == pytest.approx(sum(row["num_hit"]) / 3 * 3 * 48 * 64 * 4)
+
+
+def test_layers_in_codes_are_compared_and_measured_beside_bf16(tmp_path: Path) -> None:
+    bench = tiny_bench(tmp_path)
+    bench.part = "quantised"
+    quantised.run(bench)
+    measured = {row["case"]: row for row in rows(tmp_path) if "rows" in row}
+    ways = ("1 rows", "3 rows", "3 rows in pieces", "70 rows")
+    coded = {f"down {form} {way}" for form in quantised.FORMATS for way in ways}
+    assert measured.keys() == coded | {f"down bf16 {way}" for way in ways if "pieces" not in way}
+    for case, row in measured.items():
+        assert row["error"] < 2e-3 and row["share"] > 0 and row["faster"] > 0, case
+    assert measured["down int8 1 rows"]["num_bytes"] == 64 * 96 + 4 * 64
+    assert measured["down awq 1 rows"]["num_bytes"] == 64 * 96 // 2 + 64 * (4 + 2)
 
 
 def test_a_mixtures_step_is_measured_against_its_own_floor(tmp_path: Path) -> None:

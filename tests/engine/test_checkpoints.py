@@ -267,22 +267,27 @@ def test_gptq_may_have_biases_of_zeros(stored: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("form", ["w8a8", "awq-64", "fp8-block"])
-def test_what_does_not_run_is_refused_by_name(
-    built: Built, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_run_is_refused_by_name(built: Built, form: str) -> None:
     directory, _ = built("llama", form)
     with pytest.raises(ValueError, match=r"quantization='int4': .* is quantised \(.*\) already"):
         make_engine(directory, quantization="int4")
     with pytest.raises(ValueError, match=r"load_format='dummy': .* is quantised"):
         make_engine(directory, load_format="dummy")
-    with pytest.raises(
-        ValueError, match=r"attention_backend='triton': .* is quantised .*auto, cpu, torch"
-    ) as raised:
-        make_engine(directory, attention_backend="triton")
-    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("form", ["fp8-block", "float-channel"])
+def test_fp8_is_refused_on_gpus_that_can_not_convert_it(
+    built: Built, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "_device", lambda name: torch.device("cuda"))
-    with pytest.raises(ValueError, match=r"is quantised \(.*\), which runs on CPUs so far, not on a GPU"):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    directory, _ = built("llama", form)
+    with pytest.raises(
+        ValueError,
+        match=r"whose weights are FP8: takes GPUs of compute capability 8.9 and newer, not \(8, 0\)",
+    ) as raised:
         make_engine(directory)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 from alignedserve.kernels.kv_rows import FP8, INT8, SCALE_BYTES
+from alignedserve.kernels.triton.coded_weight import FP8 as FP8_WEIGHT
+from alignedserve.kernels.triton.coded_weight import INT4, CodedWeight, dequantise
+from alignedserve.kernels.triton.coded_weight import INT8 as INT8_WEIGHT
 from alignedserve.kernels.triton.decode_attention import (
     DecodeScratch,
     PagedStep,
@@ -20,12 +23,17 @@ from alignedserve.kernels.triton.decode_attention import (
 from alignedserve.kernels.triton.experts import mix_experts
 from alignedserve.kernels.triton.gated_mul import gated_mul
 from alignedserve.kernels.triton.gather_kv import gather_kv
-from alignedserve.kernels.triton.gemv import gemv, gemv_tuning
+from alignedserve.kernels.triton.gemv import coded_gemv_tuning, gemv, gemv_tuning
 from alignedserve.kernels.triton.layer_norm import layer_norm
 from alignedserve.kernels.triton.rms_norm import rms_norm
 from alignedserve.kernels.triton.rope_write import rope_write
 from alignedserve.kernels.triton.sampling import argmax, gumbel_argmax, sample
-from alignedserve.kernels.triton.skinny_linear import SkinnyScratch, skinny_linear, skinny_tuning
+from alignedserve.kernels.triton.skinny_linear import (
+    SkinnyScratch,
+    coded_skinny_tuning,
+    skinny_linear,
+    skinny_tuning,
+)
 from alignedserve.kernels.triton.truncate import truncate
 
 CODINGS = {"fp8": FP8, "int8": INT8}
@@ -109,6 +117,7 @@ def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **move_launches(dtype),
         **attention_launches(dtype),
         **few_row_launches(dtype),
+        **coded_weight_launches(dtype),
         **expert_launches(dtype),
         **norm_launches(dtype, 4096),
         **norm_launches(dtype, 5120),
@@ -201,6 +210,56 @@ def few_row_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             launches[f"skinny_linear {rows} {num_in}"] = partial(
                 skinny_linear, x, weight, out, few, residual=out, scratch=scratch
             )
+    return launches
+
+
+def coded_weight(format_: int, num_in: int, num_out: int, group: int, has_zeros: bool) -> CodedWeight:
+    is_int4 = format_ == INT4
+    dtype, groups = torch.int8 if format_ == INT8_WEIGHT else torch.uint8, num_in // group
+    return CodedWeight(
+        format_,
+        num_in,
+        meta(num_out, num_in // 2 if is_int4 else num_in, dtype=dtype),
+        meta(num_out, groups, dtype=torch.bfloat16 if is_int4 else torch.float32),
+        meta(num_out, groups, dtype=dtype) if has_zeros else None,
+        group,
+    )
+
+
+def coded_weight_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """In the shapes of Llama-3.1-8B: formats that `--quantization` makes, and those that checkpoints have."""
+    launches: dict[str, Callable[[], Any]] = {}
+    scratch = SkinnyScratch(2 * 132, torch.device("meta"))
+    for name, format_, group, has_zeros in (
+        ("int8", INT8_WEIGHT, 4096, False),
+        ("int8 in groups", INT8_WEIGHT, 128, True),
+        ("int4", INT4, 32, False),
+        ("int4 with zeros", INT4, 128, True),
+        ("fp8", FP8_WEIGHT, 4096, False),
+        ("fp8 in blocks", FP8_WEIGHT, 128, False),
+    ):
+        one = meta(1, 4096, dtype=dtype)
+        gated, plain = (coded_weight(format_, 4096, out, group, has_zeros) for out in (28672, 4096))
+        launches[f"gemv {name} gated"] = partial(
+            gemv,
+            one,
+            gated,
+            meta(1, 14336, dtype=dtype),
+            coded_gemv_tuning(gated, is_gated=True),
+            norm=one,
+            activation=4,
+        )
+        launches[f"gemv {name}"] = partial(
+            gemv, one, plain, one, coded_gemv_tuning(plain, is_gated=False), residual=one, norm=one
+        )
+        launches[f"dequantise {name}"] = partial(dequantise, plain, meta(4096, 4096, dtype=dtype))
+        for rows in (2, 64):
+            x = meta(rows, 4096, dtype=dtype)
+            few = coded_skinny_tuning(x, plain)
+            if few is not None:
+                launches[f"skinny_linear {name} {rows}"] = partial(
+                    skinny_linear, x, plain, x, few, residual=x, scratch=scratch
+                )
     return launches
 
 

@@ -1,0 +1,154 @@
+"""Weights in 8 and 4 bits on the CUDA backend: on a GPU if there is one, else in Triton's interpreter.
+
+Rows are not rounded there, so in float32 all that differs from transformers with what the codes stand for is the order
+of sums.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from alignedserve.ops.base import Activation
+from alignedserve.ops.quantise import INT4, INT8, QUANTISERS, QuantisedWeight
+from tests import quantised_checkpoints, tiny_models
+from tests.engine.helpers import greedy_params, run, tokens
+from tests.ops.test_triton import DEVICE, chosen, triton_engine
+from tests.quantised_checkpoints import FORMATS
+from tests.tiny_adapters import merge, write_adapter
+
+pytest.importorskip("triton")
+
+from alignedserve.ops import cuda_linear
+from alignedserve.ops.cuda_linear import CudaCodedLinear
+from alignedserve.ops.cuda_ops import CudaOps
+
+NUM_NEW = 3
+NUM_IN, NUM_OUT = 64, 600
+
+
+def said(directory: Path, number: int = 1, **options: object) -> list[list[int]]:
+    engine = triton_engine(directory, max_prefill_chunk=16, **options)
+    return tokens(run(engine, chosen([number]), greedy_params(NUM_NEW)))
+
+
+def expected(plain: Path, number: int = 1) -> list[list[int]]:
+    return [tiny_models.greedy(plain)[number][:NUM_NEW]]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "w8a8",
+        "awq-64",
+        "fp8-block",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("gptq-4-128", "w4a16-32-asym", "w8a16-64-asym", "float-channel", "fp8-tensor-static")
+        ),
+    ],
+)
+def test_a_quantised_checkpoint_says_what_its_values_in_float32_say(form: str, tmp_path: Path) -> None:
+    stored, plain = quantised_checkpoints.build("llama", FORMATS[form], tmp_path)
+    assert said(stored) == expected(plain)
+
+
+@pytest.mark.parametrize("scheme", [INT8, INT4, pytest.param("fp8", marks=pytest.mark.slow)])
+def test_what_is_made_of_a_checkpoint_says_what_its_values_say(scheme: str, tmp_path: Path) -> None:
+    """The output layer has 8 bits at least."""
+    model = tmp_path / "random"
+    quantised_checkpoints.build("llama", FORMATS["w8a8"], tmp_path)
+    plain = Path(copytree(model, tmp_path / "values"))
+    values = load_file(model / "model.safetensors")
+    for name, weight in values.items():
+        if quantised_checkpoints.is_linear(name):
+            values[name] = QUANTISERS[scheme](weight).dequantised()
+        elif name == "lm_head.weight":
+            values[name] = QUANTISERS[INT8 if scheme == INT4 else scheme](weight).dequantised()
+    save_file(values, plain / "model.safetensors")
+    assert said(model, quantization=scheme) == expected(plain)
+
+
+def test_adapters_are_added_to_weights_in_codes(tmp_path: Path) -> None:
+    stored, plain = quantised_checkpoints.build("llama", FORMATS["awq-64"], tmp_path)
+    adapter = write_adapter(tmp_path / "a", plain, seed=1)
+    merged = merge(tmp_path / "merged", plain, adapter)
+    engine = triton_engine(stored, max_prefill_chunk=16, lora_modules=(f"a={adapter}",))
+    found = tokens(run(engine, chosen([1, 1]), greedy_params(NUM_NEW), ["a", ""]))
+    assert found == [*expected(merged), *expected(plain)]
+
+
+class Layers:
+    """One layer in codes, and the same in floating point, each of a backend's own making."""
+
+    def __init__(
+        self, scheme: str, dtype: torch.dtype, activation: Activation = Activation.NONE, num_in: int = NUM_IN
+    ) -> None:
+        weight = QUANTISERS[scheme](torch.randn(NUM_OUT, num_in).to(dtype))
+        bias = None if activation.is_gated else [torch.randn(NUM_OUT)]
+        self.x = torch.randn(200, num_in).to(DEVICE, dtype)
+        self.ops = CudaOps(dtype, DEVICE)
+        self.coded = self.ops.linear_weight(self.halves(weight), bias, activation)
+        self.plain = self.ops.linear_weight([weight.dequantised()], bias, activation)
+        assert isinstance(self.coded, CudaCodedLinear) and not isinstance(self.plain, CudaCodedLinear)
+
+    @staticmethod
+    def halves(weight: QuantisedWeight) -> list[QuantisedWeight]:
+        return [weight.rows(0, NUM_OUT // 2), weight.rows(NUM_OUT // 2, NUM_OUT)]
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    most = 1e-5 if found.dtype == torch.float32 else 4e-3
+    assert (found.double() - wanted.double()).norm() < most * wanted.double().norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("scheme", QUANTISERS)
+def test_any_number_of_rows(scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight of many rows is made in three pieces here."""
+    monkeypatch.setattr(cuda_linear, "DEQUANTISED_BYTES", 1)
+    torch.manual_seed(0)
+    layers = Layers(scheme, dtype)
+    for num_rows in (1, 2, 64, 65, 200):
+        x = layers.x[:num_rows]
+        wanted = x.float() @ layers.plain.weight.float().T + layers.plain.bias.float()
+        assert_close(layers.ops.linear(x, layers.coded), wanted.to(dtype))
+        stream = torch.randn(num_rows, NUM_OUT).to(DEVICE, dtype)
+        wanted = (wanted + stream.float()).to(dtype)
+        assert_close(layers.ops.linear(x, layers.coded, stream), wanted)
+
+
+@pytest.mark.parametrize(
+    "activation", [Activation.RELU, Activation.GELU, Activation.SILU_GATED, Activation.GELU_TANH_GATED]
+)
+def test_activations_come_after_it(activation: Activation) -> None:
+    torch.manual_seed(0)
+    layers = Layers(INT4, torch.float32, activation)
+    for num_rows in (1, 3):
+        x = layers.x[:num_rows]
+        assert_close(layers.ops.linear(x, layers.coded), layers.ops.linear(x, layers.plain))
+
+
+def test_rows_that_tiles_can_not_be_loaded_of_take_the_other_way() -> None:
+    """36 inputs: a row of codes begins at no multiple of 16 bytes."""
+    torch.manual_seed(0)
+    layers = Layers(INT4, torch.float16, num_in=36)
+    assert_close(layers.ops.linear(layers.x[:5], layers.coded), layers.ops.linear(layers.x[:5], layers.plain))
+
+
+def test_some_of_the_outputs() -> None:
+    torch.manual_seed(0)
+    layers = Layers(INT8, torch.float32)
+    some = layers.coded.outputs_from(500)
+    assert_close(some.project(layers.x[:3]), layers.coded.project(layers.x[:3])[:, 500:])
+
+
+def test_a_table_in_codes_can_not_be_looked_up() -> None:
+    layers = Layers(INT8, torch.float32)
+    with pytest.raises(ValueError, match="a table in int8 can't be looked up"):
+        layers.ops.embed(layers.coded, torch.zeros(1))
