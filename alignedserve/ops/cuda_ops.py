@@ -115,10 +115,20 @@ class CudaOps(TorchOps):
         self, x: CudaValue, logits: torch.Tensor, experts: CudaExperts, residual: CudaValue
     ) -> torch.Tensor:
         spec, stream = experts.spec, _plain(residual)
+        swiglu = (spec.swiglu.alpha, spec.swiglu.limit) if spec.swiglu else None
         pieces = (torch.split(each, MIXED_AT_ONCE) for each in (_plain(x), logits, stream))
         for rows, row_logits, out in zip(*pieces, strict=True):
             mix_experts(
-                rows, row_logits, experts.gate_up, experts.down, spec.top_k, spec.normalises, out, out
+                rows,
+                row_logits,
+                experts.gate_up,
+                experts.down,
+                spec.top_k,
+                spec.normalises,
+                out,
+                out,
+                biases=experts.biases,
+                swiglu=swiglu,
             )
         return stream
 
