@@ -121,7 +121,7 @@ def _check_quantised(
         raise ValueError(
             f"attention_backend={config.attention_backend!r}: {where}, which runs with {backends}"
         )
-    if model_config.moe:
+    if model_config.moe and not model_config.moe.is_stacked:
         raise ValueError(f"{where}, and a mixture of {model_config.moe.num_experts} experts is not so far")
 
 
