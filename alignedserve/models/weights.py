@@ -105,6 +105,8 @@ class SafetensorsSource:
         read = self._reader_of_experts(layer, num_experts, num_out, num_in)
 
         def take(number: int) -> Part:
+            # The tensor counted when it was opened; copies of its slices come and go in the heap.
+            self._bytes_since_trim += num_out * num_in * self._dtype.itemsize
             self._drop_read()
             return read(number)
 
