@@ -1,10 +1,11 @@
 """Peak memory of loading a checkpoint, over the size of the loaded model.
 
-    python -m benchmarks.load_memory --gigabytes 2 [--mixture [--quantization int8]]
+    python -m benchmarks.load_memory --gigabytes 2 [--mixture [FORM] [--quantization int8]]
 
 The checkpoint is float32 in two shards, with layers of about 16 MB and an embedding of an eighth of it.
-The model copies each tensor as it takes it. With --mixture it is Qwen3-MoE's, of experts of 3 MB, and the model is that
-of the CPU backend. What the process held before loading is subtracted.
+The model copies each tensor as it takes it. With --mixture it is Qwen3-MoE's, of experts of 3 MB, or gpt-oss's, which
+has all experts of a layer in one tensor, also in MXFP4; and the model is that of the CPU backend. What the process held
+before loading is subtracted.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ import torch
 from safetensors.torch import save_file
 
 from alignedserve.engine.config import QUANTIZATIONS
-from alignedserve.models.config import ModelConfig
+from alignedserve.models.config import ModelConfig, QuantisedConfig
 from alignedserve.models.hf_config import model_config_from_dict
 from alignedserve.models.listed_weights import ListedSource, ListingOps, num_weight_bytes
+from alignedserve.models.quantised import mxfp4
 from alignedserve.models.registry import build_model
-from alignedserve.models.weights import SafetensorsSource
+from alignedserve.models.weights import SafetensorsSource, TakePart
 from alignedserve.ops.cpu_ops import CpuOps
 
 ROW = 2048
 NUM_SHARDS = 2
+ARCHITECTURES = {
+    "qwen3-moe": "Qwen3MoeForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "gpt-oss-mxfp4": "GptOssForCausalLM",
+}
 
 
 def shapes(num_bytes: int) -> dict[str, tuple[int, int]]:
@@ -43,17 +50,20 @@ def shapes(num_bytes: int) -> dict[str, tuple[int, int]]:
     return result
 
 
-def mixture(num_bytes: int) -> ModelConfig:
+def mixture(num_bytes: int, form: str) -> ModelConfig:
     """Of layers of 32 experts, each of 3 * 512 * 512 values."""
+    is_coded = form.endswith("mxfp4")
+    bytes_each = 0.5 + 1 / 32 if is_coded else 4
     config = {
-        "architectures": ["Qwen3MoeForCausalLM"],
+        "architectures": [ARCHITECTURES[form]],
+        "quantization_config": {"quant_method": "mxfp4"} if is_coded else None,
         "vocab_size": 1024,
         "hidden_size": 512,
         "intermediate_size": 512,
         "moe_intermediate_size": 512,
         "num_experts": 32,
         "num_experts_per_tok": 4,
-        "num_hidden_layers": max(1, round(num_bytes / (4 * 32 * 3 * 512 * 512))),
+        "num_hidden_layers": max(1, round(num_bytes / (bytes_each * 32 * 3 * 512 * 512))),
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 64,
@@ -67,9 +77,18 @@ def mixture(num_bytes: int) -> ModelConfig:
 class Listed(ListedSource):
     """Keeps the shapes that a model takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, quantised: QuantisedConfig | None) -> None:
         super().__init__(torch.float32, None)
+        self._quantised = quantised
         self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
+        of_all = super().of_experts(layer, num_experts, num_out, num_in)
+        if self._quantised is not None:
+            del self.shapes[layer]
+            tensors = mxfp4.tensors((num_experts, num_out, num_in))
+            self.shapes |= {layer + name: stored.shapes[0] for name, stored in tensors.items()}
+        return of_all
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         self.shapes[name] = shape
@@ -77,7 +96,7 @@ class Listed(ListedSource):
 
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    listed = Listed()
+    listed = Listed(config.quantised)
     build_model(config, listed, ListingOps(torch.float32, None), max_model_len=1)
     return listed.shapes
 
@@ -86,16 +105,23 @@ def write_checkpoint(directory: Path, wanted: Mapping[str, tuple[int, ...]]) -> 
     names = list(wanted)
     shards = {f"model-{index}.safetensors": names[index::NUM_SHARDS] for index in range(NUM_SHARDS)}
     for shard, members in shards.items():
-        save_file({name: torch.ones(wanted[name]) for name in members}, directory / shard)
+        tensors = {
+            name: torch.ones(
+                wanted[name],
+                dtype=torch.uint8 if name.endswith((mxfp4.BLOCKS, mxfp4.SCALES)) else torch.float32,
+            )
+            for name in members
+        }
+        save_file(tensors, directory / shard)
     weight_map = {name: shard for shard, members in shards.items() for name in members}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
 def load_and_report(
-    directory: Path, num_bytes: int, dtype: torch.dtype, is_mixture: bool, quantization: str | None
+    directory: Path, num_bytes: int, dtype: torch.dtype, form: str | None, quantization: str | None
 ) -> None:
-    config = mixture(num_bytes)
-    if is_mixture:
+    config = mixture(num_bytes, form) if form else None
+    if config:
         # The native library is there.
         CpuOps(dtype, quantization=quantization).linear_weight([torch.ones(64, 64)])
     # threads, allocator and code are there before the measurement
@@ -104,10 +130,11 @@ def load_and_report(
     # sets the peak back to what is held now
     Path("/proc/self/clear_refs").write_text("5")
     start = time.perf_counter()
-    source = SafetensorsSource(directory, dtype, "cpu", progress=False)
-    if is_mixture:
+    source = SafetensorsSource(directory, dtype, "cpu", False, config.quantised if config else None)
+    if config:
         kept: object = build_model(config, source, CpuOps(dtype, quantization=quantization), max_model_len=1)
-        model_bytes = num_weight_bytes(config, dtype, None, quantization)
+        listed = SafetensorsSource(directory, dtype, "cpu", False, config.quantised)
+        model_bytes = num_weight_bytes(config, dtype, listed, quantization)
     else:
         kept = model = {name: source.take(name, shape).clone() for name, shape in shapes(num_bytes).items()}
         model_bytes = sum(tensor.nbytes for tensor in model.values())
@@ -135,7 +162,9 @@ def main() -> None:
     parser.add_argument(
         "--directory", type=Path, help="load the checkpoint that is there; for the child process"
     )
-    parser.add_argument("--mixture", action="store_true", help="of experts")
+    parser.add_argument(
+        "--mixture", nargs="?", const="qwen3-moe", choices=[*ARCHITECTURES], help="of experts"
+    )
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of the mixture")
     arguments = parser.parse_args()
     num_bytes = int(arguments.gigabytes * 1e9)
@@ -143,7 +172,7 @@ def main() -> None:
         dtype = getattr(torch, arguments.dtype)
         load_and_report(arguments.directory, num_bytes, dtype, arguments.mixture, arguments.quantization)
         return
-    wanted = shapes_of(mixture(num_bytes)) if arguments.mixture else shapes(num_bytes)
+    wanted = shapes_of(mixture(num_bytes, arguments.mixture)) if arguments.mixture else shapes(num_bytes)
     with tempfile.TemporaryDirectory() as directory:
         write_checkpoint(Path(directory), wanted)
         # in a fresh process: the peak of this one is that of writing

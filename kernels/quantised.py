@@ -4,10 +4,11 @@
     int4   0 to 15             (code - zero) * scale; zero is 8 where there are no `zeros`
     int8   0 to 255            (code - zero) * scale; zero is 128 where there are no `zeros`
     fp8    float8_e4m3fn       code * scale
+    mxfp4  0 to 15             E2M1[code] * scale; groups of 32, whose scales are powers of two
 
 Inputs are in groups; each output has a scale for each of its groups, and a zero, if it has zeros. Of integers rows have
 eight bits, as in `int8.py`: sums of a group are exact integers, and are scaled and added in float32, in the order of
-groups. With FP8 rows stay as they are, and a group's sum is one of float32.
+groups. With FP8 and MXFP4 rows stay as they are, and a group's sum is one of float32.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ import torch
 
 from alignedserve.kernels.int8 import MAX_IN_FEATURES, linear_int8, quantise_columns, quantise_rows
 
-INT8, INT4, FP8 = "int8", "int4", "fp8"
-BITS = {INT8: 8, INT4: 4, FP8: 8}
+INT8, INT4, FP8, MXFP4 = "int8", "int4", "fp8", "mxfp4"
+BITS = {INT8: 8, INT4: 4, FP8: 8, MXFP4: 4}
 # Of integers, where there are no others.
 ZEROS = {INT8: 128, INT4: 8}
-# Groups of integers are multiples of this, those of FP8 of two, unless there is one only.
-BLOCK = {INT8: 32, INT4: 32, FP8: 2}
+# Groups of integers are multiples of this, those of FP8 of two, unless there is one only. Those of MXFP4 are of 32.
+BLOCK = {INT8: 32, INT4: 32, FP8: 2, MXFP4: 32}
 FP8_DTYPE = torch.float8_e4m3fn
 LARGEST_FP8 = 448.0
+# A sign, two bits of an exponent, and one of a fraction.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,14 @@ class QuantisedWeight:
 
     def __post_init__(self) -> None:
         num_out, num_in = self.codes.shape
-        if self.kind != FP8 and num_in > MAX_IN_FEATURES:
+        if self.is_integer and num_in > MAX_IN_FEATURES:
             raise ValueError(f"a layer of {num_in} inputs: {self.kind} takes {MAX_IN_FEATURES} at most")
         if self.group % BLOCK[self.kind] and self.group < num_in:
             raise ValueError(f"groups of {self.group} inputs: must be multiples of {BLOCK[self.kind]}")
+        if self.kind == MXFP4 and (self.group != BLOCK[MXFP4] or num_in % self.group):
+            raise ValueError(
+                f"{num_in} inputs in groups of {self.group}: mxfp4 takes whole groups of {BLOCK[MXFP4]}"
+            )
         shape = (num_out, -(-num_in // self.group))
         for name, tensor in (("scales", self.scales), ("zeros", self.zeros)):
             if tensor is not None and tensor.shape != shape:
@@ -57,6 +64,10 @@ class QuantisedWeight:
     @property
     def shape(self) -> torch.Size:
         return self.codes.shape
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in ZEROS
 
     @property
     def num_groups(self) -> int:
@@ -79,10 +90,11 @@ class QuantisedWeight:
         zeros = None if self.zeros is None else self.zeros.to(device)
         return replace(self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=zeros)
 
-    def rows(self, first: int, end: int) -> QuantisedWeight:
+    def rows(self, first: int, end: int, step: int = 1) -> QuantisedWeight:
         """The weight of some of the outputs. It shares the memory."""
-        zeros = None if self.zeros is None else self.zeros[first:end]
-        return replace(self, codes=self.codes[first:end], scales=self.scales[first:end], zeros=zeros)
+        some = slice(first, end, step)
+        zeros = None if self.zeros is None else self.zeros[some]
+        return replace(self, codes=self.codes[some], scales=self.scales[some], zeros=zeros)
 
     def columns(self, first: int, end: int) -> QuantisedWeight:
         """The weight of some of the inputs: whole groups of them, or some of the only one. It shares the memory."""
@@ -95,17 +107,23 @@ class QuantisedWeight:
         return replace(self, codes=self.codes[:, first:end], scales=self.scales[:, groups], zeros=zeros)
 
     def with_zeros(self) -> torch.Tensor:
-        """The zeros, whether they are all the same or not. FP8 has none."""
+        """The zeros, whether they are all the same or not. Floats have none."""
         if self.zeros is not None:
             return self.zeros
         return torch.full(self.scales.shape, ZEROS[self.kind], dtype=torch.uint8, device=self.codes.device)
 
     def dequantised(self) -> torch.Tensor:
         """In float32."""
-        values = self.codes.float()
-        if self.kind != FP8:
-            values -= self._of_inputs(self.with_zeros().float())
+        values = self.numbers()
+        if self.is_integer:
+            values = values - self._of_inputs(self.with_zeros().float())
         return values * self._of_inputs(self.scales.float())
+
+    def numbers(self) -> torch.Tensor:
+        """What the codes are without zeros and scales, in float32."""
+        if self.kind == MXFP4:
+            return torch.tensor(E2M1, device=self.codes.device)[self.codes.int()]
+        return self.codes.float()
 
     def _of_inputs(self, of_groups: torch.Tensor) -> torch.Tensor:
         return of_groups.repeat_interleave(self.group, 1)[:, : self.shape[1]]
@@ -165,7 +183,7 @@ def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
     """Returns x @ weight.T + bias, in float32."""
     if weight.is_int8_columns:
         return linear_int8(x, to_signed(weight.codes), weight.scales.flatten(), bias)
-    out = _linear_fp8(x, weight) if weight.kind == FP8 else _linear_integers(x, weight)
+    out = _linear_integers(x, weight) if weight.is_integer else _linear_floats(x, weight)
     return out if bias is None else out + bias.float()
 
 
@@ -181,9 +199,9 @@ def _linear_integers(x: torch.Tensor, weight: QuantisedWeight) -> torch.Tensor:
     return out * of_rows.unsqueeze(1)
 
 
-def _linear_fp8(x: torch.Tensor, weight: QuantisedWeight) -> torch.Tensor:
+def _linear_floats(x: torch.Tensor, weight: QuantisedWeight) -> torch.Tensor:
     out = torch.zeros(len(x), len(weight.codes), device=x.device)
-    codes = torch.split(weight.codes.float(), weight.group, dim=1)
+    codes = torch.split(weight.numbers(), weight.group, dim=1)
     for group, part in enumerate(torch.split(x.float(), weight.group, dim=1)):
         out += (part @ codes[group].T) * weight.scales[:, group].float()
     return out

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers.integrations.mxfp4 import FP4_VALUES, convert_moe_packed_tensors
 
+from tests import tiny_models
 from tests.tiny_models import _COMMON, _make_biases_and_norms_matter
 
 # Wide enough for groups of 128.
@@ -264,6 +266,40 @@ def convert(model: Path, form: Format, directory: Path) -> tuple[Path, Path]:
     save_file(tensors, stored / "model.safetensors")
     config = json.loads((model / "config.json").read_text())
     (stored / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))
+    return stored, plain
+
+
+def as_mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., in] to blocks [..., group, 16] of two codes in a byte, and scales [..., group]."""
+    groups = weight.float().unflatten(-1, (-1, 32))
+    exponents = groups.abs().amax(-1).log2().floor() - 2
+    scaled = groups / exponents.exp2().unsqueeze(-1)
+    codes = (scaled.unsqueeze(-1) - torch.tensor(FP4_VALUES)).abs().argmin(-1).byte()
+    return codes[..., 0::2] | codes[..., 1::2] << 4, (exponents + 127).byte()
+
+
+def build_mxfp4(directory: Path, plain_layers: tuple[int, ...] = ()) -> tuple[Path, Path]:
+    """Saves gpt-oss with experts in MXFP4, but for those of some layers, and the same model in float32, whose experts
+    are what transformers makes of the codes. Returns their directories."""
+    random = tiny_models.build("gpt-oss", directory / "random")
+    stored, plain = (Path(copytree(random, directory / name)) for name in ("stored", "plain"))
+    values, tensors = load_file(random / "model.safetensors"), {}
+    for name, weight in list(values.items()):
+        is_plain = any(f".{layer}.mlp." in name for layer in plain_layers)
+        if is_plain or not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = weight
+            continue
+        blocks, scales = as_mxfp4(weight.transpose(1, 2))
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        values[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(values, plain / "model.safetensors")
+    save_file(tensors, stored / "model.safetensors")
+    kept = [f"model.layers.{layer}.mlp.experts" for layer in plain_layers]
+    config = json.loads((random / "config.json").read_text())
+    config["quantization_config"] = dict(
+        quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "lm_head", *kept]
+    )
+    (stored / "config.json").write_text(json.dumps(config))
     return stored, plain
 
 

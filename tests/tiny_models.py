@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -59,6 +60,17 @@ _YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, original_max
 
 _GEMMA3: dict[str, Any] = _GATED | dict(
     head_dim=32, sliding_window=24, sliding_window_pattern=2, query_pre_attn_scalar=16
+)
+
+# Inner values which two ranks have whole groups of 32 of.
+_GPT_OSS: dict[str, Any] = _COMMON | dict(
+    intermediate_size=64,
+    num_key_value_heads=2,
+    head_dim=32,
+    num_local_experts=8,
+    num_experts_per_tok=3,
+    sliding_window=24,
+    rope_parameters=_YARN_ROPE | dict(truncate=False),
 )
 
 _VISION = dict(
@@ -121,6 +133,17 @@ CONFIGS: dict[str, Any] = {
             sliding_attention=dict(rope_type="default", rope_theta=5000.0),
         ),
     ),
+    "gpt-oss": lambda: GptOssConfig(**_GPT_OSS, swiglu_limit=1.5, swiglu_alpha=1.4),
+    "gpt-oss-listed": lambda: GptOssConfig(
+        **_GPT_OSS
+        | dict(
+            num_local_experts=4,
+            attention_bias=False,
+            head_dim=24,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+            rope_parameters=_YARN_ROPE,
+        ),
+    ),
     "opt": lambda: OPTConfig(**_COMMON, ffn_dim=128, word_embed_proj_dim=64, init_std=0.15),
     "opt-post-norm": lambda: OPTConfig(
         **_COMMON, ffn_dim=128, word_embed_proj_dim=48, do_layer_norm_before=False, init_std=0.15
@@ -139,7 +162,10 @@ def build(name: str, directory: Path) -> Path:
 
 def _make_biases_and_norms_matter(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
+        if name.endswith("sinks"):
+            # As large as the sum over some tens of keys.
+            parameter.data = 3 + torch.randn_like(parameter)
+        elif parameter.ndim == 1 or name.endswith("_bias"):
             spread = torch.randn_like(parameter) * 0.2
             # Gemma adds one to the weights of its norms.
             is_around_zero = name.endswith("bias") or "Gemma" in type(model).__name__

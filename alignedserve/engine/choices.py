@@ -106,9 +106,9 @@ def check_hidden_cache(model_config: ModelConfig) -> None:
 def check_quantization(config: EngineConfig, model_config: ModelConfig, is_cpu: bool) -> None:
     """Raises ValueError unless such a model runs so."""
     moe = model_config.moe
-    if model_config.quantised:
-        _check_quantised(config, model_config, model_config.quantised)
     is_triton = config.attention_backend == "triton" or (config.attention_backend == "auto" and not is_cpu)
+    if model_config.quantised:
+        _check_quantised(config, model_config, model_config.quantised, is_triton)
     if config.quantization is not None and moe and is_triton:
         raise ValueError(
             f"quantization={config.quantization!r}: a mixture of {moe.num_experts} experts runs so on CPUs so far, not "
@@ -116,14 +116,19 @@ def check_quantization(config: EngineConfig, model_config: ModelConfig, is_cpu: 
         )
 
 
-def _check_quantised(config: EngineConfig, model_config: ModelConfig, quantised: QuantisedConfig) -> None:
+def _check_quantised(
+    config: EngineConfig, model_config: ModelConfig, quantised: QuantisedConfig, is_triton: bool
+) -> None:
     where = f"{config.model} is quantised ({quantised.method})"
     if config.quantization is not None:
         raise ValueError(f"quantization={config.quantization!r}: {where} already")
     if config.load_format == "dummy":
         raise ValueError("load_format='dummy': " + where + ", and random weights are not")
-    if model_config.moe:
-        raise ValueError(f"{where}, and a mixture of {model_config.moe.num_experts} experts is not so far")
+    if model_config.moe and (is_triton or not model_config.moe.is_stacked):
+        on_gpu = " on a GPU" if model_config.moe.is_stacked else ""
+        raise ValueError(
+            f"{where}, and a mixture of {model_config.moe.num_experts} experts is not so far{on_gpu}"
+        )
 
 
 def _num_affordable(config: EngineConfig, form: BlockFormat, needed: int, budget: int) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.lora import AdaptedSource
-from alignedserve.models.weights import WeightSource
+from alignedserve.models.weights import TakePart, WeightSource
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
@@ -80,8 +80,14 @@ class Layers:
     def experts(self, spec: ExpertsSpec, take: TakeExpert) -> Experts:
         return self._ops.expert_weights(spec, take)
 
-    def parameter(self, name: str, *shape: int) -> torch.Tensor:
-        return self._ops.parameter(self._weights.take(name, shape))
+    def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
+        """Of such a layer of all experts, which is one in the checkpoint, the weight of each."""
+        return self._weights.of_experts(layer, num_experts, num_out, num_in)
+
+    def parameter(self, name: str, *shape: int, some: slice | None = None) -> torch.Tensor:
+        """Returns a copy of the checkpoint's tensor, or of some of it along its first dimension."""
+        tensor = self._weights.take(name, shape)
+        return self._ops.parameter(tensor if some is None else tensor[some])
 
     def norm(self, name: str, width: int, offset: float = 0.0) -> torch.Tensor:
         """Returns a norm's weight, plus `offset`: that sum is kept in float32."""

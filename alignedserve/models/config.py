@@ -48,6 +48,11 @@ class MoeConfig:
     normalises: bool
     # One entry per layer: whether its MLP is a mixture; the others have an MLP of ModelConfig.intermediate_size.
     layers: tuple[bool, ...]
+    # These are for gpt-oss only. The checkpoint has gates and ups of all experts in one tensor, in which they take
+    # turns, and downs in another; all layers have biases, the router too.
+    is_stacked: bool = False
+    # Alpha and limit of the clamped SwiGLU; None: silu(gate) * up. See ops/experts.py.
+    clamped_swiglu: tuple[float, float] | None = None
 
 
 # A layer's pattern that begins so is a regular expression.
@@ -62,7 +67,7 @@ class QuantisedConfig:
     method: str
     # One of alignedserve.models.quantised.LAYOUTS: which tensors a layer has, and how codes lie in them.
     layout: str
-    # One of alignedserve.kernels.quantised: int4, int8 or fp8.
+    # One of alignedserve.kernels.quantised: int4, int8, fp8 or mxfp4.
     kind: str
     # How many inputs have one scale; None: all of an output's.
     group: int | None
@@ -121,6 +126,8 @@ class ModelConfig:
     fused_projections: bool = False
     # An RMS norm over each head of q and k (Qwen3).
     qk_norm: bool = False
+    # A logit of each head that takes part in its softmax and has no value (gpt-oss).
+    attention_sinks: bool = False
     moe: MoeConfig | None = None
     # None: the checkpoint has linear layers in floating point.
     quantised: QuantisedConfig | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 
@@ -23,7 +24,7 @@ class DummySource:
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=self._dtype, device=self._device)
-        if name.endswith(".bias"):
+        if name.endswith(("_bias", ".bias")):
             return torch.zeros(shape, dtype=self._dtype, device=self._device)
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         self._fill(tensor.view(-1), name)
@@ -31,6 +32,11 @@ class DummySource:
 
     def linear(self, layer: str, num_out: int, num_in: int) -> torch.Tensor:
         return self.take(f"{layer}.weight", (num_out, num_in))
+
+    def of_experts(
+        self, layer: str, num_experts: int, num_out: int, num_in: int
+    ) -> Callable[[int], torch.Tensor]:
+        return lambda number: self.take(f"{layer}.{number}", (num_out, num_in))
 
     def finish(self) -> None:
         """Does nothing: there is nothing to close."""

@@ -27,7 +27,14 @@ def model_config_from_dict(
 ) -> ModelConfig:
     """`where` names the source in error messages. The end tokens are those of both files together."""
     fields = Fields(config, where)
-    model = _family(fields)(fields) | {"quantised": read_quantised(fields)}
+    model = _family(fields)(fields)
+    quantised = model["quantised"] = read_quantised(fields)
+    is_gpt_oss = model["architecture"] == "gpt_oss"
+    if quantised and (quantised.method == "mxfp4") != is_gpt_oss:
+        raise ValueError(
+            f"{where}: quant_method is {quantised.method!r}; must be "
+            + ("mxfp4 for gpt_oss" if is_gpt_oss else f"another for {model['architecture']}")
+        )
     generation = Fields(generation_config or {}, f"generation_config.json beside {where}")
     eos_token_ids = dict.fromkeys(model["eos_token_ids"] + generation.token_ids("eos_token_id"))
     return ModelConfig(**{**model, "eos_token_ids": tuple(eos_token_ids)})

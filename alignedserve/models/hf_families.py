@@ -18,6 +18,7 @@ from alignedserve.models.hf_gemma import (
     refuse_other_gemma,
     text_fields,
 )
+from alignedserve.models.hf_gpt_oss import GPT_OSS_DEFAULTS, GPT_OSS_ROPE, gpt_oss_moe, gpt_oss_windows
 from alignedserve.models.hf_moe import mixture_layers, read_moe
 from alignedserve.models.hf_rope import LLAMA_ROPE, PHI3_KINDS, RopeDefaults, longest_sequence, read_rope
 from alignedserve.models.hf_windows import listed_windows
@@ -254,6 +255,24 @@ def _gemma3_with_vision(fields: Fields) -> dict[str, Any]:
     return _gemma3(text_fields(fields))
 
 
+def _gpt_oss(fields: Fields) -> dict[str, Any]:
+    fields = fields.over(GPT_OSS_DEFAULTS)
+    model = _gated(fields, max_position=131072, num_kv_heads=8, norm_eps=1e-5, rope=GPT_OSS_ROPE)
+    attention_bias, num_layers = fields.flag("attention_bias", True), model["num_layers"]
+    return (
+        model
+        | _token_ids(fields, bos=None, eos=None, pad=None)
+        | {
+            "architecture": "gpt_oss",
+            "qkv_bias": attention_bias,
+            "attention_out_bias": attention_bias,
+            "attention_sinks": True,
+            "sliding_windows": gpt_oss_windows(fields, num_layers),
+            "moe": gpt_oss_moe(fields, model["intermediate_size"], num_layers),
+        }
+    )
+
+
 def _opt(fields: Fields) -> dict[str, Any]:
     model = _common(fields, tie_word_embeddings=True) | _token_ids(fields, bos=2, eos=2, pad=1)
     hidden_size, num_heads = model["hidden_size"], model["num_heads"]
@@ -290,5 +309,6 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": _phi3,
     "Gemma3ForCausalLM": _gemma3,
     "Gemma3ForConditionalGeneration": _gemma3_with_vision,
+    "GptOssForCausalLM": _gpt_oss,
     "OPTForCausalLM": _opt,
 }

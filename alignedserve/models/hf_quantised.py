@@ -12,6 +12,7 @@ from alignedserve.models.fields import Fields
 
 # The kernels' groups of integers are multiples of this, and those of FP8 of two.
 INT_BLOCK, FP8_BLOCK = 32, 2
+MXFP4_GROUP = 32
 INT_KINDS = {4: "int4", 8: "int8"}
 # Neither AutoFP8 nor AutoAWQ quantises the output layer, whether they say so or not.
 NEVER = ("lm_head",)
@@ -197,11 +198,30 @@ def _has_input_scales(group: Fields, is_float: bool) -> bool:
     return False
 
 
+def _mxfp4(fields: Fields) -> QuantisedConfig:
+    """It is experts that are so, whatever else the file names or leaves out."""
+    return QuantisedConfig(
+        "mxfp4",
+        "mxfp4",
+        "mxfp4",
+        MXFP4_GROUP,
+        targets=("mlp.experts",),
+        ignored=tuple(_module_pattern(fields, name) for name in _names(fields, "modules_to_not_convert")),
+    )
+
+
+def _module_pattern(fields: Fields, name: str) -> str:
+    """A module of this name, which may be a regular expression, or what is in it."""
+    pattern = REGEX + rf"(?:.*\.)?(?:{name.removeprefix(REGEX)})(?:\.|$)"
+    return _pattern(fields, "modules_to_not_convert", pattern)
+
+
 READERS: dict[str, Callable[[Fields], QuantisedConfig]] = {
     "awq": _awq,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "gptq": _gptq,
+    "mxfp4": _mxfp4,
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.lora import with_adapters
 from alignedserve.models.registry import build_model
-from alignedserve.models.weights import SafetensorsSource
+from alignedserve.models.weights import SafetensorsSource, TakePart
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import BYTES_PER_WEIGHT, Activation
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
@@ -35,6 +35,13 @@ class ListedSource:
         if self._checkpoint is not None:
             return self._checkpoint.expect_linear(layer, num_out, num_in, self._dtype)
         return self.take(f"{layer}.weight", (num_out, num_in))
+
+    def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
+        if self._checkpoint is not None:
+            each = self._checkpoint.expect_of_experts(layer, num_experts, num_out, num_in, self._dtype)
+        else:
+            each = self.take(layer, (num_experts, num_in, num_out))[0].T
+        return lambda number: each
 
     def finish(self) -> None:
         if self._checkpoint is not None:

@@ -1,5 +1,6 @@
 """Llama and its variants, which differ by a switch: Mistral (windows), Qwen2 (qkv bias), Qwen3 (norm of q and k),
-Qwen3-MoE and Mixtral (experts), Phi-3 (fused tensors, part of a head rotated), Gemma 3 (norms after each part too)."""
+Qwen3-MoE and Mixtral (experts), Phi-3 (fused tensors, part of a head rotated), Gemma 3 (norms after each part too),
+gpt-oss (sinks, experts with biases in one tensor)."""
 
 from __future__ import annotations
 
@@ -10,11 +11,10 @@ import torch
 
 from alignedserve.models.base import Layers, PostNorm, add_linear
 from alignedserve.models.config import ModelConfig, RopeConfig
-from alignedserve.models.mlp import MIXTRAL_NAMES, ExpertNames, Mlp, make_mlp
+from alignedserve.models.mlp import GPT_OSS_NAMES, MIXTRAL_NAMES, ExpertNames, Mlp, make_mlp
 from alignedserve.models.rope import rope_table
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import AttentionSpec, Linear, Ops, Projected, Value
-from alignedserve.ops.shard import Shard
 from alignedserve.ops.step import StepInputs
 
 
@@ -78,6 +78,10 @@ class Mixtral(Llama):
     expert_names = MIXTRAL_NAMES
 
 
+class GptOss(Llama):
+    expert_names = GPT_OSS_NAMES
+
+
 @dataclass(frozen=True)
 class _Ropes:
     """The tables of layers without a window, and with one."""
@@ -107,7 +111,7 @@ def _decoder_layer(
     return DecoderLayer(
         input_norm=norm("input_layernorm"),
         qkv=_qkv(config, layers, f"{prefix}.self_attn"),
-        attention=_attention(config, layers.shard, index, ropes, norm),
+        attention=_attention(config, layers, index, ropes, norm),
         attention_out=layers.linear(
             [f"{prefix}.self_attn.o_proj"],
             [hidden],
@@ -123,9 +127,10 @@ def _decoder_layer(
 
 
 def _attention(
-    config: ModelConfig, shard: Shard, index: int, ropes: _Ropes, norm: Callable[[str, int], torch.Tensor]
+    config: ModelConfig, layers: Layers, index: int, ropes: _Ropes, norm: Callable[[str, int], torch.Tensor]
 ) -> AttentionSpec:
     window = config.sliding_windows[index] if config.sliding_windows else None
+    shard = layers.shard
     return AttentionSpec(
         layer=index,
         num_heads=shard.num(config.num_heads),
@@ -137,8 +142,14 @@ def _attention(
         q_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
         k_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
         norm_eps=config.norm_eps,
+        sinks=_sinks(config, layers, index) if config.attention_sinks else None,
         outputs_only=index == config.num_layers - 1,
     )
+
+
+def _sinks(config: ModelConfig, layers: Layers, index: int) -> torch.Tensor:
+    mine = layers.shard.part(config.num_heads)
+    return layers.parameter(f"model.layers.{index}.self_attn.sinks", config.num_heads, some=mine)
 
 
 def _qkv(config: ModelConfig, layers: Layers, prefix: str) -> Linear:

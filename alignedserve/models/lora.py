@@ -17,7 +17,7 @@ import torch
 
 from alignedserve.models.fields import Fields, read_json_object
 from alignedserve.models.safetensors_file import SafetensorsFile
-from alignedserve.models.weights import WeightSource, some
+from alignedserve.models.weights import TakePart, WeightSource, some
 from alignedserve.ops.adapters import Delta, LayerAdapters
 from alignedserve.ops.quantise import Part
 
@@ -193,6 +193,9 @@ class AdaptedSource:
 
     def linear(self, layer: str, num_out: int, num_in: int) -> Part:
         return self._weights.linear(layer, num_out, num_in)
+
+    def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
+        return self._weights.of_experts(layer, num_experts, num_out, num_in)
 
     def finish(self) -> None:
         self._weights.finish()

@@ -8,7 +8,8 @@ from typing import Protocol
 from alignedserve.models.base import Layers, PostNorm, add_linear
 from alignedserve.models.config import ModelConfig, MoeConfig
 from alignedserve.ops.base import Activation, Experts, Linear, Ops, Value
-from alignedserve.ops.experts import Expert, ExpertsSpec
+from alignedserve.ops.experts import ClampedSwiglu, Expert, ExpertsSpec, TakeExpert
+from alignedserve.ops.quantise import inputs_of, outputs_of
 
 
 class Mlp(Protocol):
@@ -38,15 +39,18 @@ class ExpertMlp:
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a checkpoint calls the mixture of a layer, and the parts of an expert."""
+    """What a checkpoint calls the mixture of a layer, its router, and the parts of an expert that has tensors of its
+    own."""
 
     mixture: str = "mlp"
+    router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
 
 
 MIXTRAL_NAMES = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
+GPT_OSS_NAMES = ExpertNames(router="router")
 
 
 def make_mlp(
@@ -80,19 +84,61 @@ def _gate_up(config: ModelConfig, layers: Layers, prefix: str) -> Linear:
 
 
 def _mixture(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: ExpertNames) -> ExpertMlp:
-    inner, shard = moe.intermediate_size, layers.shard
-    mine = shard.part(inner)
     spec = ExpertsSpec(
-        moe.num_experts, moe.top_k, hidden, shard.num(inner), moe.normalises, is_split=shard.size > 1
+        moe.num_experts,
+        moe.top_k,
+        hidden,
+        layers.shard.num(moe.intermediate_size),
+        moe.normalises,
+        is_split=layers.shard.size > 1,
+        swiglu=ClampedSwiglu(*moe.clamped_swiglu) if moe.clamped_swiglu else None,
+    )
+    router = layers.linear(
+        [f"{prefix}.{names.router}"], [moe.num_experts], hidden, bias=moe.is_stacked, can_adapt=False
+    )
+    if moe.is_stacked:
+        return ExpertMlp(router, layers.experts(spec, _stacked(moe, hidden, layers, f"{prefix}.experts")))
+    return ExpertMlp(
+        router, layers.experts(spec, _one_by_one(moe, hidden, layers, f"{prefix}.experts", names))
     )
 
+
+def _one_by_one(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: ExpertNames) -> TakeExpert:
+    """Each expert has tensors of its own."""
+    inner = moe.intermediate_size
+    mine = layers.shard.part(inner)
+
     def take(number: int) -> Expert:
-        expert = f"{prefix}.experts.{number}"
+        expert = f"{prefix}.{number}"
         return Expert(
             gate=layers.tensor(f"{expert}.{names.gate}.weight", inner, hidden)[mine],
             up=layers.tensor(f"{expert}.{names.up}.weight", inner, hidden)[mine],
             down=layers.tensor(f"{expert}.{names.down}.weight", hidden, inner)[:, mine],
         )
 
-    router = layers.linear([f"{prefix}.gate"], [moe.num_experts], hidden, can_adapt=False)
-    return ExpertMlp(router, layers.experts(spec, take))
+    return take
+
+
+def _stacked(moe: MoeConfig, hidden: int, layers: Layers, prefix: str) -> TakeExpert:
+    """Experts are slices of tensors, in whose outputs a gate is followed by its up."""
+    num, inner = moe.num_experts, moe.intermediate_size
+    mine = layers.shard.part(inner)
+    gate, up = (slice(2 * mine.start + first, 2 * mine.stop, 2) for first in (0, 1))
+    gate_up_bias = layers.tensor(f"{prefix}.gate_up_proj_bias", num, 2 * inner)
+    down_bias = layers.tensor(f"{prefix}.down_proj_bias", num, hidden)
+    gate_up = layers.of_experts(f"{prefix}.gate_up_proj", num, 2 * inner, hidden)
+    down = layers.of_experts(f"{prefix}.down_proj", num, hidden, inner)
+
+    def take(number: int) -> Expert:
+        both = gate_up(number)
+        return Expert(
+            gate=outputs_of(both, gate),
+            up=outputs_of(both, up),
+            down=inputs_of(down(number), mine),
+            gate_bias=gate_up_bias[number, gate],
+            up_bias=gate_up_bias[number, up],
+            # Ranks' results are added up.
+            down_bias=down_bias[number] if layers.shard.leads else None,
+        )
+
+    return take

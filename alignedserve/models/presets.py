@@ -161,6 +161,36 @@ _PHI_4 = {
     "eos_token_id": 100265,
     "pad_token_id": 100349,
 }
+# In bfloat16, which has no published checkpoint: that has experts in MXFP4.
+_GPT_OSS_20B = {
+    "architectures": ["GptOssForCausalLM"],
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 200002,
+    "pad_token_id": 199999,
+}
+_GPT_OSS_120B = _GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128}
 # Its text part.
 _GEMMA_3_4B = {
     "architectures": ["Gemma3ForConditionalGeneration"],
@@ -193,5 +223,7 @@ PRESETS: dict[str, ModelConfig] = {
         "mixtral-8x7b": _MIXTRAL_8X7B,
         "phi-4": _PHI_4,
         "gemma-3-4b": _GEMMA_3_4B,
+        "gpt-oss-20b": _GPT_OSS_20B,
+        "gpt-oss-120b": _GPT_OSS_120B,
     }.items()
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
-from alignedserve.models.llama import Llama, Mixtral
+from alignedserve.models.llama import GptOss, Llama, Mixtral
 from alignedserve.models.opt import Opt
 from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import Ops
@@ -19,6 +19,7 @@ MODELS: dict[str, type[Llama] | type[Opt]] = {
     "mixtral": Mixtral,
     "phi3": Llama,
     "gemma3": Llama,
+    "gpt_oss": GptOss,
     "opt": Opt,
 }
 

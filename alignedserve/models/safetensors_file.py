@@ -28,6 +28,8 @@ STORED_DTYPES = DTYPES | {
     "I32": torch.int32,
     "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -13,11 +13,11 @@ from alignedserve.models.config import QuantisedConfig
 from alignedserve.models.dummy_weights import DummySource
 from alignedserve.models.fields import Fields, read_json_object
 from alignedserve.models.heap import return_free_pages
-from alignedserve.models.quantised import Stored, check_layer, take_layer
+from alignedserve.models.quantised import Stored, check_expert, check_layer, take_expert, take_layer
 from alignedserve.models.safetensors_file import SafetensorsFile
 from alignedserve.ops.quantise import Part
 
-__all__ = ["DummySource", "SafetensorsSource", "WeightSource"]
+__all__ = ["DummySource", "SafetensorsSource", "TakePart", "WeightSource"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -32,6 +32,9 @@ VISION_PREFIXES = tuple(
     prefix + part for prefix in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")
 )
 
+# Delivers an expert's weight by the expert's number.
+TakePart = Callable[[int], Part]
+
 
 class WeightSource(Protocol):
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -45,6 +48,11 @@ class WeightSource(Protocol):
     def linear(self, layer: str, num_out: int, num_in: int) -> Part:
         """Returns the weight of the linear layer of this name: like `take`, or in codes where the checkpoint is
         quantised."""
+        ...
+
+    def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
+        """Returns what delivers the weight of such a layer of each expert, [out, in], where a tensor of this name holds
+        those of all, [expert, in, out], or the checkpoint has them in codes."""
         ...
 
     def finish(self) -> None:
@@ -82,8 +90,7 @@ class SafetensorsSource:
         self._drop_read()
         file, stored_name = self.expect(name, shape)
         tensor = file.tensor(stored_name)
-        self._bytes_since_trim += self._num_bytes(stored_name)
-        self._bar.update(self._num_bytes(stored_name))
+        self._count(stored_name)
         if tensor.dtype == self._dtype:
             return tensor.to(self._device)
         return self._convert(file, stored_name, tensor)
@@ -93,6 +100,34 @@ class SafetensorsSource:
             return self.take(f"{layer}.weight", (num_out, num_in))
         self._drop_read()
         return take_layer(self._quantised, layer, (num_out, num_in), self)
+
+    def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
+        read = self._reader_of_experts(layer, num_experts, num_out, num_in)
+
+        def take(number: int) -> Part:
+            # The tensor counted when it was opened; copies of its slices come and go in the heap.
+            self._bytes_since_trim += num_out * num_in * self._dtype.itemsize
+            self._drop_read()
+            return read(number)
+
+        return take
+
+    def _reader_of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
+        if self._quantised is not None and self._quantised.has(layer):
+            return take_expert(layer, (num_experts, num_out, num_in), self)
+        file, name = self.expect(layer, (num_experts, num_in, num_out))
+        self._count(name)
+        tensor = file.tensor(name)
+        return lambda number: tensor[number].to(self._device, self._dtype).T
+
+    def expect_of_experts(
+        self, layer: str, num_experts: int, num_out: int, num_in: int, dtype: torch.dtype
+    ) -> Part:
+        """What each of them is like; see `expect_linear`."""
+        if self._quantised is not None and self._quantised.has(layer):
+            return check_expert(layer, (num_experts, num_out, num_in), self)
+        self.expect(layer, (num_experts, num_in, num_out))
+        return torch.empty(1, dtype=dtype).expand(num_out, num_in)
 
     def expect_linear(self, layer: str, num_out: int, num_in: int, dtype: torch.dtype) -> Part:
         """A weight that takes one value's memory. Nothing is read; it counts as taken. Raises what `linear` raises of
@@ -121,10 +156,14 @@ class SafetensorsSource:
         if self.stored_dtype(name, wanted) is None:
             return None
         stored_name = self._stored_name(name)
+        self._count(stored_name)
+        return self._file_of[stored_name].tensor(stored_name)
+
+    def _count(self, stored_name: str) -> None:
+        """Counts a tensor as read."""
         num_bytes = self._num_bytes(stored_name)
         self._bytes_since_trim += num_bytes
         self._bar.update(num_bytes)
-        return self._file_of[stored_name].tensor(stored_name)
 
     def expect(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, str]:
         """Returns where the tensor is and its name there, unread; it counts as taken. Raises what `take` raises."""

@@ -64,6 +64,8 @@ class AttentionSpec:
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     norm_eps: float = 1e-6
+    # [num_heads]: logits that take part in the softmax of a head and have no value; None for none.
+    sinks: torch.Tensor | None = None
     # It is set for the last layer, of whose result no other rows are needed.
     outputs_only: bool = False
 

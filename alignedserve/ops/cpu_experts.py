@@ -11,6 +11,7 @@ from alignedserve.kernels.cpu.arena import Arena
 from alignedserve.kernels.cpu.experts import ExpertPacker, PackedExperts, PackParts, RoutingBuffers
 from alignedserve.kernels.cpu.program import Buffers, Program, Value
 from alignedserve.kernels.cpu.structs import (
+    ActivationCode,
     ExpertLinearOp,
     LinearOp,
     OpKind,
@@ -18,7 +19,7 @@ from alignedserve.kernels.cpu.structs import (
     SpreadOp,
 )
 from alignedserve.kernels.cpu.weights import PackedWeight
-from alignedserve.ops.experts import ExpertsSpec, TakeExpert, check_expert
+from alignedserve.ops.experts import ClampedSwiglu, ExpertsSpec, TakeExpert, check_expert
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ def pack_experts(
     for number in range(spec.num_experts):
         expert = take(number)
         check_expert(spec, expert)
-        gate_up.add([expert.gate, expert.up])
-        down.add([expert.down])
+        gate_up.add([expert.gate, expert.up], expert.gate_up_biases)
+        down.add([expert.down], expert.down_biases)
     return CpuExperts(spec, gate_up.finish(), down.finish())
 
 
@@ -70,7 +71,7 @@ class ExpertRecorder:
         self._program.append(OpKind.GROUP, self._dtype, route, logits, [routing])
         x = self._as_taken(x, experts.gate_up, 1)
         inner = self._linear(
-            self._spread(x, routing, buffers), experts.gate_up, routing, buffers, self._dtype
+            self._spread(x, routing, buffers), experts.gate_up, routing, buffers, self._dtype, spec.swiglu
         )
         inner = self._as_taken(inner, experts.down, spec.top_k)
         each = self._linear(inner, experts.down, routing, buffers, torch.float32)
@@ -108,7 +109,13 @@ class ExpertRecorder:
         return spread
 
     def _linear(
-        self, x: Value, weight: PackedExperts, routing: RoutingBuffers, buffers: Buffers, dtype: torch.dtype
+        self,
+        x: Value,
+        weight: PackedExperts,
+        routing: RoutingBuffers,
+        buffers: Buffers,
+        dtype: torch.dtype,
+        swiglu: ClampedSwiglu | None = None,
     ) -> Value:
         first = weight.first
         out = Value(buffers, first.out_features, dtype, x.rows)
@@ -124,6 +131,11 @@ class ExpertRecorder:
             float32_out=dtype is torch.float32,
             weight_kind=first.kind,
         )
+        if swiglu:
+            linear.activation = ActivationCode.CLAMPED_SWIGLU
+            linear.swiglu_alpha, linear.swiglu_limit = swiglu.alpha, swiglu.limit
+        if weight.biases is not None:
+            linear.bias = weight.biases.data_ptr()
         if weight.int8:
             linear.scales, linear.starts = weight.int8.scales.data_ptr(), weight.int8.starts.data_ptr()
         if first.groups:

@@ -88,7 +88,7 @@ class CpuOps(Ops):
         split: Split = Split.NONE,
         num_outputs: int = 0,
     ) -> PackedWeight:
-        packed = self._pack(parts, self._arena, activation, biases, is_head)
+        packed = self._pack(parts, biases, self._arena, activation, is_head)
         if self._ranks is None or split is Split.NONE:
             return packed
         return replace(packed, is_partial=split is Split.INPUTS, num_joined=num_outputs)
@@ -96,9 +96,9 @@ class CpuOps(Ops):
     def _pack(
         self,
         parts: Sequence[Part],
+        biases: Sequence[torch.Tensor] | None,
         arena: Arena,
         activation: Activation = Activation.NONE,
-        biases: Sequence[torch.Tensor] | None = None,
         is_head: bool = False,
     ) -> PackedWeight:
         code = ActivationCode[activation.name]
@@ -376,6 +376,7 @@ class CpuOps(Ops):
             spec,
             q_norm=self._wide("q_norm", spec.q_norm, spec.head_dim),
             k_norm=self._wide("k_norm", spec.k_norm, spec.head_dim),
+            sinks=self._wide("sinks", spec.sinks, spec.num_heads),
         )
         rope = spec.rope
         if rope is not None:
@@ -508,7 +509,7 @@ class CpuOps(Ops):
         return self._step
 
     def _wide(self, name: str, weight: torch.Tensor | None, width: int) -> torch.Tensor | None:
-        """Norms' weights in float32, which is what their kernels read."""
+        """Norms' weights, and sinks, in float32, which is what their kernels read."""
         if weight is None:
             return None
         if weight.dtype not in (self.dtype, torch.float32):
@@ -536,6 +537,7 @@ def _attention_op(qkv: Value, out: Value, cache: torch.Tensor, spec: AttentionSp
         rope=_pointer(spec.rope),
         q_norm=_pointer(spec.q_norm),
         k_norm=_pointer(spec.k_norm),
+        sinks=_pointer(spec.sinks),
         qkv_stride=qkv.stride,
         out_stride=out.stride,
         block_stride=cache.stride(0) * cache.element_size(),

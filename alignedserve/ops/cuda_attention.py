@@ -94,7 +94,7 @@ class CudaAttention:
         k, v, context_start = gather_part(step, spec, part)
         starts = step.host.query_start[part.chunks.start : part.chunks.stop + 1]
         tokens = slice(int(starts[0]), int(starts[-1]))
-        found = flash_attention(
+        found, sums = flash_attention(
             q[tokens],
             k,
             v,
@@ -105,7 +105,7 @@ class CudaAttention:
             spec.scale,
             spec.sliding_window,
         )
-        out[tokens] = found
+        out[tokens] = with_sinks(found, sums, spec.sinks)
 
     def _paged_step(self) -> PagedStep:
         step = self._step
@@ -147,9 +147,9 @@ class CudaAttention:
         scratch, window = self._scratch_for(spec, q.element_size()), spec.sliding_window
         if self._decode_kernel == "balanced":
             plan = self._plans[spec.num_heads, window]
-            balanced_attention(q, layer, step, plan, scratch, spec.scale, window, out)
+            balanced_attention(q, layer, step, plan, scratch, spec.scale, window, out, spec.sinks)
         else:
-            plain_attention(q, layer, step, spec.scale, window, out, scratch.tuning)
+            plain_attention(q, layer, step, spec.scale, window, out, scratch.tuning, spec.sinks)
 
     def _chunks(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """The rows of other tokens in the result are undefined."""
@@ -170,7 +170,7 @@ class CudaAttention:
             v,
             step.is_reversed if step.has_reversed else None,
         )
-        return flash_attention(
+        out, sums = flash_attention(
             q,
             k,
             v,
@@ -181,6 +181,7 @@ class CudaAttention:
             spec.scale,
             spec.sliding_window,
         )
+        return with_sinks(out, sums, spec.sinks)
 
     def _chunks_plainly(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         out = torch.empty_like(q)
@@ -204,13 +205,13 @@ def flash_attention(
     max_context: int,
     scale: float,
     window: int | None,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention in which a sequence's queries are the last tokens of its context. It waits for nothing, so it
-    can be captured.
+    can be captured. Also returns the logarithms of the sums of exponentials, float32 [heads, tokens].
 
     `torch.nn.attention.varlen` calls the same operation, but its arguments change with every version of torch.
     """
-    out: torch.Tensor = torch.ops.aten._flash_attention_forward(
+    out, sums, *_ = torch.ops.aten._flash_attention_forward(
         q,
         k,
         v,
@@ -224,5 +225,13 @@ def flash_attention(
         scale=scale,
         window_size_left=-1 if window is None else window - 1,
         window_size_right=0,
-    )[0]
-    return out
+    )
+    return out, sums
+
+
+def with_sinks(out: torch.Tensor, sums: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """What attention with sinks yields, of what `flash_attention` has returned."""
+    if sinks is None:
+        return out
+    share = torch.sigmoid(sums.T - sinks.float())
+    return (out * share.unsqueeze(2)).to(out.dtype)

@@ -85,7 +85,8 @@ def decode_part(
         num_seqs=num_seqs,
     )
     tuning = decode_tuning(spec.num_heads // spec.num_kv_heads, spec.head_dim, q.element_size())
-    plain_attention(q, part.cache[:, part.layer], paged, spec.scale, spec.sliding_window, out, tuning)
+    layer, window = part.cache[:, part.layer], spec.sliding_window
+    plain_attention(q, layer, paged, spec.scale, window, out, tuning, spec.sinks)
 
 
 def gather_part(

@@ -121,10 +121,20 @@ class CudaOps(TorchOps):
         ranks = self._ranks if spec.is_split else None
         # Of several ranks each mixes its part by itself, and what all have mixed is added to the residual.
         mixed = torch.zeros_like(stream) if ranks else stream
+        swiglu = (spec.swiglu.alpha, spec.swiglu.limit) if spec.swiglu else None
         pieces = (torch.split(each, MIXED_AT_ONCE) for each in (plain(x), logits, mixed))
         for rows, row_logits, out in zip(*pieces, strict=True):
             mix_experts(
-                rows, row_logits, experts.gate_up, experts.down, spec.top_k, spec.normalises, out, out
+                rows,
+                row_logits,
+                experts.gate_up,
+                experts.down,
+                spec.top_k,
+                spec.normalises,
+                out,
+                out,
+                biases=experts.biases,
+                swiglu=swiglu,
             )
         if ranks is None:
             return stream

@@ -6,6 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+
+from alignedserve.ops.quantise import Part
+
+
+@dataclass(frozen=True)
+class ClampedSwiglu:
+    """Of a gate that is at most `limit`, and an up from -limit to limit: (up + 1) * gate * sigmoid(alpha * gate)."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -20,6 +31,8 @@ class ExpertsSpec:
     normalises: bool
     # Whether this rank has a part of each expert's inner values, and the ranks' results are added up.
     is_split: bool = False
+    # What is made of gate and up; None: silu(gate) * up.
+    swiglu: ClampedSwiglu | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts:
@@ -28,11 +41,24 @@ class ExpertsSpec:
 
 @dataclass(frozen=True)
 class Expert:
-    """One expert as a checkpoint has it: down(silu(gate(x)) * up(x)). Each is [out, in]."""
+    """One expert as a checkpoint has it: down(silu(gate(x)) * up(x)), or with `ExpertsSpec.swiglu` in place of silu.
+    Each is [out, in]."""
 
-    gate: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
+    gate: Part
+    up: Part
+    down: Part
+    # Of several ranks one alone has that of `down`. All experts have the same ones.
+    gate_bias: torch.Tensor | None = None
+    up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+    @property
+    def gate_up_biases(self) -> list[torch.Tensor] | None:
+        return None if self.gate_bias is None or self.up_bias is None else [self.gate_bias, self.up_bias]
+
+    @property
+    def down_biases(self) -> list[torch.Tensor] | None:
+        return None if self.down_bias is None else [self.down_bias]
 
 
 # Delivers the experts one by one, so that no more than one is in memory beside those that a backend has copied.
@@ -44,6 +70,11 @@ def check_expert(spec: ExpertsSpec, expert: Expert) -> None:
     for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
         if getattr(expert, name).shape != shape:
             raise ValueError(f"{name} must have shape {shape}, not {tuple(getattr(expert, name).shape)}")
+        bias = getattr(expert, f"{name}_bias")
+        if bias is not None and bias.shape != shape[:1]:
+            raise ValueError(f"{name}_bias must have shape {shape[:1]}, not {tuple(bias.shape)}")
+    if (expert.gate_bias is None) != (expert.up_bias is None):
+        raise ValueError("gate and up must both have a bias, or none")
 
 
 def choose_experts(logits: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,3 +89,13 @@ def choose_experts(logits: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tenso
     if spec.normalises:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return chosen, weights
+
+
+def gated(gate_up: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
+    """What is made of gate's outputs and then up's."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if spec.swiglu is None:
+        return F.silu(gate) * up
+    alpha, limit = spec.swiglu.alpha, spec.swiglu.limit
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(alpha * gate))

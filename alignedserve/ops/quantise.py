@@ -13,6 +13,7 @@ from alignedserve.kernels.quantised import (
     FP8_DTYPE,
     INT4,
     INT8,
+    MXFP4,
     ZEROS,
     QuantisedWeight,
     quantise_fp8,
@@ -26,6 +27,7 @@ __all__ = [
     "FP8_DTYPE",
     "INT4",
     "INT8",
+    "MXFP4",
     "QUANTISERS",
     "ZEROS",
     "Part",
@@ -58,7 +60,7 @@ def quantised_parts(parts: Sequence[Part], scheme: str | None, dtype: torch.dtyp
 
 def outputs_of(part: Part, some: slice) -> Part:
     """A part with these outputs alone. It shares the memory."""
-    return part[some] if isinstance(part, torch.Tensor) else part.rows(some.start, some.stop)
+    return part[some] if isinstance(part, torch.Tensor) else part.rows(some.start, some.stop, some.step or 1)
 
 
 def inputs_of(part: Part, some: slice) -> Part:

@@ -111,5 +111,10 @@ def attend(
     hidden = behind < 0
     if spec.sliding_window is not None:
         hidden |= behind >= spec.sliding_window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if spec.sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        sinks = spec.sinks.float().view(-1, 1, 1).expand(-1, len(q), 1)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[:, :, :-1]
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from alignedserve.ops.experts import ExpertsSpec, choose_experts
+from alignedserve.ops.experts import ExpertsSpec, choose_experts, gated
 
 
 class Projects(Protocol):
     def project(self, x: torch.Tensor) -> torch.Tensor:
-        """x @ weight.T."""
+        """x @ weight.T + bias."""
         ...
 
 
@@ -32,6 +31,6 @@ def mix(x: torch.Tensor, logits: torch.Tensor, experts: TorchExperts) -> torch.T
     each = x.new_empty(*chosen.shape, experts.spec.hidden_size, dtype=torch.float32)
     for number in sorted(set(chosen.flatten().tolist())):
         row, rank = (chosen == number).nonzero(as_tuple=True)
-        gate, up = experts.gate_up[number].project(x[row]).chunk(2, dim=-1)
-        each[row, rank] = experts.down[number].project(F.silu(gate) * up).float()
+        inner = gated(experts.gate_up[number].project(x[row]), experts.spec)
+        each[row, rank] = experts.down[number].project(inner).float()
     return (each * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)

@@ -187,8 +187,8 @@ class TorchOps(Ops):
         for number in range(spec.num_experts):
             expert = take(number)
             check_expert(spec, expert)
-            gate_up.append(self.linear_weight([expert.gate, expert.up]))
-            down.append(self.linear_weight([expert.down]))
+            gate_up.append(self.linear_weight([expert.gate, expert.up], expert.gate_up_biases))
+            down.append(self.linear_weight([expert.down], expert.down_biases))
         return TorchExperts(spec, gate_up, down)
 
     def mix_experts(

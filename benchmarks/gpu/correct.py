@@ -24,6 +24,7 @@ from alignedserve.models.hf_config import model_config_from_dict
 from alignedserve.models.presets import PRESETS
 from alignedserve.models.registry import build_model
 from alignedserve.models.source import resolve_model
+from alignedserve.models.weights import TakePart
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.ops.torch_ops import TorchOps
 from alignedserve.sampling_params import SamplingParams
@@ -202,6 +203,10 @@ class RandomWeights:
 
     def linear(self, layer: str, num_out: int, num_in: int) -> torch.Tensor:
         return self.take(f"{layer}.weight", (num_out, num_in))
+
+    def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
+        tensor = self.take(layer, (num_experts, num_in, num_out))
+        return lambda number: tensor[number].T
 
     def finish(self) -> None:
         """Nothing to close."""

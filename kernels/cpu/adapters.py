@@ -41,8 +41,10 @@ def pack_adapters(
     layer's, by which its columns are laid out."""
     num_adapters, rank, _ = a[0].shape
 
-    def pack_a(parts: Sequence[torch.Tensor], region: Arena) -> PackedWeight:
-        return pack(parts, None, ActivationCode.NONE, dtype, region)
+    def pack_a(
+        parts: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] | None, region: Arena
+    ) -> PackedWeight:
+        return pack(parts, biases, ActivationCode.NONE, dtype, region)
 
     packer = ExpertPacker(num_adapters, pack_a, arena)
     for number in range(num_adapters):

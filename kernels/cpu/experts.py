@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,6 +23,8 @@ class PackedExperts:
     num_experts: int
     # Of weights in eight bits: what all experts' columns have beside their codes.
     int8: Int8Columns | None
+    # Of all experts' columns, in float32.
+    biases: torch.Tensor | None
 
     @property
     def expert_bytes(self) -> int:
@@ -29,11 +32,11 @@ class PackedExperts:
 
     @property
     def expert_columns(self) -> int:
-        return len(self.int8.scales) // self.num_experts if self.int8 else 0
+        return self.first.num_columns
 
 
-# Packs the parts of a linear layer into memory of an arena.
-PackParts = Callable[[Sequence[torch.Tensor], Arena], PackedWeight]
+# Packs the parts of a linear layer, and their biases if it has any, into memory of an arena.
+PackParts = Callable[[Sequence[Any], Sequence[torch.Tensor] | None, Arena], PackedWeight]
 
 
 class ExpertPacker:
@@ -46,15 +49,18 @@ class ExpertPacker:
         self._tiles = torch.empty(0, dtype=torch.uint8)
         self._packed: list[PackedWeight] = []
 
-    def add(self, parts: Sequence[torch.Tensor]) -> None:
-        self._packed.append(self._pack(parts, _Region(self._reserve)))
+    def add(self, parts: Sequence[Any], biases: Sequence[torch.Tensor] | None = None) -> None:
+        self._packed.append(self._pack(parts, biases, _Region(self._reserve)))
 
     def finish(self) -> PackedExperts:
         if len(self._packed) != self._num_experts:
             raise RuntimeError(f"{len(self._packed)} experts were packed, there are {self._num_experts}")
         columns = [each.int8 for each in self._packed if each.int8]
         int8 = Int8Columns.joined(columns) if columns else None
-        return PackedExperts(self._tiles, self._packed[0], self._num_experts, int8)
+        biases = [each.bias for each in self._packed if each.bias is not None]
+        return PackedExperts(
+            self._tiles, self._packed[0], self._num_experts, int8, torch.cat(biases) if biases else None
+        )
 
     def _reserve(self, num_bytes: int) -> torch.Tensor:
         """The next expert's memory. All experts have the same shape, so the first tells how much all take."""

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from alignedserve.kernels.cpu.structs import WeightKind
-from alignedserve.kernels.quantised import BLOCK, INT4, INT8, QuantisedWeight
+from alignedserve.kernels.quantised import BITS, BLOCK, FP8, INT4, INT8, MXFP4, QuantisedWeight
 
 TILE_COLUMNS = 32
 WORD_BYTES = 4
-_KINDS = {INT4: WeightKind.INT4, INT8: WeightKind.INT8_GROUPS}
+_KINDS = {
+    INT4: WeightKind.INT4,
+    INT8: WeightKind.INT8_GROUPS,
+    FP8: WeightKind.FP8,
+    MXFP4: WeightKind.MXFP4,
+}
 
 
 @dataclass(frozen=True)
@@ -22,21 +27,25 @@ class GroupForm:
     # Of all groups but the last, and of all of them.
     values: int
     num_values: int
-    # Of a word of codes: four bytes, or with FP8 one byte for each value of a word of the rows.
+    # Of a word of codes: four bytes, with FP8 one byte for each value of a word of the rows, with MXFP4 one for two.
     word_bytes: int
+    code_bits: int
     has_float_scales: bool
     has_zeros: bool
 
     @classmethod
     def of(cls, weight: QuantisedWeight, row_dtype: torch.dtype) -> GroupForm:
         block = BLOCK[weight.kind]
-        kind = _KINDS.get(weight.kind, WeightKind.FP8)
+        kind = _KINDS[weight.kind]
+        fp8_bytes = WORD_BYTES // row_dtype.itemsize
+        word_bytes = {WeightKind.FP8: fp8_bytes, WeightKind.MXFP4: 1}.get(kind, WORD_BYTES)
         num_values = -(-weight.shape[1] // block) * block
         return cls(
             kind,
             num_values if weight.num_groups == 1 else weight.group,
             num_values,
-            WORD_BYTES // row_dtype.itemsize if kind is WeightKind.FP8 else WORD_BYTES,
+            word_bytes,
+            BITS[weight.kind],
             weight.scales.dtype is torch.float32,
             weight.zeros is not None,
         )
@@ -55,7 +64,7 @@ class GroupForm:
         return num_groups * self.header_bytes + self.code_bytes(self.num_values)
 
     def code_bytes(self, num_values: int) -> int:
-        return num_values * TILE_COLUMNS * (4 if self.kind is WeightKind.INT4 else 8) // 8
+        return num_values * TILE_COLUMNS * self.code_bits // 8
 
 
 def pack_groups(weight: QuantisedWeight, columns: torch.Tensor, tiles: torch.Tensor, form: GroupForm) -> None:
@@ -103,6 +112,9 @@ def _put(
     if form.kind is WeightKind.INT4:
         halves = codes.view(*codes.shape[:2], -1, 2, WORD_BYTES)
         words = halves[:, :, :, 0] | halves[:, :, :, 1] << 4
+    elif form.kind is WeightKind.MXFP4:
+        pairs = codes.view(*codes.shape[:2], -1, 2)
+        words = (pairs[..., 0] | pairs[..., 1] << 4).unsqueeze(-1)
     else:
         words = codes.view(*codes.shape[:2], -1, form.word_bytes)
     of_codes = bytes_of[:, :, form.header_bytes :].view(

@@ -15,11 +15,12 @@ class WeightKind(IntEnum):
     INT4 = 2
     INT8_GROUPS = 3
     FP8 = 4
+    MXFP4 = 5
 
     @property
     def takes_codes(self) -> bool:
         """Whether rows come to it in eight bits."""
-        return self not in (WeightKind.AS_ROWS, WeightKind.FP8)
+        return self not in (WeightKind.AS_ROWS, WeightKind.FP8, WeightKind.MXFP4)
 
 
 class KvCoding(IntEnum):
@@ -58,10 +59,12 @@ class ActivationCode(IntEnum):
     GELU_TANH = 3
     SILU_GATED = 4
     GELU_TANH_GATED = 5
+    CLAMPED_SWIGLU = 6
 
     @property
     def is_gated(self) -> bool:
-        return self in (ActivationCode.SILU_GATED, ActivationCode.GELU_TANH_GATED)
+        # And all that come after it.
+        return self >= ActivationCode.SILU_GATED
 
 
 class EmbedOp(Structure):
@@ -107,6 +110,7 @@ class LinearOp(Structure):
             (name, c_int32)
             for name in ("float_scales", "has_zeros", "activation", "float32_out", "weight_kind")
         ),
+        *((name, c_float) for name in ("swiglu_alpha", "swiglu_limit")),
         ("adapters", Adapters),
         ("adapter_of_row", c_void_p),
     ]
@@ -118,7 +122,7 @@ class ShrinkOp(Structure):
 
 class AttentionOp(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("qkv", "out", "cache", "rope", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("qkv", "out", "cache", "rope", "q_norm", "k_norm", "sinks")),
         *(
             (name, c_int64)
             for name in ("qkv_stride", "out_stride", "block_stride", "value_offset", "row_bytes")

@@ -77,6 +77,11 @@ class PackedWeight:
             return self.groups.tile_bytes
         return _tile_bytes(self.in_features, torch.int8 if self.int8 else self.dtype)
 
+    @property
+    def num_columns(self) -> int:
+        """Of whole tiles."""
+        return self.tiles.numel() // self.tile_bytes * TILE_COLUMNS
+
     def outputs_from(self, first: int) -> PackedWeight:
         """Returns the layer that yields its outputs from `first` on alone. It shares the memory."""
         if self.adapters is not None:

@@ -13,7 +13,8 @@ read once.
 
 q, out [tokens, num_heads, head_dim]; sequence s's token is query_start[s]. Rows of sequences that compute more than
 one token, and of padding, are not written. float32, float16 or bfloat16, the cache's may be 8 bits; arithmetic in
-float32. What int8 rows hold is multiplied as it is: their scales multiply scores, and weights.
+float32. What int8 rows hold is multiplied as it is: their scales multiply scores, and weights. `sinks` [num_heads] take
+part in the softmax, and are added when all parts of a head have been: once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from alignedserve.kernels.kv_rows import as_movable, from_rows, head_dim_of, is_
 from alignedserve.kernels.triton.decode_plan import make_plan, plan_size
 from alignedserve.kernels.triton.kv_rows import codes_of, load_scales, numbers, scales_of
 
-LOG2_E = 1.4426950408889634
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
@@ -120,15 +121,17 @@ def balanced_attention(
     scale: float,
     window: int | None,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`cache` is one layer's [block, 2, kv_head, slot, row], a view of all layers. `plan` is that of this step
     and window."""
-    num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out)
+    num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out, sinks)
     tuning = scratch.tuning
     _balanced_kernel[(scratch.num_programs,)](
         q,
         codes_of(cache),
         scales_of(cache),
+        sinks,
         out,
         plan,
         scratch.parts,
@@ -138,7 +141,7 @@ def balanced_attention(
         step.table_stride,
         step.is_reversed,
         step.num_seqs,
-        scale * LOG2_E,
+        scale * LOG2_E.value,
         cache.stride(0),
         cache.stride(1),
         Q_STRIDE=q.stride(0),
@@ -166,19 +169,21 @@ def plain_attention(
     window: int | None,
     out: torch.Tensor,
     tuning: Tuning,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out)
+    num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out, sinks)
     _plain_kernel[(step.num_seqs, num_kv_heads)](
         q,
         codes_of(cache),
         scales_of(cache),
+        sinks,
         out,
         step.query_start,
         step.context_len,
         step.block_table,
         step.table_stride,
         step.is_reversed,
-        scale * LOG2_E,
+        scale * LOG2_E.value,
         cache.stride(0),
         cache.stride(1),
         Q_STRIDE=q.stride(0),
@@ -203,7 +208,9 @@ def _rows(num_heads: int, num_kv_heads: int) -> int:
     return max(16, heads_per_kv)
 
 
-def _check(q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> tuple[int, int, int, int]:
+def _check(
+    q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[int, int, int, int]:
     if cache.dim() != 5 or cache.shape[1] != 2 or cache[0, 0].is_contiguous() is False:
         raise ValueError(f"cache must be [block, 2, kv_head, slot, row], not {tuple(cache.shape)}")
     num_kv_heads, block_size, head_dim = *cache.shape[2:4], head_dim_of(cache)
@@ -215,6 +222,10 @@ def _check(q: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> tuple[int
         raise ValueError(f"q, cache and out must have one dtype, not {q.dtype}, {cache.dtype}, {out.dtype}")
     if out.shape != q.shape or not out.is_contiguous():
         raise ValueError(f"out must be contiguous {tuple(q.shape)}, not {tuple(out.shape)}")
+    if sinks is not None and (sinks.shape != q.shape[1:2] or not sinks.is_contiguous()):
+        raise ValueError(
+            f"sinks must be contiguous, one for each of {q.shape[1]} heads, not {tuple(sinks.shape)}"
+        )
     return q.shape[1], num_kv_heads, head_dim, block_size
 
 
@@ -301,10 +312,14 @@ def _attend_to_tile(
 
 @triton.jit
 def _store_out(
-    out, acc, total, token, kv_head, NUM_HEADS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    out, acc, total, highest, sinks, token, kv_head, NUM_HEADS: tl.constexpr, HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """`sinks` have a weight in the sum, and no value."""
     row = tl.arange(0, ROWS)
+    if sinks is not None:
+        sink = tl.load(sinks + kv_head * HEADS + row, mask=row < HEADS, other=0.0).to(tl.float32)
+        total += tl.exp2(sink * LOG2_E - highest)
     dim = tl.arange(0, WIDTH)
     at = out + token.to(tl.int64) * NUM_HEADS * HEAD_DIM + (kv_head * HEADS + row)[:, None] * HEAD_DIM
     mask = (row < HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -316,6 +331,7 @@ def _balanced_kernel(
     q,
     cache,
     scales,
+    sinks,
     out,
     plan,
     parts,
@@ -393,7 +409,9 @@ def _balanced_kernel(
         is_over = is_last | (unit + 1 == end_unit)
         if is_over:
             if is_last & (head_start >= first_unit):
-                _store_out(out, acc, total, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH)
+                _store_out(
+                    out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH
+                )  # fmt: skip
             else:
                 slot = 2 * program + (head_start > first_unit)
                 _leave_part(parts, weights, slot, acc, highest, total, HEADS, ROWS, WIDTH)
@@ -413,7 +431,7 @@ def _balanced_kernel(
         tl.debug_barrier()
         if (first_start < first_unit) | (first_start + first_tiles > end_unit):
             _add_up(
-                out, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
+                out, sinks, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
                 per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
             )  # fmt: skip
         # The values of the last head are not taken from the loop, which has computed addresses ahead, past the end.
@@ -423,14 +441,14 @@ def _balanced_kernel(
         last_start = end_unit - 1 - into % last_tiles
         if (last_start > first_start) & (last_start + last_tiles > end_unit):
             _add_up(
-                out, parts, weights, num_done, last_seq, into // last_tiles, last_tiles, last_token, last_start,
+                out, sinks, parts, weights, num_done, last_seq, into // last_tiles, last_tiles, last_token, last_start,
                 per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
             )  # fmt: skip
 
 
 @triton.jit
 def _add_up(
-    out, parts, weights, num_done, seq, kv_head, num_tiles, token, head_start, per_program,
+    out, sinks, parts, weights, num_done, seq, kv_head, num_tiles, token, head_start, per_program,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
 ):  # fmt: skip
@@ -441,10 +459,12 @@ def _add_up(
     done = num_done + seq * NUM_KV_HEADS + kv_head
     if tl.atomic_add(done, 1, sem="acq_rel") == last_program - first_program:
         tl.store(done, 0)
-        acc, total = _add_parts(
+        acc, total, highest = _add_parts(
             parts, weights, first_program, last_program, head_start, per_program, HEADS, ROWS, WIDTH, HEADS_UP
         )
-        _store_out(out, acc, total, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, HEADS_UP, WIDTH)
+        _store_out(
+            out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, HEADS_UP, WIDTH
+        )
 
 
 @triton.jit
@@ -504,7 +524,7 @@ def _add_parts(
         total = total * shrink + tl.sum(part_total * part_shrink, 0)
         acc = acc * shrink[:, None] + tl.sum(part * part_shrink[:, :, None], 0)
         highest = higher
-    return acc, total
+    return acc, total, highest
 
 
 @triton.jit
@@ -512,6 +532,7 @@ def _plain_kernel(
     q,
     cache,
     scales,
+    sinks,
     out,
     query_start,
     context_len,
@@ -571,11 +592,16 @@ def _plain_kernel(
                 TILE,
             )
             block = _look_up(table, tile + 1, length, BLOCK_SIZE, TILE)
-        _store_out(out, acc, total, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH)
+        _store_out(out, acc, total, highest, sinks, token, kv_head, NUM_HEADS, HEADS, HEAD_DIM, ROWS, WIDTH)
 
 
 def decode_attention_torch(
-    q: torch.Tensor, cache: torch.Tensor, step: PagedStep, scale: float, window: int | None
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    step: PagedStep,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The reference, in float64. Rows of other tokens are zero."""
     num_kv_heads, block_size = cache.shape[2], cache.shape[3]
@@ -597,5 +623,8 @@ def decode_attention_torch(
             kv = kv[:, :, max(0, length - window) :]
         keys, values = kv.repeat_interleave(heads, dim=1)
         scores = torch.einsum("hd,htd->ht", q[starts[seq]].double(), keys) * scale
-        out[starts[seq]] = torch.einsum("ht,htd->hd", scores.softmax(-1), values)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double().unsqueeze(1)], dim=1)
+        weights = scores.softmax(-1)[:, : values.shape[1]]
+        out[starts[seq]] = torch.einsum("ht,htd->hd", weights, values)
     return out

@@ -4,9 +4,12 @@
     down      each[choice] = hidden[place] @ down.T, in float32
     combine   out[row] = residual[row] + sum of weight * each, over the row's choices, the first choice first
 
+Sums may have biases, and the clamped SwiGLU may be in place of silu(gate) * up (gpt-oss).
+
 x, residual, out [rows, hidden]; gate_up [experts, 2 * inner, hidden], gate's outputs and then up's;
-down [experts, hidden, inner]; all contiguous, of one dtype: float32, float16 or bfloat16. Sums in float32; the inner
-values are rounded once, and so is the result. Which expert a place belongs to: see expert_route.py.
+down [experts, hidden, inner]; biases [experts, 2 * inner] and [experts, hidden]; all contiguous, of one dtype:
+float32, float16 or bfloat16. Sums in float32; the inner values are rounded once, and so is the result. Which expert a
+place belongs to: see expert_route.py.
 
 Tiles. Each expert's choices are cut into tiles of ROWS, which belong to one expert each. How many there are is known
 on the device alone; on the host there are at most
@@ -53,6 +56,8 @@ from alignedserve.kernels.triton.launch import dependent_launch, start_dependent
 
 # Four warps of threads with four float32 of each expert's result.
 COMBINE_BLOCK = 512
+# Of gate_up and of down.
+Biases = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,11 @@ def mix_experts(
     residual: torch.Tensor,
     out: torch.Tensor | None = None,
     tuning: ExpertTuning | None = None,
+    biases: Biases | None = None,
+    swiglu: tuple[float, float] | None = None,
 ) -> torch.Tensor:
-    """Returns `out`, which is allocated if not given, and may be the residual."""
+    """Returns `out`, which is allocated if not given, and may be the residual. `swiglu`: alpha and limit of the clamped
+    one."""
     check_rows("x", x)
     rows, hidden = x.shape
     num_experts, inner = len(gate_up), down.shape[-1]
@@ -95,6 +103,9 @@ def mix_experts(
     check_like("gate_up", gate_up, (num_experts, 2 * inner, hidden), x)
     check_like("down", down, (num_experts, hidden, inner), x)
     check_like("residual", residual, (rows, hidden), x)
+    if biases is not None:
+        check_like("biases of gate_up", biases[0], (num_experts, 2 * inner), x)
+        check_like("biases of down", biases[1], (num_experts, hidden), x)
     if logits.shape != (rows, num_experts):
         raise ValueError(
             f"logits must have a row of {num_experts} experts for each of {rows} rows, not {tuple(logits.shape)}"
@@ -105,7 +116,7 @@ def mix_experts(
     if rows:
         routing = route_rows(logits, top_k, normalises)
         tuning = tuning or expert_tuning(rows * top_k, num_experts, x.element_size())
-        each = expert_products(x, gate_up, down, routing, tuning)
+        each = expert_products(x, gate_up, down, routing, tuning, biases, swiglu)
         combine(each, routing.weights, residual, out)
     return out
 
@@ -116,7 +127,13 @@ def max_tiles(num_choices: int, num_experts: int, rows: int) -> int:
 
 
 def expert_products(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, routing: Routing, tuning: ExpertTuning
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    routing: Routing,
+    tuning: ExpertTuning,
+    biases: Biases | None = None,
+    swiglu: tuple[float, float] | None = None,
 ) -> torch.Tensor:
     """Returns float32 [choices, hidden], without the choices' weights."""
     num_experts, hidden, inner = down.shape
@@ -136,10 +153,29 @@ def expert_products(
         **dependent_launch(),
     }
     _gate_up_kernel[(tiles, triton.cdiv(inner, tuning.outputs))](
-        x, gate_up, routing.order, routing.counts, values, NUM_IN=hidden, NUM_OUT=inner, **common
+        x,
+        gate_up,
+        biases and biases[0],
+        routing.order,
+        routing.counts,
+        values,
+        NUM_IN=hidden,
+        NUM_OUT=inner,
+        IS_CLAMPED=swiglu is not None,
+        ALPHA=swiglu[0] if swiglu else 1.0,
+        LIMIT=swiglu[1] if swiglu else 0.0,
+        **common,
     )
     _down_kernel[(tiles, triton.cdiv(hidden, tuning.outputs))](
-        values, down, routing.order, routing.counts, each, NUM_IN=inner, NUM_OUT=hidden, **common
+        values,
+        down,
+        biases and biases[1],
+        routing.order,
+        routing.counts,
+        each,
+        NUM_IN=inner,
+        NUM_OUT=hidden,
+        **common,
     )
     return each
 
@@ -181,6 +217,7 @@ def _places_of(counts, tile, NUM_EXPERTS: tl.constexpr, EXPERTS_UP: tl.constexpr
 def _gate_up_kernel(
     x,
     weight,
+    bias,
     order,
     counts,
     out,
@@ -193,6 +230,9 @@ def _gate_up_kernel(
     OUTPUTS: tl.constexpr,
     INNER: tl.constexpr,
     STAGES: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_dependency(PDL)
@@ -219,7 +259,15 @@ def _gate_up_kernel(
         gate = tl.dot(tl.load(gate_at + start, mask, other=0.0), rows, gate, input_precision="ieee")
         up_at = gate_at + NUM_OUT * NUM_IN
         up = tl.dot(tl.load(up_at + start, mask, other=0.0), rows, up, input_precision="ieee")
-    value = (gate / (1.0 + tl.exp(-gate)) * up).T
+    if bias is not None:
+        bias_at = bias + expert * (2 * NUM_OUT) + output
+        gate += tl.load(bias_at, is_output, other=0.0).to(tl.float32)[:, None]
+        up += tl.load(bias_at + NUM_OUT, is_output, other=0.0).to(tl.float32)[:, None]
+    if IS_CLAMPED:
+        # A minimum would be a number where the other side is NaN.
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up)) + 1.0
+    value = (gate / (1.0 + tl.exp(-ALPHA * gate)) * up).T
     at = place.to(tl.int64)[:, None] * NUM_OUT + output[None, :]
     tl.store(out + at, value.to(out.dtype.element_ty), is_row[:, None] & is_output[None, :])
 
@@ -228,6 +276,7 @@ def _gate_up_kernel(
 def _down_kernel(
     x,
     weight,
+    bias,
     order,
     counts,
     out,
@@ -261,6 +310,8 @@ def _down_kernel(
         rows = tl.load(x_at + start, is_row[:, None] & is_in, other=0.0).T
         piece = tl.load(weight_at + start, is_output[:, None] & is_in, other=0.0)
         acc = tl.dot(piece, rows, acc, input_precision="ieee")
+    if bias is not None:
+        acc += tl.load(bias + expert * NUM_OUT + output, is_output, other=0.0).to(tl.float32)[:, None]
     at = choice.to(tl.int64)[:, None] * NUM_OUT + output[None, :]
     tl.store(out + at, acc.T, is_row[:, None] & is_output[None, :])
 
@@ -298,6 +349,8 @@ def mix_experts_torch(
     top_k: int,
     normalises: bool,
     residual: torch.Tensor,
+    biases: Biases | None = None,
+    swiglu: tuple[float, float] | None = None,
 ) -> torch.Tensor:
     """The reference, in float64 but for the rounding of the inner values."""
     routing = route_rows_torch(logits, top_k, normalises)
@@ -305,8 +358,20 @@ def mix_experts_torch(
     for k in range(top_k):
         chosen = routing.chosen[:, k].long()
         both = torch.einsum("rh,roh->ro", x.double(), gate_up[chosen].double())
-        gate, up = both.chunk(2, dim=-1)
-        values = (F.silu(gate) * up).to(x.dtype).double()
+        if biases:
+            both = both + biases[0][chosen].double()
+        values = _gated(both, swiglu).to(x.dtype).double()
         each = torch.einsum("ri,rhi->rh", values, down[chosen].double())
+        if biases:
+            each = each + biases[1][chosen].double()
         result = result + routing.weights[:, k, None] * each
     return result.to(x.dtype)
+
+
+def _gated(both: torch.Tensor, swiglu: tuple[float, float] | None) -> torch.Tensor:
+    gate, up = both.chunk(2, dim=-1)
+    if swiglu is None:
+        return F.silu(gate) * up
+    alpha, limit = swiglu
+    gate = gate.clamp(max=limit)
+    return gate * torch.sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1)

@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "wide": {"seed": 3, "r": 16, "targets": (*MLP, "o_proj", "out_proj")},
 }
 NAMES = tuple(SETTINGS)
-MIXTURES = ("qwen3-moe", "mixtral")
+MIXTURES = ("qwen3-moe", "mixtral", "gpt-oss")
 # With longrope transformers' tokens are others where prompts are short: see test_exact.py.
 DENSE = [name for name in CONFIGS if not name.startswith((*MIXTURES, "phi3-longrope"))]
 BACKENDS = ["torch", "cpu"]

@@ -48,7 +48,9 @@ def test_longrope_matches_transformers(tiny_model: Directory, is_long: bool, bac
     ids=str,
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", ["llama-gqa-tied", "mistral-window", "gemma3", "opt", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "family", ["llama-gqa-tied", "mistral-window", "gemma3", "opt", "qwen3-moe", "gpt-oss"]
+)
 def test_chunks_blocks_and_batches_change_nothing(
     tiny_model: Directory, family: str, backend: str, options: dict[str, Any]
 ) -> None:

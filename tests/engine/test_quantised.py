@@ -28,6 +28,7 @@ FAMILIES = [
     "opt-post-norm",
     "qwen3-moe",
     "mixtral",
+    "gpt-oss",
 ]
 
 

@@ -72,6 +72,13 @@ def test_ranks_divide_a_quantised_checkpoint(tmp_path: Path, backend: str) -> No
     assert said(divided(directory, 2, backend)) == expected(plain)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_ranks_divide_experts_in_mxfp4(tmp_path: Path, backend: str) -> None:
+    directory, plain = quantised_checkpoints.build_mxfp4(tmp_path)
+    assert said(divided(directory, 2, backend)) == expected(plain)
+
+
 def test_ranks_do_not_cut_through_a_group(tmp_path: Path) -> None:
     directory, _ = quantised_checkpoints.build("llama", FORMATS["gptq-4-128"], tmp_path)
     config = load_model_config(directory)
@@ -92,6 +99,8 @@ def test_ranks_do_not_cut_through_a_group(tmp_path: Path) -> None:
         ("qwen3", 4, "torch"),
         ("qwen3-moe-unnormed", 2, "cpu"),
         ("mixtral", 2, "torch"),
+        ("gpt-oss", 2, "cpu"),
+        ("gpt-oss", 4, "torch"),
         ("opt", 4, "cpu"),
         ("opt-post-norm", 2, "cpu"),
         # What GPUs run, in the interpreter.

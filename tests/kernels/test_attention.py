@@ -35,6 +35,7 @@ def attention_spec(ops: Ops, shape: Shape) -> AttentionSpec:
         rope=rope_table(shape.max_position, shape.rotary) if shape.rope else None,
         q_norm=norm(1),
         k_norm=norm(2),
+        sinks=ops.parameter(3 * randn(shape.num_heads, seed=3, dtype=BF16)) if shape.sinks else None,
     )
 
 
@@ -121,6 +122,47 @@ def test_sliding_window(dtype: torch.dtype, window: int) -> None:
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_rotation_and_head_norms(dtype: torch.dtype, rope: bool, qk_norm: bool) -> None:
     check(dtype, one_layer(rope=rope, qk_norm=qk_norm, head_dim=32), 16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 50])
+@pytest.mark.parametrize("kv_dtype", [None, INT8])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 2), (7, 1), (3, 3)])
+def test_sinks(
+    dtype: torch.dtype, window: int | None, kv_dtype: torch.dtype | None, num_heads: int, num_kv_heads: int
+) -> None:
+    """Other tests compare torch's attention with transformers'."""
+    shape = one_layer(
+        sinks=True,
+        sliding_window=window,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        rope=kv_dtype is None,
+    )
+    check(dtype, shape, 16, kv_dtype)
+
+
+@pytest.mark.parametrize("backend", [CpuOps, TorchOps])
+def test_a_sink_takes_its_share_of_each_token_once(backend: type[Ops]) -> None:
+    """Of values that are all one, what is left is the share of all keys."""
+    ops = backend(torch.float32)
+    sinks, count = torch.tensor([-200.0, 0.0, 2.5, 200.0]), 150
+    step, cache = StepInputs(512, 8, 16), torch.zeros(16, 1, 2, 2, 16, 8)
+    spec = AttentionSpec(0, 4, 2, 8, 1.0, sinks=ops.parameter(sinks))
+    table = ops.parameter(torch.cat([torch.zeros(1, 48), torch.ones(1, 16)], dim=1))
+    head = ops.linear_weight([torch.ones(1, 32)])
+    ops.bind_cache(cache)
+    model = ops.compile(
+        lambda step: ops.attention(ops.embed(table, step.token_ids), spec),
+        lambda x: ops.linear(x, head),
+        step,
+        max_rows=1,
+    )
+    fill_step(step, [Chunk([0] * count, 0, list(range(10)))], 16)
+    found = model.forward().view(count, 4, 8)
+    num_keys = torch.arange(1, count + 1).view(-1, 1)
+    expected = num_keys / (num_keys + sinks.double().exp())
+    torch.testing.assert_close(found.double(), expected.unsqueeze(2).expand_as(found), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

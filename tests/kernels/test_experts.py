@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 import torch
 
+from alignedserve.kernels.quantised import MXFP4
 from alignedserve.ops.base import INT4, INT8, Activation, Linear, Ops, Value
 from alignedserve.ops.cpu_ops import CpuOps
-from alignedserve.ops.experts import Expert, ExpertsSpec, choose_experts
+from alignedserve.ops.experts import ClampedSwiglu, Expert, ExpertsSpec, choose_experts, gated
 from alignedserve.ops.step import StepInputs
 from alignedserve.ops.torch_ops import TorchOps
 from tests.kernels.harness import DTYPES, assert_close, evaluate, randn
+from tests.kernels.test_groups import weight_of
 
 SPECS = {
     "two of eight": ExpertsSpec(8, 2, 48, 40, normalises=True),
     "odd sizes": ExpertsSpec(5, 3, 33, 17, normalises=False),
     "all": ExpertsSpec(3, 3, 16, 70, normalises=False),
     "one": ExpertsSpec(20, 1, 64, 32, normalises=True),
+    "clamped": ExpertsSpec(6, 2, 64, 40, normalises=True, swiglu=ClampedSwiglu(1.7, 0.6)),
 }
 
 
@@ -26,21 +33,32 @@ def expert(spec: ExpertsSpec, number: int) -> Expert:
     def random(part: int, *size: int) -> torch.Tensor:
         return randn(*size, seed=3 * number + part, dtype=torch.bfloat16) / 8
 
-    return Expert(random(0, inner, hidden), random(1, inner, hidden), random(2, hidden, inner))
+    weights = random(0, inner, hidden), random(1, inner, hidden), random(2, hidden, inner)
+    if spec.swiglu is None:
+        return Expert(*weights)
+    return Expert(
+        *weights, *(random(3 + part, width) * 8 for part, width in enumerate((inner, inner, hidden)))
+    )
 
 
 def logits_of(spec: ExpertsSpec, rows: int) -> torch.Tensor:
     return randn(rows, spec.num_experts, seed=77, dtype=torch.bfloat16)
 
 
-def mixed(ops: Ops, spec: ExpertsSpec, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+def mixed(
+    ops: Ops,
+    spec: ExpertsSpec,
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    weights: Sequence[Expert] | None = None,
+) -> torch.Tensor:
     """The mixture of x [rows, hidden], with x as residual. Rows come in as embeddings of their own numbers."""
     rows = len(x)
     step = StepInputs(max_tokens=max(rows, 1), max_seqs=1, max_blocks_per_seq=1)
     step.token_ids[:rows] = torch.arange(rows)
     step.commit(rows, 0, 0)
     tables = [ops.parameter(each if rows else torch.zeros(1, each.shape[1])) for each in (x, logits)]
-    experts = ops.expert_weights(spec, lambda number: expert(spec, number))
+    experts = ops.expert_weights(spec, lambda number: weights[number] if weights else expert(spec, number))
     identity = ops.linear_weight([torch.eye(spec.hidden_size)])
 
     def forward(step: StepInputs) -> object:
@@ -81,6 +99,79 @@ def test_all_rows_through_the_same_experts() -> None:
     assert_close(
         mixed(CpuOps(torch.float32), spec, x, logits), mixed(TorchOps(torch.float32), spec, x, logits)
     )
+
+
+def test_the_clamped_swiglu_is_what_it_says() -> None:
+    spec = ExpertsSpec(1, 1, 1, 1, normalises=True, swiglu=ClampedSwiglu(alpha=1.5, limit=2.0))
+    for gate, up, made in (
+        (1.0, 0.5, 1.5 / (1 + math.exp(-1.5))),
+        (9.0, 9.0, 3 * 2 / (1 + math.exp(-3))),
+        (-9.0, -9.0, -(-9 / (1 + math.exp(13.5)))),
+    ):
+        assert gated(torch.tensor([[gate, up]]), spec).item() == pytest.approx(made, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_experts_in_mxfp4_are_what_their_codes_stand_for(rows: int, dtype: torch.dtype) -> None:
+    spec = replace(SPECS["clamped"], intermediate_size=32)
+    coded = [
+        Expert(
+            *(
+                weight_of(MXFP4, *shape, 32, False, False, seed=3 * number + part)
+                for part, shape in enumerate(((32, 64), (32, 64), (64, 32)))
+            ),
+            *(randn(width, seed=number, dtype=torch.bfloat16) for width in (32, 32, 64)),
+        )
+        for number in range(spec.num_experts)
+    ]
+    plain = [
+        replace(each, gate=each.gate.dequantised(), up=each.up.dequantised(), down=each.down.dequantised())  # type: ignore[union-attr]
+        for each in coded
+    ]
+    x, logits = randn(rows, 64, dtype=torch.bfloat16) / 16, logits_of(spec, rows)
+    expected = mixed(TorchOps(torch.float32), spec, x, logits, plain)
+    assert_close(mixed(CpuOps(dtype), spec, x, logits, coded), expected.to(dtype).float())
+    assert_close(mixed(TorchOps(torch.float32), spec, x, logits, coded), expected)
+
+
+@pytest.mark.parametrize("backend", [CpuOps, TorchOps])
+def test_a_row_that_is_not_finite_stays_so(backend: type[Ops]) -> None:
+    spec = SPECS["clamped"]
+    x, logits = randn(4, spec.hidden_size), logits_of(spec, 4)
+    x[2] = torch.nan
+    result = mixed(backend(torch.float32), spec, x, logits)
+    assert result[2].isnan().all() and result[[0, 1, 3]].isfinite().all()
+
+
+def test_one_rank_of_several_has_the_bias_of_the_sum() -> None:
+    spec = SPECS["clamped"]
+    x, logits = randn(5, spec.hidden_size), logits_of(spec, 5)
+    whole = mixed(CpuOps(torch.float32), spec, x, logits)
+    halves = []
+    for first, end in ((0, 16), (16, 40)):
+        part = replace(spec, intermediate_size=end - first)
+        experts = [expert(spec, number) for number in range(spec.num_experts)]
+        halves.append(
+            mixed(
+                CpuOps(torch.float32),
+                part,
+                x,
+                logits,
+                [
+                    Expert(
+                        each.gate[first:end],  # type: ignore[index]
+                        each.up[first:end],  # type: ignore[index]
+                        each.down[:, first:end],  # type: ignore[index]
+                        each.gate_bias[first:end],  # type: ignore[index]
+                        each.up_bias[first:end],  # type: ignore[index]
+                        None if first else each.down_bias,
+                    )
+                    for each in experts
+                ],
+            )
+        )
+    assert_close(halves[0] + halves[1] - x, whole)
 
 
 def test_equal_logits_choose_the_first_experts() -> None:
@@ -164,5 +255,12 @@ def test_wrong_arguments_are_named() -> None:
     for ops in (CpuOps(torch.float32), TorchOps(torch.float32)):
         with pytest.raises(ValueError, match=r"down must have shape \(8, 6\), not \(6, 8\)"):
             ops.expert_weights(spec, lambda number: wrong)
+    for bias, message in (
+        ({"down_bias": torch.zeros(6)}, r"down_bias must have shape \(8,\), not \(6,\)"),
+        ({"up_bias": torch.zeros(6)}, "gate and up must both have a bias, or none"),
+    ):
+        biased = replace(wrong, down=torch.zeros(8, 6), **bias)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=message):
+            CpuOps(torch.float32).expert_weights(spec, lambda number, biased=biased: biased)  # type: ignore[misc]
     with pytest.raises(ValueError, match="logits must be 8 wide, not 3"):
         mixed(CpuOps(torch.float32), SPECS["two of eight"], torch.zeros(1, 48), torch.zeros(1, 3))

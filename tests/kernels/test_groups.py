@@ -11,11 +11,15 @@ import torch
 
 from alignedserve.kernels.cpu.weights import PackedWeight
 from alignedserve.kernels.quantised import (
+    BITS,
     BLOCK,
+    E2M1,
     FP8,
     FP8_DTYPE,
     INT4,
     INT8,
+    MXFP4,
+    ZEROS,
     QuantisedWeight,
     linear_quantised,
     quantise_fp8,
@@ -45,8 +49,10 @@ def weight_of(
         values *= torch.where(torch.rand(values.shape, generator=generator) < 0.1, 1e-4, 1.0)
         codes = values.clamp(-448, 448).to(FP8_DTYPE)
     else:
-        codes = torch.randint(0, 16 if kind == INT4 else 256, (num_out, num_in), generator=generator).byte()
+        codes = torch.randint(0, 1 << BITS[kind], (num_out, num_in), generator=generator).byte()
     scales = torch.rand(num_out, num_groups, generator=generator) + 0.1
+    if kind == MXFP4:
+        scales = scales.log2().round().exp2()
     zeros = (
         torch.randint(0, 16 if kind == INT4 else 256, scales.shape, generator=generator).byte()
         if has_zeros
@@ -113,6 +119,36 @@ def test_fp8_is_the_references(dtype: torch.dtype, rows: int, group: int | None,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_mxfp4_is_the_references(dtype: torch.dtype, rows: int) -> None:
+    for num_in, widths in ((256, [64, 140]), (96, [31, 7, 7]), (32, [1])):
+        x = randn(rows, num_in, seed=3, dtype=torch.bfloat16)
+        parts = [weight_of(MXFP4, width, num_in, 32, False, False, seed=i) for i, width in enumerate(widths)]
+        native, expected = both(dtype, x, parts)
+        assert native.shape == expected.shape
+        if rows:
+            error = (native.float() - expected.float()).abs().max() / expected.float().abs().max()
+            assert error <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_code_of_mxfp4_is_its_value(dtype: torch.dtype) -> None:
+    """At each of the two places of a byte, with small and large scales: not with the least of all, whose values have no
+    exponent in bfloat16, and become 0 where it is rounded to."""
+    codes = torch.arange(16, dtype=torch.uint8).view(-1, 1).expand(-1, 32).contiguous()
+    values = torch.tensor(E2M1)
+    ops = CpuOps(dtype)
+    for scale in (2.0**-124, 1.0, 2.0**124):
+        weight = QuantisedWeight(MXFP4, codes, torch.full((16, 1), scale).bfloat16(), None, 32)
+        packed = ops.linear_weight([weight])
+        for rows in (1, 2, 7, 13):
+            x = torch.zeros(rows, 32)
+            x[:, rows % 2] = 1
+            out = evaluate(ops, x, lambda v, packed=packed: ops.linear(v, packed))
+            assert torch.equal(out.float(), (values * scale).to(dtype).float().expand(rows, -1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_each_code_of_fp8_is_its_value(dtype: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(FP8_DTYPE)
     codes = codes[codes.float().isfinite()]
@@ -126,11 +162,11 @@ def test_each_code_of_fp8_is_its_value(dtype: torch.dtype) -> None:
         assert torch.equal(out.float(), codes.float().expand(rows, -1))
 
 
-@pytest.mark.parametrize("kind", [INT4, INT8, FP8])
+@pytest.mark.parametrize("kind", [INT4, INT8, FP8, MXFP4])
 @pytest.mark.parametrize("activation", list(Activation))
 def test_activations(kind: str, activation: Activation) -> None:
     is_gated = activation.is_gated
-    parts = [weight_of(kind, 41, 96, 32, kind != FP8, seed=i) for i in range(2 if is_gated else 1)]
+    parts = [weight_of(kind, 41, 96, 32, kind in ZEROS, seed=i) for i in range(2 if is_gated else 1)]
     native, expected = both(torch.float32, randn(9, 96, seed=3) * 0.01, parts, activation)
     assert (native - expected).abs().max() <= 1e-5 * expected.abs().max()
 
@@ -162,6 +198,32 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
         start = 7 * rows % 200
         part = evaluate(ops, x[start : start + rows], lambda v: ops.linear(v, weight))
         assert torch.equal(part, whole[start : start + rows]), rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_mxfp4_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+    x = randn(300, 64, dtype=torch.bfloat16)
+    ops = CpuOps(dtype)
+    weight = ops.linear_weight([weight_of(MXFP4, 200, 64, 32, False, wide=False)])
+    whole = evaluate(ops, x, lambda v: ops.linear(v, weight))
+    for rows in (1, 2, 6, 7, 13, 100):
+        part = evaluate(ops, x[7 * rows % 200 :][:rows], lambda v: ops.linear(v, weight))
+        assert torch.equal(part, whole[7 * rows % 200 :][:rows]), rows
+
+
+def test_what_mxfp4_stands_for_is_multiplied_and_counted_as_it_is_kept() -> None:
+    weight = weight_of(MXFP4, 64, 256, 32, False, wide=False)
+    values = weight.dequantised()
+    assert torch.equal(
+        values.view(64, 8, 32) / weight.scales.float().unsqueeze(2),
+        torch.tensor(E2M1)[weight.codes.int()].view(64, 8, 32),
+    )
+    assert torch.equal(weight.rows(1, 64, 2).dequantised(), values[1::2])
+    assert torch.equal(weight.columns(64, 128).dequantised(), values[:, 64:128])
+    x = randn(5, 256)
+    error = (linear_quantised(x, weight, None) - x @ values.T).abs().max()
+    assert error < 1e-5 * (x @ values.T).abs().max()
+    assert weight.num_bytes == packed_bytes(CpuOps(torch.bfloat16), weight)
 
 
 @pytest.mark.parametrize("kind", [INT4, INT8, FP8])
@@ -222,6 +284,10 @@ def test_parts_that_do_not_fit_are_named(ops: Ops) -> None:
         ops.linear_weight([weight_of(INT4, 8, 64, 32, False), weight_of(INT4, 8, 64, 64, False)])
     with pytest.raises(ValueError, match="1 parts of a layer are quantised, 2 are not"):
         ops.linear_weight([weight_of(INT4, 8, 64, 32, False), torch.zeros(8, 64), torch.zeros(8, 64)])
+    with pytest.raises(ValueError, match="64 inputs in groups of 64: mxfp4 takes whole groups of 32"):
+        weight_of(MXFP4, 8, 64, 64, False)
+    with pytest.raises(ValueError, match="40 inputs in groups of 32: mxfp4 takes whole groups of 32"):
+        weight_of(MXFP4, 8, 40, 32, False)
     with pytest.raises(ValueError, match=f"groups of 33 inputs: must be multiples of {BLOCK[INT4]}"):
         weight_of(INT4, 8, 64, 33, False)
     with pytest.raises(ValueError, match=r"scales must have shape \(8, 2\), not \(8, 1\)"):

@@ -27,6 +27,8 @@ class Shape:
     max_position: int = 512
     sliding_window: int | None = None
     qk_norm: bool = False
+    # Logits of each head that take part in its softmax.
+    sinks: bool = False
     rope: bool = True
     # How many of a head's values are rotated; None: all.
     rotary_dim: int | None = None

@@ -43,6 +43,7 @@ GATED = {
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "mixtral": transformers.MixtralConfig,
     "phi3": transformers.Phi3Config,
+    "gpt_oss": transformers.GptOssConfig,
 }
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -53,6 +54,7 @@ ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "opt": "OPTForCausalLM",
 }
 
@@ -81,7 +83,9 @@ def check_gated(family: str, values: dict[str, Any]) -> ModelConfig:
     # the modelling code of all of them reads the head size this way
     head_dim = getattr(oracle, "head_dim", None) or oracle.hidden_size // oracle.num_attention_heads
     assert config.head_dim == head_dim
-    assert config.max_position == oracle.max_position_embeddings
+    # YaRN's factor counts from the original length: transformers does not look at how long sequences get.
+    longest = rope["factor"] * rope["original_max_position_embeddings"] if config.rope.kind == "yarn" else 0
+    assert config.max_position == max(oracle.max_position_embeddings, longest)
     assert config.norm_eps == oracle.rms_norm_eps
     assert config.activation == oracle.hidden_act
     assert config.tie_word_embeddings == oracle.tie_word_embeddings
@@ -341,6 +345,131 @@ def test_mixtral(values: dict[str, Any]) -> None:
     assert config.moe == MoeConfig(
         oracle.num_local_experts, oracle.num_experts_per_tok, 320, normalises=True, layers=(True,) * 4
     )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"sliding_window": 17, "layer_types": ["full_attention", "sliding_attention"] * 2},
+        {"attention_bias": False, "num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16},
+        {"swiglu_alpha": 2.0, "swiglu_limit": 3.0},
+    ],
+)
+def test_gpt_oss(values: dict[str, Any]) -> None:
+    config = check_gated("gpt_oss", SIZES | values)
+    oracle = transformers.GptOssConfig(**SIZES | values)
+    assert config.moe == MoeConfig(
+        oracle.num_local_experts,
+        oracle.num_experts_per_tok,
+        320,
+        normalises=True,
+        layers=(True,) * 4,
+        is_stacked=True,
+        clamped_swiglu=(oracle.swiglu_alpha, oracle.swiglu_limit),
+    )
+    assert config.attention_sinks
+    assert config.qkv_bias == config.attention_out_bias == oracle.attention_bias
+
+
+# As OpenAI published it, but for the layers, of which there are two here.
+GPT_OSS_20B = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "pad_token_id": 199999,
+    "quantization_config": {
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+
+
+def test_the_published_file_of_gpt_oss() -> None:
+    config = model_config_from_dict(GPT_OSS_20B)
+    assert config.rope == RopeConfig(
+        theta=150000.0,
+        kind="yarn",
+        factor=32.0,
+        original_max_position=4096,
+        truncate=False,
+        attention_factor=config.rope.attention_factor if config.rope else 0.0,
+    )
+    assert config.rope.attention_factor == pytest.approx(1.3465735902799727)
+    assert config.sliding_windows == (128, None) and config.max_position == 131072
+    assert config.quantised is not None and config.quantised.kind == "mxfp4"
+    assert config.quantised.has("model.layers.1.mlp.experts.gate_up_proj")
+    others = ("self_attn.q_proj", "mlp.router")
+    assert not any(config.quantised.has(f"model.layers.1.{name}") for name in others)
+    # It may be another's words for the same: a layer may be left out.
+    only_one = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.0.mlp"]}
+    config = model_config_from_dict(GPT_OSS_20B | {"quantization_config": only_one})
+    assert config.quantised is not None
+    assert not config.quantised.has("model.layers.0.mlp.experts.down_proj")
+    assert config.quantised.has("model.layers.10.mlp.experts.down_proj")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types is .*; must be a list of 2 entries"),
+        ({"swiglu_limit": 0}, "swiglu_limit is 0; must be a positive number"),
+        (
+            {"num_experts_per_tok": 33},
+            "num_experts_per_tok is 33; must be at most num_local_experts, which is 32",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}},
+            "quant_method is 'gptq'; must be mxfp4 for gpt_oss",
+        ),
+        (
+            {"architectures": ["MixtralForCausalLM"], "sliding_window": None, "layer_types": None},
+            "quant_method is 'mxfp4'; must be another for mixtral",
+        ),
+        (
+            {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["("]}},
+            "modules_to_not_convert is .*; must be regular expressions",
+        ),
+    ],
+)
+def test_what_gpt_oss_can_not_be_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        model_config_from_dict(GPT_OSS_20B | {"rope_scaling": None} | values)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from alignedserve.models.hf_config import load_model_config
 from alignedserve.models.listed_weights import num_weight_bytes
 from alignedserve.models.presets import PRESETS
 from alignedserve.models.registry import build_model
-from alignedserve.models.weights import SafetensorsSource
+from alignedserve.models.weights import SafetensorsSource, TakePart
 from alignedserve.ops.torch_ops import TorchOps
 
 
@@ -27,6 +27,10 @@ class Counted:
 
     def linear(self, layer: str, num_out: int, num_in: int) -> torch.Tensor:
         return self.take(f"{layer}.weight", (num_out, num_in))
+
+    def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
+        self.num_values += num_experts * num_out * num_in
+        return self.source.of_experts(layer, num_experts, num_out, num_in)
 
     def finish(self) -> None:
         self.source.finish()
@@ -47,6 +51,7 @@ def source_of(directory: Path) -> SafetensorsSource:
         "mixtral",
         "phi3-partial-window",
         "gemma3",
+        "gpt-oss",
         "opt-post-norm",
     ],
 )
@@ -68,7 +73,14 @@ def test_nothing_is_read_of_the_weights(tiny_model: Callable[[str], Path]) -> No
 
 
 @pytest.mark.parametrize(
-    ("preset", "billions"), [("qwen3-30b-a3b", 30.532), ("mixtral-8x7b", 46.703), ("qwen3-8b", 8.191)]
+    ("preset", "billions"),
+    [
+        ("qwen3-30b-a3b", 30.532),
+        ("mixtral-8x7b", 46.703),
+        ("qwen3-8b", 8.191),
+        ("gpt-oss-20b", 20.915),
+        ("gpt-oss-120b", 116.829),
+    ],
 )
 def test_presets_take_what_their_authors_say(preset: str, billions: float) -> None:
     num_bytes = num_weight_bytes(PRESETS[preset], torch.bfloat16, None)

@@ -27,9 +27,14 @@ def test_loading_peaks_below_a_quarter_more_than_the_model(dtype: str) -> None:
     ],
     ids=" ".join,
 )
-def test_experts_are_loaded_one_by_one(options: list[str]) -> None:
+@pytest.mark.parametrize("form", ["qwen3-moe", "gpt-oss"])
+def test_experts_are_loaded_one_by_one(form: str, options: list[str]) -> None:
     """All experts of a layer at once, in the checkpoint's dtype, would be a third of the checkpoint more."""
-    assert 0.9 < ratio_of("--mixture", *options) < 1.25
+    assert 0.9 < ratio_of("--mixture", form, *options) < 1.25
+
+
+def test_experts_stay_in_mxfp4() -> None:
+    assert 0.9 < ratio_of("--mixture", "gpt-oss-mxfp4", "--dtype", "bfloat16") < 1.25
 
 
 def ratio_of(*options: str) -> float:

@@ -10,16 +10,22 @@ def num_parameters(config: ModelConfig) -> int:
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv_heads = config.num_kv_heads * config.head_dim
     attention = hidden * (heads + 2 * kv_heads) + heads * hidden
+    if config.qkv_bias and config.attention_out_bias:
+        attention += heads + 2 * kv_heads + hidden
+    attention += config.num_heads if config.attention_sinks else 0
     is_opt = config.architecture == "opt"
     mlp = (2 if is_opt else 3) * hidden * config.intermediate_size
     if config.moe is not None:
         assert all(config.moe.layers)
         expert = 3 * hidden * config.moe.intermediate_size
         mlp = config.moe.num_experts * (expert + hidden)
+        if config.moe.is_stacked:
+            # A router's bias, and an expert's.
+            mlp += config.moe.num_experts * (1 + 2 * config.moe.intermediate_size + hidden)
     layer = attention + mlp
     if is_opt:
         # biases, and two layer norms of two vectors
-        layer += 4 * hidden + config.intermediate_size + hidden + 4 * hidden
+        layer += config.intermediate_size + hidden + 4 * hidden
         ends = config.vocab_size * hidden + (config.max_position + 2) * hidden + 2 * hidden
     else:
         layer += (4 if config.post_norms else 2) * hidden + (2 * config.head_dim if config.qk_norm else 0)
@@ -41,6 +47,9 @@ def num_parameters(config: ModelConfig) -> int:
         ("qwen3-30b-a3b", 30_532_122_624),
         ("mixtral-8x7b", 46_702_792_704),
         ("phi-4", 14_659_507_200),
+        # The model card says 20.9 and 116.8 billion.
+        ("gpt-oss-20b", 20_914_757_184),
+        ("gpt-oss-120b", 116_829_156_672),
         # 4,300,079,472 with 416,866,032 of the vision tower and 2,950,272 of the projector.
         ("gemma-3-4b", 3_880_263_168),
     ],

@@ -30,9 +30,9 @@ def flash_attention(
     max_context: int,
     scale: float,
     window: int | None,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """NaN in rows that are no sequence's. Like the real one it sees no more than `max_query` queries of each."""
-    out = torch.full_like(q, float("nan"))
+    out, sums = torch.full_like(q, float("nan")), q.new_full((q.shape[1], len(q)), float("nan"))
     spans = zip(
         query_start[:-1].tolist(),
         query_start[1:].tolist(),
@@ -49,9 +49,10 @@ def flash_attention(
         behind = position[len(keys) - len(queries) :, None] - position
         is_seen = (behind >= 0) & (behind < (window or len(keys)))
         scores = torch.einsum("qhd,khd->hqk", queries, keys) * scale
-        weights = scores.masked_fill(~is_seen, float("-inf")).softmax(-1)
-        out[first:end] = torch.einsum("hqk,khd->qhd", weights, values)
-    return out
+        scores = scores.masked_fill(~is_seen, float("-inf"))
+        out[first:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+        sums[:, first:end] = scores.logsumexp(-1)
+    return out, sums
 
 
 @pytest.fixture(autouse=True)
@@ -83,11 +84,12 @@ STEPS = {
 @pytest.mark.parametrize("kv_dtype", [torch.float32, FP8, INT8], ids=str)
 @pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize("kernel", ["balanced", "plain"])
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("window", "has_sinks"), [(None, False), (5, False), (5, True)])
 @pytest.mark.parametrize("spans", STEPS.values(), ids=STEPS.keys())
 def test_a_step_that_is_filled_up_computes_the_same(
     spans: list[tuple[int, int]],
     window: int | None,
+    has_sinks: bool,
     kernel: str,
     is_reversed: bool,
     kv_dtype: torch.dtype,
@@ -95,7 +97,8 @@ def test_a_step_that_is_filled_up_computes_the_same(
     torch.manual_seed(0)
     work = chunks(*spans, is_reversed=is_reversed)
     cache = to_rows(torch.randn(NUM_BLOCKS, 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM), kv_dtype)
-    spec = AttentionSpec(0, HEADS, KV_HEADS, HEAD_DIM, 0.3, sliding_window=window)
+    sinks = torch.tensor([0.0, 2.0, -1.0, 30.0]) if has_sinks else None
+    spec = AttentionSpec(0, HEADS, KV_HEADS, HEAD_DIM, 0.3, sliding_window=window, sinks=sinks)
     num_tokens = sum(count for _, count in spans)
     qkv = torch.randn(num_tokens, WIDTH)
     step = StepInputs(max_tokens=40, max_seqs=6, max_blocks_per_seq=8)

@@ -50,6 +50,7 @@ def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
         "gemma3",
         "qwen3-moe",
         pytest.param("mixtral", marks=pytest.mark.slow),
+        "gpt-oss",
     ],
 )
 def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: str) -> None:

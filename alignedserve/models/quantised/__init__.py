@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import torch
 
 from alignedserve.models.config import QuantisedConfig
-from alignedserve.models.quantised import awq, gptq, packed, plain
+from alignedserve.models.quantised import awq, gptq, mxfp4, packed, plain
 from alignedserve.models.quantised.layout import Layout, Stored
-from alignedserve.ops.quantise import FP8, FP8_DTYPE, QuantisedWeight
+from alignedserve.ops.quantise import FP8, FP8_DTYPE, MXFP4, QuantisedWeight
 
-__all__ = ["LAYOUTS", "Stored", "StoredTensors", "check_layer", "take_layer"]
+__all__ = ["LAYOUTS", "Stored", "StoredTensors", "check_expert", "check_layer", "take_expert", "take_layer"]
 
 LAYOUTS: dict[str, Layout] = {
     "awq": awq,
@@ -68,6 +68,45 @@ def check_layer(
         torch.empty(1, dtype=torch.uint8).expand(of_groups) if config.has_zeros else None,
         group,
     )
+
+
+def take_expert(
+    layer: str, shape: tuple[int, int, int], of: StoredTensors
+) -> Callable[[int], QuantisedWeight]:
+    """Returns what reads an expert's weight of a layer [expert, out, in]. Both raise what `take_layer` raises."""
+    blocks, scales = (of.take_stored(layer + name, stored) for name, stored in _of_experts(layer, shape))
+    assert blocks is not None and scales is not None
+
+    def take(number: int) -> QuantisedWeight:
+        weight = mxfp4.weight(blocks[number], scales[number])
+        try:
+            _check_finite(weight)
+        except ValueError as error:
+            raise ValueError(f"{layer} of expert {number}: {error}") from None
+        return weight
+
+    return take
+
+
+def check_expert(layer: str, shape: tuple[int, int, int], of: StoredTensors) -> QuantisedWeight:
+    """What each of such a layer is like: see `check_layer`."""
+    for name, stored in _of_experts(layer, shape):
+        of.stored_dtype(layer + name, stored)
+    _, num_out, num_in = shape
+    return QuantisedWeight(
+        MXFP4,
+        torch.empty(1, dtype=torch.uint8).expand(num_out, num_in),
+        torch.empty(1, dtype=torch.bfloat16).expand(num_out, num_in // mxfp4.GROUP),
+        None,
+        mxfp4.GROUP,
+    )
+
+
+def _of_experts(layer: str, shape: tuple[int, int, int]) -> Iterable[tuple[str, Stored]]:
+    try:
+        return mxfp4.tensors(shape).items()
+    except ValueError as error:
+        raise ValueError(f"{layer}: {error}") from None
 
 
 def _layout(config: QuantisedConfig) -> Layout:

@@ -109,11 +109,17 @@ void load_queries(const Task<T>& task, int64_t kv_head) {
   }
 }
 
+// A sink is a key without a value: a row begins as one that has seen it.
 template <class T>
-void reset(const Task<T>& task) {
+void reset(const Task<T>& task, int64_t kv_head) {
   std::fill_n(task.out, task.num_rows * task.padded_dim, 0.0f);
   std::fill_n(task.sums, task.num_rows * kLanes, 0.0f);
   std::fill_n(task.maxima, task.num_rows + kLanes, kLowest);
+  if (!task.op.sinks) return;
+  for (int64_t row = 0; row < task.num_rows; ++row) {
+    task.maxima[row] = task.op.sinks[kv_head * task.group + row % task.group] * kLog2E;
+    task.sums[row * kLanes] = 1.0f;
+  }
 }
 
 using Scores = f32x16[kMaxRows][kKeyVectors];
@@ -275,7 +281,7 @@ void run_task(const Task<T>& task, const TokenBlock& next) {
   const TokenBlock& queries = task.queries;
   for (int64_t head = 0; head < queries.num_heads; ++head) {
     load_queries(task.of_head(head), queries.first_head + head);
-    reset(task.of_head(head));
+    reset(task.of_head(head), queries.first_head + head);
   }
   const RowBlocks blocks{task.num_rows};
   const int64_t begin = first_tile(task.op, task.first_position);

@@ -142,6 +142,7 @@ void expert_linear(const ExpertLinearOp& op, Dtype dtype, const Step&, int64_t c
   LinearOp linear = op.linear;
   const int64_t expert = op.routing.hit[1 + number];
   linear.weight = static_cast<const char*>(linear.weight) + expert * op.expert_bytes;
+  if (linear.bias) linear.bias += expert * op.expert_columns;
   if (linear.scales) {
     linear.scales += expert * op.expert_columns;
     linear.starts += expert * op.expert_columns;

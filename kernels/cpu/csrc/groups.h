@@ -1,19 +1,20 @@
-// Weights whose inputs are in groups, each with a scale for each output: four bits, eight bits, or FP8 (e4m3). A tile of
-// 32 columns is a sequence of groups:
+// Weights whose inputs are in groups, each with a scale for each output: four bits, eight bits, FP8 (e4m3), or MXFP4
+// (e2m1). A tile of 32 columns is a sequence of groups:
 //
 //   scales  [column] bfloat16 or float32
 //   zeros   [column] int16, where each group of an output has a zero of its own
 //   codes   Int4: [step][column][4 bytes], eight values a step: the low half of byte i is value i, the high half 4 + i
 //           Int8Groups: [word][column][4 bytes]
 //           Fp8: [word][column][values of a word of the rows]: two where rows are bfloat16, one where they are float32
+//           Mxfp4: [two values][column], a byte, whose low half is the first of the two
 //
-// A value is (code - zero) * scale, and zero is 8 or 128 where there are no zeros; a value of Fp8 is code * scale. Groups
-// are whole blocks of values, and the last one ends with the last block of the inputs.
+// A value is (code - zero) * scale, and zero is 8 or 128 where there are no zeros; one of Fp8 and Mxfp4 is code * scale.
+// Groups are whole blocks of values, and the last one ends with the last block of the inputs.
 //
 // Rows of Int4 and Int8Groups come in eight bits (QuantiseOp). Codes are the unsigned side of their product, so what zeros
 // add to a sum is taken away by a number for each group of a row, times the zero. Sums of a group are exact integers.
-// Rows of Fp8 are as they are: codes become values of the rows' dtype, which has all of them, in registers. Sums of groups
-// are scaled and added in float32, in the order of groups, whichever rows and tiles are computed beside.
+// Rows of Fp8 and Mxfp4 are as they are: codes become values of the rows' dtype, which has all of them, in registers.
+// Sums of groups are scaled and added in float32, in the order of groups, whichever rows and tiles are computed beside.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +50,7 @@ struct GroupForm {
                                                  : whole_blocks(op.in_features)),
         count((num_values + values - 1) / values),
         header_bytes(kTileColumns * ((op.float_scales ? 4 : 2) + (op.has_zeros ? 2 : 0))),
-        value_bits(op.weight_kind == Weight::Int4 ? 4 : 8),
+        value_bits(op.weight_kind == Weight::Int4 || op.weight_kind == Weight::Mxfp4 ? 4 : 8),
         has_float_scales(op.float_scales),
         has_zeros(op.has_zeros) {}
 
@@ -190,56 +191,118 @@ ALWAYS_INLINE u32x16 decode_fp8<bf16>(const char* codes) {
 #endif
 }
 
+// The float32 of each lane's lowest four bits, of which no other bits may be set.
+static ALWAYS_INLINE u32x16 e2m1_to_float(u32x16 code) {
+  const u32x16 magnitude = code & 7;
+  // Below 2 there is no exponent: the value is 0 or 0.5.
+  const u32x16 is_small = (u32x16)(magnitude < 2);
+  return (code & 8) << 28 | (is_small & (magnitude * (126u << 23))) | (~is_small & ((magnitude << 22) + (126u << 23)));
+}
+
+// A word of T for each of 16 columns, whose bytes are at `codes`: with float the first or the second of two values.
 template <class T>
-constexpr int64_t kFp8StepBytes = kTileColumns * kWordValues<T>;
+static ALWAYS_INLINE u32x16 decode_mxfp4(const char* codes, int which);
+
+template <>
+ALWAYS_INLINE u32x16 decode_mxfp4<float>(const char* codes, int which) {
+  u8x16 bytes;
+  std::memcpy(&bytes, codes, sizeof bytes);
+  const u32x16 code = __builtin_convertvector(bytes, u32x16) >> (4 * which);
+#if defined(__AVX512F__)
+  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
+                                       -3.0f, -4.0f, -6.0f);
+  // The instruction looks at four bits.
+  return (u32x16)_mm512_permutexvar_ps((__m512i)code, values);
+#else
+  return e2m1_to_float(code & 15);
+#endif
+}
+
+template <>
+ALWAYS_INLINE u32x16 decode_mxfp4<bf16>(const char* codes, int) {
+  u8x16 bytes;
+  std::memcpy(&bytes, codes, sizeof bytes);
+  const u32x16 both = __builtin_convertvector(bytes, u32x16);
+#if defined(__AVX512BW__)
+  // Of 6, 4, 3, 2 and of 1.5, 1, 0.5, 0, and of their negatives. The instruction looks at five bits of each half of a
+  // word, of which the lower half has one too many: the table is there twice.
+  const int64_t large = 0x40c0408040404000, small = 0x3fc03f803f000000, sign = 0x8000800080008000;
+  const __m512i values =
+      _mm512_setr_epi64(small, large, small | sign, large | sign, small, large, small | sign, large | sign);
+  return (u32x16)_mm512_permutexvar_epi16((__m512i)(both | both << 12), values);
+#else
+  return e2m1_to_float(both & 15) >> 16 | e2m1_to_float(both >> 4);
+#endif
+}
+
+// Codes are decoded two values of each column at a time, which are one word of bfloat16 and two of float32.
+constexpr int kPair = 2;
+
+template <class T>
+constexpr int kPairWords = kPair / int(kWordValues<T>);
+
+template <Weight KIND>
+constexpr int64_t kPairBytes = kTileColumns * (KIND == Weight::Mxfp4 ? 1 : kPair);
+
+// Of the two values at `pair`: word number `word` of 16 columns.
+template <Weight KIND, class T>
+static ALWAYS_INLINE u32x16 decode(const char* pair, int word, int vector) {
+  if constexpr (KIND == Weight::Mxfp4) return decode_mxfp4<T>(pair + vector * kLanes, word);
+  return decode_fp8<T>(pair + (word * kTileColumns + vector * kLanes) * kWordValues<T>);
+}
 
 // How many bytes of codes are fetched before they are decoded, where nothing else hides what memory takes.
 constexpr int64_t kFetchedAhead = 4096;
 
 // Writes a tile's words where a tile as rows has them.
-template <class T>
+template <Weight KIND, class T>
 static void decode_tile(const char* tile, const GroupForm& form, char* words) {
   for (int64_t g = 0; g < form.count; ++g) {
     const char* end = tile + form.bytes_of(g);
-    for (tile += form.header_bytes; tile < end; tile += kFp8StepBytes<T>) {
+    for (tile += form.header_bytes; tile < end; tile += kPairBytes<KIND>) {
       __builtin_prefetch(tile + kFetchedAhead);
-      for (int v = 0; v < kTileVectors; ++v, words += sizeof(u32x16)) {
-        const u32x16 decoded = decode_fp8<T>(tile + v * kLanes * kWordValues<T>);
-        std::memcpy(words, &decoded, sizeof decoded);
-      }
+      for (int w = 0; w < kPairWords<T>; ++w)
+        for (int v = 0; v < kTileVectors; ++v, words += sizeof(u32x16)) {
+          const u32x16 decoded = decode<KIND, T>(tile, w, v);
+          std::memcpy(words, &decoded, sizeof decoded);
+        }
     }
   }
 }
 
 // acc[r][v] = the row times 16 columns of consecutive tiles, whose codes begin at `codes`: what `dot` does with words.
-template <class T, int ROWS, int TILES>
-static ALWAYS_INLINE void dot_codes(const char* x, int64_t x_stride, const char* codes, int64_t tile_bytes, int64_t steps,
-                                    f32x16 (&acc)[ROWS][TILES * kTileVectors]) {
-  for (int64_t s = 0; s < steps; ++s, codes += kFp8StepBytes<T>, x += kWordBytes) {
+template <Weight KIND, class T, int ROWS, int TILES>
+static ALWAYS_INLINE void dot_codes(const char* x, int64_t x_stride, const char* codes, int64_t tile_bytes,
+                                    int64_t pairs, f32x16 (&acc)[ROWS][TILES * kTileVectors]) {
+  for (int64_t p = 0; p < pairs; ++p, codes += kPairBytes<KIND>, x += kPairWords<T> * kWordBytes) {
 #pragma GCC unroll 8
     for (int v = 0; v < TILES * kTileVectors; ++v) {
-      const char* column = codes + (v / kTileVectors) * tile_bytes + (v % kTileVectors) * kLanes * kWordValues<T>;
-      const u32x16 word = decode_fp8<T>(column);
+      const char* pair = codes + (v / kTileVectors) * tile_bytes;
+#pragma GCC unroll 2
+      for (int w = 0; w < kPairWords<T>; ++w) {
+        const u32x16 word = decode<KIND, T>(pair, w, v % kTileVectors);
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; ++r) acc[r][v] = multiply_add<T>(splat_word(x + r * x_stride), word, acc[r][v]);
+        for (int r = 0; r < ROWS; ++r)
+          acc[r][v] = multiply_add<T>(splat_word(x + r * x_stride + w * kWordBytes), word, acc[r][v]);
+      }
     }
   }
 }
 
 // sums[r][v] = the row times 16 columns of consecutive tiles. Where IS_DECODED, the words of the one tile are at `words`.
-template <class T, bool IS_DECODED, int ROWS, int TILES>
-static ALWAYS_INLINE void dot_fp8(const char* x, int64_t x_stride, const char* tile, const char* words,
-                                  const GroupForm& form, f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
+template <Weight KIND, class T, bool IS_DECODED, int ROWS, int TILES>
+static ALWAYS_INLINE void dot_floats(const char* x, int64_t x_stride, const char* tile, const char* words,
+                                     const GroupForm& form, f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
   static_assert(TILES == 1 || !IS_DECODED);
   const int64_t tile_bytes = form.tile_bytes();
   for (int64_t g = 0; g < form.count; ++g) {
     f32x16 acc[ROWS][TILES * kTileVectors] = {};
-    const int64_t steps = form.values_of(g) / kWordValues<T>;
+    const int64_t pairs = form.values_of(g) / kPair, steps = pairs * kPairWords<T>;
     if constexpr (IS_DECODED) {
       dot<T, ROWS, TILES>(x, x_stride, words, 0, steps, acc);
       words += steps * kStepBytes;
     } else {
-      dot_codes<T, ROWS, TILES>(x, x_stride, tile + form.header_bytes, tile_bytes, steps, acc);
+      dot_codes<KIND, T, ROWS, TILES>(x, x_stride, tile + form.header_bytes, tile_bytes, pairs, acc);
     }
     add_group<ROWS, TILES>(form, tile, tile_bytes, acc, sums);
     x += steps * kWordBytes;

@@ -28,7 +28,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 bool has_groups(const LinearOp& op) { return op.weight_kind != Weight::AsRows && op.weight_kind != Weight::Int8; }
 
 int64_t num_words(const LinearOp& op, Dtype dtype) {
-  if (op.weight_kind != Weight::AsRows && op.weight_kind != Weight::Fp8) return words<int8>(op.in_features);
+  if (takes_codes(op.weight_kind)) return words<int8>(op.in_features);
   return dtype == Dtype::Float32 ? words<float>(op.in_features) : words<bf16>(op.in_features);
 }
 
@@ -85,7 +85,11 @@ ALWAYS_INLINE void finish_tile(const LinearOp& op, int64_t row, int rows, int64_
   for (int v = 0; op.bias && v < kTileVectors; ++v) bias[v] = load(op.bias + tile * kTileColumns + v * kLanes);
   for (int r = 0; r < rows; ++r) {
     const f32x16* sum = sums.first + r * sums.stride;
-    if constexpr (is_gated(ACTIVATION)) {
+    if constexpr (ACTIVATION == Activation::ClampedSwiglu) {
+      const f32x16 value =
+          clamped_swiglu(sum[0] + bias[0], sum[1] + bias[1], op.swiglu_alpha, op.swiglu_limit);
+      write_out<T, Out>(op, row + r, tile * kLanes, value);
+    } else if constexpr (is_gated(ACTIVATION)) {
       write_out<T, Out>(op, row + r, tile * kLanes, activate<ACTIVATION>(sum[0] + bias[0]) * (sum[1] + bias[1]));
     } else {
       for (int v = 0; v < kTileVectors; ++v)
@@ -109,6 +113,8 @@ __attribute__((noinline)) void finish(const LinearOp& op, int64_t row, int rows,
       return finish_tile<T, Out, Activation::SiluGated>(op, row, rows, tile, sums);
     case Activation::GeluTanhGated:
       return finish_tile<T, Out, Activation::GeluTanhGated>(op, row, rows, tile, sums);
+    case Activation::ClampedSwiglu:
+      return finish_tile<T, Out, Activation::ClampedSwiglu>(op, row, rows, tile, sums);
   }
 }
 
@@ -173,14 +179,14 @@ void int_group_block(const LinearOp& op, int64_t row, int64_t tile, const char*)
   finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
 }
 
-template <bool IS_DECODED, class T, int ROWS, int TILES>
-void fp8_block(const LinearOp& op, int64_t row, int64_t tile, const char* words) {
+template <Weight KIND, bool IS_DECODED, class T, int ROWS, int TILES>
+void float_group_block(const LinearOp& op, int64_t row, int64_t tile, const char* words) {
   const GroupForm form(op);
   const int64_t x_stride = op.x_stride * sizeof(T);
   const char* x = static_cast<const char*>(op.x) + row * x_stride;
   f32x16 sums[ROWS][TILES * kTileVectors] = {};
-  dot_fp8<T, IS_DECODED, ROWS, TILES>(x, x_stride, static_cast<const char*>(op.weight) + tile * form.tile_bytes(), words,
-                                      form, sums);
+  dot_floats<KIND, T, IS_DECODED, ROWS, TILES>(
+      x, x_stride, static_cast<const char*>(op.weight) + tile * form.tile_bytes(), words, form, sums);
   finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
 }
 
@@ -225,7 +231,7 @@ using GroupBlock = void (*)(const LinearOp&, int64_t row, int64_t tile, const ch
 
 template <class T, Weight KIND, bool IS_DECODED, int ROWS, int TILES>
 constexpr GroupBlock group_block() {
-  if constexpr (KIND == Weight::Fp8) return fp8_block<IS_DECODED, T, ROWS, TILES>;
+  if constexpr (!takes_codes(KIND)) return float_group_block<KIND, IS_DECODED, T, ROWS, TILES>;
   return int_group_block<KIND == Weight::Int4 ? 4 : 8, T, ROWS, TILES>;
 }
 
@@ -253,13 +259,13 @@ void multiply_groups(const LinearOp& op, const LinearSpan& span) {
   // One row: the weight is streamed, several tiles side by side.
   for (; span.num_rows == 1 && tile + 4 <= span.end_tile; tile += 4)
     group_block<T, KIND, false, 1, 4>()(op, span.first_row, tile, nullptr);
-  if (KIND == Weight::Fp8 && span.num_rows > kMaxGroupRows) {
+  if (!takes_codes(KIND) && span.num_rows > kMaxGroupRows) {
     // Several blocks of rows: a tile is decoded once for all of them.
     static thread_local std::vector<char> words;
     const GroupForm form(op);
     words.resize(form.num_values / kWordValues<T> * kStepBytes);
     for (; tile < span.end_tile; ++tile) {
-      decode_tile<T>(static_cast<const char*>(op.weight) + tile * form.tile_bytes(), form, words.data());
+      decode_tile<KIND, T>(static_cast<const char*>(op.weight) + tile * form.tile_bytes(), form, words.data());
       multiply_tile<T, KIND, true>(op, span, tile, words.data());
     }
   }
@@ -279,6 +285,8 @@ void multiply_any(const LinearOp& op, const LinearSpan& span) {
       return multiply_groups<T, Weight::Int8Groups>(op, span);
     case Weight::Fp8:
       return multiply_groups<T, Weight::Fp8>(op, span);
+    case Weight::Mxfp4:
+      return multiply_groups<T, Weight::Mxfp4>(op, span);
   }
 }
 

@@ -61,6 +61,15 @@ static ALWAYS_INLINE f32x16 log_lanes(f32x16 x) {
 
 static ALWAYS_INLINE f32x16 silu(f32x16 x) { return x / (exp_negative(x) + 1.0f); }
 
+// Of a gate that is at most `limit`, and an up from -limit to limit: (up + 1) * gate / (1 + e^(-alpha * gate)). NaN
+// stays.
+static ALWAYS_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float alpha, float limit) {
+  const f32x16 lowest = splat(-limit);
+  gate = -max(lowest, -gate);
+  up = max(lowest, -max(lowest, -up));
+  return (up + 1.0f) * (gate / (exp_negative(gate * alpha) + 1.0f));
+}
+
 static ALWAYS_INLINE f32x16 relu(f32x16 x) { return max(splat(0.0f), x); }
 
 // Abramowitz and Stegun 7.1.26, absolute error below 2e-7

@@ -10,15 +10,28 @@
 
 enum class Dtype : int32_t { Float32 = 0, Bfloat16 = 1 };
 
-enum class Activation : int32_t { None = 0, Relu = 1, Gelu = 2, GeluTanh = 3, SiluGated = 4, GeluTanhGated = 5 };
+enum class Activation : int32_t {
+  None = 0,
+  Relu = 1,
+  Gelu = 2,
+  GeluTanh = 3,
+  SiluGated = 4,
+  GeluTanhGated = 5,
+  ClampedSwiglu = 6,
+};
 
-// Two of the weight's columns, gate and up, yield one of the output.
+// Two of the weight's columns, gate and up, yield one of the output: of those from SiluGated on.
 constexpr bool is_gated(Activation activation) {
-  return activation == Activation::SiluGated || activation == Activation::GeluTanhGated;
+  return activation >= Activation::SiluGated;
 }
 
 // What a linear layer's weight is kept in: see tile.h and groups.h.
-enum class Weight : int32_t { AsRows = 0, Int8 = 1, Int4 = 2, Int8Groups = 3, Fp8 = 4 };
+enum class Weight : int32_t { AsRows = 0, Int8 = 1, Int4 = 2, Int8Groups = 3, Fp8 = 4, Mxfp4 = 5 };
+
+// Rows come in eight bits, from Quantise.
+constexpr bool takes_codes(Weight kind) {
+  return kind == Weight::Int8 || kind == Weight::Int4 || kind == Weight::Int8Groups;
+}
 
 enum class OpKind : int32_t {
   Embed = 0,
@@ -110,14 +123,15 @@ struct LinearOp {
   const void* residual;
   void* out;
   int64_t in_features, out_features, x_stride, residual_stride, out_stride;
-  // Of Int4, Int8Groups and Fp8: the values of a group, and 1 if its scales are float32, and if it has zeros.
+  // Of Int4, Int8Groups, Fp8 and Mxfp4: the values of a group, and 1 if its scales are float32, and if it has zeros.
   int64_t group;
   int32_t float_scales, has_zeros;
   Activation activation;
   // 1: out is float32, whatever the dtype of x
   int32_t float32_out;
-  // x comes from Quantise, unless it is AsRows or Fp8
   Weight weight_kind;
+  // of ClampedSwiglu
+  float swiglu_alpha, swiglu_limit;
   Adapters adapters;
   // the adapter of each row, or null: none has one; known when the step is
   const int32_t* adapter_of_row;
@@ -141,6 +155,8 @@ struct AttentionOp {
   const float* rope;
   const float* q_norm;
   const float* k_norm;
+  // of each head a logit that takes part in its softmax and has no value; null: there are none
+  const float* sinks;
   int64_t qkv_stride, out_stride, block_stride, value_offset, row_bytes;
   int32_t num_heads, num_kv_heads, head_dim, block_size;
   KvCoding coding;
@@ -204,8 +220,8 @@ struct SpreadOp {
   int64_t width, x_stride, residual_stride, out_stride;
 };
 
-// A linear layer of each expert, over the rows of its choices; the weights lie one after another, and so do, of Int8, the
-// scales and starts of their columns.
+// A linear layer of each expert, over the rows of its choices; the weights lie one after another, and so do biases, and,
+// of Int8, the scales and starts of their columns.
 struct ExpertLinearOp {
   Routing routing;
   LinearOp linear;

@@ -152,7 +152,22 @@ def attention_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
             balanced_attention, q, cache, step, plan, scratch, 0.1, window, q
         )
         launches[f"plain reversed {name}"] = partial(plain_attention, q, cache, step, 0.1, window, q, tuning)
-    return launches
+    return launches | sink_launches(dtype)
+
+
+def sink_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """The attention of gpt-oss."""
+    q, cache = meta(32, 64, 64, dtype=dtype), meta(999, 2, 8, 16, 64, dtype=dtype)
+    ints, sinks = meta(33, dtype=torch.int32), meta(64, dtype=dtype)
+    step = PagedStep(ints, ints, meta(9999, dtype=torch.int32), ints, 32)
+    tuning = decode_tuning(8, 64, q.element_size())
+    scratch = DecodeScratch(64, 8, 64, 32, 132, torch.device("meta"), tuning)
+    return {
+        "balanced sinks": partial(
+            balanced_attention, q, cache, step, scratch.new_plan(), scratch, 0.1, 128, q, sinks
+        ),
+        "plain sinks": partial(plain_attention, q, cache, step, 0.1, 128, q, tuning, sinks),
+    }
 
 
 def coded_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
@@ -264,15 +279,19 @@ def coded_weight_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 
 
 def expert_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
-    """Qwen3-30B-A3B and Mixtral 8x7B: rows that take each of the tunings."""
+    """Qwen3-30B-A3B, Mixtral 8x7B and gpt-oss-20b: rows that take each of the tunings."""
     launches: dict[str, Callable[[], Any]] = {}
-    for num_experts, top_k, hidden, inner in ((128, 8, 2048, 768), (8, 2, 4096, 14336)):
+    for num_experts, top_k, hidden, inner in ((128, 8, 2048, 768), (8, 2, 4096, 14336), (32, 4, 2880, 2880)):
         gate_up = meta(num_experts, 2 * inner, hidden, dtype=dtype)
         down = meta(num_experts, hidden, inner, dtype=dtype)
+        options: dict[str, Any] = {}
+        if hidden == inner:
+            biases = meta(num_experts, 2 * inner, dtype=dtype), meta(num_experts, hidden, dtype=dtype)
+            options = {"biases": biases, "swiglu": (1.702, 7.0)}
         for rows in (1, 512, 4096):
             x, logits = meta(rows, hidden, dtype=dtype), meta(rows, num_experts, dtype=dtype)
             launches[f"mix_experts {rows} of {num_experts}"] = partial(
-                mix_experts, x, logits, gate_up, down, top_k, True, x, x
+                mix_experts, x, logits, gate_up, down, top_k, True, x, x, **options
             )
     return launches
 

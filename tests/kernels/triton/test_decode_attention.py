@@ -34,6 +34,7 @@ class Case:
         dtype: torch.dtype,
         num_queries: list[int] | None = None,
         reversed_seqs: tuple[int, ...] = (),
+        sinks: torch.Tensor | None = None,
     ) -> None:
         num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         ids = torch.randperm(sum(num_blocks) + 5).int()
@@ -49,6 +50,7 @@ class Case:
         counts = torch.tensor(num_queries or [1] * len(lengths))
         starts = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]).int()
         q = torch.randn(int(starts[-1]), num_heads, head_dim)
+        self.sinks = None if sinks is None else sinks.to(DEVICE, dtype)
         self.q, self.cache = q.to(DEVICE, dtype), cache.to(DEVICE, dtype)
         self.step = PagedStep(
             query_start=starts.to(DEVICE),
@@ -82,16 +84,20 @@ class Case:
         torch.testing.assert_close(plan.cpu(), expected, rtol=0, atol=0)
         for _ in range(times):
             out = torch.full_like(self.q, 7.0)
-            balanced_attention(self.q, self.layer, self.step, plan, scratch, head_dim**-0.5, window, out)
+            balanced_attention(
+                self.q, self.layer, self.step, plan, scratch, head_dim**-0.5, window, out, self.sinks
+            )
         assert not scratch.num_done.any()
         return out
 
     def plain(self, tuning: Tuning, window: int | None = None) -> torch.Tensor:
         out = torch.full_like(self.q, 7.0)
-        return plain_attention(self.q, self.layer, self.step, self.q.shape[2] ** -0.5, window, out, tuning)
+        scale = self.q.shape[2] ** -0.5
+        return plain_attention(self.q, self.layer, self.step, scale, window, out, tuning, self.sinks)
 
     def check(self, out: torch.Tensor, window: int | None = None) -> None:
-        expected = decode_attention_torch(self.q, self.layer, self.step, self.q.shape[2] ** -0.5, window)
+        scale = self.q.shape[2] ** -0.5
+        expected = decode_attention_torch(self.q, self.layer, self.step, scale, window, self.sinks)
         counts = self.step.query_start.diff()
         is_decode = torch.repeat_interleave((counts == 1) & (self.step.context_len > 0), counts)
         assert (out[~is_decode] == 7.0).all()
@@ -138,6 +144,16 @@ def test_reversed_sequences_beside_others(window: int | None) -> None:
     case.check(case.plain(SMALL, window), window)
 
 
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_sms", [1, 7, 64])
+def test_sinks_count_once_however_a_head_is_cut(num_sms: int, dtype: torch.dtype, window: int | None) -> None:
+    sinks = torch.tensor([-3.0, 0.5, 2.0, 5.0, 1.0, 20.0])
+    case = Case([7, 250, 1, 64], 6, 2, 64, dtype, sinks=sinks)
+    case.check(case.balanced(num_sms, SMALL, window, times=2), window)
+    case.check(case.plain(SMALL, window), window)
+
+
 def test_chunks_and_padding_are_left_alone() -> None:
     case = Case([40, 50, 0, 33, 0, 0], 4, 2, 64, torch.float32, num_queries=[1, 20, 1, 1, 0, 0])
     case.check(case.balanced(5, SMALL))
@@ -153,5 +169,7 @@ def test_wrong_shapes_are_named() -> None:
     case = Case([4], 4, 2, 64, torch.float32)
     with pytest.raises(ValueError, match="q must be"):
         plain_attention(case.q[:, :3], case.layer, case.step, 1.0, None, case.q, SMALL)
+    with pytest.raises(ValueError, match=r"sinks must be contiguous, one for each of 4 heads, not \(3,\)"):
+        plain_attention(case.q, case.layer, case.step, 1.0, None, case.q, SMALL, torch.zeros(3))
     with pytest.raises(ValueError, match="dtype"):
         plain_attention(case.q.half(), case.layer, case.step, 1.0, None, case.q, SMALL)

@@ -91,6 +91,33 @@ def test_odd_sizes_and_numbers_of_rows(name: str, rows: int, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 35])
+@pytest.mark.parametrize("name", ["two of eight", "odd"])
+def test_biases_and_the_clamped_swiglu(name: str, rows: int, dtype: torch.dtype) -> None:
+    """The limit is one that many sums are beyond."""
+    shape = SHAPES[name]
+    num_experts, top_k, hidden, inner = shape
+    x, logits = randn(rows, hidden, dtype=dtype), randn(rows, num_experts, dtype=dtype)
+    gate_up, down = weights_of(shape, dtype)
+    biases = randn(num_experts, 2 * inner, dtype=dtype), randn(num_experts, hidden, dtype=dtype)
+    for options in ({"biases": biases}, {"swiglu": (1.7, 0.7)}, {"biases": biases, "swiglu": (1.7, 0.7)}):
+        expected = mix_experts_torch(x, logits, gate_up, down, top_k, True, x, **options)  # type: ignore[arg-type]
+        assert_close(
+            mix_experts(x, logits, gate_up, down, top_k, True, x, tuning=TUNING, **options),  # type: ignore[arg-type]
+            expected,
+        )
+
+
+def test_a_row_that_is_not_finite_stays_so() -> None:
+    shape = SHAPES["two of eight"]
+    gate_up, down = weights_of(shape, torch.float32)
+    x, logits = randn(3, 48), randn(3, 8)
+    x[1] = torch.nan
+    mixed = mix_experts(x, logits, gate_up, down, 2, True, torch.zeros_like(x), swiglu=(1.7, 0.7))
+    assert mixed[1].isnan().all() and mixed[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_the_rows_that_share_its_experts(dtype: torch.dtype) -> None:
     shape = SHAPES["two of eight"]
     gate_up, down = weights_of(shape, dtype)

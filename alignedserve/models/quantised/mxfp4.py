@@ -1,0 +1,31 @@
+"""MXFP4 as gpt-oss has it: a layer of all experts is `_blocks`, [expert, out, group, bytes], two codes in a byte of
+which the lower half comes first, and `_scales`, [expert, out, group], powers of two (E8M0)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from alignedserve.models.quantised.layout import Stored
+from alignedserve.ops.quantise import MXFP4, QuantisedWeight
+
+GROUP, GROUP_BYTES = 32, 16
+BLOCKS, SCALES = "_blocks", "_scales"
+
+
+def tensors(shape: tuple[int, int, int]) -> Mapping[str, Stored]:
+    """What such a layer [expert, out, in] has, by what follows its name. Raises ValueError for one that can't be so."""
+    num_experts, num_out, num_in = shape
+    if num_in % GROUP:
+        raise ValueError(f"its {num_in} inputs are not whole groups of {GROUP}")
+    groups = (num_experts, num_out, num_in // GROUP)
+    return {BLOCKS: Stored(((*groups, GROUP_BYTES),), ("U8",)), SCALES: Stored((groups,), ("U8", "F8_E8M0"))}
+
+
+def weight(blocks: torch.Tensor, scales: torch.Tensor) -> QuantisedWeight:
+    """Of one expert."""
+    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1)
+    # bfloat16 has all powers of two that E8M0 has.
+    powers = scales.view(torch.float8_e8m0fnu).to(torch.bfloat16)
+    return QuantisedWeight(MXFP4, codes, powers, None, GROUP)
