@@ -82,7 +82,7 @@ class Pool:
     def inventory(self) -> list[Stored]:
         """Lists all that is in the pool, reservations included, and empties the tree: nothing is a candidate until it
         is committed again."""
-        self._tree = QuadTree(self._tree.block_size)
+        self._tree = QuadTree(self._tree.block_size, self._tree.max_request_blocks)
         return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
 
     @property

@@ -65,7 +65,7 @@ def test_long_answers_match_transformers_and_nothing_that_was_passed_is_read(
     )
     passed = poison_what_is_passed(instance.engine)
     assert tokens(run(instance, prompts(), greedy_params(num_new))) == greedy(directory, num_new)
-    assert sum(passed) > 5
+    assert sum(passed) > 2
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
