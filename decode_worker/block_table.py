@@ -26,8 +26,11 @@ class BlockTable:
     def __init__(self, limits: InstanceLimits, max_parts: int = 0) -> None:
         """`max_parts`: see `SharedEnds`."""
         self._limits = limits
+        self._span = limits.span
+        # The most blocks that a request needs at a time.
+        self._most = self._span.most if limits.window else limits.num_blocks
         self.ends = SharedEnds(limits.block_size, max_parts)
-        needed = self._blocks_for(limits.max_model_len)
+        needed = self._span.end(0, limits.max_model_len)
         if limits.num_blocks < needed:
             raise ValueError(
                 f"num_blocks={limits.num_blocks}: a request of max_model_len={limits.max_model_len} needs {needed}"
@@ -46,11 +49,13 @@ class BlockTable:
     # ---- from state to state ----------------------------------------------------------------------------------------
 
     def admit(self, request: ScheduledRequest) -> None:
-        self._take(request, self._blocks_for(request.num_tokens))
+        request.num_passed = self._span.num_passed(request.num_cached)
+        self._take(request, self.needed(request))
         self._pulling[request.key] = request
 
     def start(self, request: ScheduledRequest) -> None:
-        count = self._blocks_for(request.num_tokens, request.keeps_inputs)
+        request.num_passed = self._span.num_passed(request.num_cached)
+        count = self.needed(request, request.keeps_inputs)
         self._take_or_borrow(request, count, max(0, count - self.num_free))
         self._running[request.key] = request
 
@@ -115,10 +120,36 @@ class BlockTable:
 
     # ---- blocks and slots -------------------------------------------------------------------------------------------
 
+    def needed(self, request: ScheduledRequest, keeps_inputs: bool = False) -> int:
+        """The number of blocks that a request which holds none begins with."""
+        if keeps_inputs:
+            return self._blocks_for(request.num_tokens, keeps_inputs)
+        return self._span.num_held(request.num_cached, request.num_tokens)
+
+    def free_passed(self) -> list[RequestKey]:
+        """Frees what running requests have passed, and gives them those blocks that they get in place of it: never more
+        than become free. Returns these requests."""
+        found = []
+        for request in self._running.values() if self._span.window else ():
+            num_passed = self._span.num_passed(request.num_cached)
+            if num_passed > request.num_passed:
+                end = request.num_passed + request.num_blocks
+                end = max(end, self._span.end(request.num_cached, request.num_tokens))
+                request.num_passed = num_passed
+                self._take(request, end - num_passed - request.num_blocks)
+                found.append(request.key)
+        return found
+
+    def has_blocks(self, request: ScheduledRequest, num_tokens: int) -> bool:
+        """Whether the request has blocks for the KV of its first `num_tokens` tokens."""
+        size = tokens_per_block(self._limits.block_size, request.keeps_inputs)
+        return num_tokens <= (request.num_passed + request.num_blocks) * size
+
     def grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Makes the request hold blocks for the KV of its first `num_tokens` tokens, to be written in the iteration
         that is planned. Returns False and changes nothing if too few are free or lent."""
-        count = max(0, self._blocks_for(num_tokens, request.keeps_inputs) - request.num_blocks)
+        end = request.num_passed + request.num_blocks
+        count = max(0, self._blocks_for(num_tokens, request.keeps_inputs) - end)
         if request.shares and not request.is_rt:
             return self._complete(request, num_tokens, count)
         if (num_lent := max(0, count - self.num_free)) > self.num_lendable_to(request):
@@ -198,6 +229,9 @@ class BlockTable:
         to be admitted holds none; `keeps_inputs` says what would be kept of it."""
         num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
         num_blocks = self._blocks_for(num_cached, keeps_inputs or request.keeps_inputs)
+        if self._span.window:
+            num_passed = request.num_passed or self._span.num_passed(request.num_cached)
+            num_blocks = min(num_blocks - num_passed, self._most)
         num_more = max(0, num_blocks - request.num_blocks)
         if request.shares and not request.is_rt:
             num_more += self.ends.num_renewed_at_most(request, num_cached)
@@ -205,7 +239,7 @@ class BlockTable:
 
     def growth(self, requests: Iterable[ScheduledRequest], num_iterations: int) -> int:
         """The sum of `growth_of` over the requests, without calling it: every iteration asks for all requests."""
-        growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
+        growth, num_more, block_size, most = 0, num_iterations - 1, self._limits.block_size, self._most
         for request in requests:
             if request.shares:
                 growth += self.growth_of(request, num_iterations)
@@ -214,9 +248,9 @@ class BlockTable:
             if num_cached > request.max_cached:
                 num_cached = request.max_cached
             per_block = 2 * block_size if request.keeps_inputs else block_size
-            missing = num_cached - request.num_blocks * per_block
+            missing = num_cached - (request.num_passed + request.num_blocks) * per_block
             if missing > 0:
-                growth += -(-missing // per_block)
+                growth += min(-(-missing // per_block), most - request.num_blocks)
         return growth
 
     # ---- all requests -----------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.instance.prefix_dedup import PrefixDedup
 from alignedserve.instance.prefix_lookup import PrefixLookup
-from alignedserve.protocol.kv_format import tokens_per_block
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey
@@ -169,7 +168,7 @@ class Boundary:
             raise RuntimeError(
                 f"request {scheduled.key}: its inputs can't be kept; the pool has KV of {scheduled.num_cached} tokens"
             )
-        needed = -(-scheduled.num_tokens // tokens_per_block(self.limits.block_size, keeps_inputs))
+        needed = self._block_table.needed(scheduled, keeps_inputs)
         num_lendable = 0 if scheduled.num_cached else self._block_table.num_lendable_to(scheduled)
         if needed > self.num_free_blocks + num_lendable or self.num_free_slots <= 0:
             raise RuntimeError(
@@ -186,7 +185,9 @@ class Boundary:
             scheduled.keeps_inputs, scheduled.block_hashes = True, ()
             self.plan.keep_inputs.add(scheduled.key)
         else:
-            scheduled.num_cached = self._lookup.take(scheduled.work, self.num_free_blocks)
+            # With a window it holds no more blocks of those than it needs in any case.
+            max_blocks = None if self.limits.window else self.num_free_blocks
+            scheduled.num_cached = self._lookup.take(scheduled.work, max_blocks)
         self._block_table.start(scheduled)
         self._dedup.started(scheduled)
         self.plan.new_prompts.append(scheduled.work)
@@ -201,9 +202,9 @@ class Boundary:
             if num_tokens - request.num_cached > 1 or request.last_run == number or request.keeps_inputs:
                 if self.run(request):
                     found.append(requests[index])
-            elif (not request.shares and num_tokens <= request.num_blocks * block_size) or self._grow(
-                request, num_tokens
-            ):
+            elif (
+                not request.shares and num_tokens <= (request.num_passed + request.num_blocks) * block_size
+            ) or self._grow(request, num_tokens):
                 request.last_run = number
                 run.append(request.work.request.key)
                 lengths.append(num_tokens)
@@ -250,8 +251,7 @@ class Boundary:
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Returns False if too few blocks are free, and for requests to be evicted: those are about to free their own
         blocks."""
-        size = tokens_per_block(self.limits.block_size, request.keeps_inputs)
-        has_blocks = num_tokens <= request.num_blocks * size
+        has_blocks = self._block_table.has_blocks(request, num_tokens)
         if not request.shares and has_blocks:
             return True
         if request.key in self._evicted:

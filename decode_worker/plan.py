@@ -62,6 +62,8 @@ EndOp = Lend | Checkpoint | GiveUp | Renew | Restore
 class DecodePlan:
     # These requests leave at once, with their KV: their blocks are free before anybody takes any.
     drops: list[RequestKey] = field(default_factory=list)
+    # These requests have passed blocks, which are free even before that.
+    passing: list[RequestKey] = field(default_factory=list)
     # The KV of these requests is to be copied here; their blocks are taken. `pulled` or `pull_failed` follows.
     pulls: list[Work] = field(default_factory=list)
     # These prompts, of which there is no KV, start: their blocks are taken, and they may run at once.

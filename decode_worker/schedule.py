@@ -55,6 +55,7 @@ class DecodeSchedule:
         """Plans the next iteration, and takes the blocks that the plan needs. What it plans fits."""
         at = self._boundary
         at.begin(now)
+        at.plan.passing = self._block_table.free_passed()
         if self.limits.enable_prefix_caching:
             self._dedup.look(self._policy.in_order(self._block_table.computing, now), now)
         self._policy.plan(at)

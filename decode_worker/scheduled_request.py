@@ -27,6 +27,8 @@ class ScheduledRequest:
     max_cached: int
     is_rt: bool
     num_blocks: int = 0
+    # How many blocks before those were passed, and are not held any more.
+    num_passed: int = 0
     # The number of the last iteration for which it was planned.
     last_run: int = 0
     # The hashes of its first blocks, those that it may share with prompts which have the same prefix.

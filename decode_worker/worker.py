@@ -95,9 +95,12 @@ class DecodeWorker(Worker[DecodeStep]):
     ) -> None:
         """`enable_prefix_caching`: prompts which share a prefix with earlier ones reuse their KV."""
         super().__init__(engine, transfers, clock, threads)
-        limits, policy = limits_of(engine), policy or make_policy(SchedulingConfig())
-        part = self._part(policy, limits, estimate)
+        policy = policy or make_policy(SchedulingConfig())
         self._shares_blocks = self.computes_prompts and policy.config.share_blocks
+        if not self._shares_blocks and not engine.limits.max_restored_blocks:
+            engine.keep_window(engine.limits.max_num_batched_tokens)
+        limits = limits_of(engine)
+        part = self._part(policy, limits, estimate)
         self._prompts = Prompts(engine, self._compiling, enable_prefix_caching, self._shares_blocks)
         lookup = self._prompts.prefix_cache if enable_prefix_caching else None
         num_parts = max(limits.num_blocks // BLOCKS_PER_PART, 1) if self._shares_blocks else 0
@@ -184,6 +187,7 @@ class DecodeWorker(Worker[DecodeStep]):
         """Saves the blocks with KV that the pool lacks: whole blocks, also the one that it has in part."""
         block_size, num_tokens = self.engine.format.block_size, request.num_computed
         first, end = order.num_saved // block_size, self.engine.format.num_blocks(num_tokens)
+        first = max(first, self.engine.span.num_passed(num_tokens))
         if num_tokens <= order.num_saved:
             # The pool has it all; it has more if some KV made way for real time.
             first, end, num_tokens = end, end, order.num_saved
@@ -231,7 +235,8 @@ class DecodeWorker(Worker[DecodeStep]):
             is_reversed = self._prompts.is_reversed(work)
             request = self._requests[key] = adopt(self.engine, work, is_reversed=is_reversed)
             self._compiling.begin(key, request.matcher)
-            cached = slice(self.engine.format.num_blocks(work.num_cached))
+            num_passed = self.engine.span.num_passed(work.num_cached)
+            cached = slice(num_passed, self.engine.format.num_blocks(work.num_cached))
             blocks, source = self.engine.blocks_of(request)[cached], self.schedule.source_of(key)
             if source is None:
                 pairs = list(zip(blocks, work.blocks[cached], strict=True))
@@ -318,6 +323,8 @@ class DecodeWorker(Worker[DecodeStep]):
         self._stopwatch.begin()
         plan = self.schedule.plan(begun_s)
         self.patience_s = plan.hold_s or None
+        for key in plan.passing:
+            self.engine.free_passed(self._requests[key])
         for key in plan.drops:
             self._leave(key)
         self._changes.dropped += plan.drops

@@ -37,6 +37,8 @@ class PoolConfig:
     lapse_s: float = 300.0
     # If a request is due within so many seconds, the search for the next batch starts at it.
     horizon_s: float = 0.5
+    # A candidate takes no more blocks of a decode instance than this; 0: as many as it has here.
+    max_request_blocks: int = 0
 
 
 class Pool:
@@ -45,7 +47,7 @@ class Pool:
     ) -> None:
         self._config = config or PoolConfig()
         self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s)
-        self._tree = QuadTree(block_size)
+        self._tree = QuadTree(block_size, self._config.max_request_blocks)
 
     def on(self, message: Message, now: float) -> list[Message]:
         match message:
@@ -80,7 +82,7 @@ class Pool:
     def inventory(self) -> list[Stored]:
         """Lists all that is in the pool, reservations included, and empties the tree: nothing is a candidate until it
         is committed again."""
-        self._tree = QuadTree(self._tree.block_size)
+        self._tree = QuadTree(self._tree.block_size, self._tree.max_request_blocks)
         return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
 
     @property

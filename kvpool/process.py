@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from alignedserve.kvpool.pool import Pool
+from alignedserve.kvpool.pool import Pool, PoolConfig
 from alignedserve.kvpool.segment import DIRECTORY, Segment, is_private, sweep
 from alignedserve.process.logs import LogConfig
 from alignedserve.process.steady import settle
@@ -36,6 +36,8 @@ class PoolProcessConfig:
     form: BlockFormat
     num_blocks: int
     log: LogConfig = field(default_factory=LogConfig)
+    # See PoolConfig.
+    max_request_blocks: int = 0
 
 
 class PoolProcess:
@@ -59,7 +61,9 @@ class PoolProcess:
             Segment.unlink(segment.name)
 
     async def _serve(self, segment: Segment, epoch: Epoch) -> bool:
-        answering = _Answering(Pool(segment.table, self._config.form.block_size, time.monotonic()))
+        config = PoolConfig(max_request_blocks=self._config.max_request_blocks)
+        pool = Pool(segment.table, self._config.form.block_size, time.monotonic(), config)
+        answering = _Answering(pool)
         connection = RouterConnection(
             self._config.router, lambda: _hello(self._config, segment, answering.pool, epoch), answering
         )

@@ -92,8 +92,10 @@ def leaf_of(length: int) -> int:
 
 
 class QuadTree:
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, max_request_blocks: int = 0) -> None:
+        """`max_request_blocks`: see PoolConfig."""
         self.block_size = block_size
+        self.max_request_blocks = max_request_blocks
         self.levels = [Level.empty(depth) for depth in range(NUM_LEVELS)]
         # The lengths that occur, sorted.
         self.lengths: list[int] = []
@@ -108,7 +110,8 @@ class QuadTree:
         return key in self._entries
 
     def blocks_for(self, length: int) -> int:
-        return -(-length // self.block_size)
+        num_blocks = -(-length // self.block_size)
+        return min(num_blocks, self.max_request_blocks or num_blocks)
 
     def blocks_of(self, key: RequestKey) -> int:
         return self._entries[key].num_blocks

@@ -6,7 +6,8 @@ the most urgent one. Then, of the node it is at:
 - too much: on to the child that has waited longest for a batch, if longer than the starvation threshold, else to the
   child with most requests; a leaf gives its requests, the most urgent first, as long as they fit;
 - too few: they are kept, and the batch is expanded (batch_expansion.py).
-A request that fits no batch by itself plays no part; so what a search sees ends with the leaf of `max_blocks`.
+A request that fits no batch by itself plays no part; so what a search sees ends with the leaf of `max_blocks`, unless
+no request takes so many.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def form_batch(
     if not tree.lengths or limits.max_requests < 1:
         return []
     longest_leaf, last_leaf = leaf_of(tree.lengths[-1]), leaf_of(limits.max_blocks * tree.block_size)
+    if 0 < tree.max_request_blocks <= limits.max_blocks:
+        last_leaf = longest_leaf
     while last_leaf >= 0:
         end = last_leaf if longest_leaf > last_leaf else NUM_LEAVES - 1
         search = DensityFirstSearch(tree, limits, end)

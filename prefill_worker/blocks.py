@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from alignedserve.prefill_worker.scheduled_request import ScheduledRequest
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits
 
 
 class Blocks:
     def __init__(self, limits: InstanceLimits) -> None:
-        self._num_all, self._block_size = limits.num_blocks, limits.block_size
+        self._num_all = limits.num_blocks
+        self._span = KvSpan(limits.block_size, limits.window)
         # The number of blocks that the longest prompt needs.
         self.num_for_one = self.needed(limits.max_model_len)
         if self._num_all < self.num_for_one:
@@ -20,8 +22,9 @@ class Blocks:
         # The number of blocks of prompts that decode instances may pull: they count in the share of candidates.
         self.num_held = 0
 
-    def needed(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+    def needed(self, num_tokens: int, num_cached: int = 0) -> int:
+        """The number of blocks for so many tokens, where the first `num_cached` have KV already."""
+        return self._span.num_held(num_cached, num_tokens)
 
     def hold(self, request: ScheduledRequest, count: int) -> None:
         request.num_blocks = count

@@ -89,9 +89,9 @@ class Boundary:
 
     def blocks_for(self, request: PrefillRequest) -> int:
         scheduled = _own(request)
-        return self._blocks.needed(
-            scheduled.num_tokens if self.is_waiting(scheduled) else scheduled.work.num_cached
-        )
+        num_cached = scheduled.work.num_cached
+        num_tokens = scheduled.num_tokens if self.is_waiting(scheduled) else num_cached
+        return self._blocks.needed(num_tokens, num_cached)
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 

@@ -63,12 +63,11 @@ class Prompts:
 
     def start(self, request: ScheduledRequest) -> None:
         self._started[request.key] = self._waiting.pop(request.key)
-        self._blocks.hold(request, self._blocks.needed(request.num_tokens))
-        if request.work.num_cached:
-            self._enter(request, PromptState.LOADING)
-        else:
-            request.num_pending -= self._lookup.take(request.work)
-            self._enter(request, PromptState.COMPUTING)
+        num_cached = request.work.num_cached
+        num_found = 0 if num_cached else self._lookup.take(request.work)
+        self._blocks.hold(request, self._blocks.needed(request.num_tokens, num_cached or num_found))
+        request.num_pending -= num_found
+        self._enter(request, PromptState.LOADING if num_cached else PromptState.COMPUTING)
 
     def loaded(self, key: RequestKey) -> bool:
         request = self._started[key]

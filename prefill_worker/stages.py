@@ -45,7 +45,7 @@ class Stages:
     # ---- from state to state ----------------------------------------------------------------------------------------
 
     def add(self, work: Work) -> None:
-        needed, most = self._blocks.needed(work.num_cached), self._num_blocks_at_most
+        needed, most = self._needed(work), self._num_blocks_at_most
         if needed > most:
             raise ValueError(
                 f"request {work.request.key}: {needed} blocks to stage, at most {most} are for that"
@@ -56,7 +56,7 @@ class Stages:
         """Starts the candidates for which there are blocks, and returns their work."""
         works = []
         for request in self._in_order():
-            num_blocks = self._blocks.needed(request.work.num_cached)
+            num_blocks = self._needed(request.work)
             if num_blocks > self._blocks.num_free or not self.has_share(num_blocks):
                 break
             self._started[request.key] = self._waiting.pop(request.key)
@@ -95,7 +95,10 @@ class Stages:
         """The next candidate, if it waits for free blocks and not for other candidates to be unstaged. Blocks that
         become free are for it then, and not for new prompts."""
         request = next(iter(self._in_order()), None)
-        return request if request and self.has_share(self._blocks.needed(request.work.num_cached)) else None
+        return request if request and self.has_share(self._needed(request.work)) else None
+
+    def _needed(self, work: Work) -> int:
+        return self._blocks.needed(work.num_cached, work.num_cached)
 
     def _in_order(self) -> Sequence[ScheduledRequest]:
         return self._policy.in_staging_order([*self._waiting.values()])

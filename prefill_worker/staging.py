@@ -68,10 +68,11 @@ class Staging:
 
     def start(self, work: Work) -> None:
         """Starts to load a candidate for which the schedule has taken blocks."""
-        key, num_blocks = work.request.key, self._engine.format.num_blocks(work.num_cached)
-        blocks = self._engine.lease(_owner(key), num_blocks)
+        key, span = work.request.key, self._engine.span
+        num_passed, end = span.num_passed(work.num_cached), self._engine.format.num_blocks(work.num_cached)
+        blocks = self._engine.lease(_owner(key), end - num_passed)
         self._candidates[key] = Candidate(blocks)
-        pairs = list(zip(blocks, work.blocks[:num_blocks], strict=True))
+        pairs = list(zip(blocks, work.blocks[num_passed:end], strict=True))
         self._worker.load(key, pairs, self._loaded, work.deadlines.is_rt)
 
     def drop(self, key: RequestKey, last_message: Gone | None = None) -> bool:

@@ -49,7 +49,7 @@ class Prompt:
     work: Work
     request: Request
     prefix: HashedPrefix
-    # The number of blocks whose KV is in the pool, or on its way there.
+    # The number of blocks whose KV is in the pool, or on its way there, or passed.
     num_saved_blocks: int
     # Nothing of it will be computed or saved any more; it leaves when no copy is under way.
     is_dropped: bool = False
@@ -105,6 +105,8 @@ class PrefillWorker(Worker[PrefillStep]):
     ) -> None:
         """`enable_prefix_caching`: prompts which share a prefix with earlier ones reuse their KV."""
         super().__init__(engine, transfers, clock, threads)
+        # Blocks that a prompt passes while it is computed are on their way to the pool, and are not freed.
+        engine.keep_window(max_step=0)
         self._prefix_cache = PrefixCache(engine, enable_prefix_caching)
         lookup = self._prefix_cache if enable_prefix_caching else None
         self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, lookup)
@@ -224,7 +226,8 @@ class PrefillWorker(Worker[PrefillStep]):
     def _start(self, work: Work) -> None:
         key, prefix = work.request.key, self._prefix_cache.start(work)
         request = adopt(self.engine, work, self._preparation.take(key), prefix.num_found)
-        num_saved_blocks = work.num_cached // self.engine.format.block_size
+        num_passed = self.engine.span.num_passed(request.num_computed)
+        num_saved_blocks = max(work.num_cached // self.engine.format.block_size, num_passed)
         wants_logprobs = request.params.prompt_logprobs is not None
         logprobs = self._partial_logprobs.pop(key, []) if wants_logprobs else None
         self._prompts[key] = Prompt(work, request, prefix, num_saved_blocks, logprobs=logprobs)
@@ -279,8 +282,10 @@ class PrefillWorker(Worker[PrefillStep]):
     def _hold(self, prompt: Prompt) -> None:
         """Real time may be pulled straight from here."""
         if prompt.work.deadlines.is_rt:
-            num_blocks = self.engine.format.num_blocks(prompt.request.num_computed)
-            blocks = self.engine.blocks_of(prompt.request)[:num_blocks]
+            num_computed = prompt.request.num_computed
+            num_passed = self.engine.span.num_passed(num_computed)
+            end = self.engine.format.num_blocks(num_computed)
+            blocks = self.engine.blocks_of(prompt.request)[num_passed:end]
             if self._hand_over.hold(prompt.key, blocks):
                 self._changes.held.append(prompt.key)
 
@@ -293,7 +298,11 @@ class PrefillWorker(Worker[PrefillStep]):
         prompt = self._prompts[work.request.key]
         self._load(
             prompt.key,
-            self._pairs(prompt, 0, self.engine.format.num_blocks(work.num_cached)),
+            self._pairs(
+                prompt,
+                self.engine.span.num_passed(work.num_cached),
+                self.engine.format.num_blocks(work.num_cached),
+            ),
             self._loaded,
             work.deadlines.is_rt,
         )

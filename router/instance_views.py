@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from alignedserve.protocol.messages import Coming, DecodeReport, Hello
 from alignedserve.router.token_counts import TokenCounts
+from alignedserve.scheduling.island import RoutedRequest
 from alignedserve.scheduling.prefix_affinity import PrefixAffinity
 from alignedserve.types import InstanceId, RequestKey
 
@@ -66,6 +67,9 @@ class PrefillView(Process):
         """No decode instance is to pull the request from there any more. Returns whether it was staged."""
         self.held.pop(key, None)
         return self.staging.pop(key, None) is not None
+
+    def blocks_to_stage(self, request: RoutedRequest) -> int:
+        return self.hello.limits.span.num_held(request.num_cached, request.num_cached)
 
     def has_room_at_once(self, num_blocks: int) -> bool:
         """Whether so many blocks could be staged without waiting for others."""
@@ -134,6 +138,14 @@ class DecodeView(Process):
     @property
     def num_blocks(self) -> int:
         return self.hello.limits.num_blocks
+
+    def blocks_of(self, request: RoutedRequest) -> int:
+        """How many blocks there the request takes whose KV the pool has."""
+        span = self.hello.limits.span
+        num_held = (
+            span.num_held(request.num_cached, request.num_tokens) if span.window else request.num_blocks
+        )
+        return min(request.num_blocks, num_held)
 
     @property
     def num_available_blocks(self) -> int:

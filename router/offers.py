@@ -44,5 +44,6 @@ class Offers:
     def promise(self, decode: InstanceId, state: RequestState, is_batch: bool) -> None:
         """Counts the blocks that the request will need at the decode instance."""
         if view := self._cluster.decode(decode):
-            num_blocks = state.num_blocks or -(-state.num_tokens // view.hello.limits.block_size)
+            span = view.hello.limits.span
+            num_blocks = view.blocks_of(state) or span.num_held(state.num_cached, state.num_tokens)
             view.add_offered(state.key, num_blocks + 1, is_batch, state.is_rt, self._clock.now)

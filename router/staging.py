@@ -49,7 +49,7 @@ class Staging:
             if not stagers:
                 break
             stager = max(stagers, key=partial(_preference, state))
-            num_blocks = -(-state.num_cached // stager.hello.limits.block_size)
+            num_blocks = stager.blocks_to_stage(state)
             if num_blocks > stager.num_free_staging_blocks:
                 continue
             self._link_health.staged(stager.instance_id, decode, state.key)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from alignedserve.engine.blocks import NO_BLOCK
 from alignedserve.engine.request import Request, Work
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import tokens_per_block
@@ -116,6 +117,10 @@ class BatchTable:
         self._blocks[request.row, request.num_blocks : end] = blocks
         request.num_blocks = end
         self._set_num_blocks(request)
+
+    def pass_blocks(self, request: Request, num_passed: int) -> None:
+        """The request's first blocks are passed: nothing reads these entries."""
+        self._blocks[request.row, :num_passed] = NO_BLOCK
 
     def set_block(self, request: Request, index: int, block: BlockId) -> None:
         """Puts another block in the place of one that the request had."""

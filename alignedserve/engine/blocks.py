@@ -9,6 +9,8 @@ counts need not know what is shared, and the blocks that it was promised are the
 
 A block may also have two owners that fill it from both ends, neither of which publishes it. It counts once then, and
 is the other's alone when one of them has left, or has given it up.
+
+With a window (`keep_window`) an owner's first blocks may be passed: NO_BLOCK stands in their places.
 """
 
 from __future__ import annotations
@@ -17,16 +19,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import BlockId, RequestId
 
-# In place of a block that its owner has given up.
+# In place of a block that its owner has given up, or passed.
 NO_BLOCK = BlockId(-1)
 
 
 class BlockManager:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self._span: KvSpan | None = None
         self.reset()
+
+    def keep_window(self, span: KvSpan) -> None:
+        self._span = span
 
     def reset(self) -> None:
         """Frees every block, whatever holds it."""
@@ -115,45 +122,71 @@ class BlockManager:
             alone = [block for block in blocks if block != NO_BLOCK and block not in self._at_both_ends]
             self._at_both_ends.difference_update(blocks)
             blocks = alone
+        elif self._span:
+            blocks = [block for block in blocks if block != NO_BLOCK]
         if self._hashes or self._others:
             self._leave(blocks)
         else:
             self._free.extend(reversed(blocks))
 
+    # ---- blocks behind the window ------------------------------------------------------------------------------------
+
+    def skip(self, owner: RequestId, count: int) -> None:
+        """Begins the blocks of an owner that holds none with so many passed ones."""
+        if owner in self._held:
+            raise RuntimeError(f"{owner}: holds {len(self._held[owner])} blocks before it skips any")
+        self._held[owner] = [NO_BLOCK] * count
+
+    def free_passed(self, owner: RequestId, num_passed: int) -> None:
+        """Frees those of the owner's first blocks which it still holds."""
+        blocks = self._held[owner]
+        self._put_back(blocks[:num_passed])
+        blocks[:num_passed] = [NO_BLOCK] * num_passed
+
     # ---- blocks with hashes -----------------------------------------------------------------------------------------
 
     def share(self, owner: RequestId, block_hashes: Sequence[bytes]) -> int:
         """Lets `owner`, which holds no blocks yet, hold the blocks of the first of these hashes, as far as they are
-        known. Returns how many.
+        known. Returns how many; those that are passed then it does not hold.
 
         They count like other blocks: what else is allocated to the owner has to fit, too.
         """
         if owner in self._held:
             raise RuntimeError(f"{owner}: holds {len(self._held[owner])} blocks before it shares any")
-        blocks: list[BlockId] = []
-        for block_hash in block_hashes[: self.num_free]:
-            if block_hash not in self._published:
-                break
-            blocks.append(self._published[block_hash])
+        num_known = self.num_known(block_hashes)
+        if num_known - self._num_passed(num_known) > self.num_free:
+            num_known = self.num_known(block_hashes[: self.num_free])
+        num_passed = self._num_passed(num_known)
+        blocks = [self._published[block_hash] for block_hash in block_hashes[num_passed:num_known]]
         for block in blocks:
             if block in self._kept:
                 del self._kept[block]
             else:
                 self._others[block] += 1
                 self._num_others += 1
-        if blocks:
-            self._held[owner] = blocks
-        return len(blocks)
+        if num_known:
+            self._held[owner] = [NO_BLOCK] * num_passed + blocks
+        return num_known
 
     def num_known(self, block_hashes: Sequence[bytes]) -> int:
-        """The number of leading hashes for which there are blocks."""
-        return sum(1 for _ in takewhile(self._published.__contains__, block_hashes))
+        """The number of leading hashes for which there are blocks, those aside that are passed after so many."""
+        if self._span is None:
+            return sum(1 for _ in takewhile(self._published.__contains__, block_hashes))
+        num_known = num_in_a_row = 0
+        for count, block_hash in enumerate(block_hashes, 1):
+            num_in_a_row = num_in_a_row + 1 if block_hash in self._published else 0
+            if num_in_a_row and num_in_a_row >= count - self._num_passed(count):
+                num_known = count
+        return num_known
+
+    def _num_passed(self, num_full: int) -> int:
+        return self._span.num_passed(num_full * self._span.block_size) if self._span else 0
 
     def publish(self, owner: RequestId, first: int, block_hashes: Sequence[bytes]) -> None:
         """Publishes the owner's blocks from its `first` on under these hashes: their KV is there. A hash which another
-        block has already is skipped."""
+        block has already is skipped, and so is a block that is passed."""
         for block, block_hash in zip(islice(self.held(owner), first, None), block_hashes, strict=False):
-            if block_hash not in self._published:
+            if block_hash not in self._published and block != NO_BLOCK:
                 self._published[block_hash], self._hashes[block] = block, block_hash
 
     def forget(self, block_hashes: Iterable[bytes]) -> None:

@@ -206,6 +206,7 @@ def _assemble(
         grammars=grammars,
         has_reversed=has_reversed,
         adapters={module.name: number for number, module in enumerate(config.adapters, 1)},
+        window=loaded.source.config.window,
     )
 
 

@@ -25,6 +25,7 @@ from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
 from alignedserve.engine.validate import Vocabulary, check_adapter, check_request
 from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.pooling import DTYPE
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.grammar import Grammars, Matcher
@@ -58,8 +59,9 @@ class Engine:
         grammars: Grammars,
         has_reversed: bool = False,
         adapters: Mapping[str, int] | None = None,
+        window: int = 0,
     ) -> None:
-        """`adapters`: their numbers, by name."""
+        """`adapters`: their numbers, by name. `window`: see `ModelConfig.window`."""
         self.adapters = adapters or {}
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
@@ -69,10 +71,19 @@ class Engine:
         self.limits = limits
         self._blocks = blocks
         self.cache = cache
+        self._window = window if window < max_model_len else 0
+        self.span = KvSpan(cache.format.block_size)
         self._table = table
         self._endings = Endings(vocabulary)
         self._requests: dict[RequestId, Request] = {}
         self._checkpoints: Checkpoints | None = None
+
+    def keep_window(self, max_step: int) -> None:
+        """From here on requests hold no blocks that are passed, and none too far ahead (`max_step`: see `KvSpan`).
+        Called before the first request; without a window in all layers nothing changes."""
+        if self._window:
+            self.span = KvSpan(self.format.block_size, self._window, max_step)
+            self._blocks.keep_window(self.span)
 
     def adopt(
         self,
@@ -91,9 +102,9 @@ class Engine:
     ) -> Request | None:
         """Takes in a request that began elsewhere, or will go on there. The caller decides when it runs and leaves.
 
-        It gets blocks for all of its tokens, including those that it shares (`share`). Call `join` and `execute` once
-        these hold the KV of the first `num_computed` tokens. It holds them until `release`, also after its end,
-        because they may be under a copy.
+        It gets blocks for all of its tokens, including those that it shares (`share`), as far as `span` says. Call
+        `join` and `execute` once these hold the KV of the first `num_computed` tokens. It holds them until `release`,
+        also after its end, because they may be under a copy; those that it passes until `free_passed`.
         `matcher` is the request's own, from `grammars`, if the caller had it made. A matcher which is not ready
         compiles when the first token is due, and the whole batch waits for it.
         `is_reversed`: it fills each block from the last slot down, also those of which there is KV already.
@@ -110,8 +121,13 @@ class Engine:
             raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
         if pooling == "mean" and num_computed:
             raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
-        num_blocks = self.cache.format.num_blocks(len(prompt_token_ids) + len(output), keeps_inputs)
-        num_blocks -= len(self._blocks.held(request_id)) + num_lent
+        num_tokens = len(prompt_token_ids) + len(output)
+        end = self.span.end(num_computed, num_tokens)
+        if keeps_inputs:
+            end = self.cache.format.num_blocks(num_tokens, keeps_inputs)
+        num_shared = len(self._blocks.held(request_id))
+        num_passed = 0 if num_shared else self.span.num_passed(num_computed)
+        num_blocks = end - num_shared - num_passed - num_lent
         if num_blocks > self._blocks.num_free:
             return None
         request = self._request(request_id, prompt_token_ids, params, seed, matcher, pooling, adapter)
@@ -119,6 +135,8 @@ class Engine:
         request.is_reversed, request.keeps_inputs = is_reversed, keeps_inputs
         if params.has_penalties:
             request.output_counts = dict(Counter(output))
+        if num_passed:
+            self._blocks.skip(request_id, num_passed)
         self._blocks.allocate(request_id, num_blocks)
         return request
 
@@ -141,6 +159,7 @@ class Engine:
         self._blocks.forget(block_hashes)
 
     def blocks_of(self, request: Request) -> list[BlockId]:
+        """NO_BLOCK stands for those that are passed."""
         return list(self._blocks.held(request.request_id))
 
     def join(self, request: Request) -> None:
@@ -148,6 +167,13 @@ class Engine:
         request.status, request.num_blocks = Status.RUNNING, 0
         self._table.enter(request)
         self._table.add_blocks(request, self.blocks_of(request))
+
+    def free_passed(self, request: Request) -> None:
+        """Frees the blocks that the running request has passed, and gives it those that it gets in their place."""
+        num_passed = self.span.num_passed(request.num_computed)
+        self._blocks.free_passed(request.request_id, num_passed)
+        self._table.pass_blocks(request, num_passed)
+        self.allocate_up_to(request, self.span.end(request.num_computed, request.num_tokens))
 
     def part(self, request: Request) -> None:
         """Stops running the request. Its blocks stay as they are until `release`, or until it joins again."""

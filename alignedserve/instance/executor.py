@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request, Work
 from alignedserve.engine.validate import Vocabulary
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Matcher
@@ -77,12 +78,17 @@ class Executor(Protocol):
     def grammars(self) -> Grammars: ...
 
     @property
+    def span(self) -> KvSpan: ...
+
+    @property
     def num_blocks(self) -> int: ...
 
     @property
     def num_free_blocks(self) -> int: ...
 
     def confirm(self) -> None: ...
+
+    def keep_window(self, max_step: int) -> None: ...
 
     def adopt(
         self,
@@ -101,6 +107,8 @@ class Executor(Protocol):
     ) -> Request | None: ...
 
     def join(self, request: Request) -> None: ...
+
+    def free_passed(self, request: Request) -> None: ...
 
     def part(self, request: Request) -> None: ...
 

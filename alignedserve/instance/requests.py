@@ -25,6 +25,7 @@ def limits_of(engine: Executor) -> InstanceLimits:
         block_bytes=engine.format.block_bytes,
         max_prefill_chunk=engine.limits.max_prefill_chunk,
         max_restored_blocks=engine.limits.max_restored_blocks,
+        window=engine.span.window,
     )
 
 

@@ -28,6 +28,7 @@ from alignedserve.models.locate import Location
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.kv_format import BlockFormat, check_pool_kv_dtype
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.process import RouterProcessConfig
 from alignedserve.scheduling.policies import Policy, check_keeps_inputs, make_policy
 from alignedserve.store.homes import DirectoryPlace, parse_place
@@ -151,6 +152,12 @@ def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> 
         raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
 
 
+def window_of(settings: Settings, model: Location) -> int:
+    """How many of the latest tokens an instance holds blocks for; 0: for all."""
+    holds_all = settings.engine.hidden_cache or settings.scheduling.share_blocks
+    return 0 if holds_all else model.config.window
+
+
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
@@ -210,8 +217,15 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         for name in (InstanceId(f"{role}-{number}") for number in range(count))
     ]
     pool_name = InstanceId("kvpool-0")
+    window = window_of(settings, model)
     pool = PoolProcessConfig(
-        pool_name, node.router, f"{segment_prefix}-{node.name}", form, num_pool_blocks, log
+        pool_name,
+        node.router,
+        f"{segment_prefix}-{node.name}",
+        form,
+        num_pool_blocks,
+        log,
+        max_request_blocks=KvSpan(form.block_size, window, 1).most if window else 0,
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
     router = RouterProcessConfig(

@@ -149,3 +149,10 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+
+    @property
+    def window(self) -> int:
+        """How many of the latest tokens a token attends to in every layer, itself included; 0: in some it attends to
+        all."""
+        windows = [each or 0 for each in self.sliding_windows]
+        return max(windows) if windows and all(windows) else 0

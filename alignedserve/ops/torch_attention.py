@@ -70,14 +70,20 @@ def attend_sequence(
         return
     context_len = int(step.host.context_len[seq])
     block_size = cache.shape[4]
-    blocks = step.block_table[seq, : -(-context_len // block_size)].long()
+    # Blocks before the window may be gone.
+    num_behind = context_len - (end - start) + 1 - spec.sliding_window if spec.sliding_window else 0
+    first = max(num_behind, 0) // block_size
+    blocks = step.block_table[seq, first : -(-context_len // block_size)].long()
     # [block, k|v, kv_head, slot, head_dim]
     held = as_movable(cache)[blocks, spec.layer].view(cache.dtype)
     held = from_rows(held)
     if step.host.is_reversed[seq]:
         held = held.flip(3)
-    keys, values = (held[:, k_or_v].transpose(1, 2).flatten(0, 1)[:context_len] for k_or_v in (0, 1))
-    positions = step.positions[start:end].long()
+    num_skipped = first * block_size
+    keys, values = (
+        held[:, k_or_v].transpose(1, 2).flatten(0, 1)[: context_len - num_skipped] for k_or_v in (0, 1)
+    )
+    positions = step.positions[start:end].long() - num_skipped
     out[start:end] = attend(q[start:end], keys, values, positions, spec)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines
@@ -74,10 +75,22 @@ class InstanceLimits(Message):
     # Where the inputs of layers may be kept of a request in place of its KV: an iteration runs no more such requests
     # than have KV in so many blocks. 0: of none.
     max_restored_blocks: int = 0
+    # Blocks before so many of the latest tokens are not held; 0: all are.
+    window: int = 0
 
     @property
     def can_keep_inputs(self) -> bool:
         return self.max_restored_blocks > 0
+
+    @property
+    def span(self) -> KvSpan:
+        return KvSpan(self.block_size, self.window, self.max_num_batched_tokens)
+
+    @property
+    def max_request_blocks(self) -> int:
+        """The most blocks that a request has which computes a token at a time."""
+        longest = -(-self.max_model_len // self.block_size)
+        return min(longest, KvSpan(self.block_size, self.window, 1).most) if self.window else longest
 
 
 class Stored(Message):

@@ -60,6 +60,10 @@ class DecodeRequest(Protocol):
     def num_blocks(self) -> int: ...
 
     @property
+    def num_passed(self) -> int:
+        """The number of blocks before those which it holds no more, since no token attends to them."""
+
+    @property
     def keeps_inputs(self) -> bool:
         """Whether the inputs of layers are kept of it in place of KV: its blocks hold twice as many tokens, and in each
         iteration that it runs in, K and V of all its earlier tokens are computed from them. It can be dropped, not

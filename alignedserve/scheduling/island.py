@@ -213,6 +213,9 @@ class DecodeView(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
+    def blocks_of(self, request: RoutedRequest) -> int:
+        """How many blocks there the request takes whose KV the pool has."""
+
     @property
     def num_available_blocks(self) -> int: ...
 

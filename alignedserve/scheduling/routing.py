@@ -100,8 +100,11 @@ def real_time_first(pooled: DecodeQueue) -> Iterator[RoutedRequest]:
 
 def emptiest(request: RoutedRequest, views: Iterable[DecodeView]) -> DecodeView | None:
     """The emptiest decode instance in which there is room for the request."""
-    needed = request.num_blocks + 1
-    fitting = [view for view in views if view.num_available_slots > 0 and view.num_available_blocks >= needed]
+    fitting = [
+        view
+        for view in views
+        if view.num_available_slots > 0 and view.num_available_blocks > view.blocks_of(request)
+    ]
     return max(fitting, key=lambda view: view.num_available_blocks, default=None)
 
 
@@ -110,14 +113,14 @@ def assign_in_order(requests: Iterable[RoutedRequest], cluster: ClusterState) ->
     decodes = cluster.decodes
     blocks = {view.instance_id: view.num_available_blocks for view in decodes}
     slots = {view.instance_id: view.num_available_slots for view in decodes}
-    block_size = max((view.hello.limits.block_size for view in decodes), default=1)
+    spans = {view.instance_id: view.hello.limits.span for view in decodes}
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
     for request in requests:
         open_ones = [name for name in blocks if slots[name] > 0]
         if not open_ones:
             break
         best = max(open_ones, key=lambda name: blocks[name])
-        needed = -(-request.num_tokens // block_size)
+        needed = spans[best].num_held(request.num_cached, request.num_tokens)
         if needed > blocks[best]:
             break
         blocks[best] -= needed

@@ -18,6 +18,7 @@ from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.instance.requests import key_of
 from alignedserve.protocol.kv_format import tokens_per_block
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.sim import model
@@ -83,6 +84,7 @@ class SimEngine:
         self._computed = computed
         self._kv = kv or KvModel()
         self._chains: dict[RequestId, TokenChain] = {}
+        self.span = KvSpan(limits.block_size)
         self._blocks = BlockManager(limits.num_blocks)
         self._requests: dict[RequestId, Request] = {}
         # Counts for each request how many of its first blocks other requests have filled.
@@ -91,6 +93,11 @@ class SimEngine:
     @property
     def num_free_blocks(self) -> int:
         return self._blocks.num_free
+
+    def keep_window(self, max_step: int) -> None:
+        if self.limits.window:
+            self.span = KvSpan(self.format.block_size, self.limits.window, max_step)
+            self._blocks.keep_window(self.span)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -113,8 +120,13 @@ class SimEngine:
             raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
         if keeps_inputs and (num_computed or not self.limits.can_keep_inputs):
             raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
-        num_blocks = self.format.num_blocks(len(prompt_token_ids) + len(output), keeps_inputs)
-        num_blocks -= len(self._blocks.held(request_id)) + num_lent
+        num_tokens = len(prompt_token_ids) + len(output)
+        end = self.span.end(num_computed, num_tokens)
+        if keeps_inputs:
+            end = self.format.num_blocks(num_tokens, keeps_inputs)
+        num_shared = len(self._blocks.held(request_id))
+        num_passed = 0 if num_shared else self.span.num_passed(num_computed)
+        num_blocks = end - num_shared - num_passed - num_lent
         if num_blocks > self._blocks.num_free:
             return None
         if matcher is None and params.structured_outputs is not None:
@@ -138,6 +150,8 @@ class SimEngine:
             pooling=pooling,
         )
         self.contents.is_reversed(key_of(request_id), is_reversed)
+        if num_passed:
+            self._blocks.skip(request_id, num_passed)
         self._allocate(request_id, num_blocks)
         return request
 
@@ -156,6 +170,11 @@ class SimEngine:
     def join(self, request: Request) -> None:
         self._check_content(request)
         request.status = Status.RUNNING
+
+    def free_passed(self, request: Request) -> None:
+        num_passed = self.span.num_passed(request.num_computed)
+        self._blocks.free_passed(request.request_id, num_passed)
+        self.allocate_up_to(request, self.span.end(request.num_computed, request.num_tokens))
 
     def part(self, request: Request) -> None:
         request.status = Status.HELD
@@ -235,7 +254,9 @@ class SimEngine:
 
     def _check_content(self, request: Request) -> None:
         key, size, blocks = key_of(request.request_id), self._size_of(request), self.blocks_of(request)
-        for index in range(self.format.num_blocks(request.num_computed, request.keeps_inputs)):
+        # This does not go by what says which blocks are passed, but by the tokens that the next one attends to.
+        first = max(request.num_computed + 1 - self.span.window, 0) // size if self.span.window else 0
+        for index in range(first, self.format.num_blocks(request.num_computed, request.keeps_inputs)):
             held = self.contents.get(key, blocks[index])
             least = min(size, request.num_computed - index * size)
             is_its_own = index < self._num_shared[request.request_id] or (held and held.key == key)
@@ -304,7 +325,7 @@ class SimEngine:
         if missing > 0:
             self._allocate(request.request_id, missing)
             blocks = self._blocks.held(request.request_id)
-        if request.request_id in self._sharers:
+        if request.request_id in self._sharers or self.span.window:
             self._check_content(request)
         elif first:
             held = self.contents.get(key, blocks[(first - 1) // size])

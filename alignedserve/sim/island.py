@@ -78,6 +78,7 @@ class Island:
             self.world,
             InstanceId("kvpool-0"),
             InstanceLimits(num_blocks=config.pool_blocks, block_size=config.decode.block_size),
+            config.decode.max_request_blocks if config.decode.window else 0,
         )
         self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]
         self.decodes = [self._decode(each) for each in config.ids_of("decode")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from alignedserve.kvpool.pool import Pool
+from alignedserve.kvpool.pool import Pool, PoolConfig
 from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
@@ -27,9 +27,12 @@ class PoolProcess(SimProcess):
         world: World,
         instance_id: InstanceId,
         limits: InstanceLimits,
+        max_request_blocks: int = 0,
     ) -> None:
+        """`max_request_blocks`: see PoolConfig."""
         super().__init__(world, instance_id)
         self._limits = limits
+        self._max_request_blocks = max_request_blocks
         self._num_segments = 0
         self.segment = self._new_segment()
 
@@ -51,7 +54,8 @@ class PoolProcess(SimProcess):
         return self.segment.name == segment
 
     def start(self) -> None:
-        self.core = Pool(self.segment.owners, self._limits.block_size, self.local_clock.now())
+        config = PoolConfig(max_request_blocks=self._max_request_blocks)
+        self.core = Pool(self.segment.owners, self._limits.block_size, self.local_clock.now(), config)
         super().start()
 
     def begin(self) -> None:

@@ -67,16 +67,14 @@ class SimSegment:
         return Write(self, places)
 
     def read(self, key: RequestKey, blocks: Sequence[PoolBlockId]) -> list[Content]:
-        """Of a request's first blocks. All but the last are full; how much of that is wanted, its reader knows."""
-        found = []
-        for index, block in enumerate(blocks):
+        """Of consecutive blocks of a request. All but the last are full. Which of them are wanted, and how much of the
+        last, its reader knows."""
+        found: list[Content] = []
+        first = self.contents.get(blocks[0]) if blocks else None
+        for index, block in enumerate(blocks, first.place if first else 0):
             held = self.contents.get(block)
             is_full = held is not None and held.num_tokens == self.block_size
-            if (
-                held is None
-                or (held.key, held.place) != (key, index)
-                or not (is_full or index == len(blocks) - 1)
-            ):
+            if held is None or (held.key, held.place) != (key, index) or not (is_full or block == blocks[-1]):
                 raise RuntimeError(f"request {key} reads its block {index} in {block}, which holds {held}")
             found.append(held)
         return found

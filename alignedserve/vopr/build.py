@@ -98,6 +98,7 @@ def _limits(plan: Plan, num_blocks: int) -> InstanceLimits:
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_model_len=MAX_MODEL_LEN,
         max_restored_blocks=-(-MAX_MODEL_LEN // plan.block_size) if plan.hidden_cache else 0,
+        window=plan.window,
     )
 
 

@@ -14,6 +14,8 @@ from alignedserve.types import InstanceId
 
 LINKS = ("host", "host", "ipc", "gloo", "nccl")
 MAX_MODEL_LEN = 256
+# Most models attend to all tokens. Blocks are passed in steps of 64 tokens.
+WINDOWS = (0, 0, 0, 1, 30, 100, 150)
 # What a seed may make: an island with simulated gateways, or a whole system, with the real ones in front of islands.
 SYSTEMS = ("island", "whole")
 # The share of the seeds that make a whole system. A seed of those takes some three times as long as another one, so
@@ -89,6 +91,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hidden_cache: bool = False
     # Whether instances change between prefill and decode while they run.
     change_roles: bool = False
+    # How many of the latest tokens all layers of the model attend to; 0: all.
+    window: int = 0
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -188,4 +192,5 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         share_blocks=may_share and Random(f"ends of {seed}").random() < 0.7,
         hidden_cache=is_colocated and policy in _KEEP_INPUTS and Random(f"inputs of {seed}").random() < 0.7,
         change_roles=not is_colocated and Random(f"roles of {seed}").random() < 0.4,
+        window=Random(f"window of {seed}").choice(WINDOWS),
     )

@@ -2,9 +2,9 @@
 
 Grid: (programs, kv heads); each program takes every num_programs-th tile of TILE tokens.
 Shapes: cache [block, layer, k|v, kv_head, slot, row] (kv_rows.py); block_table int32, flat, row r at
-r * table_stride[0]; first_row [1]: the row of the first of these sequences; is_reversed int32: 1 for each row whose
-sequence fills its blocks from the last slot down, or None; context_start [seqs + 1] int32, the bounds of the contexts;
-k, v [total context, kv_heads, head_dim].
+r * table_stride[0], -1 for a block that is gone, whose tokens are zeros; first_row [1]: the row of the first of these
+sequences; is_reversed int32: 1 for each row whose sequence fills its blocks from the last slot down, or None;
+context_start [seqs + 1] int32, the bounds of the contexts; k, v [total context, kv_heads, head_dim].
 dtypes: k and v have the cache's, and bytes are copied as they are; or any float, if the cache is in 8 bits.
 
 All numbers are read on the GPU. The host knows only a bound of all contexts together: the rows of k and v.
@@ -66,7 +66,9 @@ def gather_kv_kernel(
             begin = tl.load(context_start + later, exists & (later < num_seqs), other=2147483647)
             row = tl.where(begin <= token, later, row)
         position = token - tl.load(context_start + row, exists, other=0)
-        block = tl.load(table + row * row_stride + position // BLOCK_SIZE, exists, other=0)
+        block = tl.load(table + row * row_stride + position // BLOCK_SIZE, exists, other=-1)
+        # A block before the window may be gone.
+        is_held = block >= 0
         source = block.to(tl.int64) * block_stride + tl.cast(layer, tl.int64) * layer_stride
         slot = position % BLOCK_SIZE
         if is_reversed is not None:
@@ -77,9 +79,9 @@ def gather_kv_kernel(
         for which in tl.static_range(2):
             out = k_out if which == 0 else v_out
             mask = exists[:, None] & (columns < HEAD_DIM)[None, :]
-            codes = tl.load(cache + source[:, None] + columns[None, :], mask, other=0)
+            codes = tl.load(cache + source[:, None] + columns[None, :], mask & is_held[:, None], other=0)
             if scales is not None:
-                x = numbers(codes, tl.float32) * load_scales(scales, source, HEAD_DIM, exists)[:, None]
+                x = numbers(codes, tl.float32) * load_scales(scales, source, HEAD_DIM, is_held)[:, None]
             else:
                 x = numbers(codes, out.dtype.element_ty)
             tl.store(out + target[:, None] + columns[None, :], x.to(out.dtype.element_ty), mask)

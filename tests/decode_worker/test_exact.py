@@ -78,6 +78,26 @@ def test_evictions_every_few_iterations_change_nothing(
     assert island.num_evicted > 20
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_behind_the_window_is_not_moved_and_changes_nothing(
+    tiny_model: Directory, backend: str
+) -> None:
+    """Blocks of the pool hold NaN until they are written."""
+    directory = tiny_model("mistral-window")
+    island = Island(
+        directory,
+        attention_backend=backend,
+        meddle=evict_every(7),
+        block_size=8,
+        prefill={"max_num_batched_tokens": 40, "max_num_seqs": 4},
+        decode={"max_num_seqs": 4},
+    )
+    island.memory[:] = 0xFF
+    params = [greedy_params(150)] * len(prompts())
+    assert island.run(prompts(), params) == greedy(directory, 150)
+    assert island.num_evicted > 20 and island.decode.engine.span.window == 24
+
+
 def test_too_few_blocks_for_all_evict_and_change_nothing(tiny_model: Directory) -> None:
     """A decode instance with room for one of the longest, and nine to run."""
     directory = tiny_model("qwen2")

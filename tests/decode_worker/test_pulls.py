@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from alignedserve.decode_worker.worker import DecodeWorker
 from alignedserve.instance.config import TransferConfig
@@ -23,14 +25,17 @@ from alignedserve.protocol.messages import (
     FailedPull,
     Gone,
     Offer,
+    Prefill,
     PrefillReport,
     Request,
     Stage,
     Unstage,
     Work,
 )
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params, make_engine
+from tests.tiny_models import greedy, prompts
 from tests.transport.helpers import identity
 
 PREFILL, DECODE = InstanceId("prefill-0"), InstanceId("decode-0")
@@ -51,9 +56,9 @@ class Pair:
         self.decode = DecodeWorker(engines[1], transfers[1])
         self.address = transfers[0].listen(identity(PREFILL))
         transfers[1].be_known_as(identity(DECODE))
-        pool = np.zeros((16, engines[0].cache.format.block_bytes), dtype=np.uint8)
+        self.pool = np.zeros((16, engines[0].cache.format.block_bytes), dtype=np.uint8)
         for worker in (self.prefill, self.decode):
-            worker.use_pool(pool)
+            worker.use_pool(self.pool)
         self.said: list[AnyMessage] = []
 
     def step_until(self, is_done: Callable[[], object]) -> None:
@@ -70,6 +75,24 @@ class Pair:
     def offer(self, address: str | None = None) -> None:
         works = [work(key) for key in KEYS]
         self.decode.on(Offer(works, is_batch=True, source=PREFILL, address=address or self.address))
+
+    @property
+    def saved(self) -> list[RequestKey]:
+        return [key for each in self.said if isinstance(each, PrefillReport) for key, _ in each.saved]
+
+    @property
+    def tokens(self) -> list[int]:
+        reports = [each for each in self.said if isinstance(each, PrefillReport | DecodeReport)]
+        return [token for each in reports for news in each.news for token in news.tokens]
+
+    @property
+    def moved(self) -> dict[str, int]:
+        """Bytes by kind of copy."""
+        found = Counter[str]()
+        for each in self.said:
+            for moved in each.moved if isinstance(each, PrefillReport | DecodeReport) else ():
+                found[moved.what] += moved.num_bytes
+        return dict(found)
 
     @property
     def staged(self) -> list[RequestKey]:
@@ -146,3 +169,28 @@ def test_a_pull_that_nobody_waits_for_says_nothing_of_its_link(pair: Pair) -> No
             pair.decode.on(Abort(key))
     pair.step_until(lambda: sum(isinstance(each, Gone) for each in pair.said) == len(KEYS))
     assert pair.failed_pulls == [] == pair.failed
+
+
+@pytest.mark.parametrize("is_staged", [False, True], ids=["handed over", "staged"])
+def test_of_a_window_its_blocks_alone_are_pulled(tiny_model: Callable[[str], Path], is_staged: bool) -> None:
+    """Of 150 tokens in 10 blocks, the 24 before the next one, and with these all of their tile of 64: 6 blocks."""
+    directory, prompt, key = tiny_model("mistral-window"), prompts()[7], KEYS[0]
+    asked = Request(key, prompt, greedy_params(16), seed=0, arrival_s=0.0)
+    prompt_work = Work(asked, [], 0, [PoolBlockId(block) for block in range(10)], Deadlines(is_rt=True))
+    with closing(Pair(directory)) as pair:
+        pair.prefill.on(Prefill([prompt_work]))
+        pair.step_until(lambda: pair.saved)
+        if is_staged:
+            pair.prefill.on(Unstage([key]))
+            pair.pool[:4] = 0xFF  # NaN, which is not loaded
+            pair.prefill.on(Stage(DECODE, [replace(prompt_work, output=pair.tokens, num_cached=150)]))
+            pair.step_until(lambda: pair.staged)
+        work = replace(prompt_work, output=pair.tokens, num_cached=150)
+        pair.decode.on(Offer([work], is_batch=True, source=PREFILL, address=pair.address))
+        pair.step_until(lambda: len(pair.tokens) == 16)
+        assert pair.tokens == greedy(directory)[7][:16]
+        block_bytes = pair.decode.engine.format.block_bytes
+        assert pair.moved == {"save": 10 * block_bytes, "pull": 6 * block_bytes} | (
+            {"load": 6 * block_bytes} if is_staged else {}
+        )
+        assert not pair.failed and not pair.failed_pulls

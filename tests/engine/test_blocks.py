@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager
 from alignedserve.engine.kv_cache import KVCache, new_blocks
 from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import BlockId, RequestId
 
 A, B = RequestId("a"), RequestId("b")
@@ -125,6 +126,71 @@ def test_who_has_blocks_can_not_share() -> None:
     blocks.allocate(A, 1)
     with pytest.raises(RuntimeError, match="a: holds 1 blocks before it shares any"):
         blocks.share(A, [b"1"])
+
+
+# ---- blocks behind a window: of 2 tokens in blocks of 32, the tile of 64 tokens that it begins in is needed too ----
+
+SPAN = KvSpan(32, 2)
+PROMPT = [bytes([position]) for position in range(9)]
+
+
+def with_window(num_blocks: int) -> BlockManager:
+    blocks = BlockManager(num_blocks)
+    blocks.keep_window(SPAN)
+    return blocks
+
+
+def test_what_is_passed_is_free_and_keeps_its_place() -> None:
+    blocks = with_window(6)
+    held = blocks.allocate(A, 5)
+    assert held
+    blocks.free_passed(A, 2)
+    assert blocks.held(A) == [NO_BLOCK, NO_BLOCK, *held[2:]] and blocks.num_free == 3
+    blocks.check()
+    blocks.free_passed(A, 4)
+    assert blocks.allocate(A, 5) is not None and blocks.num_free == 0
+    blocks.check()
+    blocks.free(A)
+    blocks.check_idle()
+    assert blocks.num_free == 6
+
+
+def test_a_prefix_is_known_if_what_is_seen_behind_it_is_there() -> None:
+    blocks = with_window(9)
+    blocks.allocate(A, 8)
+    # After 7 blocks the next token sees the last of them, and the tile begins with the one before.
+    assert SPAN.num_passed(7 * 32) == 6 and SPAN.num_passed(8 * 32) == 6
+    blocks.free_passed(A, 6)
+    blocks.publish(A, 0, PROMPT[:8])
+    assert [blocks.num_known(PROMPT[:count]) for count in range(10)] == [0, 0, 0, 0, 0, 0, 0, 7, 8, 8]
+    assert blocks.share(B, PROMPT) == 8
+    assert blocks.held(B) == [NO_BLOCK] * 6 + blocks.held(A)[6:]
+    # A block counts once for each of its owners.
+    assert blocks.num_free == 9 - 2 - 2
+    blocks.check()
+    for owner in (A, B):
+        blocks.free(owner)
+    blocks.check_idle()
+    assert blocks.num_kept == 2
+    assert blocks.allocate(A, 8) and blocks.num_known(PROMPT) == 7
+
+
+def test_what_was_passed_is_kept_for_others() -> None:
+    blocks = with_window(9)
+    blocks.allocate(A, 6)
+    blocks.publish(A, 0, PROMPT[:6])
+    blocks.free_passed(A, 4)
+    assert (blocks.num_free, blocks.num_kept) == (7, 4)
+    assert blocks.share(B, PROMPT[:3]) == 3
+    assert NO_BLOCK in blocks.held(B) and len(blocks.held(B)) == 3
+    blocks.check()
+
+
+def test_who_has_blocks_can_skip_none() -> None:
+    blocks = with_window(2)
+    blocks.allocate(A, 1)
+    with pytest.raises(RuntimeError, match="a: holds 1 blocks before it skips any"):
+        blocks.skip(A, 1)
 
 
 def test_leaks_are_told_with_both_numbers() -> None:

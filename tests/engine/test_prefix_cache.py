@@ -219,9 +219,12 @@ def test_aborted_while_others_share_with_it(engine: LocalInstance, directory: Pa
         engine.check_idle()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_little_memory_and_many_that_begin_alike(directory: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "seed"), [(FAMILY, 0), (FAMILY, 1), (FAMILY, 2), ("mistral-window", 0), ("mistral-window", 1)]
+)
+def test_little_memory_and_many_that_begin_alike(tiny_model: Directory, family: str, seed: int) -> None:
     """Blocks are taken away, requests are evicted, some are aborted; and who ends has said what it says alone."""
+    directory = tiny_model(family)
     dice = random.Random(seed)
     beginnings = [LONG[:length] for length in (0, 64, 200)]
     asked = [

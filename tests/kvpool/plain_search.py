@@ -63,12 +63,16 @@ def ranges_of(length: int) -> list[Range]:
 @dataclass
 class PlainIndex:
     block_size: int
+    max_request_blocks: int = 0
     # in order of arrival
     pooled: dict[RequestKey, Pooled] = field(default_factory=dict)
     waiting_since_s: dict[Range, float] = field(default_factory=dict)
 
     def insert(self, key: RequestKey, length: int, due_s: float, now: float) -> None:
-        request = Pooled(key, length, due_s, -(-length // self.block_size))
+        num_blocks = -(-length // self.block_size)
+        if self.max_request_blocks:
+            num_blocks = min(num_blocks, self.max_request_blocks)
+        request = Pooled(key, length, due_s, num_blocks)
         for area in ranges_of(request.length):
             if not any(other.length in area for other in self.pooled.values()):
                 self.waiting_since_s[area] = now
@@ -88,6 +92,8 @@ def plain_batch(
 ) -> set[RequestKey]:
     """All that could fit by themselves; but a leaf where some do is seen whole, and left out when it gives nothing."""
     last = leaf_range(min(limits.max_blocks * index.block_size, MAX_LENGTH))
+    if index.max_request_blocks and index.max_request_blocks <= limits.max_blocks:
+        last = leaf_range(MAX_LENGTH)
     while last.low >= 0:
         seen = [each for each in index.pooled.values() if each.length <= last.low + last.width]
         if not seen or limits.max_requests < 1:

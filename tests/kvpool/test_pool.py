@@ -186,3 +186,15 @@ def test_a_range_that_starves_is_served_before_a_denser_one() -> None:
 def test_other_messages_are_refused() -> None:
     with pytest.raises(ValueError, match="a Abort is not for the pool"):
         pool_of(1).on(Abort(A), 0)
+
+
+def test_a_long_request_takes_no_more_of_a_batch_than_its_window_also_under_a_new_router() -> None:
+    """Of 40 tokens in 10 blocks a decode instance holds 3."""
+    pool = Pool(OwnerTable.plain(32), 4, 0, PoolConfig(max_request_blocks=3))
+    put(pool, A, 40)
+    put(pool, B, 40)
+    assert batch(pool, max_blocks=5) == [A]
+    pool.inventory()
+    for key in (A, B):
+        assert pool.on(Commit(key, 40, 100), 0) == []
+    assert batch(pool, max_blocks=6) == [A, B]

@@ -38,12 +38,14 @@ class Both:
     """The tree, and the same requests in a plain list."""
 
     block_size: int
+    max_request_blocks: int = 0
     tree: QuadTree = field(init=False)
     plain: PlainIndex = field(init=False)
     num_inserted: int = 0
 
     def __post_init__(self) -> None:
-        self.tree, self.plain = QuadTree(self.block_size), PlainIndex(self.block_size)
+        self.tree = QuadTree(self.block_size, self.max_request_blocks)
+        self.plain = PlainIndex(self.block_size, self.max_request_blocks)
 
     def insert(self, length: int, due_s: float = math.inf, now: float = 0) -> RequestKey:
         self.num_inserted += 1
@@ -65,12 +67,18 @@ def filled(arrivals: list[tuple[int, int]], block_size: int) -> Both:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(ARRIVALS, min_size=1, max_size=5), st.lists(any_limits(), min_size=5, max_size=5), BLOCK_SIZES
+    st.lists(ARRIVALS, min_size=1, max_size=5),
+    st.lists(any_limits(), min_size=5, max_size=5),
+    BLOCK_SIZES,
+    st.sampled_from([0, 0, 1, 5, 40]),
 )
 def test_it_finds_what_the_plain_search_finds(
-    waves: list[list[tuple[int, int]]], limits: list[BatchLimits], block_size: int
+    waves: list[list[tuple[int, int]]],
+    limits: list[BatchLimits],
+    block_size: int,
+    max_request_blocks: int,
 ) -> None:
-    both, now = Both(block_size), 0.0
+    both, now = Both(block_size, max_request_blocks), 0.0
     for wave, limit in zip(waves, limits, strict=False):
         for length, due_in_s in wave:
             now += 0.1

@@ -125,6 +125,38 @@ def test_a_step_that_is_filled_up_computes_the_same(
     torch.testing.assert_close(step.output_rows(out)[:1], expected[-1:], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float32, INT8], ids=str)
+@pytest.mark.parametrize("kernel", ["balanced", "plain"])
+@pytest.mark.parametrize("is_plain", [False, True], ids=["flash", "plainly"])
+def test_blocks_before_the_window_may_be_gone(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, kv_dtype: torch.dtype, is_plain: bool
+) -> None:
+    """Where they were may hold NaN, and the block table names none."""
+    if is_plain:
+        monkeypatch.setattr(cuda_attention, "has_flash_attention", lambda device, dtype: False)
+    torch.manual_seed(0)
+    window = 5
+    spec = AttentionSpec(0, HEADS, KV_HEADS, HEAD_DIM, 0.3, sliding_window=window)
+    work = chunks((17, 1), (21, 1), (0, 4), (18, 9), (9, 2))
+    cache = torch.randn(NUM_BLOCKS, 1, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    qkv = torch.randn(17, WIDTH)
+    step = StepInputs(max_tokens=40, max_seqs=6, max_blocks_per_seq=8)
+    fill_step(step, work, BLOCK_SIZE)
+    expected = paged_attention(qkv, to_rows(cache, kv_dtype), step, spec)
+    for chunk in work:
+        num_passed = max(chunk.start + 1 - window, 0) // BLOCK_SIZE
+        if kv_dtype == torch.float32:
+            cache[chunk.blocks[:num_passed]] = float("nan")
+        chunk.blocks[:num_passed] = [-1] * num_passed
+    assert sum(block < 0 for chunk in work for block in chunk.blocks) == 3 + 4 + 3 + 1
+    cache = to_rows(cache, kv_dtype)
+    fill_step(step, work, BLOCK_SIZE)
+    attention = CudaAttention(cache, step, kernel)
+    attention.begin()
+    torch.testing.assert_close(attention(qkv, spec), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(paged_attention(qkv, cache, step, spec), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_an_empty_step_of_a_shape_writes_nothing() -> None:
     """As it is captured."""
     step = StepInputs(max_tokens=40, max_seqs=6, max_blocks_per_seq=8)

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.output_coalescing import OutputCoalescing
 from alignedserve.router.replay_diff import compare
 from alignedserve.sim.segment import Content, Write
@@ -39,6 +40,19 @@ def test_nothing_breaks(seed: int) -> None:
 def test_nothing_breaks_where_blocks_are_shared_from_both_ends(seed: int) -> None:
     history = history_of(seed, policies=("bros",), systems=("island",))
     assert history.plan.share_blocks and run(history).failure is None
+
+
+@pytest.mark.parametrize(("seed", "window"), [(5, 30), (11, 100), (18, 1), (20, 150)])
+def test_nothing_breaks_where_requests_hold_the_blocks_of_a_window(seed: int, window: int) -> None:
+    assert run(short(seed, 100.0, window=window)).failure is None
+
+
+def test_a_block_that_is_freed_too_soon_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_passed = KvSpan.num_passed
+    monkeypatch.setattr("alignedserve.protocol.kv_span.TILE_TOKENS", 1)
+    monkeypatch.setattr(KvSpan, "num_passed", lambda self, count: num_passed(self, count + 20))
+    failure = run(short(5, 100.0, window=100)).failure
+    assert failure and "holds None" in failure.message
 
 
 @pytest.mark.slow

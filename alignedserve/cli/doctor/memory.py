@@ -13,7 +13,8 @@ from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, in_bytes,
 from alignedserve.cli.doctor.model import num_weight_bytes
 from alignedserve.engine.choices import DEFAULT_CPU_KV_BYTES, check_ranks, choose_num_blocks
 from alignedserve.engine.gpu_memory import MemoryUse, kv_share
-from alignedserve.launch.plan import free_shm_bytes
+from alignedserve.launch.plan import free_shm_bytes, window_of
+from alignedserve.protocol.kv_span import KvSpan
 
 # Most machines have so many GPUs at most.
 _MOST_RANKS = 8
@@ -34,7 +35,7 @@ def check_kv(case: Case) -> Iterator[Finding]:
     yield ok(
         f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {most}{num_tokens} tokens "
         f"({in_bytes(num_blocks * case.form.block_bytes)}), "
-        f"{num_blocks // case.form.num_blocks(case.max_model_len)} requests of {case.max_model_len}"
+        f"{num_blocks // _blocks_of_longest(case)} requests of {case.max_model_len}{_window(case)}"
     )
 
 
@@ -51,6 +52,22 @@ def num_gpus_that_fit(case: Case) -> int | None:
             continue
         return size
     return None
+
+
+def _span(case: Case) -> KvSpan:
+    """The blocks of a request where it decodes."""
+    window = window_of(case.settings, case.model)
+    return KvSpan(case.form.block_size, window, case.engine.max_num_batched_tokens)
+
+
+def _blocks_of_longest(case: Case) -> int:
+    return _span(case).end(0, case.max_model_len)
+
+
+def _window(case: Case) -> str:
+    if _blocks_of_longest(case) == case.form.num_blocks(case.max_model_len):
+        return ""
+    return f", which have blocks for their last {_span(case).window} tokens only where they decode"
 
 
 def _kind(case: Case) -> str:

@@ -27,7 +27,6 @@ Where this departs from the paper, and why:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from alignedserve.protocol.messages import InstanceLimits
@@ -158,7 +157,7 @@ class AptDecode(DecodePart):
 
     def _num_blocks(self, request: DecodeRequest, at: DecodeBoundary, num_more: int = 1) -> int:
         """The number of blocks that its KV takes with so many more tokens."""
-        return math.ceil((request.num_tokens + num_more) / at.limits.block_size)
+        return at.limits.span.num_held(request.num_cached, request.num_tokens + num_more)
 
     def _in_order(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
         """Those worth most for each block first."""

@@ -234,6 +234,16 @@ def test_it_reads_the_environment_that_serve_reads(own: list[str], monkeypatch: 
     assert "256 requests of 100" in CliRunner().invoke(command, own).stdout
 
 
+def test_it_counts_requests_of_a_model_with_a_window_by_what_they_hold(
+    own: list[str], tiny_model: Callable[[str], Path]
+) -> None:
+    words = [*own, str(tiny_model("mistral-window")), "--skip-tokenizer-init"]
+    words += ["--kv-cache-memory-bytes", str(100 * 12_288), "--max-num-batched-tokens", "32"]
+    said = " ".join(CliRunner().invoke(command, words).stdout.split())
+    # Nine blocks each, not 32.
+    assert "11 requests of 512, which have blocks for their last 24 tokens only where they decode" in said
+
+
 def test_it_leaves_the_hub_the_kernels_and_the_state_as_they_are(own: list[str]) -> None:
     before = sorted(cache_dir().glob("*.so"))
     CliRunner().invoke(command, own)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from alignedserve.kernels.kv_rows import INT8, to_rows
 from alignedserve.kernels.triton.gather_kv import TILE, gather_kv, gather_kv_reference
 from tests.kernels.triton.harness import DEVICE, DTYPES, ints, poison
 
@@ -46,6 +47,23 @@ def test_gathers_every_token_and_nothing_else(
         assert not expected.isnan().any()
         assert torch.equal(actual[: sum(lens)], expected)
         assert actual[sum(lens) :].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, INT8])
+def test_a_block_that_is_gone_yields_zeros(dtype: torch.dtype) -> None:
+    lens = [9, TILE + 9, 4]
+    cache, table = cached(lens, 2, 4, 8, torch.float32)
+    if dtype == INT8:
+        cache = to_rows(cache.nan_to_num(0.0), INT8)
+    k, v = (poison(sum(lens), 2, 8) for _ in range(2))
+    expected = gather_kv_reference(cache, 1, table, lens)
+    for each in expected:
+        each[:4] = each[9 : 9 + TILE] = 0
+    table[0, 0] = -1
+    table[1, : TILE // 4] = -1
+    gather_kv(cache, 1, table.flatten(), ints(table.shape[1]), ints(0), cumulated(lens), k, v)
+    torch.testing.assert_close(k, expected[0])
+    torch.testing.assert_close(v, expected[1])
 
 
 def test_few_programs_take_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

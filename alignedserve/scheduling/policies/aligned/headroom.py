@@ -13,7 +13,7 @@ def headroom_blocks(limits: InstanceLimits, share: float, longest: float) -> int
     share."""
     if not share:
         return 0
-    of_longest = min(-(-longest // limits.block_size), MOST * limits.num_blocks)
+    of_longest = min(limits.span.num_held(int(longest), int(longest)), MOST * limits.num_blocks)
     return int(max(share * limits.num_blocks, of_longest))
 
 

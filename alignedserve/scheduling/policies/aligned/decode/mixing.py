@@ -106,7 +106,8 @@ class Mixing:
         longest = self._lengths.value(0, self._now_s)
         if not longest or not self.num_headroom_slots:
             return 0, 0
-        return min(-(-int(longest) // self._limits.block_size), self.num_headroom_blocks), 1
+        of_longest = self._limits.span.num_held(int(longest), int(longest))
+        return min(of_longest, self.num_headroom_blocks), 1
 
     @property
     def is_be_owed(self) -> bool:

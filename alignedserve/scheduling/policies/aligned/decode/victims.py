@@ -25,7 +25,7 @@ def by_worth(
         is_new = not at.was_evicted(request)
         if request.is_rt:
             return is_new, True, False, request.batch, -request.num_tokens
-        num_to_move = request.num_blocks - request.num_pooled // block_size
+        num_to_move = request.num_blocks - max(request.num_pooled // block_size - request.num_passed, 0)
         return is_new, False, is_pressed(request), num_to_move / request.num_left, -request.num_blocks
 
     return sorted(requests, key=order)

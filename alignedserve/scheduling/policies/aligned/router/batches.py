@@ -64,13 +64,12 @@ def _form_batch(
     if view.batch or not view.batch_search.is_due(island.decode_queue.num_changes):
         return None
     limits = view.hello.limits
-    longest = -(-limits.max_model_len // limits.block_size)
     share, least = config.batch_share, config.min_batch_requests
     if not is_rt_known:
         share, least = REPLACING_SHARE, limits.max_num_seqs
     return FormBatch(
         decode=view.instance_id,
-        max_blocks=max(longest, int(view.num_blocks * share)),
+        max_blocks=max(limits.max_request_blocks, int(view.num_blocks * share)),
         min_requests=least,
         max_requests=limits.max_num_seqs,
         starvation_s=patience_s,

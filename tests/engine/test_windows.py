@@ -1,0 +1,224 @@
+"""Models all of whose layers have a window of 24 tokens: they hold no blocks before it, and say the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignedserve import LLM, SamplingParams
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.request import Request
+from alignedserve.offline.local_instance import LocalInstance
+from alignedserve.protocol.kv_span import TILE_TOKENS, KvSpan
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
+from alignedserve.types import RequestId
+from tests.engine.helpers import EvictEveryStep, greedy_params, make_engine, make_instance, run, tokens
+from tests.tiny_models import MAX_LEN, greedy, prompts
+
+Directory = Callable[[str], Path]
+WINDOW, NUM_NEW = 24, 200
+# 300 tokens.
+LONG = prompts()[8]
+BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4
+
+
+def poison_what_is_passed(engine: Engine) -> list[int]:
+    """What is freed holds NaN from then on. Returns a list that counts the blocks."""
+    free_passed, found = engine.free_passed, []
+
+    def freeing(request: Request) -> None:
+        before = engine.blocks_of(request)
+        free_passed(request)
+        after = engine.blocks_of(request)
+        passed = [block for block, now in zip(before, after, strict=False) if block != now]
+        engine.cache.blocks[[block for block in passed if block not in after]] = math.nan
+        found.append(len(passed))
+
+    engine.free_passed = freeing  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "backend", "num_new", "options"),
+    [
+        ("mistral-window", "torch", 200, {}),
+        ("mistral-window", "cpu", 200, {"max_num_batched_tokens": 50}),
+        ("mistral-window", "cpu", 64, {"block_size": 128}),
+        ("mistral-window", "cpu", 64, {"block_size": 8, "max_prefill_chunk": 7}),
+        ("mistral-window", "torch", 64, {"max_num_batched_tokens": 20}),
+        ("phi3-partial-window", "cpu", 64, {"max_num_batched_tokens": 50}),
+        ("mixtral-window", "cpu", 64, {}),
+    ],
+    ids=str,
+)
+def test_long_answers_match_transformers_and_nothing_that_was_passed_is_read(
+    tiny_model: Directory, family: str, backend: str, num_new: int, options: dict[str, Any]
+) -> None:
+    directory = tiny_model(family)
+    instance = make_instance(
+        directory, attention_backend=backend, enable_prefix_caching=False, max_num_seqs=9, **options
+    )
+    passed = poison_what_is_passed(instance.engine)
+    assert tokens(run(instance, prompts(), greedy_params(num_new))) == greedy(directory, num_new)
+    assert sum(passed) > 2
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_preemption_moves_what_is_held_and_changes_nothing(tiny_model: Directory, backend: str) -> None:
+    directory = tiny_model("mistral-window")
+    instance = make_instance(directory, EvictEveryStep, attention_backend=backend, max_prefill_chunk=40)
+    assert tokens(run(instance, prompts(), greedy_params())) == greedy(directory)
+    assert instance.num_evictions > 9
+
+
+def test_a_request_holds_its_window_and_a_chunk(tiny_model: Directory) -> None:
+    instance = make_instance(tiny_model("mistral-window"), max_num_batched_tokens=32)
+    request = instance.add_request(RequestId("one"), LONG, greedy_params(NUM_NEW), 0)
+    most, held = 0, 0
+    while instance.num_unfinished:
+        instance.step()
+        if instance.num_unfinished:
+            held = instance.engine.num_blocks - instance.engine.num_free_blocks
+            most = max(most, held)
+    assert most <= -(-(WINDOW + TILE_TOKENS + 32) // 16) + 1 < -(-len(LONG) // 16)
+    assert held <= -(-(WINDOW + TILE_TOKENS) // 16) + 1
+    assert request.output and instance.engine.span.window == WINDOW
+    instance.check_idle()
+
+
+@pytest.mark.parametrize(("family", "num_at_once"), [("mistral-window", 4), ("llama-gqa-tied", 1)])
+def test_a_cache_holds_as_many_long_requests_as_windows(
+    tiny_model: Directory, family: str, num_at_once: int
+) -> None:
+    """It has blocks for 32 * 16 tokens, and of each request's 500 those of the window, its tile and a chunk take 9."""
+    directory = tiny_model(family)
+    instance = make_instance(
+        directory,
+        kv_cache_memory_bytes=MAX_LEN // 16 * BLOCK_BYTES,
+        max_num_batched_tokens=32,
+        enable_prefix_caching=False,
+    )
+    for number in range(6):
+        instance.add_request(RequestId(str(number)), LONG, greedy_params(NUM_NEW), 0)
+    schedule, most = instance._worker.schedule, 0
+    while instance.num_unfinished:
+        instance.step()
+        most = max(most, schedule.num_running)
+        schedule.check()
+    assert most == num_at_once if family == "llama-gqa-tied" else most >= num_at_once
+    instance.check_idle()
+
+
+def test_a_chat_goes_on_from_its_last_answer_though_its_beginning_is_gone(tiny_model: Directory) -> None:
+    directory = tiny_model("mistral-window")
+    instance = make_instance(directory)
+    ((*answer,),) = tokens(run(instance, [LONG], greedy_params(64)))
+    blocks = instance.engine._blocks  # type: ignore[attr-defined]
+    # What is kept is needed for something else, but for the four blocks that were freed last.
+    owner = RequestId("another")
+    blocks.allocate(owner, blocks.num_free - 4)
+    blocks.free(owner)
+    turn = [*LONG, *answer, 1, 2, 3]
+    request = instance.add_request(RequestId("turn"), turn, greedy_params(40), 0)
+    while instance.num_unfinished:
+        instance.step()
+    alone = make_instance(directory, enable_prefix_caching=False)
+    assert [request.output] == tokens(run(alone, [turn], greedy_params(40)))
+    assert request.num_found == 363 // 16 * 16
+    branch = LONG[:200] + [5] * 30
+    other = instance.add_request(RequestId("branch"), branch, greedy_params(40), 0)
+    while instance.num_unfinished:
+        instance.step()
+    assert [other.output] == tokens(run(alone, [branch], greedy_params(40)))
+    assert other.num_found == 0, "nothing that its next token attends to is there"
+    instance.check_idle()
+
+
+def test_choices_of_one_call_share_and_pass_the_prompts_blocks(tiny_model: Directory) -> None:
+    directory = tiny_model("mistral-window")
+    llm = LLM(str(directory), skip_tokenizer_init=True, kv_cache_memory_bytes=64 << 20, use_tqdm=False)
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=100, n=4, ignore_eos=True)
+    shared = llm.generate([LONG], params, use_tqdm=False)[0]
+    plain = LLM(
+        str(directory),
+        skip_tokenizer_init=True,
+        kv_cache_memory_bytes=64 << 20,
+        use_tqdm=False,
+        enable_prefix_caching=False,
+    )
+    expected = plain.generate([LONG], params, use_tqdm=False)[0]
+    assert [each.token_ids for each in shared.outputs] == [each.token_ids for each in expected.outputs]
+    assert len({tuple(each.token_ids) for each in shared.outputs}) > 1
+
+
+def test_aborted_requests_leave_nothing(tiny_model: Directory) -> None:
+    instance = make_instance(tiny_model("mistral-window"), max_num_batched_tokens=64)
+    for num_steps in (1, 4, 7, 30):
+        for number in range(3):
+            instance.add_request(RequestId(str(number)), LONG, greedy_params(NUM_NEW), 0)
+        for _ in range(num_steps):
+            instance.step()
+        for number in range(3):
+            instance.abort(RequestId(str(number)))
+        instance.check_idle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_ranks_pass_blocks_with_their_leader(tiny_model: Directory, backend: str) -> None:
+    directory = tiny_model("mistral-window")
+    instance = make_instance(
+        directory, tensor_parallel_size=2, attention_backend=backend, enable_prefix_caching=False
+    )
+    passed = poison_what_is_passed(instance.engine)
+    assert tokens(run(instance, prompts()[7:], greedy_params(16))) == [
+        each[:16] for each in greedy(directory)[7:]
+    ]
+    assert sum(passed) > 2
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gemma3", {}),
+        ("ministral", {}),
+        ("qwen2-window", {}),
+        ("llama-gqa-tied", {}),
+        # No sequence gets longer than the window.
+        ("mistral-window", {"max_model_len": WINDOW}),
+    ],
+    ids=str,
+)
+def test_where_a_layer_attends_to_all_tokens_nothing_is_freed(
+    tiny_model: Directory, family: str, options: dict[str, Any]
+) -> None:
+    instance = make_instance(tiny_model(family), **options)
+    assert instance.engine.span.window == 0
+
+
+def test_where_blocks_are_shared_from_both_ends_nothing_is_freed(tiny_model: Directory) -> None:
+    engine = make_engine(tiny_model("mistral-window"), has_reversed=True)
+    LocalInstance(engine, make_policy(SchedulingConfig("bros", share_blocks=True)))
+    assert engine.span.window == 0
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 48, 128])
+@pytest.mark.parametrize("window", [1, 24, 64, 100])
+@pytest.mark.parametrize("max_step", [1, 7, 64])
+def test_what_is_held_is_what_is_read(block_size: int, window: int, max_step: int) -> None:
+    span = KvSpan(block_size, window, max_step)
+    for num_tokens in (1, 40, 300):
+        for num_cached in range(num_tokens):
+            first_read = max(num_cached - window + 1, 0) // TILE_TOKENS * TILE_TOKENS
+            assert span.num_passed(num_cached) * block_size <= first_read
+            assert first_read - span.num_passed(num_cached) * block_size < block_size
+            last_read = min(num_cached + max_step, num_tokens)
+            assert span.end(num_cached, num_tokens) * block_size >= last_read
+            assert span.num_held(num_cached, num_tokens) <= span.most
+            # What is passed pays for what comes instead.
+            assert span.num_held(num_cached + 1, num_tokens) <= span.num_held(num_cached, num_tokens)

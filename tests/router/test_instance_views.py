@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from alignedserve.protocol.messages import Hello, InstanceLimits, Request
+from alignedserve.router.instance_views import DecodeView, PrefillView
+from alignedserve.router.request_state import Phase, RequestState
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
+
+LIMITS = InstanceLimits(
+    num_blocks=100, block_size=16, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=600
+)
+WITH_WINDOW = InstanceLimits(
+    num_blocks=100, block_size=16, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=600, window=30
+)
+
+
+def hello(limits: InstanceLimits) -> Hello:
+    return Hello("decode", InstanceId("one"), Epoch(1), 1, {}, limits)
+
+
+def pooled(num_tokens: int) -> RequestState:
+    """Its KV is in the pool, in whose blocks there is room for more."""
+    request = Request(RequestKey(1), [0] * num_tokens, SamplingParams(), seed=0, arrival_s=0.0)
+    state = RequestState(request, InstanceId("gateway-0"), Phase.POOLED, 0.0)
+    state.output, state.num_cached = [1], num_tokens
+    state.blocks = [PoolBlockId(block) for block in range(-(-num_tokens // 16) + 2)]
+    return state
+
+
+def test_a_request_takes_the_blocks_of_its_window() -> None:
+    state = pooled(500)
+    assert DecodeView(hello(LIMITS)).blocks_of(state) == 32 + 2
+    # The first token that the next one sees is number 471, in the tile that begins with 448.
+    assert DecodeView(hello(WITH_WINDOW)).blocks_of(state) == 32 - 448 // 16
+    assert DecodeView(hello(WITH_WINDOW)).blocks_of(pooled(40)) == 3
+
+
+def test_what_is_staged_takes_no_blocks_for_what_was_passed() -> None:
+    assert PrefillView(hello(LIMITS)).blocks_to_stage(pooled(500)) == 32
+    assert PrefillView(hello(WITH_WINDOW)).blocks_to_stage(pooled(500)) == 32 - 448 // 16
+
+
+def test_the_longest_request_of_a_batch() -> None:
+    assert LIMITS.max_request_blocks == 38
+    assert WITH_WINDOW.max_request_blocks == -(-(29 + 63 + 1) // 16) + 1
