@@ -25,64 +25,64 @@ class CudaOptions:
     use_tqdm: bool = False
 
 
-def _torch(
-    device: torch.device,
-    dtype: torch.dtype,
-    options: CudaOptions,
-    quantization: str | None,
-    ranks: Ranks | None,
-) -> Ops:
+@dataclass(frozen=True)
+class _Wanted:
+    """What a backend is made for."""
+
+    device: torch.device
+    dtype: torch.dtype
+    options: CudaOptions
+    quantization: str | None
+    ranks: Ranks | None
+
+
+def _torch(wanted: _Wanted) -> Ops:
     from alignedserve.ops.torch_ops import TorchOps
 
-    return TorchOps(dtype, device, quantization, ranks)
+    return TorchOps(wanted.dtype, wanted.device, wanted.quantization, wanted.ranks)
 
 
-def _cpu(
-    device: torch.device,
-    dtype: torch.dtype,
-    options: CudaOptions,
-    quantization: str | None,
-    ranks: Ranks | None,
-) -> Ops:
+def _cpu(wanted: _Wanted) -> Ops:
     from alignedserve.kernels.cpu.library import library
     from alignedserve.ops.cpu_ops import CpuOps
 
-    if device.type != "cpu":
-        raise ValueError(f"attention_backend='cpu': runs on device cpu, not {device}")
+    if wanted.device.type != "cpu":
+        raise ValueError(f"attention_backend='cpu': runs on device cpu, not {wanted.device}")
     library()
-    return CpuOps(dtype, quantization=quantization, ranks=ranks)
+    return CpuOps(wanted.dtype, quantization=wanted.quantization, ranks=wanted.ranks)
 
 
-def _triton(
-    device: torch.device,
-    dtype: torch.dtype,
-    options: CudaOptions,
-    quantization: str | None,
-    ranks: Ranks | None,
-) -> Ops:
+def _triton(wanted: _Wanted) -> Ops:
     try:
         from alignedserve.ops.cuda_ops import CudaOps
     except ModuleNotFoundError as error:
         raise ValueError(f"attention_backend='triton': {error.name} is not installed") from None
     from triton import knobs
 
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
+    if wanted.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(wanted.device)
         if capability < MIN_CAPABILITY:
             raise ValueError(
                 f"attention_backend='triton': takes GPUs of compute capability 8.0 and newer, not {capability}"
             )
     elif not knobs.runtime.interpret:
-        raise ValueError(f"attention_backend='triton': runs on device cuda, not {device}")
+        raise ValueError(f"attention_backend='triton': runs on device cuda, not {wanted.device}")
+    options = wanted.options
     return CudaOps(
-        dtype, device, options.decode_kernel, options.graph_sizes, options.use_tqdm, quantization, ranks
+        wanted.dtype,
+        wanted.device,
+        decode_kernel=options.decode_kernel,
+        graph_sizes=options.graph_sizes,
+        use_tqdm=options.use_tqdm,
+        quantization=wanted.quantization,
+        ranks=wanted.ranks,
     )
 
 
 MIN_CAPABILITY = (8, 0)
 # These errors mean that a backend does not work on this machine or with this model.
 UNAVAILABLE = (NoCompiler, BuildFailed, ValueError)
-BACKENDS: dict[str, Callable[[torch.device, torch.dtype, CudaOptions, str | None, Ranks | None], Ops]] = {
+BACKENDS: dict[str, Callable[[_Wanted], Ops]] = {
     "torch": _torch,
     "cpu": _cpu,
     "triton": _triton,
@@ -100,33 +100,27 @@ def make_ops(
 ) -> Ops:
     """Makes the backend of this name; `auto` is the fastest that runs such a model. `ranks`: of which this process is
     one, if there are several."""
-    options = options or CudaOptions()
+    wanted = _Wanted(device, dtype, options or CudaOptions(), quantization, ranks)
     if name == "auto":
-        return _best(device, dtype, head_dim, options, quantization, ranks)
+        return _best(wanted, head_dim)
     if name not in BACKENDS:
         raise ValueError(f"attention_backend={name!r}: must be auto or one of {', '.join(sorted(BACKENDS))}")
     _check_head_dim(name, head_dim)
-    return BACKENDS[name](device, dtype, options, quantization, ranks)
+    return BACKENDS[name](wanted)
 
 
 def fastest(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else "triton"
 
 
-def _best(
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    options: CudaOptions,
-    quantization: str | None,
-    ranks: Ranks | None,
-) -> Ops:
-    name = fastest(device)
+def _best(wanted: _Wanted, head_dim: int) -> Ops:
+    name = fastest(wanted.device)
     try:
-        return make_ops(name, device, dtype, head_dim, options, quantization, ranks)
+        _check_head_dim(name, head_dim)
+        return BACKENDS[name](wanted)
     except UNAVAILABLE as error:
         logger.warning("Backend %s is not available, using torch instead, which is slower: %s", name, error)
-        return _torch(device, dtype, options, quantization, ranks)
+        return _torch(wanted)
 
 
 def _check_head_dim(name: str, head_dim: int) -> None:
