@@ -48,12 +48,12 @@ def test_kernels_of_arm_yield_the_same(
     library, call = build.build(), tmp_path / "call"
     source = ROOT / "tests" / "kernels" / "arm" / "call.cpp"
     subprocess.run([COMPILER, "-std=c++20", str(source), "-o", str(call), "-ldl"], check=True)
+    tests = [f"tests/kernels/test_{area}.py" for area in AREAS]
+    plugins = ["-p", "no:cacheprovider", "-p", "tests.kernels.arm.emulated"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.kernels.arm.emulated"]
-        + ["-m", "not slow", *(f"tests/kernels/test_{area}.py" for area in AREAS)],
+        [sys.executable, "-m", "pytest", "-q", *plugins, "-m", "not slow", *tests],
         cwd=ROOT,
-        env=os.environ
-        | {"EMULATED_LIBRARY": str(library), "EMULATED_CALL": f"{EMULATOR} -L {LIBRARIES} {call}"},
+        env=os.environ | {"EMULATED_LIBRARY": f"{EMULATOR} -L {LIBRARIES} {call} {library}"},
         capture_output=True,
         text=True,
     )

@@ -81,9 +81,9 @@ ALWAYS_INLINE WordPart decode_fp8<bf16>(const char* codes, int part) {
   Codes bytes;
   std::memcpy(&bytes, codes + part * sizeof bytes, sizeof bytes);
   const PairPart code = __builtin_convertvector(bytes, PairPart), magnitude = code & 0x7f;
-  // Each line is the bits of the magnitudes between two powers of two, 2 below 2 and 3, 4 below 4 to 7, and so on. From
-  // one to the next they grow half as fast, so that the least is the one that holds.
-  const auto line = [&](int shift) { return (magnitude << shift) + int16_t((127 - shift) << 7); };
+  // The bits of magnitude 1 are on the first of four lines, those of 2 and 3 on the second, those of 4 to 7 on the third,
+  // and all others on the last. Each line grows half as fast as the one before, so that the least of them holds.
+  const auto line = [&](int shift) { return (magnitude << shift) + int16_t((124 - shift) << 7); };
   const PairPart below_4 = least(line(7), line(6)), value = least(below_4, least(line(5), line(4)));
   return (WordPart)((code & int16_t(-0x8000)) | (value & (PairPart)(magnitude != 0)));
 }

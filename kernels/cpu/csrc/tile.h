@@ -115,13 +115,22 @@ ALWAYS_INLINE FloatPart multiply_add_part<bf16>(WordPart a, WordPart b, FloatPar
 #endif
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Compilers would rather add up the products of several steps first, for which there are no registers.
+static ALWAYS_INLINE IntPart add_product(IntPart acc, __m256i product) {
+  acc += (IntPart)product;
+  asm("" : "+x"(acc));
+  return acc;
+}
+#endif
+
 #if !defined(__AVX512VNNI__) && !defined(__ARM_FEATURE_MATMUL_INT8)
 // acc + the sum of two products of 16-bit integers in each lane.
 static ALWAYS_INLINE IntPart multiply_add_pairs(WordPart a, WordPart b, IntPart acc) {
 #if defined(__AVX512BW__)
   return acc + (IntPart)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-  return acc + (IntPart)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  return add_product(acc, _mm256_madd_epi16((__m256i)a, (__m256i)b));
 #else
   const IntPart low = ((IntPart)(a << 16) >> 16) * ((IntPart)(b << 16) >> 16);
   return acc + low + ((IntPart)a >> 16) * ((IntPart)b >> 16);
@@ -153,7 +162,7 @@ ALWAYS_INLINE IntPart multiply_add_part<uint4>(WordPart a, WordPart b, IntPart a
 #if defined(__AVX2__) && !defined(__AVX512F__)
   // No sum of two such products saturates.
   const __m256i pairs = _mm256_maddubs_epi16((__m256i)b, (__m256i)a);
-  return acc + (IntPart)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  return add_product(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #else
   return multiply_add_part<int8>(b, a, acc);
 #endif

@@ -2,7 +2,7 @@
 
 A call copies the tensors that its arguments point to into a file, with their pointers set to where `call.cpp` will map
 it, and copies back what is there afterwards. As a plugin of pytest (`-p tests.kernels.arm.emulated`) this takes the
-place of the native library in all tests: $EMULATED_LIBRARY names the library, $EMULATED_CALL how `call.cpp` is run.
+place of the native library in all tests; $EMULATED_LIBRARY is the command that runs `call.cpp` with the library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import Structure, c_char, c_int64, c_uint64, c_void_p
 from typing import Any
 
@@ -50,23 +50,31 @@ STRUCTS: dict[tuple[str, int], type[Structure]] = {
 
 
 class EmulatedLibrary:
-    def __init__(self, path: str, call: list[str]) -> None:
-        self.command = [*call, path]
+    """Like what ctypes loads, as far as `structs.declare` and the callers of functions can tell."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
 
     def __getattr__(self, name: str) -> Function:
-        function = Function(name, self.command)
+        function = Function(name, self.run)
         setattr(self, name, function)
         return function
 
+    def run(self, path: str) -> None:
+        """Makes the call that is in the file."""
+        pipes = self.process.stdin, self.process.stdout
+        assert pipes[0] and pipes[1]
+        print(path, file=pipes[0], flush=True)
+        if pipes[1].readline() != "done\n":
+            raise RuntimeError(f"the emulator ended with {self.process.wait()}")
+
 
 class Function:
-    """Like a function of ctypes; `structs.declare` sets its types."""
-
     argtypes: tuple[Any, ...] = ()
     restype: Any = None
 
-    def __init__(self, name: str, command: list[str]) -> None:
-        self.name, self.command = name, command
+    def __init__(self, name: str, run: Callable[[str], None]) -> None:
+        self.name, self.run = name, run
 
     def __call__(self, *args: Any) -> Any:
         memory = Memory()
@@ -74,7 +82,7 @@ class Function:
         memory.place(bytes(call))
         for i, (kind, arg) in enumerate(zip(self.argtypes, args, strict=True)):
             call.args[i] = self._argument(memory, i, arg) if kind is c_void_p else arg
-        call.result = memory.run(call, self.command)
+        call.result = memory.run(call, self.run)
         return None if self.restype is None else self.restype(call.result).value
 
     def _argument(self, memory: Memory, i: int, arg: Any) -> int:
@@ -82,7 +90,11 @@ class Function:
         if kind is None:
             return memory.moved(arg, f"argument {i} of {self.name}")
         arg = getattr(arg, "_obj", arg)
-        structs = arg if isinstance(arg, ctypes.Array) else [arg if isinstance(arg, kind) else kind.from_address(arg)]
+        structs = (
+            arg
+            if isinstance(arg, ctypes.Array)
+            else [arg if isinstance(arg, kind) else kind.from_address(arg)]
+        )
         copies = [type(each).from_buffer_copy(each) for each in structs]
         for copy in copies:
             for struct, name in pointers(copy):
@@ -137,7 +149,8 @@ class Memory:
                 return self.places[begin] + pointer - begin
         raise ValueError(f"{name} points to no tensor")
 
-    def run(self, call: Call, command: list[str]) -> int:
+    def run(self, call: Call, run: Callable[[str], None]) -> int:
+        """Returns the function's result."""
         self.pieces[0] = bytes(call)
         with tempfile.NamedTemporaryFile() as file:
             file.truncate(self.size)
@@ -148,9 +161,7 @@ class Memory:
                         ctypes.memmove(begin + at, piece, len(piece))
                     else:
                         ctypes.memmove(begin + at, piece.data_ptr(), piece.nbytes())
-                done = subprocess.run([*command, file.name], capture_output=True, text=True)
-                if done.returncode:
-                    raise RuntimeError(f"{call.function.decode()} ended with {done.returncode}: {done.stderr}")
+                run(file.name)
                 for at, piece in self.pieces.items():
                     if not isinstance(piece, bytes):
                         ctypes.memmove(piece.data_ptr(), begin + at, piece.nbytes())
@@ -158,7 +169,8 @@ class Memory:
 
 
 def pytest_configure() -> None:
-    command = shlex.split(os.environ["EMULATED_CALL"])
-    library._load = lambda: EmulatedLibrary(os.environ["EMULATED_LIBRARY"], command)  # type: ignore[assignment,return-value]
-    # Each call copies all of an arena.
+    emulated = EmulatedLibrary(shlex.split(os.environ["EMULATED_LIBRARY"]))
+    library._load = lambda: emulated  # type: ignore[assignment,return-value]
+    # Each call copies all of an arena, and looks at all objects that are made from now on.
     arena._CHUNK = 0
+    gc.freeze()
