@@ -91,6 +91,11 @@ _FIELDS = {
 }
 
 
+def field_of(kind: OpKind) -> str:
+    """The name of an operation's arguments in `Op.args`."""
+    return _FIELDS.get(kind, kind.name.lower())
+
+
 class Program:
     def __init__(self) -> None:
         self._ops: list[Op] = []
@@ -102,8 +107,7 @@ class Program:
         self, kind: OpKind, dtype: torch.dtype, args: ctypes.Structure, out: Value, keep: list[object]
     ) -> None:
         op = Op(kind=kind, dtype=DTYPE_CODES[str(dtype).removeprefix("torch.")], of_rows=out.rows)
-        field = _FIELDS.get(kind, kind.name.lower())
-        setattr(op.args, field, args)
+        setattr(op.args, field_of(kind), args)
         self._ops.append(op)
         self._kept += [kept.tensor if isinstance(kept, Value) else kept for kept in [*keep, out]]
         self._array = None

@@ -128,7 +128,8 @@ template <class T>
 constexpr bool kLooksUpCodes = false;
 #endif
 
-inline void pack_coded_keys(KvCoding coding, const KeyRows& rows, int64_t head_dim, char* tiles) {
+inline void pack_coded_keys([[maybe_unused]] KvCoding coding, [[maybe_unused]] const KeyRows& rows,
+                            [[maybe_unused]] int64_t head_dim, [[maybe_unused]] char* tiles) {
 #if defined(__AVX512VBMI__)
   if (coding == KvCoding::Int8)
     pack_coded_keys<KvCoding::Int8>(rows, head_dim, tiles);
@@ -137,8 +138,9 @@ inline void pack_coded_keys(KvCoding coding, const KeyRows& rows, int64_t head_d
 #endif
 }
 
-inline void pack_coded_values(KvCoding coding, const KeyRows& rows, const KeyRows& ahead, int64_t head_dim,
-                              char* tiles) {
+inline void pack_coded_values([[maybe_unused]] KvCoding coding, [[maybe_unused]] const KeyRows& rows,
+                              [[maybe_unused]] const KeyRows& ahead, [[maybe_unused]] int64_t head_dim,
+                              [[maybe_unused]] char* tiles) {
 #if defined(__AVX512VBMI__)
   if (coding == KvCoding::Int8)
     pack_coded_values<KvCoding::Int8>(rows, ahead, head_dim, tiles);

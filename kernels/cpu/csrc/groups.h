@@ -13,12 +13,15 @@
 //
 // Rows of Int4 and Int8Groups come in eight bits (QuantiseOp). Codes are the unsigned side of their product, so what zeros
 // add to a sum is taken away by a number for each group of a row, times the zero. Sums of a group are exact integers.
-// Rows of Fp8 and Mxfp4 are as they are: codes become values of the rows' dtype, which has all of them, in registers.
-// Sums of groups are scaled and added in float32, in the order of groups, whichever rows and tiles are computed beside.
+// Rows of Fp8 and Mxfp4 are as they are: codes become values of the rows' dtype, which has all of them, in registers (fp8.h,
+// mxfp4.h). Where there are several blocks of rows, the first one keeps these values for the others. Sums of groups are
+// scaled and added in float32, in the order of groups, whichever rows and tiles are computed beside.
 #pragma once
 
 #include <algorithm>
 
+#include "fp8.h"
+#include "mxfp4.h"
 #include "ops.h"
 #include "tile.h"
 
@@ -26,12 +29,8 @@ constexpr int kBlock = 32;
 constexpr int kStepValues = 8;
 constexpr int kFp8Block = 2;
 
-// As many as fit the registers: two accumulators for each of a row's vectors.
-#if defined(__AVX512F__)
+// As many as fit the registers with two accumulators for each of a row's vectors, or with those of a part of them.
 constexpr int kMaxGroupRows = 6;
-#else
-constexpr int kMaxGroupRows = 2;
-#endif
 
 constexpr int64_t whole_blocks(int64_t values) { return (values + kBlock - 1) / kBlock * kBlock; }
 
@@ -59,32 +58,31 @@ struct GroupForm {
   int64_t values_of(int64_t g) const { return std::min(values, num_values - g * values); }
   int64_t bytes_of(int64_t g) const { return header_bytes + code_bytes(values_of(g)); }
 
-  // The scales and zeros of 16 columns of a group that begins at `group`.
-  ALWAYS_INLINE f32x16 scales(const char* group, int vector) const {
-    return has_float_scales ? load(reinterpret_cast<const float*>(group) + vector * kLanes)
-                            : load(reinterpret_cast<const bf16*>(group) + vector * kLanes);
+  // Of the columns of a part, of a group that begins at `group`.
+  ALWAYS_INLINE FloatPart scales(const char* group, int part) const {
+    constexpr int kValues = kRegisterBytes / sizeof(float);
+    return has_float_scales ? (FloatPart)load_part(group + part * kRegisterBytes)
+                            : bf16_part(group + part * kValues * sizeof(bf16));
   }
-  ALWAYS_INLINE i32x16 zeros(const char* group, int vector) const {
-    typedef int16_t i16x16 __attribute__((vector_size(32)));
-    i16x16 narrow;
-    std::memcpy(&narrow, group + header_bytes - kTileColumns * 2 + vector * sizeof narrow, sizeof narrow);
-    return __builtin_convertvector(narrow, i32x16);
+  ALWAYS_INLINE IntPart zeros(const char* group, int part) const {
+    typedef int16_t Narrow __attribute__((vector_size(kRegisterBytes / 2)));
+    Narrow narrow;
+    std::memcpy(&narrow, group + header_bytes - kTileColumns * 2 + part * sizeof narrow, sizeof narrow);
+    return __builtin_convertvector(narrow, IntPart);
+  }
+
+ private:
+  static ALWAYS_INLINE FloatPart bf16_part(const char* values) {
+#if defined(__AVX512F__)
+    return load(reinterpret_cast<const bf16*>(values));
+#else
+    typedef uint16_t Narrow __attribute__((vector_size(kRegisterBytes / 2)));
+    Narrow narrow;
+    std::memcpy(&narrow, values, sizeof narrow);
+    return (FloatPart)(__builtin_convertvector(narrow, WordPart) << 16);
+#endif
   }
 };
-
-// sums[r][v] += acc[r][v] * the scale of its column.
-template <int ROWS, int TILES, class Acc>
-static ALWAYS_INLINE void add_group(const GroupForm& form, const char* group, int64_t tile_bytes,
-                                    const Acc (&acc)[ROWS][TILES * kTileVectors],
-                                    f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
-#pragma GCC unroll 8
-  for (int v = 0; v < TILES * kTileVectors; ++v) {
-    const f32x16 scale = form.scales(group + (v / kTileVectors) * tile_bytes, v % kTileVectors);
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r)
-      sums[r][v] = fma(__builtin_convertvector(acc[r][v], f32x16), scale, sums[r][v]);
-  }
-}
 
 // The groups that we make of other weights: of one block, with scales in bfloat16 and one zero for all. That a compiler
 // knows it saves a sixth of the time of one row.
@@ -99,213 +97,126 @@ struct OurGroups {
   }
 };
 
-// sums[r][v] = the row's codes times 16 columns of consecutive tiles, without the row's scale.
-template <int BITS, bool IS_OURS, int ROWS, int TILES>
-static ALWAYS_INLINE void dot_groups(const char* x, int64_t x_stride, const char* tile, GroupForm form,
-                                     f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
-  constexpr int kVectors = TILES * kTileVectors, kStepCodes = kStepValues * BITS / 8 * kTileColumns;
-  const int64_t tile_bytes = form.tile_bytes();
-  const char* const end_of_tile = tile + tile_bytes;
-  if constexpr (IS_OURS) OurGroups::assume(form);
-  const int64_t group_bytes = form.header_bytes + form.values * kTileColumns * BITS / 8;
-  const char* group_sums = x + row_sums_at(form.num_values);
-  for (; tile < end_of_tile; group_sums += 4) {
-    i32x16 acc[ROWS][kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const i32x16 times =
-          form.has_zeros ? form.zeros(tile + (v / kTileVectors) * tile_bytes, v % kTileVectors) : i32x16{} + 1;
-#pragma GCC unroll 8
-      for (int r = 0; r < ROWS; ++r) {
-        const i32x16 start = (i32x16)splat_word(group_sums + r * x_stride);
-        acc[r][v] = form.has_zeros ? start * times : start;
+// The following yield words as Words does, group by group: `enter` says where a group's codes begin.
+struct GroupWords : Words {
+  ALWAYS_INLINE void enter(const char* codes) { at = codes; }
+};
+
+// Of Int4. A word of codes is two words of rows.
+struct GroupNibbles : GroupWords {
+  ALWAYS_INLINE WordPart part(int step, int p) const {
+    const WordPart word = Words::part(step / 2, p);
+    return (step % 2 ? word >> 4 : word) & 0x0f0f0f0fu;
+  }
+  ALWAYS_INLINE void advance(int steps) { at += steps / 2 * kStepBytes; }
+};
+
+template <Weight KIND, class T>
+constexpr int64_t kCodedStepBytes = KIND == Weight::Mxfp4 ? kMxfp4StepBytes<T> : kFp8StepBytes<T>;
+
+// Of Fp8 and Mxfp4. It advances by even numbers of steps.
+template <Weight KIND, class T>
+struct GroupFloats : GroupWords {
+  ALWAYS_INLINE WordPart part(int step, int p) const {
+    const char* of_tile = at + p / kPartsOfTile * tile_bytes;
+    if constexpr (KIND == Weight::Fp8) return decode_fp8<T>(of_tile + step * kFp8StepBytes<T>, p % kPartsOfTile);
+    constexpr int kStepsOfByte = 2 / kWordValues<T>;
+    const char* bytes = of_tile + step / kStepsOfByte * kTileColumns;
+    return decode_mxfp4<T>(bytes, p % kPartsOfTile, step % kStepsOfByte);
+  }
+  ALWAYS_INLINE void advance(int steps) { at += steps * kCodedStepBytes<KIND, T>; }
+};
+
+// The same, of one tile: it writes the words that it yields to `kept`, one group after the other.
+template <Weight KIND, class T>
+struct KeptFloats : GroupFloats<KIND, T> {
+  char* kept;
+
+  ALWAYS_INLINE WordPart part(int step, int p) const {
+    const WordPart decoded = GroupFloats<KIND, T>::part(step, p);
+    std::memcpy(kept + step * kStepBytes + p * kRegisterBytes, &decoded, sizeof decoded);
+    return decoded;
+  }
+  ALWAYS_INLINE void advance(int steps) {
+    GroupFloats<KIND, T>::advance(steps);
+    kept += steps * kStepBytes;
+  }
+};
+
+// What KeptFloats has kept.
+struct KeptWords : Words {
+  ALWAYS_INLINE void enter(const char*) {}
+};
+
+// How many bytes of codes are kept at four steps; 0: nothing is.
+template <class Columns>
+constexpr int64_t kKeptBytes = 0;
+template <Weight KIND, class T>
+constexpr int64_t kKeptBytes<KeptFloats<KIND, T>> = 4 * kCodedStepBytes<KIND, T>;
+
+// What the sums of a group begin with.
+template <class T, int ROWS, int PARTS>
+static ALWAYS_INLINE void start_group(const GroupForm& form, const char* group, int64_t tile_bytes, int first,
+                                      const char* group_sums, int64_t x_stride, SumPart<T> (&acc)[ROWS][PARTS]) {
+#pragma GCC unroll 16
+  for (int p = 0; p < PARTS; ++p) {
+    const char* of_tile = group + (first + p) / kPartsOfTile * tile_bytes;
+    IntPart zeros = {};
+    if (sizeof(T) == 1 && form.has_zeros) zeros = form.zeros(of_tile, (first + p) % kPartsOfTile);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+      if constexpr (sizeof(T) > 1) {
+        acc[r][p] = FloatPart{};
+      } else {
+        const IntPart start = (IntPart)splat_part(group_sums + r * x_stride);
+        acc[r][p] = form.has_zeros ? start * zeros : start;
       }
     }
-    const char* codes = tile + form.header_bytes;
-    const char* end = IS_OURS ? tile + group_bytes : std::min(tile + group_bytes, end_of_tile);
-    for (; codes < end; codes += kBlock / kStepValues * kStepCodes, x += kBlock) {
-#pragma GCC unroll 4
-      for (int s = 0; s < kBlock / kStepValues; ++s) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-          const char* at = codes + s * kStepCodes + (v / kTileVectors) * tile_bytes + (v % kTileVectors) * 64;
-          u32x16 low = load_words(at), high;
-          if constexpr (BITS == 4) {
-            high = (low >> 4) & 0x0f0f0f0fu;
-            low &= 0x0f0f0f0fu;
-          } else {
-            high = load_words(at + kStepBytes);
-          }
-#pragma GCC unroll 8
-          for (int r = 0; r < ROWS; ++r) {
-            const char* of_row = x + r * x_stride + s * kStepValues;
-            acc[r][v] = multiply_add<int8>(low, splat_word(of_row), acc[r][v]);
-            acc[r][v] = multiply_add<int8>(high, splat_word(of_row + kWordBytes), acc[r][v]);
-          }
-        }
-      }
-    }
-    add_group<ROWS, TILES>(form, tile, tile_bytes, acc, sums);
-    tile = end;
   }
 }
 
-// The float32 of each lane's lowest byte, of which no other bits may be set.
-static ALWAYS_INLINE u32x16 fp8_to_float(u32x16 code) {
-  const u32x16 magnitude = code & 0x7f;
-  // Below 8 there is no exponent: the value is so many times 2^-9.
-  const u32x16 small = (u32x16)(__builtin_convertvector((i32x16)magnitude, f32x16) * splat(0x1p-9f));
-  const u32x16 is_small = (u32x16)(magnitude < 8);
-  return (code & 0x80) << 24 | (is_small & small) | (~is_small & ((magnitude << 20) + (120u << 23)));
+// sums[r][p] += acc[r][p] * the scale of its column.
+template <int ROWS, int PARTS, class Acc>
+static ALWAYS_INLINE void add_group(const GroupForm& form, const char* group, int64_t tile_bytes, int first,
+                                    const Acc (&acc)[ROWS][PARTS], FloatPart (&sums)[ROWS][PARTS]) {
+#pragma GCC unroll 16
+  for (int p = 0; p < PARTS; ++p) {
+    const char* of_tile = group + (first + p) / kPartsOfTile * tile_bytes;
+    const WordPart scale = (WordPart)form.scales(of_tile, (first + p) % kPartsOfTile);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+      sums[r][p] = fma_part((WordPart)__builtin_convertvector(acc[r][p], FloatPart), scale, sums[r][p]);
+  }
 }
 
-// A word of T for each of 16 columns.
-template <class T>
-static ALWAYS_INLINE u32x16 decode_fp8(const char* codes);
-
-template <>
-ALWAYS_INLINE u32x16 decode_fp8<float>(const char* codes) {
-  u8x16 bytes;
-  std::memcpy(&bytes, codes, sizeof bytes);
-  return fp8_to_float(__builtin_convertvector(bytes, u32x16));
-}
-
-template <>
-ALWAYS_INLINE u32x16 decode_fp8<bf16>(const char* codes) {
-#if defined(__AVX512BW__)
-  // The multiples of 2^-9, from 0 to 7, in bfloat16.
-  const __m512i small = _mm512_set4_epi64(0, 0, 0x3c603c403c203c00, 0x3bc03b803b000000);
-  __m256i bytes;
-  std::memcpy(&bytes, codes, sizeof bytes);
-  const __m512i wide = _mm512_cvtepu8_epi16(bytes), magnitude = _mm512_and_si512(wide, _mm512_set1_epi16(0x7f));
-  const __m512i large = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
-  const __mmask32 is_small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
-  const __m512i value = _mm512_mask_permutexvar_epi16(large, is_small, magnitude, small);
-  // value | (code << 8 & sign)
-  return (u32x16)_mm512_ternarylogic_epi32(value, _mm512_slli_epi16(wide, 8), _mm512_set1_epi16(-0x8000), 0xf8);
-#else
-  u16x16 pairs;
-  std::memcpy(&pairs, codes, sizeof pairs);
-  const u32x16 both = __builtin_convertvector(pairs, u32x16);
-  return fp8_to_float(both & 0xff) >> 16 | fp8_to_float(both >> 8);
-#endif
-}
-
-// The float32 of each lane's lowest four bits, of which no other bits may be set.
-static ALWAYS_INLINE u32x16 e2m1_to_float(u32x16 code) {
-  const u32x16 magnitude = code & 7;
-  // Below 2 there is no exponent: the value is 0 or 0.5.
-  const u32x16 is_small = (u32x16)(magnitude < 2);
-  return (code & 8) << 28 | (is_small & (magnitude * (126u << 23))) | (~is_small & ((magnitude << 22) + (126u << 23)));
-}
-
-// A word of T for each of 16 columns, whose bytes are at `codes`: with float the first or the second of two values.
-template <class T>
-static ALWAYS_INLINE u32x16 decode_mxfp4(const char* codes, int which);
-
-template <>
-ALWAYS_INLINE u32x16 decode_mxfp4<float>(const char* codes, int which) {
-  u8x16 bytes;
-  std::memcpy(&bytes, codes, sizeof bytes);
-  const u32x16 code = __builtin_convertvector(bytes, u32x16) >> (4 * which);
-#if defined(__AVX512F__)
-  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
-                                       -3.0f, -4.0f, -6.0f);
-  // The instruction looks at four bits.
-  return (u32x16)_mm512_permutexvar_ps((__m512i)code, values);
-#else
-  return e2m1_to_float(code & 15);
-#endif
-}
-
-template <>
-ALWAYS_INLINE u32x16 decode_mxfp4<bf16>(const char* codes, int) {
-  u8x16 bytes;
-  std::memcpy(&bytes, codes, sizeof bytes);
-  const u32x16 both = __builtin_convertvector(bytes, u32x16);
-#if defined(__AVX512BW__)
-  // Of 6, 4, 3, 2 and of 1.5, 1, 0.5, 0, and of their negatives. The instruction looks at five bits of each half of a
-  // word, of which the lower half has one too many: the table is there twice.
-  const int64_t large = 0x40c0408040404000, small = 0x3fc03f803f000000, sign = 0x8000800080008000;
-  const __m512i values =
-      _mm512_setr_epi64(small, large, small | sign, large | sign, small, large, small | sign, large | sign);
-  return (u32x16)_mm512_permutexvar_epi16((__m512i)(both | both << 12), values);
-#else
-  return e2m1_to_float(both & 15) >> 16 | e2m1_to_float(both >> 4);
-#endif
-}
-
-// Codes are decoded two values of each column at a time, which are one word of bfloat16 and two of float32.
-constexpr int kPair = 2;
-
-template <class T>
-constexpr int kPairWords = kPair / int(kWordValues<T>);
-
-template <Weight KIND>
-constexpr int64_t kPairBytes = kTileColumns * (KIND == Weight::Mxfp4 ? 1 : kPair);
-
-// Of the two values at `pair`: word number `word` of 16 columns.
-template <Weight KIND, class T>
-static ALWAYS_INLINE u32x16 decode(const char* pair, int word, int vector) {
-  if constexpr (KIND == Weight::Mxfp4) return decode_mxfp4<T>(pair + vector * kLanes, word);
-  return decode_fp8<T>(pair + (word * kTileColumns + vector * kLanes) * kWordValues<T>);
-}
-
-// How many bytes of codes are fetched before they are decoded, where nothing else hides what memory takes.
+// How many bytes ahead codes are fetched that are kept: nothing else hides what memory takes.
 constexpr int64_t kFetchedAhead = 4096;
 
-// Writes a tile's words where a tile as rows has them.
-template <Weight KIND, class T>
-static void decode_tile(const char* tile, const GroupForm& form, char* words) {
-  for (int64_t g = 0; g < form.count; ++g) {
-    const char* end = tile + form.bytes_of(g);
-    for (tile += form.header_bytes; tile < end; tile += kPairBytes<KIND>) {
-      __builtin_prefetch(tile + kFetchedAhead);
-      for (int w = 0; w < kPairWords<T>; ++w)
-        for (int v = 0; v < kTileVectors; ++v, words += sizeof(u32x16)) {
-          const u32x16 decoded = decode<KIND, T>(tile, w, v);
-          std::memcpy(words, &decoded, sizeof decoded);
-        }
+// sums[r][v] = the row, without its scale, times 16 columns of consecutive tiles, of which the first is at `tile`.
+template <class T, class Columns, bool IS_OURS, int ROWS, int TILES>
+static ALWAYS_INLINE void dot_groups(const char* x, int64_t x_stride, const char* tile, const Columns& columns,
+                                     GroupForm form, f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
+  constexpr int kAll = TILES * kPartsOfTile, kAtOnce = parts_at_once(ROWS, kAll);
+  const int64_t tile_bytes = form.tile_bytes(), num_groups = form.count, sums_at = row_sums_at(form.num_values);
+  if constexpr (IS_OURS) OurGroups::assume(form);
+  for (int first = 0; first < kAll; first += kAtOnce) {
+    FloatPart of_parts[ROWS][kAtOnce] = {};
+    const char *row = x, *group = tile;
+    Columns of_group = columns;
+    for (int64_t g = 0; g < num_groups; ++g) {
+      SumPart<T> acc[ROWS][kAtOnce];
+      start_group<T, ROWS, kAtOnce>(form, group, tile_bytes, first, x + sums_at + g * 4, x_stride, acc);
+      const int64_t values = IS_OURS ? kBlock : form.values_of(g), steps = values / kWordValues<T>;
+      const char* codes = group + form.header_bytes;
+      of_group.enter(codes);
+      const Prefetch ahead{codes + kFetchedAhead, int(kKeptBytes<Columns> / kLineBytes)};
+      dot_parts<T, Columns, ROWS, kAtOnce>(row, x_stride, of_group, steps, first, acc, ahead);
+      add_group<ROWS, kAtOnce>(form, group, tile_bytes, first, acc, of_parts);
+      row += steps * kWordBytes;
+      group = codes + form.code_bytes(values);
     }
-  }
-}
-
-// acc[r][v] = the row times 16 columns of consecutive tiles, whose codes begin at `codes`: what `dot` does with words.
-template <Weight KIND, class T, int ROWS, int TILES>
-static ALWAYS_INLINE void dot_codes(const char* x, int64_t x_stride, const char* codes, int64_t tile_bytes,
-                                    int64_t pairs, f32x16 (&acc)[ROWS][TILES * kTileVectors]) {
-  for (int64_t p = 0; p < pairs; ++p, codes += kPairBytes<KIND>, x += kPairWords<T> * kWordBytes) {
-#pragma GCC unroll 8
-    for (int v = 0; v < TILES * kTileVectors; ++v) {
-      const char* pair = codes + (v / kTileVectors) * tile_bytes;
-#pragma GCC unroll 2
-      for (int w = 0; w < kPairWords<T>; ++w) {
-        const u32x16 word = decode<KIND, T>(pair, w, v % kTileVectors);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r)
-          acc[r][v] = multiply_add<T>(splat_word(x + r * x_stride + w * kWordBytes), word, acc[r][v]);
-      }
-    }
-  }
-}
-
-// sums[r][v] = the row times 16 columns of consecutive tiles. Where IS_DECODED, the words of the one tile are at `words`.
-template <Weight KIND, class T, bool IS_DECODED, int ROWS, int TILES>
-static ALWAYS_INLINE void dot_floats(const char* x, int64_t x_stride, const char* tile, const char* words,
-                                     const GroupForm& form, f32x16 (&sums)[ROWS][TILES * kTileVectors]) {
-  static_assert(TILES == 1 || !IS_DECODED);
-  const int64_t tile_bytes = form.tile_bytes();
-  for (int64_t g = 0; g < form.count; ++g) {
-    f32x16 acc[ROWS][TILES * kTileVectors] = {};
-    const int64_t pairs = form.values_of(g) / kPair, steps = pairs * kPairWords<T>;
-    if constexpr (IS_DECODED) {
-      dot<T, ROWS, TILES>(x, x_stride, words, 0, steps, acc);
-      words += steps * kStepBytes;
-    } else {
-      dot_codes<KIND, T, ROWS, TILES>(x, x_stride, tile + form.header_bytes, tile_bytes, pairs, acc);
-    }
-    add_group<ROWS, TILES>(form, tile, tile_bytes, acc, sums);
-    x += steps * kWordBytes;
-    tile += form.bytes_of(g);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+      std::memcpy(reinterpret_cast<char*>(sums[r]) + first * kRegisterBytes, of_parts[r], sizeof of_parts[r]);
   }
 }

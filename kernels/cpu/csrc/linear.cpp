@@ -11,11 +11,11 @@
 #include <algorithm>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "groups.h"
 #include "math.h"
 #include "ops.h"
+#include "scratch.h"
 
 namespace {
 
@@ -164,30 +164,50 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
   finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
 }
 
-template <int BITS, class T, int ROWS, int TILES>
-void int_group_block(const LinearOp& op, int64_t row, int64_t tile, const char*) {
-  const GroupForm form(op);
-  const char* x = static_cast<const char*>(op.x) + row * op.x_stride;
-  const char* weight = static_cast<const char*>(op.weight) + tile * form.tile_bytes();
-  f32x16 sums[ROWS][TILES * kTileVectors] = {};
-  if (BITS == 4 && OurGroups::are(form))
-    dot_groups<BITS, true, ROWS, TILES>(x, op.x_stride, weight, form, sums);
-  else
-    dot_groups<BITS, false, ROWS, TILES>(x, op.x_stride, weight, form, sums);
-  for (int r = 0; r < ROWS; ++r)
-    for (f32x16& sum : sums[r]) sum *= scale_of_row(op, x + r * op.x_stride);
+// Where the words of FP8 and MXFP4 come from and go to: they are made of codes, and kept for other rows, or others have kept them.
+enum class Codes { Once, ToKeep, Kept };
+
+template <class W, class T, bool IS_OURS, class Columns, int ROWS, int TILES>
+ALWAYS_INLINE void group_block(const LinearOp& op, int64_t row, int64_t tile, const Columns& columns,
+                               const GroupForm& form) {
+  const int64_t x_stride = op.x_stride * sizeof(W);
+  const char* x = static_cast<const char*>(op.x) + row * x_stride;
+  f32x16 sums[ROWS][TILES * kTileVectors];
+  const char* of_tile = static_cast<const char*>(op.weight) + tile * form.tile_bytes();
+  dot_groups<W, Columns, IS_OURS, ROWS, TILES>(x, x_stride, of_tile, columns, form, sums);
+  if constexpr (sizeof(W) == 1)
+    for (int r = 0; r < ROWS; ++r)
+      for (f32x16& sum : sums[r]) sum *= scale_of_row(op, x + r * x_stride);
   finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
 }
 
-template <Weight KIND, bool IS_DECODED, class T, int ROWS, int TILES>
-void float_group_block(const LinearOp& op, int64_t row, int64_t tile, const char* words) {
+template <class T, int ROWS, int TILES>
+void int4_block(const LinearOp& op, int64_t row, int64_t tile, char*) {
   const GroupForm form(op);
-  const int64_t x_stride = op.x_stride * sizeof(T);
-  const char* x = static_cast<const char*>(op.x) + row * x_stride;
-  f32x16 sums[ROWS][TILES * kTileVectors] = {};
-  dot_floats<KIND, T, IS_DECODED, ROWS, TILES>(
-      x, x_stride, static_cast<const char*>(op.weight) + tile * form.tile_bytes(), words, form, sums);
-  finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
+  const GroupNibbles columns{{{nullptr, form.tile_bytes()}}};
+  if (OurGroups::are(form))
+    group_block<uint4, T, true, GroupNibbles, ROWS, TILES>(op, row, tile, columns, form);
+  else
+    group_block<uint4, T, false, GroupNibbles, ROWS, TILES>(op, row, tile, columns, form);
+}
+
+template <class T, int ROWS, int TILES>
+void int8_groups_block(const LinearOp& op, int64_t row, int64_t tile, char*) {
+  const GroupForm form(op);
+  const GroupWords columns{{nullptr, form.tile_bytes()}};
+  group_block<uint8, T, false, GroupWords, ROWS, TILES>(op, row, tile, columns, form);
+}
+
+template <Weight KIND, Codes CODES, class T, int ROWS, int TILES>
+void float_block(const LinearOp& op, int64_t row, int64_t tile, char* words) {
+  const GroupForm form(op);
+  const GroupFloats<KIND, T> codes{{{nullptr, form.tile_bytes()}}};
+  if constexpr (CODES == Codes::Once)
+    group_block<T, T, false, GroupFloats<KIND, T>, ROWS, TILES>(op, row, tile, codes, form);
+  else if constexpr (CODES == Codes::ToKeep)
+    group_block<T, T, false, KeptFloats<KIND, T>, ROWS, TILES>(op, row, tile, {codes, words}, form);
+  else
+    group_block<T, T, false, KeptWords, ROWS, TILES>(op, row, tile, {{words, 0}}, form);
 }
 
 using Block = void (*)(const LinearOp&, int64_t row, int64_t tile, Prefetch);
@@ -226,31 +246,20 @@ void multiply(const LinearOp& op, const LinearSpan& span) {
   }
 }
 
-// `words`: those of the tile, where they are decoded.
-using GroupBlock = void (*)(const LinearOp&, int64_t row, int64_t tile, const char* words);
+// `words`: where those of the tile are kept.
+using GroupBlock = void (*)(const LinearOp&, int64_t row, int64_t tile, char* words);
 
-template <class T, Weight KIND, bool IS_DECODED, int ROWS, int TILES>
+template <class T, Weight KIND, Codes CODES, int ROWS, int TILES>
 constexpr GroupBlock group_block() {
-  if constexpr (!takes_codes(KIND)) return float_group_block<KIND, IS_DECODED, T, ROWS, TILES>;
-  return int_group_block<KIND == Weight::Int4 ? 4 : 8, T, ROWS, TILES>;
+  if constexpr (!takes_codes(KIND)) return float_block<KIND, CODES, T, ROWS, TILES>;
+  if constexpr (KIND == Weight::Int4) return int4_block<T, ROWS, TILES>;
+  return int8_groups_block<T, ROWS, TILES>;
 }
 
-template <class T, Weight KIND, bool IS_DECODED, int... ROWS>
+template <class T, Weight KIND, Codes CODES, int... ROWS>
 constexpr GroupBlock group_block_of(int rows, std::integer_sequence<int, ROWS...>) {
-  constexpr GroupBlock blocks[] = {group_block<T, KIND, IS_DECODED, ROWS + 1, 1>()...};
+  constexpr GroupBlock blocks[] = {group_block<T, KIND, CODES, ROWS + 1, 1>()...};
   return blocks[rows - 1];
-}
-
-template <class T, Weight KIND, bool IS_DECODED>
-void multiply_tile(const LinearOp& op, const LinearSpan& span, int64_t tile, const char* words) {
-  // What is decoded takes as many rows at once as what never was in codes.
-  constexpr int kMost = IS_DECODED ? kMaxRows : kMaxGroupRows;
-  const RowBlocks blocks{span.num_rows, kMost};
-  for (int64_t b = 0; b < blocks.count; ++b) {
-    constexpr auto heights = std::make_integer_sequence<int, kMost>{};
-    const GroupBlock compute = group_block_of<T, KIND, IS_DECODED>(blocks.height(b), heights);
-    compute(op, span.first_row + blocks.begin(b), tile, words);
-  }
 }
 
 template <class T, Weight KIND>
@@ -258,18 +267,26 @@ void multiply_groups(const LinearOp& op, const LinearSpan& span) {
   int64_t tile = span.first_tile;
   // One row: the weight is streamed, several tiles side by side.
   for (; span.num_rows == 1 && tile + 4 <= span.end_tile; tile += 4)
-    group_block<T, KIND, false, 1, 4>()(op, span.first_row, tile, nullptr);
-  if (!takes_codes(KIND) && span.num_rows > kMaxGroupRows) {
-    // Several blocks of rows: a tile is decoded once for all of them.
-    static thread_local std::vector<char> words;
-    const GroupForm form(op);
-    words.resize(form.num_values / kWordValues<T> * kStepBytes);
-    for (; tile < span.end_tile; ++tile) {
-      decode_tile<KIND, T>(static_cast<const char*>(op.weight) + tile * form.tile_bytes(), form, words.data());
-      multiply_tile<T, KIND, true>(op, span, tile, words.data());
+    group_block<T, KIND, Codes::Once, 1, 4>()(op, span.first_row, tile, nullptr);
+
+  constexpr int kMost = takes_codes(KIND) ? kMaxGroupRows : kMaxRows;
+  constexpr auto heights = std::make_integer_sequence<int, kMost>{};
+  const RowBlocks blocks{span.num_rows, kMost};
+  char* words = nullptr;
+  if (!takes_codes(KIND) && blocks.count > 1) {
+    const int64_t num_bytes = GroupForm(op).num_values / kWordValues<T> * kStepBytes;
+    words = Scratch(num_bytes).take<char>(num_bytes);
+  }
+  for (; tile < span.end_tile; ++tile) {
+    for (int64_t b = 0; b < blocks.count; ++b) {
+      GroupBlock compute = group_block_of<T, KIND, Codes::Once>(blocks.height(b), heights);
+      if constexpr (!takes_codes(KIND)) {
+        if (words && b == 0) compute = group_block_of<T, KIND, Codes::ToKeep>(blocks.height(b), heights);
+        if (words && b > 0) compute = group_block_of<T, KIND, Codes::Kept>(blocks.height(b), heights);
+      }
+      compute(op, span.first_row + blocks.begin(b), tile, words);
     }
   }
-  for (; tile < span.end_tile; ++tile) multiply_tile<T, KIND, false>(op, span, tile, nullptr);
 }
 
 template <class T>

@@ -1,12 +1,15 @@
 // The one inner loop of linear layers and of attention: a few rows times a tile of 32 columns.
 //
-// Both operands are walked in words of four bytes along k: one float32, two bfloat16, or four eight-bit integers: signed
-// ones in tiles, and unsigned ones in rows, as processors multiply them. A tile of the right-hand side is [word][column][values of a word], 128 bytes per step, zero-padded in both directions. Rows of the left-hand
-// side are plain, but must be readable (and not NaN) up to a whole word.
+// Both operands are walked in words of four bytes along k: one float32, two bfloat16, or four eight-bit integers, which
+// are signed on one side and unsigned on the other, as processors multiply them. A tile of the right-hand side is
+// [word][column][values of a word], 128 bytes per step, zero-padded in both directions, or becomes that in registers (see
+// groups.h). Rows of the left-hand side are plain, but must be readable (and not NaN) up to a whole word.
 //
 // Every output has one accumulator, and k runs upwards from 0, in all variants: a row's result does not depend on
 // which rows are computed beside it.
 #pragma once
+
+#include <type_traits>
 
 #include "vec.h"
 
@@ -16,12 +19,16 @@ constexpr int kWordBytes = 4;
 constexpr int kStepBytes = kTileColumns * kWordBytes;
 constexpr int kLineBytes = 64;
 
-// 12 rows of 2 accumulators, 2 columns and a broadcast fill 27 of 32 registers. Of 16 registers of half the width, 6 rows
-// of 2 accumulators, 2 columns and a broadcast fill 15.
+// What one register holds: compilers keep sums in registers only where a vector is one. Of 32 registers, 12 rows of 2
+// accumulators, 2 columns and a broadcast fill 27, and 6 rows of 4 with 4 columns 29. Of 16, 6 rows of 2 fill 15.
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 12, kMaxAccumulators = 24;
+constexpr int kRegisterBytes = 64, kMaxRows = 12, kMaxAccumulators = 24;
+#elif defined(__AVX2__)
+constexpr int kRegisterBytes = 32, kMaxRows = 6, kMaxAccumulators = 12;
+#elif defined(__aarch64__)
+constexpr int kRegisterBytes = 16, kMaxRows = 6, kMaxAccumulators = 24;
 #else
-constexpr int kMaxRows = 6, kMaxAccumulators = 12;
+constexpr int kRegisterBytes = 16, kMaxRows = 6, kMaxAccumulators = 12;
 #endif
 
 // How many of so many registers of columns are walked at once: one part of them after another.
@@ -35,18 +42,17 @@ struct int8 {
   int8_t value;
 };
 
-template <class T>
-struct SumOf {
-  typedef f32x16 type;
+// Of a tile; rows beside them hold signed values from -127 on. Those of uint4 are below 16.
+struct uint8 {
+  uint8_t value;
 };
 
-template <>
-struct SumOf<int8> {
-  typedef i32x16 type;
+struct uint4 {
+  uint8_t value;
 };
 
 template <class T>
-using Sum = typename SumOf<T>::type;
+using Sum = std::conditional_t<sizeof(T) == 1, i32x16, f32x16>;
 
 template <class T>
 constexpr int64_t kWordValues = kWordBytes / sizeof(T);
@@ -56,12 +62,6 @@ constexpr int64_t words(int64_t values) {
   return (values + kWordValues<T> - 1) / kWordValues<T>;
 }
 
-// What one register holds: compilers keep sums in registers only where a vector is one.
-#if defined(__AVX512F__)
-constexpr int kRegisterBytes = 64;
-#else
-constexpr int kRegisterBytes = 32;
-#endif
 constexpr int kParts = 64 / kRegisterBytes;
 typedef float FloatPart __attribute__((vector_size(kRegisterBytes)));
 typedef int32_t IntPart __attribute__((vector_size(kRegisterBytes)));
@@ -69,22 +69,26 @@ typedef uint32_t WordPart __attribute__((vector_size(kRegisterBytes)));
 typedef int16_t PairPart __attribute__((vector_size(kRegisterBytes)));
 
 template <class T>
-struct SumPartOf {
-  typedef FloatPart type;
-};
-
-template <>
-struct SumPartOf<int8> {
-  typedef IntPart type;
-};
-
-template <class T>
-using SumPart = typename SumPartOf<T>::type;
+using SumPart = std::conditional_t<sizeof(T) == 1, IntPart, FloatPart>;
 
 static ALWAYS_INLINE WordPart load_part(const char* p) {
   WordPart v;
   std::memcpy(&v, p, sizeof v);
   return v;
+}
+
+// The bytes of a part of a tile's columns, one in each lane: compilers take many instructions to widen a short vector.
+static ALWAYS_INLINE WordPart bytes_part(const char* codes, int part) {
+#if defined(__AVX512F__)
+  return (WordPart)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes) + part));
+#elif defined(__AVX2__)
+  return (WordPart)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + part * 8)));
+#else
+  typedef uint8_t Bytes __attribute__((vector_size(kRegisterBytes / sizeof(float))));
+  Bytes bytes;
+  std::memcpy(&bytes, codes + part * sizeof bytes, sizeof bytes);
+  return __builtin_convertvector(bytes, WordPart);
+#endif
 }
 
 static ALWAYS_INLINE WordPart splat_part(const char* p) {
@@ -99,9 +103,7 @@ static ALWAYS_INLINE FloatPart fma_part(WordPart a, WordPart b, FloatPart c) {
 #elif defined(__FMA__)
   return (FloatPart)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
-  for (int i = 0; i < kRegisterBytes / kWordBytes; ++i)
-    c[i] = __builtin_fmaf(((FloatPart)a)[i], ((FloatPart)b)[i], c[i]);
-  return c;
+  return (FloatPart)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return (FloatPart)a * (FloatPart)b + c;
 #endif
@@ -119,18 +121,30 @@ template <>
 ALWAYS_INLINE FloatPart multiply_add_part<bf16>(WordPart a, WordPart b, FloatPart acc) {
 #if defined(__AVX512BF16__)
   return (FloatPart)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (FloatPart)vbfdotq_f32((float32x4_t)acc, vreinterpretq_bf16_u32((uint32x4_t)a),
+                                vreinterpretq_bf16_u32((uint32x4_t)b));
 #else
   return fma_part(a & 0xffff0000u, b & 0xffff0000u, fma_part(a << 16, b << 16, acc));
 #endif
 }
 
-#if !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Compilers would rather add up the products of several steps first, for which there are no registers.
+static ALWAYS_INLINE IntPart add_product(IntPart acc, __m256i product) {
+  acc += (IntPart)product;
+  asm("" : "+x"(acc));
+  return acc;
+}
+#endif
+
+#if !defined(__AVX512VNNI__) && !defined(__ARM_FEATURE_MATMUL_INT8)
 // acc + the sum of two products of 16-bit integers in each lane.
 static ALWAYS_INLINE IntPart multiply_add_pairs(WordPart a, WordPart b, IntPart acc) {
 #if defined(__AVX512BW__)
   return acc + (IntPart)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-  return acc + (IntPart)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  return add_product(acc, _mm256_madd_epi16((__m256i)a, (__m256i)b));
 #else
   const IntPart low = ((IntPart)(a << 16) >> 16) * ((IntPart)(b << 16) >> 16);
   return acc + low + ((IntPart)a >> 16) * ((IntPart)b >> 16);
@@ -142,6 +156,8 @@ template <>
 ALWAYS_INLINE IntPart multiply_add_part<int8>(WordPart a, WordPart b, IntPart acc) {
 #if defined(__AVX512VNNI__)
   return (IntPart)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return (IntPart)vusdotq_s32((int32x4_t)acc, (uint8x16_t)a, (int8x16_t)b);
 #else
   // Bytes 0 and 2, and bytes 1 and 3, as pairs of 16 bits. (One instruction of AVX2 would do all, and saturates.)
   const WordPart even = (WordPart)((PairPart)(b << 8) >> 8), odd = (WordPart)((PairPart)b >> 8);
@@ -150,29 +166,20 @@ ALWAYS_INLINE IntPart multiply_add_part<int8>(WordPart a, WordPart b, IntPart ac
 #endif
 }
 
-static ALWAYS_INLINE u32x16 load_words(const char* p) {
-  u32x16 v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
+template <>
+ALWAYS_INLINE IntPart multiply_add_part<uint8>(WordPart a, WordPart b, IntPart acc) {
+  return multiply_add_part<int8>(b, a, acc);
 }
 
-static ALWAYS_INLINE u32x16 splat_word(const char* p) {
-  uint32_t word;
-  std::memcpy(&word, p, sizeof word);
-  return u32x16{} + word;
-}
-
-// The same of whole vectors, where they need not stay in registers.
-template <class T>
-static ALWAYS_INLINE Sum<T> multiply_add(u32x16 a, u32x16 b, Sum<T> acc) {
-  WordPart x[kParts], y[kParts];
-  SumPart<T> z[kParts];
-  std::memcpy(x, &a, sizeof x);
-  std::memcpy(y, &b, sizeof y);
-  std::memcpy(z, &acc, sizeof z);
-  for (int p = 0; p < kParts; ++p) z[p] = multiply_add_part<T>(x[p], y[p], z[p]);
-  std::memcpy(&acc, z, sizeof acc);
-  return acc;
+template <>
+ALWAYS_INLINE IntPart multiply_add_part<uint4>(WordPart a, WordPart b, IntPart acc) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  // No sum of two such products saturates.
+  const __m256i pairs = _mm256_maddubs_epi16((__m256i)b, (__m256i)a);
+  return add_product(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#else
+  return multiply_add_part<int8>(b, a, acc);
+#endif
 }
 
 // Lines of memory to fetch while computing: `lines` of them per four steps.
@@ -181,26 +188,38 @@ struct Prefetch {
   int lines;
 };
 
-template <class T, int ROWS, int PARTS>
-static ALWAYS_INLINE void dot_step(const char* const (&a)[(ROWS + 2) / 3], int64_t a_stride, int64_t offset,
-                                   const char* tile, int64_t tile_bytes, int first, SumPart<T> (&acc)[ROWS][PARTS]) {
-  constexpr int kInTile = kTileVectors * kParts;
-  WordPart columns[PARTS];
+// The parts of registers in which a tile's 32 columns lie.
+constexpr int kPartsOfTile = kTileVectors * kParts;
+
+// Yields the words of consecutive tiles' columns: part p of them `step` steps from where it is.
+struct Words {
+  const char* at;
+  int64_t tile_bytes;
+
+  ALWAYS_INLINE WordPart part(int step, int p) const {
+    return load_part(at + p / kPartsOfTile * tile_bytes + step * kStepBytes + p % kPartsOfTile * kRegisterBytes);
+  }
+  ALWAYS_INLINE void advance(int steps) { at += steps * kStepBytes; }
+};
+
+template <class T, class Columns, int ROWS, int PARTS>
+static ALWAYS_INLINE void dot_step(const char* const (&a)[(ROWS + 2) / 3], int64_t a_stride, const Columns& columns,
+                                   int step, int first, SumPart<T> (&acc)[ROWS][PARTS]) {
+  WordPart column[PARTS];
 #pragma GCC unroll 16
-  for (int p = 0; p < PARTS; ++p)
-    columns[p] = load_part(tile + (first + p) / kInTile * tile_bytes + (first + p) % kInTile * kRegisterBytes);
+  for (int p = 0; p < PARTS; ++p) column[p] = columns.part(step, first + p);
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r) {
-    const WordPart row = splat_part(a[r / 3] + (r % 3) * a_stride + offset);
+    const WordPart row = splat_part(a[r / 3] + (r % 3) * a_stride + step * kWordBytes);
 #pragma GCC unroll 16
-    for (int p = 0; p < PARTS; ++p) acc[r][p] = multiply_add_part<T>(row, columns[p], acc[r][p]);
+    for (int p = 0; p < PARTS; ++p) acc[r][p] = multiply_add_part<T>(row, column[p], acc[r][p]);
   }
 }
 
-// acc[r][p] += the words of row r times the columns of consecutive tiles: those of part `first` and after it.
-template <class T, int ROWS, int PARTS>
-static ALWAYS_INLINE void dot_parts(const char* a, int64_t a_stride, const char* tile, int64_t tile_bytes, int64_t steps,
-                                    int first, SumPart<T> (&acc)[ROWS][PARTS], Prefetch prefetch) {
+// acc[r][p] += the words of row r times the columns, those of part `first` and after it; `columns` has moved on then.
+template <class T, class Columns, int ROWS, int PARTS>
+static ALWAYS_INLINE void dot_parts(const char* a, int64_t a_stride, Columns& columns, int64_t steps, int first,
+                                    SumPart<T> (&acc)[ROWS][PARTS], Prefetch prefetch) {
   constexpr int kUnroll = 4;
   // every third row has a pointer, the two after it are reached through the addressing mode
   const char* rows[(ROWS + 2) / 3];
@@ -211,14 +230,13 @@ static ALWAYS_INLINE void dot_parts(const char* a, int64_t a_stride, const char*
     for (int line = 0; line < prefetch.lines; ++line) __builtin_prefetch(prefetch.next + line * kLineBytes);
     prefetch.next += prefetch.lines * kLineBytes;
 #pragma GCC unroll 4
-    for (int u = 0; u < kUnroll; ++u)
-      dot_step<T, ROWS, PARTS>(rows, a_stride, u * kWordBytes, tile + u * kStepBytes, tile_bytes, first, acc);
+    for (int u = 0; u < kUnroll; ++u) dot_step<T, Columns, ROWS, PARTS>(rows, a_stride, columns, u, first, acc);
 #pragma GCC unroll 4
     for (int g = 0; g < (ROWS + 2) / 3; ++g) rows[g] += kUnroll * kWordBytes;
-    tile += kUnroll * kStepBytes;
+    columns.advance(kUnroll);
   }
-  for (; k < steps; ++k, tile += kStepBytes) {
-    dot_step<T, ROWS, PARTS>(rows, a_stride, 0, tile, tile_bytes, first, acc);
+  for (; k < steps; ++k, columns.advance(1)) {
+    dot_step<T, Columns, ROWS, PARTS>(rows, a_stride, columns, 0, first, acc);
     for (const char*& row : rows) row += kWordBytes;
   }
 }
@@ -227,13 +245,14 @@ static ALWAYS_INLINE void dot_parts(const char* a, int64_t a_stride, const char*
 template <class T, int ROWS, int TILES>
 static ALWAYS_INLINE void dot(const char* a, int64_t a_stride, const char* tile, int64_t tile_bytes, int64_t steps,
                               Sum<T> (&acc)[ROWS][TILES * kTileVectors], Prefetch prefetch = {nullptr, 0}) {
-  constexpr int kAll = TILES * kTileVectors * kParts, kAtOnce = parts_at_once(ROWS, kAll);
+  constexpr int kAll = TILES * kPartsOfTile, kAtOnce = parts_at_once(ROWS, kAll);
   for (int first = 0; first < kAll; first += kAtOnce) {
     SumPart<T> sums[ROWS][kAtOnce];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
       std::memcpy(sums[r], reinterpret_cast<const char*>(acc[r]) + first * kRegisterBytes, sizeof sums[r]);
-    dot_parts<T, ROWS, kAtOnce>(a, a_stride, tile, tile_bytes, steps, first, sums, first ? Prefetch{nullptr, 0} : prefetch);
+    Words columns{tile, tile_bytes};
+    dot_parts<T, Words, ROWS, kAtOnce>(a, a_stride, columns, steps, first, sums, first ? Prefetch{nullptr, 0} : prefetch);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
       std::memcpy(reinterpret_cast<char*>(acc[r]) + first * kRegisterBytes, sums[r], sizeof sums[r]);

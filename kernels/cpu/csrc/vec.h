@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
@@ -43,8 +45,12 @@ static ALWAYS_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   for (int i = 0; i < 2; ++i) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
   return z.whole;
 #elif defined(__aarch64__)
-  for (int i = 0; i < kLanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return c;
+  union Quarters {
+    f32x16 whole;
+    float32x4_t quarter[4];
+  } x{a}, y{b}, z{c};
+  for (int i = 0; i < 4; ++i) z.quarter[i] = vfmaq_f32(z.quarter[i], x.quarter[i], y.quarter[i]);
+  return z.whole;
 #else
   return a * b + c;
 #endif

@@ -1,0 +1,51 @@
+// Codes of MXFP4 (e2m1) as values of rows: float32 or bfloat16, both of which have all of them.
+//
+// A byte has two consecutive values of a column, the first in its low half: one word of bfloat16, or two of float32.
+#pragma once
+
+#include "tile.h"
+
+// A step has as many codes for a column as a word has values: with float32, every second one begins in the middle.
+template <class T>
+constexpr int64_t kMxfp4StepBytes = kTileColumns * kWordValues<T> / 2;
+
+// The float32 of each lane's lowest four bits, of which no other bits may be set.
+static ALWAYS_INLINE WordPart e2m1_to_float(WordPart code) {
+  const WordPart magnitude = code & 7;
+  // Below 2 there is no exponent: the value is 0 or 0.5.
+  const WordPart is_small = (WordPart)((IntPart)magnitude < 2);
+  return (code & 8) << 28 | (is_small & (magnitude * (126u << 23))) |
+         (~is_small & ((magnitude << 22) + (126u << 23)));
+}
+
+// The words of a part of a tile's columns, whose bytes begin at `codes`: with float32 of the first or the second value.
+template <class T>
+static ALWAYS_INLINE WordPart decode_mxfp4(const char* codes, int part, int which);
+
+template <>
+ALWAYS_INLINE WordPart decode_mxfp4<float>(const char* codes, int part, int which) {
+  const WordPart code = bytes_part(codes, part) >> (4 * which);
+#if defined(__AVX512F__)
+  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
+                                       -3.0f, -4.0f, -6.0f);
+  // The instruction looks at four bits.
+  return (WordPart)_mm512_permutexvar_ps((__m512i)code, values);
+#else
+  return e2m1_to_float(code & 15);
+#endif
+}
+
+template <>
+ALWAYS_INLINE WordPart decode_mxfp4<bf16>(const char* codes, int part, int) {
+  const WordPart both = bytes_part(codes, part);
+#if defined(__AVX512BW__)
+  // Of 6, 4, 3, 2 and of 1.5, 1, 0.5, 0, and of their negatives. The instruction looks at five bits of each half of a
+  // word, of which the lower half has one too many: the table is there twice.
+  const int64_t large = 0x40c0408040404000, small = 0x3fc03f803f000000, sign = 0x8000800080008000;
+  const __m512i values =
+      _mm512_setr_epi64(small, large, small | sign, large | sign, small, large, small | sign, large | sign);
+  return (WordPart)_mm512_permutexvar_epi16((__m512i)(both | both << 12), values);
+#else
+  return e2m1_to_float(both & 15) >> 16 | e2m1_to_float(both >> 4);
+#endif
+}
