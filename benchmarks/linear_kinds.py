@@ -1,0 +1,122 @@
+"""Linear layers by what their weights are in: milliseconds of a layer, on one core, by the thread's own time.
+
+    python -m benchmarks.linear_kinds [--cpu x86-64-v3] [--dtype bfloat16] [--rows 1,4,32] [--rounds 10] [--out FILE]
+
+A program multiplies rows by four layers of 2,880 to 5,760, the experts' shape of gpt-oss-20b, with random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from alignedserve.ops.quantise import Part
+
+NUM_IN, NUM_OUT, NUM_LAYERS = 2880, 5760, 4
+
+
+@dataclass(frozen=True)
+class Taken:
+    kind: str
+    # Milliseconds of a layer, by the number of rows.
+    ms: dict[int, float]
+
+
+def weights() -> dict[str, Part]:
+    import torch
+
+    from alignedserve.kernels.int4 import quantise_int4
+    from alignedserve.kernels.quantised import MXFP4, QuantisedWeight, quantise_fp8, quantise_int8
+
+    torch.manual_seed(0)
+    plain = torch.randn(NUM_OUT, NUM_IN) * NUM_IN**-0.5
+    codes, scales = torch.randint(0, 16, plain.shape), torch.ones(NUM_OUT, NUM_IN // 32)
+    return {
+        "in the dtype": plain,
+        "int8": quantise_int8(plain),
+        "int4": quantise_int4(plain),
+        "fp8": quantise_fp8(plain),
+        "mxfp4": QuantisedWeight(MXFP4, codes.byte(), scales.bfloat16(), None, 32),
+    }
+
+
+def measure(kind: str, weight: Part, dtype_name: str, rows: list[int], num_rounds: int) -> Taken:
+    import torch
+
+    from alignedserve.kernels.cpu.program import Value
+    from alignedserve.ops.cpu_ops import CpuOps
+    from alignedserve.ops.step import StepInputs
+
+    torch.set_num_threads(1)
+    ops = CpuOps(getattr(torch, dtype_name), num_threads=1)
+    layers = [ops.linear_weight([weight]) for _ in range(NUM_LAYERS)]
+    head = ops.linear_weight([torch.ones(1, NUM_OUT)])
+
+    def of_rows(count: int) -> float:
+        step, table = StepInputs(count, 1, 1), ops.parameter(torch.randn(count, NUM_IN))
+
+        def forward(step: StepInputs) -> Value:
+            x = ops.embed(table, step.token_ids)
+            return [ops.linear(x, layer) for layer in layers][-1]
+
+        model = ops.compile(forward, lambda x: ops.linear(x, head), step, 1)
+        step.host.token_ids[:count] = range(count)
+        step.host.query_start[:2], step.host.context_len[0] = [0, count], count
+        step.commit(count, 1, 0)
+        least_s = float("inf")
+        for _ in range(num_rounds):
+            begun_s = time.thread_time()
+            model.forward()
+            least_s = min(least_s, time.thread_time() - begun_s)
+        return 1e3 * least_s / NUM_LAYERS
+
+    return Taken(kind, {count: of_rows(count) for count in rows})
+
+
+def page(command: str, cpu: str, dtype: str, name: str, found: list[Taken]) -> str:
+    """Markdown."""
+    rows = list(found[0].ms)
+    lines = [
+        f"`{command}`, {name}, built for {cpu}, rows in {dtype}, one thread; "
+        f"ms of a layer of {NUM_IN:,} to {NUM_OUT:,}",
+        "",
+        "| weights | " + " | ".join("1 row" if count == 1 else f"{count} rows" for count in rows) + " |",
+        "| --- |" + " ---: |" * len(rows),
+    ]
+    lines += [
+        f"| {each.kind} | " + " | ".join(f"{each.ms[count]:.2f}" for count in rows) + " |" for each in found
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cpu", default="native", help="what the kernels are built for, such as x86-64-v3")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--rows", default="1,4,32", help="separated by commas")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    options = parser.parse_args()
+    # It is read when the library is loaded, which is not yet.
+    os.environ["ALIGNEDSERVE_CPU"] = options.cpu
+    from benchmarks.cpu_vs_vllm import cpu_name
+    from benchmarks.pages import command_of, publish
+
+    rows = [int(count) for count in options.rows.split(",")]
+    found = [measure(kind, weight, options.dtype, rows, options.rounds) for kind, weight in weights().items()]
+    command = command_of("linear_kinds")
+    publish(
+        page(command, options.cpu, options.dtype, cpu_name(), found), command, {"taken": found}, options.out
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
