@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from alignedserve.engine.engine import Engine
 from tests import second_runs
@@ -25,8 +25,11 @@ from tests import second_runs
 torch.set_num_threads(1)
 
 
-# A property test that fails says how to repeat that: seeds and other arguments, and a blob for `reproduce_failure`.
-settings.register_profile("tests", print_blob=True)
+# A property test that fails says how to repeat that: seeds and other arguments, and a blob for `reproduce_failure`. How
+# long an example takes is the machine's affair.
+settings.register_profile(
+    "tests", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tests")
 
 # The folders, and files of other folders, whose tests start processes or listen on sockets: how busy the machine is may
