@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3MoeConfig
 from transformers.integrations.mxfp4 import FP4_VALUES, convert_moe_packed_tensors
 
 from tests import tiny_models
@@ -26,6 +26,13 @@ _WIDE: dict[str, Any] = _COMMON | dict(
 MODELS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**_WIDE),
     "qwen2-tied": lambda: Qwen2Config(**_WIDE, tie_word_embeddings=True),
+}
+_EXPERTS: dict[str, Any] = _WIDE | dict(num_experts_per_tok=2)
+MIXTURES: dict[str, Any] = {
+    "qwen3-moe": lambda: Qwen3MoeConfig(
+        **_EXPERTS, num_experts=4, moe_intermediate_size=128, norm_topk_prob=True
+    ),
+    "mixtral": lambda: MixtralConfig(**_EXPERTS, num_local_experts=4),
 }
 Tensors = dict[str, torch.Tensor]
 # From a layer's weight to its tensors, by what follows its name, and to what they stand for.
@@ -239,13 +246,13 @@ FORMATS: dict[str, Format] = {
 
 
 def is_linear(name: str) -> bool:
-    return name.endswith("_proj.weight")
+    return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight"))
 
 
 def build(model: str, form: Format, directory: Path) -> tuple[Path, Path]:
     """Saves a checkpoint in this format, and the same model in float32. Returns their directories."""
     torch.manual_seed(3)
-    made = AutoModelForCausalLM.from_config(MODELS[model](), attn_implementation="eager")
+    made = AutoModelForCausalLM.from_config((MODELS | MIXTURES)[model](), attn_implementation="eager")
     _make_biases_and_norms_matter(made)
     made.save_pretrained(directory / "random")
     return convert(directory / "random", form, directory)

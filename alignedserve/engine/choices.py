@@ -124,10 +124,9 @@ def _check_quantised(
         raise ValueError(f"quantization={config.quantization!r}: {where} already")
     if config.load_format == "dummy":
         raise ValueError("load_format='dummy': " + where + ", and random weights are not")
-    if model_config.moe and (is_triton or not model_config.moe.is_stacked):
-        on_gpu = " on a GPU" if model_config.moe.is_stacked else ""
+    if model_config.moe and is_triton:
         raise ValueError(
-            f"{where}, and a mixture of {model_config.moe.num_experts} experts is not so far{on_gpu}"
+            f"{where}, and a mixture of {model_config.moe.num_experts} experts is not so far on a GPU"
         )
 
 

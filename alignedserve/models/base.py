@@ -80,6 +80,10 @@ class Layers:
     def experts(self, spec: ExpertsSpec, take: TakeExpert) -> Experts:
         return self._ops.expert_weights(spec, take)
 
+    def weight(self, layer: str, num_out: int, num_in: int) -> Part:
+        """Returns a linear layer's weight as the checkpoint has it: it is to be copied before much else is taken."""
+        return self._weights.linear(layer, num_out, num_in)
+
     def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
         """Of such a layer of all experts, which is one in the checkpoint, the weight of each."""
         return self._weights.of_experts(layer, num_experts, num_out, num_in)
@@ -156,6 +160,12 @@ class Layers:
             return weight
         adapters = self._adapters.take(names, out_features, in_features)
         return self._adapted(weight, adapters, outputs, inputs)
+
+    def router(self, name: str, num_experts: int, width: int, bias: bool) -> Linear:
+        """Makes a mixture's router, which no checkpoint has in codes, and no adapter changes."""
+        weight = self._weights.take(f"{name}.weight", (num_experts, width))
+        biases = [self._weights.take(f"{name}.bias", (num_experts,))] if bias else None
+        return self._ops.linear_weight([weight], biases)
 
     def linear_split(
         self,

@@ -93,9 +93,7 @@ def _mixture(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: Ex
         is_split=layers.shard.size > 1,
         swiglu=ClampedSwiglu(*moe.clamped_swiglu) if moe.clamped_swiglu else None,
     )
-    router = layers.linear(
-        [f"{prefix}.{names.router}"], [moe.num_experts], hidden, bias=moe.is_stacked, can_adapt=False
-    )
+    router = layers.router(f"{prefix}.{names.router}", moe.num_experts, hidden, bias=moe.is_stacked)
     if moe.is_stacked:
         return ExpertMlp(router, layers.experts(spec, _stacked(moe, hidden, layers, f"{prefix}.experts")))
     return ExpertMlp(
@@ -111,9 +109,9 @@ def _one_by_one(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names:
     def take(number: int) -> Expert:
         expert = f"{prefix}.{number}"
         return Expert(
-            gate=layers.tensor(f"{expert}.{names.gate}.weight", inner, hidden)[mine],
-            up=layers.tensor(f"{expert}.{names.up}.weight", inner, hidden)[mine],
-            down=layers.tensor(f"{expert}.{names.down}.weight", hidden, inner)[:, mine],
+            gate=outputs_of(layers.weight(f"{expert}.{names.gate}", inner, hidden), mine),
+            up=outputs_of(layers.weight(f"{expert}.{names.up}", inner, hidden), mine),
+            down=inputs_of(layers.weight(f"{expert}.{names.down}", hidden, inner), mine),
         )
 
     return take

@@ -290,10 +290,39 @@ def test_fp8_is_refused_on_gpus_that_can_not_convert_it(
     assert "\n" not in str(raised.value)
 
 
-def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path) -> None:
-    directory = tiny_models.build("qwen3-moe", tmp_path)
-    (directory / "config.json").write_text(
-        (directory / "config.json").read_text()[:-2] + ', "quantization_config": {"quant_method": "fp8"}}'
-    )
-    with pytest.raises(ValueError, match=r"is quantised \(fp8\), and a mixture of 8 experts is not so far"):
-        make_engine(directory)
+@pytest.mark.parametrize(("model", "form"), [("qwen3-moe", "fp8-block"), ("mixtral", "float-channel")])
+@pytest.mark.parametrize("options", [{}, {"attention_backend": "torch"}, {"max_prefill_chunk": 7}], ids=str)
+def test_experts_in_fp8_say_what_their_values_in_float32_say(
+    built: Built, model: str, form: str, options: dict[str, Any]
+) -> None:
+    stored, plain = built(model, form)
+    assert said(stored, **options) == tiny_models.greedy(plain)
+
+
+@pytest.mark.parametrize("form", ["w8a8", "awq-64", "gptq-4-128", "w8a16-64-asym"])
+def test_experts_in_integers_say_the_same_with_both_backends(built: Built, form: str) -> None:
+    """The bound is that of layers without experts."""
+    stored, plain = built("qwen3-moe", form)
+    exact = expected_logprobs(plain, rounds_rows=False)
+    native, torch_alone = (logprobs(stored, backend, None) for backend in ("cpu", "torch"))
+    lost = (torch_alone - exact).abs().mean()
+    assert 0 < lost < 3 * 0.02 * exact.std()
+    assert (native - torch_alone).abs().mean() < 0.3 * lost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["float-channel", "w8a8"])
+def test_ranks_divide_experts_in_codes(built: Built, form: str) -> None:
+    """Ranks round the rows that they have: with eight bits only the bounds of one process hold."""
+    stored, plain = built("qwen3-moe", form)
+    exact = expected_logprobs(plain, rounds_rows=False)
+    divided = logprobs(stored, "cpu", None, tensor_parallel_size=2)
+    assert (divided - exact).abs().mean() < (1e-4 if form == "float-channel" else 3 * 0.02 * exact.std())
+
+
+def test_gpus_refuse_experts_in_codes_by_name(built: Built) -> None:
+    stored, _ = built("qwen3-moe", "fp8-block")
+    with pytest.raises(
+        ValueError, match=r"is quantised \(fp8\), and a mixture of 4 experts is not so far on a GPU"
+    ):
+        make_engine(stored, attention_backend="triton")

@@ -37,10 +37,10 @@ def said(directory: Path, scheme: str, backend: str = "cpu", **options: Any) -> 
     return tokens(run(engine, prompts(), greedy_params()))
 
 
-def logprobs(directory: Path, backend: str, quantization: str | None) -> torch.Tensor:
+def logprobs(directory: Path, backend: str, quantization: str | None, **options: Any) -> torch.Tensor:
     """Of all prompts' tokens."""
     params = greedy_params(max_tokens=1, prompt_logprobs=0)
-    engine = make_instance(directory, attention_backend=backend, quantization=quantization)
+    engine = make_instance(directory, attention_backend=backend, quantization=quantization, **options)
     found = [
         each.logprobs[0]
         for outputs in run(engine, prompts(), params)
