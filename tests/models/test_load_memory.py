@@ -23,13 +23,17 @@ def test_loading_peaks_below_a_quarter_more_than_the_model(dtype: str) -> None:
     [
         ["--dtype", "bfloat16"],
         pytest.param(["--dtype", "float32"], marks=pytest.mark.slow),
-        pytest.param(["--dtype", "bfloat16", "--quantization", "int8"], marks=pytest.mark.slow),
+        # Some 20 MB are there for a moment, whatever the size: a quarter of what 0.3 GB are in int8.
+        pytest.param(
+            ["--dtype", "bfloat16", "--quantization", "int8", "--gigabytes", "0.9"], marks=pytest.mark.slow
+        ),
     ],
     ids=" ".join,
 )
 @pytest.mark.parametrize("form", ["qwen3-moe", "gpt-oss"])
 def test_experts_are_loaded_one_by_one(form: str, options: list[str]) -> None:
-    """All experts of a layer at once, in the checkpoint's dtype, would be a third of the checkpoint more."""
+    """All experts of a layer at once, in the checkpoint's dtype, would be a third of the checkpoint more, and 0.43 of
+    the larger one's model."""
     assert 0.9 < ratio_of("--mixture", form, *options) < 1.25
 
 
