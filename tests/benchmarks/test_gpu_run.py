@@ -48,7 +48,7 @@ def test_one_call_measures_writes_and_prints(tmp_path: Path, capsys: pytest.Capt
 def test_a_part_or_case_that_fails_is_recorded_and_the_next_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of luck")
 
     bench = tiny_bench(tmp_path)
