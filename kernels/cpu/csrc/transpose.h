@@ -38,6 +38,24 @@ static ALWAYS_INLINE void transpose16(const uint32_t* const* rows, int64_t offse
 }
 #endif
 
+#if !defined(__AVX512F__)
+typedef uint32_t u32x4 __attribute__((vector_size(16)));
+
+// 4 x 4 of them: out[j * out_stride + i] = rows[i][offset + j].
+static ALWAYS_INLINE void transpose4(const uint32_t* const* rows, int64_t offset, uint32_t* out, int64_t out_stride) {
+  u32x4 a[4];
+  for (int i = 0; i < 4; ++i) std::memcpy(&a[i], rows[i] + offset, sizeof a[i]);
+  const u32x4 low02 = __builtin_shufflevector(a[0], a[2], 0, 4, 1, 5);
+  const u32x4 high02 = __builtin_shufflevector(a[0], a[2], 2, 6, 3, 7);
+  const u32x4 low13 = __builtin_shufflevector(a[1], a[3], 0, 4, 1, 5);
+  const u32x4 high13 = __builtin_shufflevector(a[1], a[3], 2, 6, 3, 7);
+  const u32x4 columns[4] = {
+      __builtin_shufflevector(low02, low13, 0, 4, 1, 5), __builtin_shufflevector(low02, low13, 2, 6, 3, 7),
+      __builtin_shufflevector(high02, high13, 0, 4, 1, 5), __builtin_shufflevector(high02, high13, 2, 6, 3, 7)};
+  for (int j = 0; j < 4; ++j) std::memcpy(out + j * out_stride, &columns[j], sizeof columns[j]);
+}
+#endif
+
 // out[j * out_stride + i] = rows[i][offset + j] for i < 16, j < count (<= 16); only `count` words of a row are read.
 static ALWAYS_INLINE void transpose16(const uint32_t* const* rows, int64_t offset, int count, uint32_t* out,
                                       int64_t out_stride) {
@@ -48,7 +66,10 @@ static ALWAYS_INLINE void transpose16(const uint32_t* const* rows, int64_t offse
   for (int j = 0; j < 16; ++j)
     if (j < count) _mm512_storeu_si512(out + j * out_stride, columns[j]);
 #else
-  for (int j = 0; j < count; ++j)
+  int j = 0;
+  for (; j + 4 <= count; j += 4)
+    for (int i = 0; i < 16; i += 4) transpose4(rows + i, offset + j, out + j * out_stride + i, out_stride);
+  for (; j < count; ++j)
     for (int i = 0; i < 16; ++i) out[j * out_stride + i] = rows[i][offset + j];
 #endif
 }
