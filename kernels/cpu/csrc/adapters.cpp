@@ -36,9 +36,7 @@ template <class T>
 f32x16 expanded(const Expansion<T>& expansion, const int32_t* parts) {
   f32x16 sum = expansion.of_part(parts[0]);
   for (int32_t part = parts[0] + 1; part <= parts[kLanes - 1]; ++part) {
-    const f32x16 of_part = expansion.of_part(part);
-    for (int lane = 0; lane < kLanes; ++lane)
-      if (parts[lane] == part) sum[lane] = of_part[lane];
+    sum = choose(load_lanes<i32x16>(parts) == part, expansion.of_part(part), sum);
   }
   return sum;
 }

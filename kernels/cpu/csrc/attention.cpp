@@ -133,7 +133,7 @@ __attribute__((noinline)) void mask(const Task<T>& task, int64_t row, int rows, 
     for (int v = 0; v < kKeyVectors; ++v) {
       const i32x16 key = iota_i32() + int32_t(first_key + v * kLanes);
       const i32x16 visible = (key <= position) & (key > earliest);
-      scores[r][v] = visible ? scores[r][v] : splat(-std::numeric_limits<float>::infinity());
+      scores[r][v] = choose(visible, scores[r][v], splat(-std::numeric_limits<float>::infinity()));
     }
   }
 }

@@ -60,27 +60,14 @@ struct GroupForm {
 
   // Of the columns of a part, of a group that begins at `group`.
   ALWAYS_INLINE FloatPart scales(const char* group, int part) const {
-    constexpr int kValues = kRegisterBytes / sizeof(float);
     return has_float_scales ? (FloatPart)load_part(group + part * kRegisterBytes)
-                            : bf16_part(group + part * kValues * sizeof(bf16));
+                            : (FloatPart)(halves_part(group, part) << 16);
   }
   ALWAYS_INLINE IntPart zeros(const char* group, int part) const {
     typedef int16_t Narrow __attribute__((vector_size(kRegisterBytes / 2)));
     Narrow narrow;
     std::memcpy(&narrow, group + header_bytes - kTileColumns * 2 + part * sizeof narrow, sizeof narrow);
     return __builtin_convertvector(narrow, IntPart);
-  }
-
- private:
-  static ALWAYS_INLINE FloatPart bf16_part(const char* values) {
-#if defined(__AVX512F__)
-    return load(reinterpret_cast<const bf16*>(values));
-#else
-    typedef uint16_t Narrow __attribute__((vector_size(kRegisterBytes / 2)));
-    Narrow narrow;
-    std::memcpy(&narrow, values, sizeof narrow);
-    return (FloatPart)(__builtin_convertvector(narrow, WordPart) << 16);
-#endif
   }
 };
 

@@ -27,14 +27,14 @@ ALWAYS_INLINE u32x16 mix(u32x16 x) {
 
 ALWAYS_INLINE f32x16 gumbel(u32x16 column, uint32_t key_low, uint32_t key_high) {
   const u32x16 hash = mix(mix(column ^ key_low) ^ key_high);
-  const f32x16 rounded_u = (__builtin_convertvector(hash, f32x16) + 0.5f) * 0x1p-32f;
+  const f32x16 rounded_u = (to_float(hash) + 0.5f) * 0x1p-32f;
   // the last 128 hashes round to 1, whose noise would be -inf
   const f32x16 below_one = splat(1.0f - 0x1p-24f);
-  const f32x16 u = rounded_u < below_one ? rounded_u : below_one;
+  const f32x16 u = choose(rounded_u < below_one, rounded_u, below_one);
   // log1p(-u), exact to rounding for small u too: log(w) corrected by how far w = 1 - u was rounded
   const f32x16 w = 1.0f - u;
   const f32x16 rounded = log_lanes(w) * u / (1.0f - w);
-  const f32x16 exponential = w == splat(1.0f) ? u : -rounded;
+  const f32x16 exponential = choose(w == splat(1.0f), u, -rounded);
   return -log_lanes(exponential);
 }
 
@@ -48,12 +48,12 @@ void sample_row(const void* context, int, int64_t row) {
   for (int64_t i = 0; i < rows.width; i += kLanes) {
     const int64_t left = rows.width - i;
     f32x16 x = load_up_to(logits + i, left);
-    if (left < kLanes) x = iota() < splat(float(left)) ? x : splat(-std::numeric_limits<float>::infinity());
+    if (left < kLanes) x = choose(iota() < float(left), x, splat(-std::numeric_limits<float>::infinity()));
     const u32x16 column = lane + uint32_t(i);
     const f32x16 value = x + gumbel(column, key_low, key_high);
     const i32x16 better = value > best;
-    best = better ? value : best;
-    best_column = better ? column : best_column;
+    best = choose(better, value, best);
+    best_column = choose(better, column, best_column);
   }
   int winner = 0;
   for (int i = 1; i < kLanes; ++i)

@@ -85,12 +85,18 @@ static ALWAYS_INLINE void pack_value_word(const bf16* const* keys, ValueColumns 
   _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, low, odd));
   _mm512_storeu_si512(to + 64, _mm512_permutex2var_epi16(even, high, odd));
 #else
-  uint16_t pairs[kTileColumns][2] = {};
-  for (int64_t i = 0; i < columns.count; ++i) {
-    pairs[i][0] = keys[0][columns.first + i].bits;
-    pairs[i][1] = keys[1][columns.first + i].bits;
+  typedef uint16_t Eight __attribute__((vector_size(16)));
+  for (int64_t i = 0; i < kTileColumns; i += 8) {
+    const int64_t left = columns.count - i;
+    Eight even = {}, odd = {};
+    for (auto [row, values] : {std::pair{&even, keys[0]}, {&odd, keys[1]}})
+      left >= 8 ? std::memcpy(row, values + columns.first + i, sizeof *row)
+                : std::memcpy(row, values + columns.first + i, std::max<int64_t>(left, 0) * sizeof(bf16));
+    const Eight low = __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11);
+    const Eight high = __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15);
+    std::memcpy(to + i * kWordBytes, &low, sizeof low);
+    std::memcpy(to + (i + 4) * kWordBytes, &high, sizeof high);
   }
-  std::memcpy(to, pairs, sizeof pairs);
 #endif
 }
 

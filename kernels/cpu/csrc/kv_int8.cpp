@@ -8,8 +8,6 @@
 
 namespace {
 
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
-
 constexpr float kNumSteps = 255.0f, kLeastSpan = 0x1p-100f;
 // adding it leaves the nearest integer, ties to even, in the low bits of the mantissa
 constexpr float kShift = 0x1.8p23f;
@@ -20,24 +18,7 @@ ALWAYS_INLINE f32x16 min(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
 #else
-  return a < b ? a : b;
-#endif
-}
-
-ALWAYS_INLINE f32x16 widen(u8x16 codes) {
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)codes));
-#else
-  return __builtin_convertvector(__builtin_convertvector(codes, i32x16), f32x16);
-#endif
-}
-
-// The lowest byte of each lane.
-ALWAYS_INLINE u8x16 narrow(u32x16 lanes) {
-#if defined(__AVX512F__)
-  return (u8x16)_mm512_cvtepi32_epi8((__m512i)lanes);
-#else
-  return __builtin_convertvector(lanes & 255u, u8x16);
+  return choose(a < b, a, b);
 #endif
 }
 
@@ -93,16 +74,16 @@ ALWAYS_INLINE void quantise_channels(const T* values, T* bounds, uint8_t* codes,
     const f32x16 span = high[i] - low[i] + nothing[i];
     const i32x16 is_finite = span < infinity, is_wide = is_finite & (span >= splat(kLeastSpan));
     const f32x16 nan = splat(std::numeric_limits<float>::quiet_NaN());
-    store_values<kIsWhole>(bounds + i * kLanes, is_finite ? low[i] : nan, n);
-    store_values<kIsWhole>(bounds + of.head_dim + i * kLanes, is_finite ? (is_wide ? high[i] : low[i]) : nan, n);
-    scale[i] = is_wide ? kNumSteps / span : f32x16{};
+    store_values<kIsWhole>(bounds + i * kLanes, choose(is_finite, low[i], nan), n);
+    store_values<kIsWhole>(bounds + of.head_dim + i * kLanes, choose(is_finite, choose(is_wide, high[i], low[i]), nan), n);
+    scale[i] = choose(is_wide, kNumSteps / span, f32x16{});
   }
   for (int64_t slot = 0; slot < num_filled; ++slot)
     for (int i = 0; i < kNum; ++i) {
       const f32x16 x = load_values<kIsWhole>(values + slot * of.head_dim + i * kLanes, n);
       const i32x16 is_wide = scale[i] > f32x16{};
       const u32x16 bits = (u32x16)((x - low[i]) * scale[i] + kShift) & (u32x16)is_wide;
-      store_codes<kIsWhole>(codes + slot * of.head_dim + i * kLanes, narrow(bits), n);
+      store_codes<kIsWhole>(codes + slot * of.head_dim + i * kLanes, low_bytes(bits), n);
     }
   for (int64_t slot = num_filled; slot < of.num_slots; ++slot)
     for (int i = 0; i < kNum; ++i) store_codes<kIsWhole>(codes + slot * of.head_dim + i * kLanes, u8x16{}, n);
@@ -119,9 +100,9 @@ ALWAYS_INLINE void dequantise_channels(T* values, const T* bounds, const uint8_t
   for (int64_t slot = 0; slot < of.num_slots; ++slot)
     for (int i = 0; i < kNum; ++i) {
       const int64_t at = slot * of.head_dim + i * kLanes;
-      const f32x16 code = widen(load_codes<kIsWhole>(codes + at, n));
+      const f32x16 code = to_float((i32x16)widen(load_codes<kIsWhole>(codes + at, n)));
       const f32x16 value = code * scale[i] + low[i];
-      store_values<kIsWhole>(values + at, code == splat(kNumSteps) ? high[i] : value, n);
+      store_values<kIsWhole>(values + at, choose(code == splat(kNumSteps), high[i], value), n);
     }
 }
 

@@ -15,33 +15,22 @@ constexpr float kRoundToInteger = 0x1.8p23f;
 // Likewise the nearest multiple of 2^-9, which is what e4m3 has below 2^-6.
 constexpr float kRoundToSubnormal = 0x1.8p14f, kLeastNormal = 0x1p-6f;
 
-typedef int8_t i8x16 __attribute__((vector_size(16)));
-
 static ALWAYS_INLINE f32x16 magnitude(f32x16 v) { return (f32x16)((u32x16)v & 0x7fffffffu); }
-
-// The lowest byte of each lane.
-static ALWAYS_INLINE u8x16 low_bytes(u32x16 lanes) {
-#if defined(__AVX512F__)
-  return (u8x16)_mm512_cvtepi32_epi8((__m512i)lanes);
-#else
-  return __builtin_convertvector(lanes & 255u, u8x16);
-#endif
-}
 
 // Rounds to e4m3; what is not finite becomes NaN.
 static ALWAYS_INLINE u8x16 to_fp8(f32x16 v) {
-  const f32x16 size = magnitude(v), clamped = size > kMaxFp8 ? splat(kMaxFp8) : size;
+  const f32x16 size = magnitude(v), clamped = choose(size > kMaxFp8, splat(kMaxFp8), size);
   const u32x16 bits = (u32x16)clamped;
   // Three bits of the mantissa stay, to nearest, ties to even; the exponent's bias is 7 in place of 127.
   const u32x16 normal = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120u << 3);
   const u32x16 subnormal = (u32x16)(clamped + kRoundToSubnormal) & 15u;
-  const u32x16 code = clamped < kLeastNormal ? subnormal : normal;
+  const u32x16 code = choose(clamped < kLeastNormal, subnormal, normal);
   const u32x16 is_finite = (u32x16)(size < std::numeric_limits<float>::infinity());
   return low_bytes((is_finite & (code | (u32x16)v >> 31 << 7)) | (~is_finite & 0x7fu));
 }
 
 static ALWAYS_INLINE f32x16 from_fp8(u8x16 codes) {
-  const u32x16 wide = __builtin_convertvector(codes, u32x16);
+  const u32x16 wide = widen(codes);
   const u32x16 size = wide & 0x7fu;
   // e4m3's exponent and mantissa as float32's lowest: exact, once the bias is multiplied in.
   const f32x16 value = (f32x16)(size << 20) * 0x1p120f;
@@ -50,7 +39,7 @@ static ALWAYS_INLINE f32x16 from_fp8(u8x16 codes) {
 }
 
 static ALWAYS_INLINE f32x16 from_int8(u8x16 codes) {
-  return __builtin_convertvector(__builtin_convertvector((i8x16)codes, i32x16), f32x16);
+  return to_float((i32x16)(widen(codes) << 24) >> 24);
 }
 
 template <class T>

@@ -153,9 +153,8 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
       const float of_row = scale_of_row(op, x + r * x_stride);
       for (int v = 0; v < TILES * kTileVectors; ++v) {
         const int64_t column = tile * kTileColumns + v * kLanes;
-        i32x16 start;
-        std::memcpy(&start, op.starts + column, sizeof start);
-        sums[r][v] = __builtin_convertvector(acc[r][v] + start, f32x16) * (load(op.scales + column) * of_row);
+        const i32x16 start = load_lanes<i32x16>(op.starts + column);
+        sums[r][v] = to_float(acc[r][v] + start) * (load(op.scales + column) * of_row);
       }
     }
   } else {

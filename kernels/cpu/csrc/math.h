@@ -26,7 +26,7 @@ static ALWAYS_INLINE f32x16 exp2_lanes(f32x16 x) {
   const f32x16 shifted = clamped + 0x1.8p23f;
   const f32x16 p = exp2_fraction(clamped - (shifted - 0x1.8p23f));
   const f32x16 scaled = (f32x16)((u32x16)p + ((u32x16)shifted << 23));
-  return x < splat(-125.0f) ? f32x16{} : scaled;
+  return choose(x < splat(-125.0f), f32x16{}, scaled);
 #endif
 }
 
@@ -35,7 +35,7 @@ constexpr float kLog2E = 0x1.715476p+0f;
 // e^-x, with x clamped to where the result is finite
 static ALWAYS_INLINE f32x16 exp_negative(f32x16 x) {
   const f32x16 y = x * -kLog2E;
-  return exp2_lanes(y > splat(126.0f) ? splat(126.0f) : y);
+  return exp2_lanes(choose(y > splat(126.0f), splat(126.0f), y));
 }
 
 // log of a positive finite normal number, relative error below 2e-7
@@ -55,7 +55,7 @@ static ALWAYS_INLINE f32x16 log_lanes(f32x16 x) {
   p = fma(p, f, splat(0x1.555548p-2f));
   const f32x16 square = f * f;
   const f32x16 tail = fma(square * f, p, square * -0.5f);
-  const f32x16 e = __builtin_convertvector(exponent, f32x16);
+  const f32x16 e = to_float(exponent);
   return fma(e, splat(0x1.62e430p-1f), f + tail);
 }
 
@@ -82,7 +82,7 @@ static ALWAYS_INLINE f32x16 erf_lanes(f32x16 x) {
   p = fma(p, t, splat(-0.284496736f));
   p = fma(p, t, splat(0.254829592f));
   const f32x16 y = 1.0f - p * t * exp_negative(a * a);
-  return x < f32x16{} ? -y : y;
+  return choose(x < f32x16{}, -y, y);
 }
 
 static ALWAYS_INLINE f32x16 gelu(f32x16 x) { return x * 0.5f * (erf_lanes(x * 0x1.6a09e6p-1f) + 1.0f); }

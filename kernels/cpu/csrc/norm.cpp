@@ -13,10 +13,15 @@ ALWAYS_INLINE float sum_of(const T* x, int64_t width, F f) {
   f32x16 partial[4] = {};
   int64_t i = 0;
   for (; i + 4 * kLanes <= width; i += 4 * kLanes)
+#pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) partial[v] += f(load(x + i + v * kLanes));
-  for (int v = 0; i + kLanes <= width; i += kLanes, ++v) partial[v] += f(load(x + i));
+#pragma GCC unroll 3
+  for (int v = 0; v < 3; ++v, i += kLanes) {
+    if (i + kLanes > width) break;
+    partial[v] += f(load(x + i));
+  }
   if (i < width) {
-    const f32x16 valid = iota() < splat(float(width - i)) ? splat(1.0f) : f32x16{};
+    const f32x16 valid = choose(iota() < float(width - i), splat(1.0f), f32x16{});
     partial[3] += f(load_some(x + i, width - i)) * valid;
   }
   return horizontal_sum((partial[0] + partial[1]) + (partial[2] + partial[3]));

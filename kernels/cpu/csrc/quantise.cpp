@@ -15,7 +15,7 @@ float largest_of(const T* x, int64_t width) {
   i32x16 largest = {};
   for (int64_t i = 0; i < width; i += kLanes) {
     const i32x16 bits = (i32x16)load_up_to(x + i, width - i) & 0x7fffffff;
-    largest = bits > largest ? bits : largest;
+    largest = choose(bits > largest, bits, largest);
   }
   int32_t bits = 0;
   for (int lane = 0; lane < kLanes; ++lane) bits = largest[lane] > bits ? largest[lane] : bits;
@@ -40,7 +40,7 @@ void quantise_row(const QuantiseOp& op, const T* x, uint8_t* out) {
   for (int64_t i = 0; i < scale_at; i += kLanes) {
     // Beyond the width there are zeros.
     const i32x16 codes = i < op.width ? rounded(load_up_to(x + i, op.width - i) * inverse) : i32x16{};
-    const u8x16 bytes = __builtin_convertvector(codes + zero, u8x16);
+    const u8x16 bytes = low_bytes((u32x16)(codes + zero));
     std::memcpy(out + i, &bytes, sizeof bytes);
   }
   std::memcpy(out + scale_at, &scale, sizeof scale);

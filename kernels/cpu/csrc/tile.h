@@ -22,13 +22,11 @@ constexpr int kLineBytes = 64;
 // What one register holds: compilers keep sums in registers only where a vector is one. Of 32 registers, 12 rows of 2
 // accumulators, 2 columns and a broadcast fill 27, and 6 rows of 4 with 4 columns 29. Of 16, 6 rows of 2 fill 15.
 #if defined(__AVX512F__)
-constexpr int kRegisterBytes = 64, kMaxRows = 12, kMaxAccumulators = 24;
-#elif defined(__AVX2__)
-constexpr int kRegisterBytes = 32, kMaxRows = 6, kMaxAccumulators = 12;
+constexpr int kMaxRows = 12, kMaxAccumulators = 24;
 #elif defined(__aarch64__)
-constexpr int kRegisterBytes = 16, kMaxRows = 6, kMaxAccumulators = 24;
+constexpr int kMaxRows = 6, kMaxAccumulators = 24;
 #else
-constexpr int kRegisterBytes = 16, kMaxRows = 6, kMaxAccumulators = 12;
+constexpr int kMaxRows = 6, kMaxAccumulators = 12;
 #endif
 
 // How many of so many registers of columns are walked at once: one part of them after another.
@@ -62,51 +60,13 @@ constexpr int64_t words(int64_t values) {
   return (values + kWordValues<T> - 1) / kWordValues<T>;
 }
 
-constexpr int kParts = 64 / kRegisterBytes;
-typedef float FloatPart __attribute__((vector_size(kRegisterBytes)));
-typedef int32_t IntPart __attribute__((vector_size(kRegisterBytes)));
-typedef uint32_t WordPart __attribute__((vector_size(kRegisterBytes)));
-typedef int16_t PairPart __attribute__((vector_size(kRegisterBytes)));
-
 template <class T>
 using SumPart = std::conditional_t<sizeof(T) == 1, IntPart, FloatPart>;
-
-static ALWAYS_INLINE WordPart load_part(const char* p) {
-  WordPart v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-// The bytes of a part of a tile's columns, one in each lane: compilers take many instructions to widen a short vector.
-static ALWAYS_INLINE WordPart bytes_part(const char* codes, int part) {
-#if defined(__AVX512F__)
-  return (WordPart)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes) + part));
-#elif defined(__AVX2__)
-  return (WordPart)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + part * 8)));
-#else
-  typedef uint8_t Bytes __attribute__((vector_size(kRegisterBytes / sizeof(float))));
-  Bytes bytes;
-  std::memcpy(&bytes, codes + part * sizeof bytes, sizeof bytes);
-  return __builtin_convertvector(bytes, WordPart);
-#endif
-}
 
 static ALWAYS_INLINE WordPart splat_part(const char* p) {
   uint32_t word;
   std::memcpy(&word, p, sizeof word);
   return WordPart{} + word;
-}
-
-static ALWAYS_INLINE FloatPart fma_part(WordPart a, WordPart b, FloatPart c) {
-#if defined(__AVX512F__)
-  return (FloatPart)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  return (FloatPart)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__aarch64__)
-  return (FloatPart)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#else
-  return (FloatPart)a * (FloatPart)b + c;
-#endif
 }
 
 template <class T>

@@ -4,64 +4,53 @@
 // a value's rounding never depends on the function the compiler happened to inline it into.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
-typedef int16_t i16x32 __attribute__((vector_size(64)));
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
-
-constexpr int kLanes = 16;
+#include "lanes.h"
 
 struct bf16 {
   uint16_t bits;
 };
 
+static ALWAYS_INLINE f32x16 load(const float* p) { return load_lanes<f32x16>(p); }
+
+static ALWAYS_INLINE void store(float* p, const f32x16& v) { store_lanes(p, v); }
+
 static ALWAYS_INLINE f32x16 splat(float value) { return f32x16{} + value; }
 
-static ALWAYS_INLINE f32x16 iota() { return f32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+static ALWAYS_INLINE i32x16 iota_i32() {
+  alignas(64) static constexpr int32_t kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load_lanes<i32x16>(kNumbers);
+}
 
-static ALWAYS_INLINE i32x16 iota_i32() { return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+static ALWAYS_INLINE f32x16 iota() { return to_float(iota_i32()); }
+
+static ALWAYS_INLINE FloatPart fma_part(WordPart a, WordPart b, FloatPart c) {
+#if defined(__AVX512F__)
+  return (FloatPart)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (FloatPart)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (FloatPart)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return (FloatPart)a * (FloatPart)b + c;
+#endif
+}
 
 static ALWAYS_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
-  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  union Halves {
-    f32x16 whole;
-    __m256 half[2];
-  } x{a}, y{b}, z{c};
-  for (int i = 0; i < 2; ++i) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
-  return z.whole;
-#elif defined(__aarch64__)
-  union Quarters {
-    f32x16 whole;
-    float32x4_t quarter[4];
-  } x{a}, y{b}, z{c};
-  for (int i = 0; i < 4; ++i) z.quarter[i] = vfmaq_f32(z.quarter[i], x.quarter[i], y.quarter[i]);
-  return z.whole;
+  return fma_part((WordPart)a, (WordPart)b, c);
 #else
-  return a * b + c;
+  return by_parts<float>([](auto x, auto y, auto z) { return fma_part((WordPart)x, (WordPart)y, z); }, a, b, c);
 #endif
 }
 
 // A NaN in `b` stays, one in `a` does not (as maxps has it).
 static ALWAYS_INLINE f32x16 max(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
-  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return by_parts<float>([](auto x, auto y) { return (FloatPart)_mm256_max_ps(x, y); }, a, b);
 #else
-  return a > b ? a : b;
+  return choose(a > b, a, b);
 #endif
 }
 
@@ -83,22 +72,10 @@ static ALWAYS_INLINE float horizontal_sum(f32x16 v) {
   return lane[0];
 }
 
-static ALWAYS_INLINE f32x16 load(const float* p) {
-  f32x16 v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-static ALWAYS_INLINE void store(float* p, f32x16 v) { std::memcpy(p, &v, sizeof v); }
-
 static ALWAYS_INLINE f32x16 load(const bf16* p) {
   u16x16 bits;
   std::memcpy(&bits, p, sizeof bits);
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
-#else
-  return (f32x16)(__builtin_convertvector(bits, u32x16) << 16);
-#endif
+  return (f32x16)(widen(bits) << 16);
 }
 
 // To nearest, ties to even.
@@ -109,10 +86,9 @@ static ALWAYS_INLINE u16x16 round_to_bf16(f32x16 v) {
   std::memcpy(&out, &rounded, sizeof out);
   return out;
 #else
-  u32x16 bits = (u32x16)v;
-  u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  u32x16 is_nan = (u32x16)(v != v);
-  return __builtin_convertvector((is_nan & 0x7fc0) | (~is_nan & rounded), u16x16);
+  const u32x16 bits = (u32x16)v;
+  const u32x16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return low_halves(choose(v != v, u32x16{} + 0x7fc0u, rounded));
 #endif
 }
 
