@@ -69,6 +69,28 @@ ALWAYS_INLINE WordPart decode_fp8<bf16>(const char* codes, int part) {
   // value | (code << 8 & sign)
   return (WordPart)_mm512_ternarylogic_epi32(value, _mm512_slli_epi16(wide, 8), _mm512_set1_epi16(-0x8000), 0xf8);
 }
+#elif defined(__AVX2__)
+// The bytes of magnitudes below 16. From there on, the high byte is 60 more than the magnitude's high four bits, and the low
+// byte begins with its low four bits.
+alignas(16) constexpr uint8_t kSmallFp8Low[16] = {0,    0,    0x80, 0xc0, 0,    0x20, 0x40, 0x60,
+                                                  0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0};
+alignas(16) constexpr uint8_t kSmallFp8High[16] = {0,    0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c,
+                                                   0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c};
+
+template <>
+ALWAYS_INLINE WordPart decode_fp8<bf16>(const char* codes, int part) {
+  const auto byte = [](int value) { return _mm256_set1_epi8(char(value)); };
+  // The codes of two parts, in an order that makes each part one half of the bytes that are interleaved at the end.
+  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + part / 2);
+  const __m256i all = _mm256_permute4x64_epi64(both, 0xd8);
+  const __m256i first = _mm256_and_si256(_mm256_srli_epi16(all, 4), byte(7)), last = _mm256_and_si256(all, byte(15));
+  const __m256i is_small = _mm256_cmpeq_epi8(first, byte(0));
+  const __m256i low = _mm256_blendv_epi8(_mm256_slli_epi16(last, 4), look_up(kSmallFp8Low, last), is_small);
+  const __m256i magnitude =
+      _mm256_blendv_epi8(_mm256_add_epi8(first, byte(60)), look_up(kSmallFp8High, last), is_small);
+  const __m256i high = _mm256_or_si256(magnitude, _mm256_and_si256(all, byte(0x80)));
+  return (WordPart)(part % 2 ? _mm256_unpackhi_epi8(low, high) : _mm256_unpacklo_epi8(low, high));
+}
 #else
 static ALWAYS_INLINE PairPart least(PairPart a, PairPart b) { return a < b ? a : b; }
 

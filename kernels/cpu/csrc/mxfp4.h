@@ -30,22 +30,48 @@ ALWAYS_INLINE WordPart decode_mxfp4<float>(const char* codes, int part, int whic
                                        -3.0f, -4.0f, -6.0f);
   // The instruction looks at four bits.
   return (WordPart)_mm512_permutexvar_ps((__m512i)code, values);
+#elif defined(__AVX2__)
+  const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+  // The instruction looks at three bits.
+  return (WordPart)_mm256_permutevar8x32_ps(magnitudes, (__m256i)code) | (code & 8) << 28;
 #else
   return e2m1_to_float(code & 15);
 #endif
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// The bytes of each code's bfloat16.
+alignas(16) constexpr uint8_t kMxfp4Low[16] = {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0,
+                                               0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0};
+alignas(16) constexpr uint8_t kMxfp4High[16] = {0,    0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
+                                                0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
+#endif
+
 template <>
 ALWAYS_INLINE WordPart decode_mxfp4<bf16>(const char* codes, int part, int) {
-  const WordPart both = bytes_part(codes, part);
 #if defined(__AVX512BW__)
+  const WordPart both = bytes_part(codes, part);
   // Of 6, 4, 3, 2 and of 1.5, 1, 0.5, 0, and of their negatives. The instruction looks at five bits of each half of a
   // word, of which the lower half has one too many: the table is there twice.
   const int64_t large = 0x40c0408040404000, small = 0x3fc03f803f000000, sign = 0x8000800080008000;
   const __m512i values =
       _mm512_setr_epi64(small, large, small | sign, large | sign, small, large, small | sign, large | sign);
   return (WordPart)_mm512_permutexvar_epi16((__m512i)(both | both << 12), values);
+#elif defined(__AVX2__)
+  // All bytes of a step are looked up at once, for all parts. They are in an order that interleaving undoes: of every
+  // eight the first four in the first half of the register.
+  const __m256i in_order = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+  const __m256i all = _mm256_permutevar8x32_epi32(in_order, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+  const __m256i first = _mm256_and_si256(all, _mm256_set1_epi8(15));
+  const __m256i second = _mm256_and_si256(_mm256_srli_epi16(all, 4), _mm256_set1_epi8(15));
+  const auto halves = [part](__m256i low, __m256i high) {
+    return part / 2 ? _mm256_unpackhi_epi8(low, high) : _mm256_unpacklo_epi8(low, high);
+  };
+  const __m256i of_first = halves(look_up(kMxfp4Low, first), look_up(kMxfp4High, first));
+  const __m256i of_second = halves(look_up(kMxfp4Low, second), look_up(kMxfp4High, second));
+  return (WordPart)(part % 2 ? _mm256_unpackhi_epi16(of_first, of_second) : _mm256_unpacklo_epi16(of_first, of_second));
 #else
+  const WordPart both = bytes_part(codes, part);
   return e2m1_to_float(both & 15) >> 16 | e2m1_to_float(both >> 4);
 #endif
 }

@@ -63,6 +63,13 @@ constexpr int64_t words(int64_t values) {
 template <class T>
 using SumPart = std::conditional_t<sizeof(T) == 1, IntPart, FloatPart>;
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Of each byte, which is less than 16, the byte of the table that it numbers.
+static ALWAYS_INLINE __m256i look_up(const uint8_t (&table)[16], __m256i bytes) {
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table))), bytes);
+}
+#endif
+
 static ALWAYS_INLINE WordPart splat_part(const char* p) {
   uint32_t word;
   std::memcpy(&word, p, sizeof word);
