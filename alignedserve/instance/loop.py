@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from alignedserve.instance.worker import Worker
 from alignedserve.protocol.messages import AnyMessage, Hello, TakeRole, UsePool
 
+# Seconds after which a worker that has nothing to do looks whether its engine is still whole.
+LOOK_S = 1.0
+
 
 class Segment(Protocol):
     """The pool's memory, as this process maps it."""
@@ -98,7 +101,7 @@ class WorkerLoop:
         goes_on = False
         while True:
             if not goes_on:
-                self._wake.wait(self._worker.patience_s)
+                self._rest()
             self._wake.clear()
             self._take_inbox()
             if self._is_stopped:
@@ -106,6 +109,14 @@ class WorkerLoop:
             self._send(self._worker.take_outcomes())
             messages, goes_on = self._worker.finish(self._worker.begin())
             self._send(messages)
+
+    def _rest(self) -> None:
+        """Sleeps until there is something to do. A rank that is lost meanwhile ends this instance, before a request
+        comes that would have to wait for another one."""
+        while not self._wake.wait(self._worker.patience_s or LOOK_S):
+            self._worker.engine.confirm()
+            if self._worker.patience_s:
+                return
 
     def _send(self, messages: list[AnyMessage]) -> None:
         if messages:

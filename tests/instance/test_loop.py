@@ -41,3 +41,30 @@ def test_what_a_lost_rank_may_have_spoilt_is_not_said(
         loop.post(Stop())
     loop.join()
     assert is_lost or loop.error is None
+
+
+def test_a_rank_that_is_lost_ends_an_instance_that_has_nothing_to_do(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tiny_model("llama-mha"))
+    looked, is_lost, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def confirm() -> None:
+        looked.set()
+        if is_lost.is_set():
+            raise RankLost("rank 1 has ended: -9")
+
+    monkeypatch.setattr(rig.worker.engine, "confirm", confirm)
+    said: list[object] = []
+    loop = WorkerLoop(
+        rig.worker, threading.Event(), pytest.fail, lambda *messages: said.append(messages), ended.set
+    )
+    loop.start()
+    try:
+        assert looked.wait(60) and not ended.is_set()
+        is_lost.set()
+        assert ended.wait(60) and isinstance(loop.error, RankLost) and not said
+        rig.close()
+    finally:
+        loop.post(Stop())
+        loop.join()
