@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -12,26 +11,13 @@ from pathlib import Path
 import pytest
 
 from alignedserve.kernels.cpu import build
+from tests.kernels.processors import AREAS, ROOT, needs_x86
 
-ROOT = Path(__file__).parents[2]
 COMPILER, EMULATOR, LIBRARIES = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
-AREAS = (
-    "linear",
-    "groups",
-    "quantised",
-    "attention",
-    "kv_rows",
-    "kv_int8",
-    "rowwise",
-    "experts",
-    "adapters",
-    "sampling",
-)
 # Of so many tests one is run: all of them take six minutes for each processor.
 EVERY = 8
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-fsyntax-only")
 
-needs_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="builds for x86-64")
 needs_compiler = pytest.mark.skipif(not shutil.which(COMPILER), reason=f"needs {COMPILER}")
 needs_emulator = pytest.mark.skipif(not shutil.which(EMULATOR), reason=f"needs {EMULATOR}")
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -96,18 +92,3 @@ def test_the_native_kernels_write_the_same_bytes(
         assert torch.equal(found[is_number], expected.view(torch.uint8)[is_number])
         read = from_rows(found.contiguous().view(kv_dtype))
         torch.testing.assert_close(read, from_rows(expected), rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="builds for x86-64")
-def test_processors_that_look_no_codes_up_yield_the_same() -> None:
-    """Those with AVX2 alone."""
-    tests = ["tests/kernels/test_kv_rows.py", "tests/kernels/test_attention.py", "-m", "not slow"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        cwd=ROOT,
-        env=os.environ | {"ALIGNEDSERVE_CPU": "x86-64-v3"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -154,19 +150,3 @@ def test_what_has_no_eight_bits_is_named() -> None:
         quantise_columns(torch.tensor([[1.0, torch.inf]]))
     with pytest.raises(ValueError, match="not finite"):
         quantise_groups(torch.tensor([[1.0, torch.inf]]))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="builds for x86-64")
-@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"])
-def test_processors_without_the_instructions_yield_the_same(processor: str) -> None:
-    """Those with AVX2 alone, and those with none of it."""
-    tests = [f"tests/kernels/test_{name}.py" for name in ("quantised", "groups", "linear")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests],
-        cwd=ROOT,
-        env=os.environ | {"ALIGNEDSERVE_CPU": processor},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout

@@ -1,0 +1,24 @@
+"""What the kernels are tested on when they are built for another processor than this one."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+AREAS = (
+    "linear",
+    "groups",
+    "quantised",
+    "attention",
+    "kv_rows",
+    "kv_int8",
+    "rowwise",
+    "experts",
+    "adapters",
+    "sampling",
+)
+
+needs_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="builds for x86-64")

@@ -1,0 +1,26 @@
+"""The kernels built for x86 processors without AVX-512, or without AVX2, pass the tests of kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.kernels.processors import AREAS, ROOT, needs_x86
+
+
+@pytest.mark.slow
+@needs_x86
+@pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"])
+def test_processors_without_the_instructions_yield_the_same(processor: str) -> None:
+    tests = [f"tests/kernels/test_{area}.py" for area in AREAS]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests],
+        cwd=ROOT,
+        env=os.environ | {"ALIGNEDSERVE_CPU": processor},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
