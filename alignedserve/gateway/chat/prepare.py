@@ -139,6 +139,9 @@ def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel) 
         forced = family.forced([tool for tool in chat.tools if tool.function.name == name][-1:])
     elif chat.choice == "required":
         forced = family.forced(chat.tools)
+    for tool in variables.get("tools", ()):
+        # The template can't do without one.
+        tool["function"].setdefault("description", "")
     return _Tooling(variables, Reading(HARMONY, name, types), forced, None, family.has_special_marks)
 
 

@@ -1,4 +1,5 @@
-"""A chat's earlier turns as gpt-oss's template reads them: thoughts are `thinking`, and a turn makes one call."""
+"""A chat's turns as gpt-oss's template reads them, which would leave others out, or refuse them: instructions are one
+message, the first; thoughts are `thinking`; and a turn makes one call."""
 
 from __future__ import annotations
 
@@ -8,15 +9,20 @@ from typing import Any
 
 Message = Mapping[str, Any]
 
+_INSTRUCTIONS = ("system", "developer")
+
 
 def turns_of(messages: Sequence[Message]) -> list[Message]:
     """The template renders the first call of a turn alone, and takes what tools say after it for its result. So each
-    call becomes a turn of its own, with its results after it."""
+    call becomes a turn of its own, with its results after it. Instructions that come later are the user's."""
     rest, turns = deque(messages), list[Message]()
+    while rest and rest[0].get("role") in _INSTRUCTIONS:
+        message = rest.popleft()
+        turns = [{**turns[0], "content": _parts(turns[0]) + _parts(message)}] if turns else [message]
     while rest:
         message = rest.popleft()
         if message.get("role") != "assistant":
-            turns.append(message)
+            turns.append({**message, "role": "user"} if message.get("role") in _INSTRUCTIONS else message)
             continue
         results = []
         while rest and rest[0].get("role") == "tool":
@@ -56,11 +62,20 @@ def _thinking(message: Message) -> Message:
 
 def _in_one(turn: Message) -> Message:
     """Before a call the template takes thoughts or a content, which it shows as thoughts, but not both."""
-    thoughts, content = turn.get("thinking"), turn.get("content")
-    if not thoughts or not content:
+    thoughts = turn.get("thinking")
+    if not thoughts or not turn.get("content"):
         return turn
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return {**turn, "thinking": None, "content": [{"type": "text", "text": thoughts}, *parts]}
+    return {**turn, "thinking": None, "content": [_part(thoughts), *_parts(turn)]}
+
+
+def _parts(message: Message) -> list[Any]:
+    """Returns the message's content as a list, whose texts become lines."""
+    content = message.get("content")
+    return content if isinstance(content, list) else [_part(content)]
+
+
+def _part(text: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _id(call: Any) -> str:

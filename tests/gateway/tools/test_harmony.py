@@ -31,7 +31,7 @@ from tests.gateway.tools.test_tools import CLOCK, WEATHER
 # gpt-oss's in short: what of it reads a chat's turns.
 TEMPLATE = """
 {%- if reasoning_effort %}<|start|>system<|message|>Reasoning: {{ reasoning_effort }}<|end|>{% endif %}
-{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
+{%- for tool in tools or [] %}<|start|>developer<|message|>{{ '// ' + tool.function.description }}<|end|>{% endfor %}
 {%- set last = namespace(name=none) %}
 {%- for message in messages %}
 {%- if message.role == 'assistant' and 'tool_calls' in message %}
@@ -439,6 +439,14 @@ def test_each_call_is_a_turn_with_its_results() -> None:
     assert turns_of([final]) == [
         {"role": "assistant", "content": "Far.", "reasoning_content": "Hm.", "thinking": "Hm."}
     ]
+    # instructions, of which the template knows those in the first message
+    system, developer = {"role": "system", "content": "a"}, {"role": "developer", "content": "b"}
+    assert turns_of([system, developer, *QUESTION, system]) == [
+        {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        *QUESTION,
+        {"role": "user", "content": "a"},
+    ]
+    assert turns_of([developer]) == [developer]
     # what no client should send is the template's to refuse
     odd = [{"role": "assistant", "tool_calls": ["x", {"id": [5]}]}, {"role": "tool", "tool_call_id": {}}]
     assert len(turns_of(odd)) == 3
