@@ -11,7 +11,8 @@ The text of each message is thoughts (`analysis`), arguments of a call, or conte
 text is lost where marks are not as they should be. A header is over as soon as something comes that no header has. If
 it has named a channel, its message begins there, as if `<|message|>` had come; otherwise it was no header, but text of
 the message before it. A header that ends without a text, because the output ends or because another mark comes, is
-left out. A model may also spell a mark out in its text: that is taken for the mark only where a header follows it.
+left out. A model may also spell a mark out in its text, which can't be told from the mark: it stays in the text unless
+a header, another mark or the end of the output follows it.
 """
 
 from __future__ import annotations
@@ -41,11 +42,9 @@ _WORD = r"[\w.-]{0,80}"
 _HEADER = re.compile(
     rf"(?:<\|(?:end|call|return)\|>\s{{0,8}})?(?:<\|start\|>{_WORD})? ?(?:t|to|to=(?P<early>{_WORD}) ?)?"
     rf"(?:<\|channel\|>(?P<channel>\w{{0,80}})(?: (?:t|to|to=(?P<late>{_WORD}))?)?"
-    rf"(?(early) ?{_WORD})(?(late) ?{_WORD}))?(?:<\|constrain\|>{_WORD})?",
+    rf"(?(early) ?{_WORD})(?(late) ?{_WORD}))?(?:<\|constrain\|>{_WORD} ?)?",
     re.ASCII,
 )
-
-
 # The template writes any level into the prompt; these are what the models know it by, who always think.
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 

@@ -5,30 +5,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 Message = Mapping[str, Any]
-
-_INSTRUCTIONS = ("system", "developer")
 
 
 def turns_of(messages: Sequence[Message]) -> list[Message]:
     """The template renders the first call of a turn alone, and takes what tools say after it for its result. So each
     call becomes a turn of its own, with its results after it. Instructions that come later are the user's."""
-    rest, turns = deque(messages), list[Message]()
-    while rest and rest[0].get("role") in _INSTRUCTIONS:
-        message = rest.popleft()
-        turns = [{**turns[0], "content": _parts(turns[0]) + _parts(message)}] if turns else [message]
+    first = list(takewhile(_instructs, messages))
+    rest = deque(messages[len(first) :])
+    turns: list[Message] = first
+    if len(first) > 1:
+        turns = [{**first[0], "content": [part for message in first for part in _parts(message)]}]
     while rest:
         message = rest.popleft()
         if message.get("role") != "assistant":
-            turns.append({**message, "role": "user"} if message.get("role") in _INSTRUCTIONS else message)
+            turns.append({**message, "role": "user"} if _instructs(message) else message)
             continue
         results = []
         while rest and rest[0].get("role") == "tool":
             results.append(rest.popleft())
         turns += _turns(message, results)
     return turns
+
+
+def _instructs(message: Message) -> bool:
+    return message.get("role") in ("system", "developer")
 
 
 def _turns(message: Message, results: Sequence[Message]) -> Iterator[Message]:

@@ -87,6 +87,7 @@ CASES: list[tuple[str, str, str, list[Piece]]] = [
         "First a look.\n\nIt is far.",
         [*WEATHER_CALL, Piece("clock", "{}")],
     ),
+    ('<|channel|>final <|constrain|>JSON <|message|>{"a": 5}<|return|>', "", '{"a": 5}', []),
     # cut off, everywhere in a header
     (f"{THOUGHT}{FINAL[: len('<|start|>')]}", "Hm.", "", []),
     (f"{THOUGHT}<|start|>assistant", "Hm.", "", []),
