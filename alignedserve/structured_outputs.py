@@ -16,6 +16,8 @@ class Thoughts:
     close: str
     # None: the prompt has opened the thoughts. Otherwise the output may open them, or have none.
     open: str | None = None
+    # What comes after them, and opens the output.
+    opening: str = ""
 
 
 @dataclass(kw_only=True)

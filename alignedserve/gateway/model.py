@@ -14,6 +14,8 @@ from alignedserve.engine.choices import choose_max_model_len, vocabulary_of
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary, check_ids, check_request
 from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.tools.harmony import is_harmony
+from alignedserve.gateway.tools.harmony_turns import turns_of
 from alignedserve.gateway.tools.reasoning import Thinking, thinking_of
 from alignedserve.models.locate import locate_model
 from alignedserve.sampling_params import SamplingParams
@@ -135,6 +137,14 @@ class ServedModel:
             raise ApiError(400, "tools: this model's chat template has no place for tools", param="tools")
         return template
 
+    def writes_harmony(self, has_tools: bool) -> bool:
+        """Whether the model answers chats in the harmony format (tools/harmony.py). Raises ApiError."""
+        tokenizer = self._need_tokenizer("messages")
+        try:
+            return is_harmony(tokenizer.chat_template(has_tools))
+        except ValueError as error:
+            raise ApiError(400, str(error), param="messages") from error
+
     def special_id(self, text: str) -> int | None:
         """Returns the id of `text` if it is a token that the text of an answer leaves out."""
         if self.tokenizer is None:
@@ -194,8 +204,10 @@ class ServedModel:
 
 
 def _fitting(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
-    """Returns the messages with roles that the template knows: `developer` is OpenAI's newer name of `system`, and
+    """Returns the messages as the template knows them. Of roles, `developer` is OpenAI's newer name of `system`, and
     without tools the result of a call is something that the user says."""
+    if is_harmony(template):
+        messages = turns_of(messages)
     roles = {"developer": "system", "tool": "user"}
     unknown = {role: known for role, known in roles.items() if role not in template}
     return [m if m.get("role") not in unknown else {**m, "role": unknown[m["role"]]} for m in messages]

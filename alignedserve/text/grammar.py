@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # The number of compiled grammars that are kept: one of the usual size takes a few hundred KB.
 MAX_KEPT = 128
+# In what surrounds an output this is a special token, and other text is text.
+_TOKEN = re.compile(r"(<\|\w+\|>)")
 # Whitespace is allowed only as json.dumps writes it: otherwise a small model could go on with it for ever.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -198,15 +200,23 @@ def _source(wanted: StructuredOutputsParams) -> str:
 
 def _after_thoughts(wanted: StructuredOutputsParams, thoughts: Thoughts) -> str:
     """Returns a grammar of thoughts, which are free up to their end, and of the output after them."""
-    first = f"({json.dumps(thoughts.open)} thoughts GAP)?" if thoughts.open else "thoughts GAP"
+    first = f"({_terminals(thoughts.open)} thoughts GAP)?" if thoughts.open else "thoughts GAP"
+    # A token ends free text wherever it comes; a text does so where it comes first.
+    lazy = "" if _TOKEN.match(thoughts.close) else "[lazy]"
     return "\n".join(
         (
-            f"start: {first} {_part(wanted)}",
-            f"thoughts[lazy]: TEXT {json.dumps(thoughts.close)}",
+            f"start: {first} {_terminals(thoughts.opening)} {_part(wanted)}",
+            f"thoughts{lazy}: TEXT {_terminals(thoughts.close)}",
             r"TEXT: /(.|\n)*/",
             r"GAP: /[ \t\r\n]*/",
         )
     )
+
+
+def _terminals(text: str) -> str:
+    """Returns the text for a rule, with its `<|…|>` as tokens."""
+    parts = filter(None, _TOKEN.split(text))
+    return " ".join(part if _TOKEN.fullmatch(part) else json.dumps(part) for part in parts)
 
 
 def _part(wanted: StructuredOutputsParams) -> str:

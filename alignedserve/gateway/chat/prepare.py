@@ -15,9 +15,10 @@ from alignedserve.gateway.grammars.structure import check_size
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, readable, structure_of
-from alignedserve.gateway.tools.families import family_of
+from alignedserve.gateway.tools.families import HarmonyFamily, family_of
+from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
 from alignedserve.gateway.tools.keyed_readers import types_of
-from alignedserve.gateway.tools.reading import JSON, NAMED, Reading
+from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, Reading
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
@@ -58,14 +59,16 @@ def chat_fields(
     params, structure_name = _params(body, tooling)
     limits.check(1, params)
     check_size(limits, params, structure_name)
-    variables = body.template_variables(chat.effort) | tooling.variables
+    effort = effort_of(chat.effort) if tooling.reading.name == HARMONY else chat.effort
+    variables = body.template_variables(effort) | tooling.variables
     prompt = model.chat_ids(readable(chat.messages), variables)
     params = checked_prompts(body, [prompt], params, model, limits)
-    thinking = _thinking_of(chat, model, prompt, params)
+    thinking = _thinking_of(chat, model, prompt, params, tooling)
+    reading = msgspec.structs.replace(tooling.reading, thinking=thinking)
     if body.separate_reasoning is False:
-        thinking = None
+        reading = _with_tags(reading, has_tools=bool(chat.tools))
     return fields_of(body, [prompt], params, structure_name, model) | {
-        "reading": msgspec.structs.replace(tooling.reading, thinking=thinking),
+        "reading": reading,
         "shows_reasoning": body.include_reasoning is not False,
         "ignored": ignored,
     }
@@ -79,9 +82,15 @@ def _useless_in(chat: Conversation, model: ServedModel) -> list[str]:
 
 
 def _thinking_of(
-    chat: Conversation, model: ServedModel, prompt: Sequence[int], params: SamplingParams
+    chat: Conversation, model: ServedModel, prompt: Sequence[int], params: SamplingParams, tooling: _Tooling
 ) -> Thinking | None:
-    """Returns how thoughts are marked in the output. They come before what a structured output prescribes."""
+    """Returns how thoughts are marked in the output, unless its reader knows by itself. They come before what a
+    structured output prescribes."""
+    if tooling.reading.name == HARMONY:
+        if params.structured_outputs:
+            thoughts = thoughts_before("" if tooling.forced else FINAL)
+            params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
+        return None
     thinking = model.thinking_after(prompt, has_tools=bool(chat.tools))
     if thinking and params.structured_outputs:
         thoughts = Thoughts(thinking.close, None if thinking.is_open else thinking.open)
@@ -89,14 +98,27 @@ def _thinking_of(
     return thinking
 
 
+def _with_tags(reading: Reading, has_tools: bool) -> Reading:
+    """Returns the reading of a text in which thoughts stay, with their tags. Raises InvalidRequest."""
+    if reading.name != HARMONY:
+        return msgspec.structs.replace(reading, thinking=None)
+    if has_tools:
+        raise InvalidRequest(
+            "separate_reasoning=False: not with tools; calls of this model are read with thoughts"
+        )
+    return Reading()
+
+
 def _tooling_of(chat: Conversation, model: ServedModel) -> _Tooling:
     """Raises ApiError and InvalidRequest if this model makes no calls."""
     tools, choice = chat.tools, chat.choice
     if not tools:
-        return _Tooling()
+        return _harmony({}, chat, model) if model.writes_harmony(has_tools=False) else _Tooling()
     template = model.tool_template
     variables = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]}
     forced = structure_of(tools, choice, chat.one_call_at_most)
+    if model.writes_harmony(has_tools=True):
+        return _harmony(variables, chat, model)
     if isinstance(choice, ChosenTool):
         return _Tooling(variables, Reading(NAMED, choice.function.name), forced)
     if choice == "required":
@@ -105,6 +127,22 @@ def _tooling_of(chat: Conversation, model: ServedModel) -> _Tooling:
     free = family.structure(tools, chat.one_call_at_most)
     types = types_of({tool.function.name: tool.function.parameters for tool in tools})
     return _Tooling(variables, Reading(family.name, types=types), None, free, family.has_special_marks)
+
+
+def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel) -> _Tooling:
+    """The whole of the output has this form, a call that has to be made too, and its marks are needed to read it."""
+    family = HarmonyFamily(model.special_id)
+    types = types_of({tool.function.name: tool.function.parameters for tool in chat.tools})
+    name, forced = "", None
+    if isinstance(chat.choice, ChosenTool):
+        name = chat.choice.function.name
+        forced = family.forced([tool for tool in chat.tools if tool.function.name == name][-1:])
+    elif chat.choice == "required":
+        forced = family.forced(chat.tools)
+    for tool in variables.get("tools", ()):
+        # The template can't do without one.
+        tool["function"].setdefault("description", "")
+    return _Tooling(variables, Reading(HARMONY, name, types), forced, None, family.has_special_marks)
 
 
 def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, str]:

@@ -14,7 +14,6 @@ from alignedserve.gateway.openai.token_logprobs import chat_logprobs
 from alignedserve.gateway.tools.calls import Piece as CallPiece
 from alignedserve.gateway.tools.calls import Read
 from alignedserve.gateway.tools.readers import Reader, TextReader
-from alignedserve.gateway.tools.reasoning import ReasoningReader
 
 
 @dataclass
@@ -82,7 +81,7 @@ class ChatResponseBuilder(ChoicesBuilder):
         if reader is None:
             reader = self._readers[delta.index] = self.new_reader()
         read = reader.feed(delta.text)
-        if isinstance(reader, ReasoningReader):
+        if reader.is_thinking is not None:
             num_tokens = len(delta.token_ids) if reader.is_thinking else 0
             self._num_reasoning_tokens = (self._num_reasoning_tokens or 0) + num_tokens
         if delta.finish_reason is not None:

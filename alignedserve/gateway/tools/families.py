@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from alignedserve.gateway.tools import harmony
 from alignedserve.gateway.tools.bodies import Function, Tool
 from alignedserve.gateway.tools.readers import HERMES_CLOSE, HERMES_OPEN
 from alignedserve.structured_outputs import StructuredOutputsParams
@@ -189,6 +190,24 @@ class HunyuanFamily(UnboundFamily):
     marks = ("<tool_calls>", "</tool_calls>")
 
 
+class HarmonyFamily(UnboundFamily):
+    """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`: gpt-oss."""
+
+    name = "harmony"
+    marks = harmony.MARKS
+
+    def forced(self, tools: Sequence[Tool]) -> StructuredOutputsParams:
+        """Returns the grammar of a call of one of the tools, by their schemas."""
+        strict = [tool.function.model_copy(update={"strict": True}) for tool in tools]
+        channel, constrain, message = map(self._mark, (harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE))
+        rules = [_rule("start", " | ".join(f"call_{n}" for n in range(len(strict))))]
+        for number, function in enumerate(strict):
+            to = json.dumps(f"commentary to=functions.{function.name} ")
+            head = f'{channel} {to} {constrain} "json" {message}'
+            rules.append(_rule(f"call_{number}", f"{head} %json {_schema(function)}"))
+        return StructuredOutputsParams(grammar="\n".join(rules))
+
+
 class QwenCoderFamily(UnboundFamily):
     """`<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>`."""
 
@@ -213,6 +232,7 @@ class PythonicFamily(UnboundFamily):
 # What a template shows of a family. The first of which all is found counts: later ones are parts of earlier ones, or
 # occur in their templates too.
 SHOWN: Sequence[tuple[Sequence[str], type[Family]]] = (
+    (harmony.SHOWN, HarmonyFamily),
     (("<function=",), QwenCoderFamily),
     (("<arg_key>",), GlmFamily),
     (("<tool_calls>",), HunyuanFamily),

@@ -26,6 +26,8 @@ class Reader(ABC):
 
     # The finish reason that replaces "stop" when calls were made.
     stop_reason = "tool_calls"
+    # Whether the text is inside thoughts; None: this reader knows none.
+    is_thinking: bool | None = None
 
     @abstractmethod
     def feed(self, text: str) -> Read: ...

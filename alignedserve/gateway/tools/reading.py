@@ -8,6 +8,8 @@ from typing import Final
 import msgspec
 
 from alignedserve.gateway.tools import keyed_readers, marked_readers
+from alignedserve.gateway.tools.families import HarmonyFamily
+from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.keyed_readers import KeyedReader, Types
 from alignedserve.gateway.tools.marked_readers import marked_reader
 from alignedserve.gateway.tools.pythonic_reader import PythonicReader
@@ -17,6 +19,7 @@ from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking
 TEXT: Final = "text"
 NAMED: Final = "named"
 JSON: Final = "json"
+HARMONY: Final = HarmonyFamily.name
 
 _READERS: Mapping[str, Callable[[str, Types], Reader]] = {
     TEXT: lambda tool, types: TextReader(),
@@ -33,6 +36,8 @@ _READERS: Mapping[str, Callable[[str, Types], Reader]] = {
     "qwen-coder": lambda tool, types: KeyedReader(keyed_readers.QWEN_CODER, types),
     "glm": lambda tool, types: KeyedReader(keyed_readers.GLM, types),
     "pythonic": lambda tool, types: PythonicReader(),
+    # As with a named reader, a call that had to be made ends with "stop".
+    HARMONY: lambda tool, types: HarmonyReader(types.keys(), "stop" if tool else "tool_calls"),
 }
 
 
@@ -41,9 +46,9 @@ class Reading(msgspec.Struct, frozen=True):
 
     # The name of the reader of what comes after the thoughts.
     name: str = TEXT
-    # The only tool that can be called, for a named reader.
+    # The only tool that can be called, if one was named.
     tool: str = ""
-    # The types of the tools' parameters, for a reader that has to know them.
+    # The types of the tools' parameters by the tools' names, for a reader that has to know either.
     types: dict[str, dict[str, str]] = {}
     # How thoughts are marked in the output, if it may have any.
     thinking: Thinking | None = None

@@ -50,7 +50,7 @@ class ReasoningReader(Reader):
         self._skips_space = True
 
     @property
-    def is_thinking(self) -> bool:
+    def is_thinking(self) -> bool:  # type: ignore[override]
         return self._is_thinking
 
     @property

@@ -33,6 +33,14 @@ CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "Hm.",
         [("weather", ROME)],
     ),
+    (
+        "harmony",
+        "<|start|><|channel|><|message|>",
+        "<|channel|>commentary<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        '<|constrain|>json<|message|>{"city": "Rome"}<|call|>',
+        "Hm.",
+        [("weather", ROME)],
+    ),
     ("json", "ipython", '{"name": "weather", "parameters": {"city": "Rome"}}', "", [("weather", ROME)]),
     (
         "mistral-list",

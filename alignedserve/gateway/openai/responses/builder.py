@@ -15,7 +15,6 @@ from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_nam
 from alignedserve.gateway.openai.responses.output import Event, Output, run
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
 from alignedserve.gateway.tools.readers import Reader
-from alignedserve.gateway.tools.reasoning import ReasoningReader
 
 
 def new_response_id() -> str:
@@ -100,7 +99,7 @@ class ResponsesBuilder(ResponseBuilder):
     def _events(self, delta: Delta) -> Iterator[Event]:
         """Must be iterated to its end."""
         read = self._reader.feed(delta.text)
-        if isinstance(self._reader, ReasoningReader) and self._reader.is_thinking:
+        if self._reader.is_thinking:
             self._num_reasoning_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._finish_reason, self._completed_at = delta.finish_reason, int(time.time())

@@ -1,0 +1,178 @@
+"""Takes apart what gpt-oss models write: messages, each of a header and a text between marks (OpenAI's harmony format).
+
+    <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
+
+The prompt ends with `<|start|>assistant`, so the first header has no beginning. A header may name a recipient, before
+or after its channel, and the message is a call then:
+
+    <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
+
+The text of each message is thoughts (`analysis`), arguments of a call, or content (every other channel, or none). No
+text is lost where marks are not as they should be. A header is over as soon as something comes that no header has. If
+it has named a channel, its message begins there, as if `<|message|>` had come; otherwise it was no header, but text of
+the message before it. A header that ends without a text, because the output ends or because another mark comes, is
+left out. A model may also spell a mark out in its text, which can't be told from the mark: it stays in the text unless
+a header, another mark or the end of the output follows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools.overlap import overlap
+from alignedserve.gateway.tools.readers import Reader
+from alignedserve.structured_outputs import Thoughts
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
+ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
+FINAL = f"{CHANNEL}final{MESSAGE}"
+# What a template shows of the format.
+SHOWN = (START, CHANNEL, MESSAGE)
+
+_MARK = re.compile("|".join(map(re.escape, MARKS)))
+_CHANNELS = ("analysis", "commentary", "final")
+_FUNCTIONS = "functions."
+_WORD = r"[\w.-]{0,80}"
+# Every beginning of a header matches it too, if marks are whole. A header is the end of the message before, a role, a
+# recipient, a channel, a recipient, and the type of a call's text.
+_HEADER = re.compile(
+    rf"(?:<\|(?:end|call|return)\|>\s{{0,8}})?(?:<\|start\|>{_WORD})? ?(?:t|to|to=(?P<early>{_WORD}) ?)?"
+    rf"(?:<\|channel\|>(?P<channel>\w{{0,80}})(?: (?:t|to|to=(?P<late>{_WORD}))?)?"
+    rf"(?(early) ?{_WORD})(?(late) ?{_WORD}))?(?:<\|constrain\|>{_WORD} ?)?",
+    re.ASCII,
+)
+# The template writes any level into the prompt; these are what the models know it by, who always think.
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def effort_of(asked: str | None) -> str | None:
+    return _EFFORTS.get(asked, asked) if asked else asked
+
+
+def is_harmony(template: str) -> bool:
+    return all(mark in template for mark in SHOWN)
+
+
+def thoughts_before(opening: str) -> Thoughts:
+    """Returns the thoughts that may come before a structured output, which `opening` then opens."""
+    return Thoughts(f"{ENDS[0]}{START}assistant", ANALYSIS, opening)
+
+
+class HarmonyReader(Reader):
+    """`tools` are the names of those that may be called; without any, what is said to one is text of its channel."""
+
+    def __init__(self, tools: Collection[str], stop_reason: str = "tool_calls") -> None:
+        self.stop_reason = stop_reason
+        self._tools = tools
+        # The header as far as it has come; None inside a text.
+        self._header: str | None = ""
+        # What the text is: "reasoning", "content" or "call".
+        self._kind = "content"
+        # Whether the message has no text yet, and of which kinds there were texts before.
+        self._is_new = True
+        self._kinds: set[str] = set()
+        # The end of the text that has come, if it may be the beginning of a mark.
+        self._held = ""
+
+    @property
+    def is_thinking(self) -> bool:  # type: ignore[override]
+        return self._kind == "reasoning" and self._header is None
+
+    def feed(self, text: str) -> Read:
+        read, text, place = Read(), self._held + text, 0
+        for mark in _MARK.finditer(text):
+            self._text(text[place : mark.start()], read)
+            self._mark(mark[0], read)
+            place = mark.end()
+        end = len(text) - max(overlap(text, place, mark) for mark in MARKS)
+        self._text(text[place:end], read)
+        self._held = text[end:]
+        return read
+
+    def end(self) -> Read:
+        read = Read()
+        self._text(self._held, read)
+        self._held = ""
+        self._drop_header(read)
+        return read
+
+    def _mark(self, mark: str, read: Read) -> None:
+        if self._header is not None:
+            if mark == MESSAGE:
+                self._begin(self._header, read)
+                return
+            if _HEADER.fullmatch(self._header + mark):
+                self._header += mark
+                return
+            self._drop_header(read)
+        if mark in (CONSTRAIN, MESSAGE):
+            self._say(mark, read)
+        else:
+            self._header = mark
+
+    def _text(self, text: str, read: Read) -> None:
+        if self._header is None:
+            self._say(text, read)
+            return
+        for place, letter in enumerate(text):
+            if not _HEADER.fullmatch(self._header + letter):
+                self._leave_header(self._header, text[place:], read)
+                return
+            self._header += letter
+
+    def _leave_header(self, header: str, text: str, read: Read) -> None:
+        """The text can't be a part of the header."""
+        found = _HEADER.fullmatch(header)
+        assert found
+        # Within a text, a channel's mark without more is one that the model has spelt out.
+        is_opened = not header.startswith(CHANNEL) or not self._kinds
+        if is_opened and found["channel"] in _CHANNELS:
+            has_more = found["early"] or found["late"] or CONSTRAIN in header
+            self._begin(header, read)
+            self._say(("" if has_more else header[found.end("channel") :]) + text, read)
+        else:
+            self._header = None
+            self._say(header + text, read)
+
+    def _drop_header(self, read: Read) -> None:
+        header, self._header = self._header or "", None
+        if "<|" not in header:
+            # The output has begun without any mark.
+            self._say(header, read)
+
+    def _begin(self, header: str, read: Read) -> None:
+        """Begins the text of the message that has this header."""
+        found = _HEADER.fullmatch(header)
+        assert found
+        self._header, self._is_new = None, True
+        name = self._called(found["early"] or found["late"] or "")
+        if name:
+            self._kind = "call"
+            read.begin(name)
+        else:
+            self._kind = "reasoning" if found["channel"] == "analysis" else "content"
+
+    def _called(self, recipient: str) -> str:
+        """Returns the name of the tool; empty if it is none."""
+        if recipient in self._tools:
+            return recipient
+        return recipient.removeprefix(_FUNCTIONS) if self._tools and recipient.startswith(_FUNCTIONS) else ""
+
+    def _say(self, text: str, read: Read) -> None:
+        if not text:
+            return
+        if self._kind == "call":
+            read.go_on(text)
+            return
+        # Messages that come into the same field are paragraphs of it.
+        gap = "\n\n" if self._is_new and self._kind in self._kinds else ""
+        self._is_new = False
+        self._kinds.add(self._kind)
+        if self._kind == "reasoning":
+            read.reasoning += gap + text
+        else:
+            read.content += gap + text
