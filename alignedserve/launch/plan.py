@@ -16,6 +16,7 @@ from alignedserve.engine.choices import (
     check_ranks,
     choose_dtype,
     choose_max_model_len,
+    choose_window,
 )
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.lora_modules import with_absolute_paths
@@ -152,12 +153,6 @@ def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> 
         raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
 
 
-def window_of(settings: Settings, model: Location) -> int:
-    """How many of the latest tokens an instance holds blocks for; 0: for all."""
-    holds_all = settings.engine.hidden_cache or settings.scheduling.share_blocks
-    return 0 if holds_all else model.config.window
-
-
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
@@ -217,7 +212,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         for name in (InstanceId(f"{role}-{number}") for number in range(count))
     ]
     pool_name = InstanceId("kvpool-0")
-    window = window_of(settings, model)
+    window = choose_window(settings.engine, model.config, settings.scheduling.share_blocks)
     pool = PoolProcessConfig(
         pool_name,
         node.router,

@@ -35,6 +35,9 @@ lengths cost: they were made of batches of one length, where sum and count * max
   What one program draws is in no fit. The presets assume 15 GB/s (by Little's law: 8 KiB in flight, 0.55 us); a cost
   model of one's own device can say otherwise.
 - "padded" (every sequence takes as long as the longest): count * max. The worst that unequal lengths can cost.
+
+**Windows.** Where every layer attends to the latest W tokens only, a longer prefix costs as one of W tokens does, in
+decodes and in chunks.
 """
 
 from __future__ import annotations
@@ -126,6 +129,8 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     restored_token_s: float = 0.0
     # In the pool, where that is not as much as in an instance; 0: it is.
     pool_kv_bytes_per_token: float = 0.0
+    # How many of the latest tokens a token attends to in every layer, itself included; 0: all.
+    window: int = 0
 
     # Of a mixture of experts, and the seconds in which the experts of all layers are read.
     expert_counts: ExpertCounts | None = None
@@ -139,6 +144,24 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         if bytes_per_token == self.kv_bytes_per_token:
             return self
         return msgspec.structs.replace(self, pool_kv_bytes_per_token=bytes_per_token)
+
+    def with_kv(self, bytes_per_token: int) -> CostModel:
+        """The same device with KV of so many bytes a token: its memory holds so much more or less of it, and attention
+        takes as long as before for the same bytes."""
+        if bytes_per_token == self.kv_bytes_per_token:
+            return self
+        share = bytes_per_token / self.kv_bytes_per_token
+        return msgspec.structs.replace(
+            self,
+            kv_bytes_per_token=bytes_per_token,
+            num_kv_tokens=self.num_kv_tokens * self.kv_bytes_per_token // bytes_per_token,
+            decode_attention_s=self.decode_attention_s * share,
+            decode_far_s=self.decode_far_s * share,
+            num_near_tokens=int(self.num_near_tokens / share),
+        )
+
+    def with_window(self, window: int) -> CostModel:
+        return msgspec.structs.replace(self, window=window)
 
     def restoring(self, num_tokens: int) -> float:
         """The seconds in which K and V of so many tokens are restored from inputs. If nobody has measured that, it is
@@ -184,11 +207,15 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         )
 
     def chunk_s(self, before: int, count: int) -> float:
-        compute_s = self.prefill_attention_s * (2 * before * count + count * count)
-        num_read = before + count
+        within = min(max(self.window - before, 0), count) if self.window else count
+        num_pairs = 2 * before * within + within * within + 2 * self.window * (count - within)
+        compute_s = self.prefill_attention_s * num_pairs
+        num_read = (min(before, self.window) if self.window else before) + count
         return max(compute_s, self.decode_attention_s * num_read) + self.prefill_context_s * num_read
 
     def decode_attention(self, lengths: Sequence[int]) -> float:
+        if self.window:
+            lengths = [min(length, self.window) for length in lengths]
         match self.attention:
             case "balanced":
                 num_read: float = sum(lengths)
