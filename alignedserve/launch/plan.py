@@ -38,7 +38,8 @@ from alignedserve.types import GATEWAY, ISLAND_GATEWAY, InstanceId, gateway_ids,
 
 logger = logging.getLogger(__name__)
 
-# The most bytes that the pool takes where no size is given, and the largest share of the free memory.
+# Where no size is given, the pool takes so many bytes, or what one request of max_model_len takes if that is more; but
+# no larger share of the free memory.
 DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_POOL_SHARE = 0.5
 
@@ -366,10 +367,11 @@ def _gpus_of_each(num_instances: int, num_ranks: int, node: Node) -> float:
 
 def _num_pool_blocks(settings: Settings, model: Location, form: BlockFormat, node: Node) -> int:
     free = node.free_shm_bytes
-    wanted = settings.launch.pool_memory_bytes
-    budget = min(DEFAULT_POOL_BYTES, int(free * DEFAULT_POOL_SHARE)) if wanted is None else wanted
     max_model_len = choose_max_model_len(settings.engine, model.config)
     needed = form.num_blocks(max_model_len)
+    budget = settings.launch.pool_memory_bytes
+    if budget is None:
+        budget = min(max(DEFAULT_POOL_BYTES, needed * form.block_bytes), int(free * DEFAULT_POOL_SHARE))
     if budget > free:
         raise ValueError(f"pool_memory_bytes={budget}: {free} bytes of shared memory are free on {node.name}")
     if budget // form.block_bytes < needed:
