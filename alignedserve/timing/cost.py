@@ -207,15 +207,12 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         )
 
     def chunk_s(self, before: int, count: int) -> float:
-        within = min(max(self.window - before, 0), count) if self.window else count
-        num_pairs = 2 * before * within + within * within + 2 * self.window * (count - within)
-        compute_s = self.prefill_attention_s * num_pairs
-        num_read = (min(before, self.window) if self.window else before) + count
+        compute_s = self.prefill_attention_s * chunk_pairs(before, count, self.window)
+        num_read = chunk_reads(before, count, self.window)
         return max(compute_s, self.decode_attention_s * num_read) + self.prefill_context_s * num_read
 
     def decode_attention(self, lengths: Sequence[int]) -> float:
-        if self.window:
-            lengths = [min(length, self.window) for length in lengths]
+        lengths = seen_lengths(lengths, self.window)
         match self.attention:
             case "balanced":
                 num_read: float = sum(lengths)
@@ -249,6 +246,23 @@ class ChunkCosts:
         num_tokens = self._num_tokens + count
         linear_s = model.prefill_token_s * num_tokens + model.reading_experts(num_tokens)
         return model.prefill_fixed_s + linear_s + (self._sum_s + model.chunk_s(before, count))
+
+
+def seen_lengths(lengths: Sequence[int], window: int) -> Sequence[int]:
+    """How many tokens decodes of these lengths attend to."""
+    return [min(length, window) for length in lengths] if window else lengths
+
+
+def chunk_pairs(before: int, count: int, window: int) -> int:
+    """The cost of a chunk's attention, twice the pairs of one of its tokens and one that it attends to."""
+    # So many of its tokens attend to all before them, and the others to a window each.
+    num_whole = min(max(window - before, 0), count) if window else count
+    return 2 * before * num_whole + num_whole * num_whole + 2 * window * (count - num_whole)
+
+
+def chunk_reads(before: int, count: int, window: int) -> int:
+    """How many tokens a chunk attends to, its own included."""
+    return (min(before, window) if window else before) + count
 
 
 def plain_cost(lengths: Sequence[int], num_filling: float) -> float:
