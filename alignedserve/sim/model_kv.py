@@ -52,6 +52,11 @@ def with_kv(
                 f"kv_cache_dtype={kv_cache_dtype!r}: takes a model, whose heads say how many bytes a token has then: "
                 "alignedserve simulate MODEL"
             )
+        if cost.window:
+            raise ValueError(
+                f"cost: is of a model whose layers all have a window of {cost.window} tokens or less: "
+                "alignedserve simulate MODEL"
+            )
         # One channel stands for all of them.
         form = BlockFormat(1, block_size, 1, 1, "bfloat16")
     else:

@@ -75,6 +75,8 @@ def test_bytes_say_in_which_dtype_the_cost_model_is() -> None:
         with_kv(other, 16, model=KV)
     with pytest.raises(ValueError, match="kv_cache_dtype='fp8': takes a model"):
         with_kv(COST, 16, "fp8")
+    with pytest.raises(ValueError, match="cost: is of a model whose layers all have a window of 512 tokens"):
+        with_kv(COST.with_window(512), 16)
 
 
 def most_at_once(window: int, num_blocks: int) -> int:
