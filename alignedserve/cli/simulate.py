@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import click
 
 import alignedserve
 from alignedserve.cli.options import OutputFile, options_of
+from alignedserve.engine.choices import block_format, choose_max_model_len, choose_window
 from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.settings import taken
 from alignedserve.router.config import RouterConfig
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from alignedserve.sim.compare import Comparison, Row
+    from alignedserve.sim.model_kv import ModelKv
     from alignedserve.timing.cost import CostModel
 
-_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "hidden_cache")
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "hidden_cache", "kv_cache_dtype")
 _OF_AN_ENGINE = {field.name for field in fields(EngineConfig)} - {*_LIMITS}
 # The exit status of a program that was interrupted.
 _SIGINT = 130
 
 
 @click.command("simulate")
+@click.argument("model", required=False)
 @click.option("--output", type=OutputFile(), help="JSON file to write: the settings, and all figures")
 @options_of(SimConfig)
 @options_of(EngineConfig, without=_OF_AN_ENGINE)
@@ -41,8 +44,12 @@ _SIGINT = 130
 @options_of(RouterConfig, without=["link", "orphan_s", "silence_s"])
 # The share of best effort is an option of the traffic: see be_min_share.
 @options_of(SchedulingConfig, without=["policy", "be_share"])
-def command(output: Path | None, **options: Any) -> None:
-    """Run made traffic, or a trace, through the scheduling of `serve`, on instances that take a cost model's time."""
+def command(model: str | None, output: Path | None, **options: Any) -> None:
+    """Run made traffic, or a trace, through the scheduling of `serve`, on instances that take a cost model's time.
+
+    MODEL is the model of --cost: a directory, a hub name or a preset, of which only the config is read. It is needed
+    for --kv-cache-dtype, and where all layers have a sliding window.
+    """
     from alignedserve.sim.compare import Comparison
     from alignedserve.sim.table import remarks, tables
 
@@ -52,19 +59,36 @@ def command(output: Path | None, **options: Any) -> None:
     )
     told = {**taken(SchedulingConfig, options), "policy": config.policy[0], "be_share": config.be_min_share}
     scheduling = SchedulingConfig(**told)
-    limits = EngineConfig("simulated", **{name: options[name] for name in _LIMITS})
-    comparison = Comparison(config, load_cost(config.cost), limits, router, scheduling)
+    told_of_engine = {name: options[name] for name in _LIMITS}
+    engine = EngineConfig(model or "simulated", max_model_len=config.max_model_len, **told_of_engine)
+    kv = model_kv(engine, scheduling) if model else None
+    comparison = Comparison(config, load_cost(config.cost), engine, router, scheduling, kv)
     rows: list[Row] = []
     is_whole = _collect(comparison, rows)
     click.echo(_head(config, comparison))
     for line in (*tables(rows), "", *remarks(rows)):
         click.echo(line)
     if output:
-        _save(output, options, comparison, rows, is_whole)
+        _save(output, {"model": model, **options}, comparison, rows, is_whole)
     if not is_whole:
         sys.exit(_SIGINT)
     if any(row.outcome is None or row.outcome.num_open for row in rows):
         sys.exit(1)
+
+
+def model_kv(engine: EngineConfig, scheduling: SchedulingConfig) -> ModelKv:
+    """Reads the model's config, and no weights. Raises ValueError."""
+    from alignedserve.models.locate import locate_model
+    from alignedserve.sim.model_kv import ModelKv
+
+    config = locate_model(engine.model, load_format="dummy").config
+    return ModelKv(
+        engine.model,
+        block_format(replace(engine, kv_cache_dtype="auto"), config, config.dtype),
+        choose_max_model_len(engine, config),
+        config.window,
+        choose_window(engine, config, scheduling.share_blocks),
+    )
 
 
 def load_cost(name: str) -> CostModel:

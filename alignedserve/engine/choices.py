@@ -60,6 +60,11 @@ def block_format(config: EngineConfig, model_config: ModelConfig, dtype: str) ->
     )
 
 
+def choose_window(config: EngineConfig, model_config: ModelConfig, share_blocks: bool) -> int:
+    """How many of the latest tokens an instance holds blocks for; 0: for all."""
+    return 0 if config.hidden_cache or share_blocks else model_config.window
+
+
 def check_num_gpus(config: EngineConfig, num_gpus: int) -> None:
     """Raises ValueError unless each rank has a GPU of its own, of those that this process can use."""
     size = config.tensor_parallel_size

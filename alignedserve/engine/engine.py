@@ -71,7 +71,7 @@ class Engine:
         self.limits = limits
         self._blocks = blocks
         self.cache = cache
-        self._window = window if window < max_model_len else 0
+        self.window = window if window < max_model_len else 0
         self.span = KvSpan(cache.format.block_size)
         self._table = table
         self._endings = Endings(vocabulary)
@@ -81,8 +81,8 @@ class Engine:
     def keep_window(self, max_step: int) -> None:
         """From here on requests hold no blocks that are passed, and none too far ahead (`max_step`: see `KvSpan`).
         Called before the first request; without a window in all layers nothing changes."""
-        if self._window:
-            self.span = KvSpan(self.format.block_size, self._window, max_step)
+        if self.window:
+            self.span = KvSpan(self.format.block_size, self.window, max_step)
             self._blocks.keep_window(self.span)
 
     def adopt(

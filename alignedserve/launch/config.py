@@ -27,7 +27,9 @@ class LaunchConfig:
         "one more on the host of each island, at the same port there; needs --host 0.0.0.0 and --redis-url",
     ] = False
     pool_memory_bytes: Annotated[
-        int | None, "shared memory of each island for KV [default: 1 GiB at most]"
+        int | None,
+        "shared memory of each island for KV [default: 1 GiB, or one request of max_model_len if that is more; at most "
+        "half of what is free]",
     ] = None
     pool_kv_dtype: Annotated[
         str, "of KV in that memory: auto (as instances have it), or int8: a byte a value, not quite exact"

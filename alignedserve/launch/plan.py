@@ -16,6 +16,7 @@ from alignedserve.engine.choices import (
     check_ranks,
     choose_dtype,
     choose_max_model_len,
+    choose_window,
 )
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.lora_modules import with_absolute_paths
@@ -37,7 +38,8 @@ from alignedserve.types import GATEWAY, ISLAND_GATEWAY, InstanceId, gateway_ids,
 
 logger = logging.getLogger(__name__)
 
-# The most bytes that the pool takes where no size is given, and the largest share of the free memory.
+# Where no size is given, the pool takes so many bytes, or what one request of max_model_len takes if that is more; but
+# no larger share of the free memory.
 DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_POOL_SHARE = 0.5
 
@@ -152,12 +154,6 @@ def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> 
         raise ValueError("hidden_cache: needs a cost_profile, which says what restoring KV costs")
 
 
-def window_of(settings: Settings, model: Location) -> int:
-    """How many of the latest tokens an instance holds blocks for; 0: for all."""
-    holds_all = settings.engine.hidden_cache or settings.scheduling.share_blocks
-    return 0 if holds_all else model.config.window
-
-
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
@@ -217,7 +213,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         for name in (InstanceId(f"{role}-{number}") for number in range(count))
     ]
     pool_name = InstanceId("kvpool-0")
-    window = window_of(settings, model)
+    window = choose_window(settings.engine, model.config, settings.scheduling.share_blocks)
     pool = PoolProcessConfig(
         pool_name,
         node.router,
@@ -371,10 +367,11 @@ def _gpus_of_each(num_instances: int, num_ranks: int, node: Node) -> float:
 
 def _num_pool_blocks(settings: Settings, model: Location, form: BlockFormat, node: Node) -> int:
     free = node.free_shm_bytes
-    wanted = settings.launch.pool_memory_bytes
-    budget = min(DEFAULT_POOL_BYTES, int(free * DEFAULT_POOL_SHARE)) if wanted is None else wanted
     max_model_len = choose_max_model_len(settings.engine, model.config)
     needed = form.num_blocks(max_model_len)
+    budget = settings.launch.pool_memory_bytes
+    if budget is None:
+        budget = min(max(DEFAULT_POOL_BYTES, needed * form.block_bytes), int(free * DEFAULT_POOL_SHARE))
     if budget > free:
         raise ValueError(f"pool_memory_bytes={budget}: {free} bytes of shared memory are free on {node.name}")
     if budget // form.block_bytes < needed:

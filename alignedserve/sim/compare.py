@@ -8,7 +8,6 @@ from itertools import product
 from typing import Protocol
 
 from alignedserve.engine.config import EngineConfig
-from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
@@ -16,6 +15,7 @@ from alignedserve.sim.config import SimConfig
 from alignedserve.sim.foresight import Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import Goodput, find_goodput
 from alignedserve.sim.host_links import Sharing
+from alignedserve.sim.model_kv import ModelKv, with_kv
 from alignedserve.sim.report import Slo
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import rate_of
@@ -77,13 +77,16 @@ class Comparison:
         engine: EngineConfig,
         router: RouterConfig,
         scheduling: SchedulingConfig,
+        model: ModelKv | None = None,
     ) -> None:
-        """Raises ValueError for what can't be simulated."""
+        """`model`: that of the cost model, if more is to be known of it. Raises ValueError for what can't be
+        simulated."""
         self._config = config
         if config.attention:
             cost = cost.with_attention(config.attention)  # type: ignore[arg-type]
-        self._cost = with_pool(cost, config.pool_kv_dtype, engine.block_size)
+        self._cost = with_kv(cost, engine.block_size, engine.kv_cache_dtype, config.pool_kv_dtype, model)
         self._engine = engine
+        self._model = model
         self._router = router
         self._scheduling = scheduling
         fixed = [Setting(policy, *each) for policy, each in product(config.policy, config.islands)]
@@ -162,7 +165,8 @@ class Comparison:
             if not setting.num_colocated:
                 raise ValueError("hidden_cache: takes colocated_instances")
         most_tokens = self._cost.num_kv_tokens // block_size * block_size
-        max_model_len = config.max_model_len or min(MAX_MODEL_LEN, most_tokens)
+        longest = self._model.max_model_len if self._model else MAX_MODEL_LEN
+        max_model_len = config.max_model_len or min(MAX_MODEL_LEN, longest, most_tokens)
         kv_bytes = most_tokens * self._cost.kv_bytes_per_token
         pool_bytes = config.pool_memory_bytes or 2 * (setting.num_colocated or setting.num_decode) * kv_bytes
         if max_model_len > most_tokens:
@@ -189,14 +193,8 @@ class Comparison:
             foresee=_foresight(config.length_predictor, max_model_len),
             overhead=Overhead(config.pace, config.outside_ms / 1000),
             hidden_cache=self._engine.hidden_cache,
+            window=self._model.held_window if self._model else 0,
         )
-
-
-def with_pool(cost: CostModel, pool_kv_dtype: str, block_size: int) -> CostModel:
-    """A cost model says how many bytes a token has, not of which shape: here one channel stands for all of them."""
-    channel = BlockFormat(1, block_size, 1, 1, "bfloat16")
-    in_pool = channel.in_pool(pool_kv_dtype)
-    return cost.with_pool(cost.kv_bytes_per_token * in_pool.block_bytes / channel.block_bytes)
 
 
 def _seconds(objective_ms: float) -> float:

@@ -89,6 +89,8 @@ class SimEngine:
         self._requests: dict[RequestId, Request] = {}
         # Counts for each request how many of its first blocks other requests have filled.
         self._num_shared: Counter[RequestId] = Counter()
+        # What was right in whole blocks of a request, by their places, when they were last looked at.
+        self._right: dict[RequestId, dict[int, Content]] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -182,6 +184,7 @@ class SimEngine:
     def release(self, request: Request) -> None:
         self._blocks.free(request.request_id)
         self._num_shared.pop(request.request_id, None)
+        self._right.pop(request.request_id, None)
         self._chains.pop(request.request_id, None)
         self._sharers.discard(request.request_id)
         self.contents.forget(key_of(request.request_id))
@@ -254,10 +257,14 @@ class SimEngine:
 
     def _check_content(self, request: Request) -> None:
         key, size, blocks = key_of(request.request_id), self._size_of(request), self.blocks_of(request)
+        known, right = self._right.get(request.request_id, {}), dict[int, Content]()
         # This does not go by what says which blocks are passed, but by the tokens that the next one attends to.
         first = max(request.num_computed + 1 - self.span.window, 0) // size if self.span.window else 0
         for index in range(first, self.format.num_blocks(request.num_computed, request.keeps_inputs)):
             held = self.contents.get(key, blocks[index])
+            if held and held is known.get(index):
+                right[index] = held
+                continue
             least = min(size, request.num_computed - index * size)
             is_its_own = index < self._num_shared[request.request_id] or (held and held.key == key)
             if held is None or not is_its_own or held.place != index or held.num_tokens < least:
@@ -265,6 +272,9 @@ class SimEngine:
                     f"request {key} runs with {least} tokens in its block {index}, which holds {held}"
                 )
             self._check_digest(request, held)
+            if held.num_tokens == size:
+                right[index] = held
+        self._right[request.request_id] = right
 
     def _check_digest(self, request: Request, held: Content) -> None:
         """Raises RuntimeError unless the block holds KV of the request's own tokens, from a prefix of its own."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, PrefillReport
 from alignedserve.router.events import Closed, Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
@@ -22,7 +23,9 @@ _Members = dict[RequestKey, bool]
 
 
 class Pauses:
-    def __init__(self) -> None:
+    def __init__(self, span: KvSpan | None = None) -> None:
+        """`span`: the blocks of requests, where some of their KV is not held."""
+        self._span = span or KvSpan(block_size=1)
         self.evicted: list[RequestKey] = []
         self.dropped: list[RequestKey] = []
         self.sat_out: list[RequestKey] = []
@@ -94,8 +97,9 @@ class Pauses:
         for key, num_tokens in report.evicted:
             running.pop(key, None)
             self.evicted.append(key)
-            self.num_saved_tokens += num_tokens - self._num_in_pool.pop(key, 0)
-            self.num_fetched_tokens += num_tokens
+            num_passed = self._span.num_passed(num_tokens) * self._span.block_size
+            self.num_saved_tokens += num_tokens - max(self._num_in_pool.pop(key, 0), num_passed)
+            self.num_fetched_tokens += num_tokens - num_passed
 
     def _dropped(self, running: _Members, keys: Iterable[RequestKey]) -> None:
         for key in keys:

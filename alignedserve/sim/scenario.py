@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from alignedserve.protocol.kv_format import num_restored_blocks
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
@@ -51,6 +52,8 @@ class Scenario:
     overhead: Overhead = NO_OVERHEAD
     # Whether colocated instances may keep inputs of layers in place of KV.
     hidden_cache: bool = False
+    # How many of the latest tokens an instance holds blocks for; 0: all.
+    window: int = 0
 
     def island(self) -> Island:
         num_blocks = self.cost.num_kv_tokens // self.block_size
@@ -62,6 +65,7 @@ class Scenario:
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             max_restored_blocks=num_restored_blocks(num_blocks, longest) if self.hidden_cache else 0,
+            window=self.window if self.window < self.max_model_len else 0,
         )
         config = IslandConfig(
             cost=self.cost,
@@ -78,6 +82,10 @@ class Scenario:
             overhead=self.overhead,
         )
         return Island(config)
+
+    @property
+    def span(self) -> KvSpan:
+        return KvSpan(self.block_size, self.window)
 
     @property
     def num_decoding(self) -> int:
@@ -114,7 +122,8 @@ class Scenario:
 
     def simulate(self, workload: Sequence[Arrival], until_s: float | None = None) -> Ran:
         """Until all have ended, and then that nothing is left; or until a moment, whatever is open then."""
-        island, lifetimes, pauses, requests = self.island(), Lifetimes(), Pauses(), self.requests(workload)
+        island, lifetimes, pauses = self.island(), Lifetimes(), Pauses(self.span)
+        requests = self.requests(workload)
         island.router.observers += [lifetimes, pauses]
         island.submit(requests)
         island.start()

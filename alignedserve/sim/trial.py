@@ -75,7 +75,7 @@ class Trial:
         self._scenario = scenario
         self._island = scenario.island()
         self._load = Load(self._island, self._begin_s)
-        self._lifetimes, self._pauses = Lifetimes(), Pauses()
+        self._lifetimes, self._pauses = Lifetimes(), Pauses(scenario.span)
         self._island.router.observers += [self._lifetimes, self._pauses, self._load]
         traffic = [replace(each, time_s=each.time_s + self._begin_s) for each in workload.traffic]
         self._requests = scenario.requests(traffic)

@@ -35,6 +35,9 @@ lengths cost: they were made of batches of one length, where sum and count * max
   What one program draws is in no fit. The presets assume 15 GB/s (by Little's law: 8 KiB in flight, 0.55 us); a cost
   model of one's own device can say otherwise.
 - "padded" (every sequence takes as long as the longest): count * max. The worst that unequal lengths can cost.
+
+**Windows.** Where every layer attends to the latest W tokens only, a longer prefix costs as one of W tokens does, in
+decodes and in chunks.
 """
 
 from __future__ import annotations
@@ -126,6 +129,8 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     restored_token_s: float = 0.0
     # In the pool, where that is not as much as in an instance; 0: it is.
     pool_kv_bytes_per_token: float = 0.0
+    # How many of the latest tokens a token attends to in every layer, itself included; 0: all.
+    window: int = 0
 
     # Of a mixture of experts, and the seconds in which the experts of all layers are read.
     expert_counts: ExpertCounts | None = None
@@ -139,6 +144,24 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         if bytes_per_token == self.kv_bytes_per_token:
             return self
         return msgspec.structs.replace(self, pool_kv_bytes_per_token=bytes_per_token)
+
+    def with_kv(self, bytes_per_token: int) -> CostModel:
+        """The same device with KV of so many bytes a token: its memory holds so much more or less of it, and attention
+        takes as long as before for the same bytes."""
+        if bytes_per_token == self.kv_bytes_per_token:
+            return self
+        share = bytes_per_token / self.kv_bytes_per_token
+        return msgspec.structs.replace(
+            self,
+            kv_bytes_per_token=bytes_per_token,
+            num_kv_tokens=self.num_kv_tokens * self.kv_bytes_per_token // bytes_per_token,
+            decode_attention_s=self.decode_attention_s * share,
+            decode_far_s=self.decode_far_s * share,
+            num_near_tokens=int(self.num_near_tokens / share),
+        )
+
+    def with_window(self, window: int) -> CostModel:
+        return msgspec.structs.replace(self, window=window)
 
     def restoring(self, num_tokens: int) -> float:
         """The seconds in which K and V of so many tokens are restored from inputs. If nobody has measured that, it is
@@ -184,11 +207,12 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         )
 
     def chunk_s(self, before: int, count: int) -> float:
-        compute_s = self.prefill_attention_s * (2 * before * count + count * count)
-        num_read = before + count
+        compute_s = self.prefill_attention_s * chunk_pairs(before, count, self.window)
+        num_read = chunk_reads(before, count, self.window)
         return max(compute_s, self.decode_attention_s * num_read) + self.prefill_context_s * num_read
 
     def decode_attention(self, lengths: Sequence[int]) -> float:
+        lengths = seen_lengths(lengths, self.window)
         match self.attention:
             case "balanced":
                 num_read: float = sum(lengths)
@@ -222,6 +246,23 @@ class ChunkCosts:
         num_tokens = self._num_tokens + count
         linear_s = model.prefill_token_s * num_tokens + model.reading_experts(num_tokens)
         return model.prefill_fixed_s + linear_s + (self._sum_s + model.chunk_s(before, count))
+
+
+def seen_lengths(lengths: Sequence[int], window: int) -> Sequence[int]:
+    """How many tokens decodes of these lengths attend to."""
+    return [min(length, window) for length in lengths] if window else lengths
+
+
+def chunk_pairs(before: int, count: int, window: int) -> int:
+    """The cost of a chunk's attention, twice the pairs of one of its tokens and one that it attends to."""
+    # So many of its tokens attend to all before them, and the others to a window each.
+    num_whole = min(max(window - before, 0), count) if window else count
+    return 2 * before * num_whole + num_whole * num_whole + 2 * window * (count - num_whole)
+
+
+def chunk_reads(before: int, count: int, window: int) -> int:
+    """How many tokens a chunk attends to, its own included."""
+    return (min(before, window) if window else before) + count
 
 
 def plain_cost(lengths: Sequence[int], num_filling: float) -> float:

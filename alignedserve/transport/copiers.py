@@ -79,7 +79,7 @@ def make_copier(
         )
     pieces = [pool[:, first : first + part_bytes] for first in range(0, pool.shape[1], part_bytes)]
     copiers = [make(part, piece, num_threads) for part, piece in zip(parts, pieces, strict=True)]
-    copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers)
+    copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers, pool.shape[1])
     return PinningCopier(copier, pool) if parts[0].is_cuda else copier
 
 
@@ -215,10 +215,12 @@ class CudaCopier:
 
 
 class PartsCopier:
-    """Copies the parts of blocks, each between memories of its own, at the same time."""
+    """Copies the parts of blocks, each between memories of its own, at the same time if they are large."""
 
-    def __init__(self, copiers: Sequence[Copier]) -> None:
+    def __init__(self, copiers: Sequence[Copier], block_bytes: int) -> None:
+        """`block_bytes`: of all parts of a block together."""
         self._copiers = copiers
+        self._block_bytes = block_bytes
         self.num_lanes = copiers[0].num_lanes
         # Each lane may have a copy under way.
         num_threads = self.num_lanes * len(copiers)
@@ -239,6 +241,10 @@ class PartsCopier:
     ) -> None:
         # Of a block of the pool a part is one piece, but not of several.
         each = [Run(run.here + i, run.there + i, 1) for run in runs for i in range(run.num_blocks)]
+        if len(each) * self._block_bytes <= ALONE_BYTES:
+            for copier in self._copiers:
+                copier.copy(direction, each, mark, is_stopped, tail)
+            return
         copies = [
             self._helpers.submit(copier.copy, direction, each, mark, is_stopped, tail)
             for copier in self._copiers

@@ -67,7 +67,8 @@ class IpcReceiver:
             memory.num_bytes // part.shape[1] for memory, part in zip(memories, self._parts, strict=True)
         )
         copiers = [self._map(memory, part) for memory, part in zip(memories, self._parts, strict=True)]
-        self._copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers)
+        block_bytes = sum(part.shape[1] for part in self._parts)
+        self._copier = copiers[0] if len(copiers) == 1 else PartsCopier(copiers, block_bytes)
         self._open_things.callback(self._copier.close)
 
     def pull(self, runs: Sequence[Run], deadline_s: float) -> None:

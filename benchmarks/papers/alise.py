@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from alignedserve.sim.compare import with_pool
 from alignedserve.sim.foresight import GSM8K_ERROR, Foresee, Roughly, nothing, oracle
 from alignedserve.sim.goodput import find_goodput
+from alignedserve.sim.model_kv import with_kv
 from alignedserve.sim.report import latency_of
 from alignedserve.sim.scenario import Ran, Scenario
 from alignedserve.sim.trace import Arrival
@@ -197,7 +197,7 @@ def measure_int8(size: Size, seed: int) -> Mapping[str, Numbers]:
     found: dict[str, float] = {}
     for name, pool_bytes in POOLS.items():
         base = replace(scenario("alise", foresight("alise")), pool_bytes=pool_bytes)
-        compressed = replace(base, cost=with_pool(base.cost, "int8", base.block_size))
+        compressed = replace(base, cost=with_kv(base.cost, base.block_size, pool_kv_dtype="int8"))
         plain_s, int8_s = (normalized(each.simulate(arrivals)) for each in (base, compressed))
         found |= {f"{name}_s": plain_s, f"{name}_int8_s": int8_s, name: plain_s / int8_s}
         found["bytes"] = compressed.cost.pool_bytes_per_token / base.cost.pool_bytes_per_token

@@ -13,8 +13,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from alignedserve.cli.simulate import command
+from alignedserve.cli.simulate import command, model_kv
+from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.profile.saved import VERSION, Profile
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.world import NO_OVERHEAD
 from alignedserve.timing.cost import CostModel, Line
 from alignedserve.timing.cost_presets import load_cost_model
@@ -24,6 +26,20 @@ COST = load_cost_model("opt-13b/a100-80gb")
 COMMAND = [sys.executable, "-m", "alignedserve", "simulate"]
 # one at a time, and nobody meets another
 ALONE = ("--num-prompts", "4", "--request-rate", "0.1", "--burstiness", "1e9", "--input-len", "512")
+# The shape of Mistral 7B.
+MISTRAL: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+}
 CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
 
@@ -107,6 +123,46 @@ def test_links_carry_what_is_copied(tmp_path: Path) -> None:
         assert links[name]["num_bytes"] == pytest.approx(num_copies * prompt_bytes)
         assert links[name]["busy"] == pytest.approx(busy_s / row["outcome"]["window_s"], rel=0.01)
         assert links[name]["slowing"] == 0.0
+
+
+def test_kv_in_8_bits_is_half_of_the_bytes_on_links(tmp_path: Path) -> None:
+    one = ("--num-prompts=1", "--input-len=512", "--output-len=100", "--max-model-len=1000")
+    (row,) = rows_of(tmp_path, "opt-13b", "--kv-cache-dtype=fp8", *one)
+    links = {each["name"]: each["num_bytes"] for each in row["outcome"]["links"]}
+    assert links["host memory"] == pytest.approx(2 * 512 * COST.kv_bytes_per_token / 2)
+    gap_s = COST.fastest_tbt_s(562) - COST.decode_attention_s * 562 / 2
+    assert row["outcome"]["mixture"]["rt"]["gap_s"]["p50"] == pytest.approx(gap_s, abs=2e-5)
+
+
+def test_a_model_whose_layers_all_slide_has_blocks_for_its_window(tmp_path: Path) -> None:
+    """Requests that would take turns otherwise decode together, and no copy has what is behind their windows."""
+    (tmp_path / "config.json").write_text(json.dumps(MISTRAL | {"sliding_window": 512}))
+    cost = msgspec.structs.replace(COST, kv_bytes_per_token=131_072, num_kv_tokens=4_096)
+    (tmp_path / "cost.json").write_bytes(msgspec.json.encode(cost))
+    words = [str(tmp_path), "--cost", str(tmp_path / "cost.json"), "--policy=fcfs", "--request-rate=2"]
+    words += ["--num-prompts=10", "--input-len=3000", "--output-len=300", "--max-num-batched-tokens=256"]
+    words += ["--pool-memory-bytes=100000000000"]
+    (sliding,) = rows_of(tmp_path, *words)
+    (tmp_path / "config.json").write_text(json.dumps(MISTRAL))
+    (whole,) = rows_of(tmp_path, *words)
+    assert whole["outcome"]["mean_batch"] == 1.0 < 3.0 < sliding["outcome"]["mean_batch"]
+    to_gpus = [
+        next(each["num_bytes"] for each in row["outcome"]["links"] if each["name"] == "PCIe 0 to GPUs")
+        for row in (sliding, whole)
+    ]
+    # The windows of ten requests, from the 64 tokens on in which they begin.
+    assert to_gpus[0] == pytest.approx(10 * (3008 - 2432) * cost.kv_bytes_per_token)
+    assert to_gpus[0] < 0.2 * to_gpus[1]
+    ttft_s = [row["outcome"]["mixture"]["rt"]["ttft_s"]["p50"] for row in (sliding, whole)]
+    assert ttft_s[0] < ttft_s[1]
+
+
+def test_blocks_that_are_shared_from_both_ends_are_held_to_the_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MISTRAL | {"sliding_window": 512}))
+    engine = EngineConfig(str(tmp_path))
+    assert model_kv(engine, SchedulingConfig()).held_window == 512
+    lent = model_kv(engine, SchedulingConfig("bros", share_blocks=True))
+    assert (lent.window, lent.held_window) == (512, 0)
 
 
 def test_a_narrow_host_memory_slows_copies_unless_nothing_is_shared(tmp_path: Path) -> None:
@@ -205,6 +261,10 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
         (["--hidden-cache"], "hidden_cache: policy aligned keeps KV alone"),
         (["--hidden-cache", "--policy", "apt"], "hidden_cache: takes colocated_instances"),
         (["--pool-kv-dtype", "fp8"], "pool_kv_dtype='fp8': must be one of auto, int8"),
+        (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': takes a model"),
+        (["opt-30b"], "cost: is of 819200 bytes of KV a token, and opt-30b has 2752512 in float32"),
+        (["opt-13b", "--max-model-len", "4096"], "max_model_len=4096: the model was made for at most 2048"),
+        (["no-such-model"], "model is 'no-such-model'"),
         (["--block-size", "0"], "block_size=0"),
         (["--gpus-per-pcie-root", "0"], "gpus_per_pcie_root=0: must be from 1"),
         (["--host-memory-bandwidth", "0"], "host_memory_bandwidth=0.0: must be above 0"),

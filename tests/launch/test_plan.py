@@ -25,6 +25,7 @@ from alignedserve.launch.plan import (
 )
 from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.models.locate import Location, locate_model
+from alignedserve.models.presets import PRESETS
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
@@ -250,6 +251,23 @@ def test_too_little_shared_memory_is_refused_with_the_numbers(
 def test_the_pool_takes_no_more_than_half_of_what_is_free_unasked() -> None:
     plan = island(told(), replace(NODE, free_shm_bytes=GIB))
     assert plan.num_pool_blocks == GIB // 2 // BLOCK_BYTES
+
+
+def test_a_pool_that_nobody_sized_holds_one_request_of_the_longest_kind() -> None:
+    large = Location("llama-3.1-70b", PRESETS["llama-3.1-70b"], directory=None, is_dummy=True)
+    engine = EngineConfig(large.name, load_format="dummy", device="cpu", max_model_len=4096)
+    # 80 layers, k and v, 8 heads, 16 slots, 128 values of two bytes: 1.25 GiB
+    num_bytes = 4096 // 16 * (80 * 2 * 8 * 16 * 128 * 2)
+    assert plan_island(told(engine), large, NODE, "prefix").num_pool_blocks == 4096 // 16
+    # What is set stays, and so does the share.
+    for wanted, free, found in (
+        (GIB, 8 * GIB, GIB),
+        (None, 2 * num_bytes - 2, num_bytes - 1),
+    ):
+        with pytest.raises(ValueError, match=f"pool_memory_bytes={found}: holds .* tokens needs 256"):
+            plan_island(
+                told(engine, pool_memory_bytes=wanted), large, replace(NODE, free_shm_bytes=free), "prefix"
+            )
 
 
 def test_a_pool_of_bytes_holds_more_blocks_and_all_parts_know() -> None:

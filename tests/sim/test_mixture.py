@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import DecodeReport, Evict, Failed, NewTokens, PrefillReport
 from alignedserve.router.events import Received, Send
 from alignedserve.scheduling.config import SchedulingConfig
@@ -136,6 +137,14 @@ def test_an_eviction_counts_what_was_saved_and_what_has_to_come_back() -> None:
     decoded(pauses, [A])
     assert (pauses.evicted, pauses.sat_out) == ([B], [])
     assert (pauses.num_saved_tokens, pauses.num_fetched_tokens) == (18, 50)
+
+
+def test_of_what_is_behind_a_window_nothing_is_moved() -> None:
+    pauses = Pauses(KvSpan(16, window=100))
+    decoded(pauses, [], admitted=(A, B), sends=(Send(DECODE, Evict(B, [], num_saved=32)),))
+    decoded(pauses, [A, B], evicted=((A, 90), (B, 250)))
+    # The window of token 250 begins at 151, and what is needed with the tile before it, at 128.
+    assert (pauses.num_saved_tokens, pauses.num_fetched_tokens) == (90 + 122, 90 + 122)
 
 
 def test_after_an_eviction_that_failed_it_can_sit_out_again() -> None:

@@ -8,7 +8,7 @@ from alignedserve.protocol.messages import Moved
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.sim.compare import with_pool
+from alignedserve.sim.model_kv import with_kv
 from alignedserve.sim.scenario import Scenario
 from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.timing.cost import CostModel
@@ -16,16 +16,16 @@ from alignedserve.timing.cost_presets import cost_presets
 from tests.sim.indirect import INDIRECT
 
 COST = cost_presets()["opt-13b/a100-80gb"]
-INT8 = with_pool(COST, "int8", block_size=16)
+INT8 = with_kv(COST, block_size=16, pool_kv_dtype="int8")
 # Of 16 slots of two bytes: 16 codes, and two bounds of two bytes.
 SHARE = 20 / 32
 TRAFFIC = [Arrival(number / 10, Lengths(300 + number, 40)) for number in range(20)]
 
 
 def test_a_token_has_five_eighths_of_the_bytes_in_blocks_of_16() -> None:
-    assert with_pool(COST, "auto", 16) is COST
+    assert with_kv(COST, 16) is COST
     assert INT8.pool_bytes_per_token == SHARE * COST.kv_bytes_per_token
-    assert with_pool(COST, "int8", 64).pool_bytes_per_token == 68 / 128 * COST.kv_bytes_per_token
+    assert with_kv(COST, 64, pool_kv_dtype="int8").pool_bytes_per_token == 68 / 128 * COST.kv_bytes_per_token
 
 
 def test_the_same_memory_holds_more_blocks() -> None:

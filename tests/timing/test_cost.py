@@ -46,6 +46,19 @@ def test_balanced_attention_sees_only_the_sum() -> None:
     assert OPT_13B.iteration([], [100, 7900]) == OPT_13B.iteration([], [4000, 4000])
 
 
+def test_beyond_a_window_a_longer_prefix_costs_nothing_more() -> None:
+    model = OPT_13B.with_window(1000)
+    for attention in KINDS:
+        each, whole = model.with_attention(attention), OPT_13B.with_attention(attention)
+        assert each.iteration([], [300, 1000, 9000]) == whole.iteration([], [300, 1000, 1000])
+    assert model.iteration([(0, 1000)], []) == OPT_13B.iteration([(0, 1000)], [])
+    assert model.iteration([(5000, 64)], []) == model.iteration([(1000, 64)], [])
+    # The same however a prompt is cut, as without one; of chunks that compute for longer than they read.
+    parts = sum(model.iteration([(before, 700)], []) for before in range(0, 2800, 700))
+    assert parts == pytest.approx(model.iteration([(0, 2800)], []) + 3 * OPT_13B.prefill_fixed_s)
+    assert model.iteration([(0, 2800)], []) < OPT_13B.iteration([(0, 2800)], [])
+
+
 def test_kv_that_is_far_costs_more() -> None:
     model = msgspec.structs.replace(OPT_13B, decode_far_s=1e-7, num_near_tokens=10_000)
     assert model.iteration([], [5000, 5000]) == OPT_13B.iteration([], [5000, 5000])

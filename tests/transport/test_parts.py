@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.transport.completions import Completions
+from alignedserve.transport.copiers import ALONE_BYTES, DIRECTIONS, make_copier
 from alignedserve.transport.kv_receiver import KVReceiver
 from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.mover import Mover
+from alignedserve.transport.runs import Run
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import Epoch, InstanceId
 from tests.transport.helpers import (
@@ -80,6 +83,27 @@ def test_a_block_of_the_pool_has_one_rank_s_part_after_another(places: Places, n
     for part, old, new in zip(parts, before, back, strict=True):
         for block in range(NUM_BLOCKS):
             assert np.array_equal(bytes_of(new)[block], (bytes_of(part) if block in filled else old)[block])
+
+
+@pytest.mark.parametrize("encoding", ["kv", "kv-int8"])
+def test_a_small_copy_is_made_by_the_thread_that_starts_it(encoding: str) -> None:
+    form = replace(FORM, encoding=encoding)
+    num_alone = ALONE_BYTES // form.block_bytes
+    parts = [torch.zeros((num_alone + 1, *FORM.shape), dtype=torch.bfloat16) for _ in range(2)]
+    pool = np.zeros((num_alone + 1, form.block_bytes), np.uint8)
+    seen: set[threading.Thread] = set()
+
+    def is_stopped() -> bool:
+        seen.add(threading.current_thread())
+        return False
+
+    with leaving_no_thread(), closing(make_copier(parts, pool, pool_format=form)) as copier:
+        for direction in DIRECTIONS:
+            copier.copy(direction, [Run(0, 0, num_alone)], None, is_stopped)
+        assert seen == {threading.current_thread()}
+        seen.clear()
+        copier.copy("save", [Run(0, 0, num_alone + 1)], None, is_stopped)
+        assert seen and threading.current_thread() not in seen
 
 
 def test_each_rank_s_part_is_quantised_by_itself() -> None:

@@ -11,9 +11,9 @@ from alignedserve.cli.doctor import cgroup
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, in_bytes, note, ok, warn
 from alignedserve.cli.doctor.model import num_weight_bytes
-from alignedserve.engine.choices import DEFAULT_CPU_KV_BYTES, check_ranks, choose_num_blocks
+from alignedserve.engine.choices import DEFAULT_CPU_KV_BYTES, check_ranks, choose_num_blocks, choose_window
 from alignedserve.engine.gpu_memory import MemoryUse, kv_share
-from alignedserve.launch.plan import free_shm_bytes, window_of
+from alignedserve.launch.plan import free_shm_bytes
 from alignedserve.protocol.kv_span import KvSpan
 
 # Most machines have so many GPUs at most.
@@ -56,7 +56,7 @@ def num_gpus_that_fit(case: Case) -> int | None:
 
 def _span(case: Case) -> KvSpan:
     """The blocks of a request where it decodes."""
-    window = window_of(case.settings, case.model)
+    window = choose_window(case.engine, case.model.config, case.settings.scheduling.share_blocks)
     return KvSpan(case.form.block_size, window, case.engine.max_num_batched_tokens)
 
 

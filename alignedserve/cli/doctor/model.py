@@ -65,6 +65,9 @@ def check_weights(case: Case) -> Iterator[Finding]:
 
 def _quantised(case: Case) -> str:
     stored = case.model.config.quantised
+    if stored and stored.kind == "mxfp4":
+        # gpt-oss alone is so, and the rest of it in floating point.
+        return ", experts in mxfp4"
     if stored:
         return f", linear layers in {stored.kind} ({stored.method})"
     return f", linear layers in {case.engine.quantization}" if case.engine.quantization else ""

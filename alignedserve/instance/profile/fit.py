@@ -1,7 +1,7 @@
 """Fits the cost model of alignedserve/timing/cost.py to measured iterations. Pure.
 
 The fit is of relative errors, so shorter points weigh more. Attention is taken to be balanced: lengths count by their
-sum.
+sum, up to the window where all layers have one.
 
     decodes   max over the lines (fixed_s + token_s * n) + experts_s * the share of experts that n tokens hit
               + decode_attention_s * sum of lengths + decode_far_s * what of that is beyond num_near_tokens
@@ -21,7 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alignedserve.instance.profile.points import Measured
-from alignedserve.timing.cost import Channel, Channels, CostModel, ExpertCounts, Line
+from alignedserve.timing.cost import (
+    Channel,
+    Channels,
+    CostModel,
+    ExpertCounts,
+    Line,
+    chunk_pairs,
+    chunk_reads,
+    seen_lengths,
+)
 
 Numbers = NDArray[np.float64]
 
@@ -73,11 +82,12 @@ def fit(
     num_kv_tokens: int,
     source: str,
     experts: ExpertCounts | None = None,
+    window: int = 0,
 ) -> CostModel:
-    """`experts`: of a mixture."""
-    decode = fit_decodes([each for each in points if each.point.kind == "decode"], experts)
+    """`experts`: of a mixture. `window`: see CostModel."""
+    decode = fit_decodes([each for each in points if each.point.kind == "decode"], experts, window)
     chunks = [each for each in points if each.point.kind == "chunk"]
-    chunk = fit_chunks(chunks, decode.attention_s, decode.experts_s * _hit_shares(chunks, experts))
+    chunk = fit_chunks(chunks, decode.attention_s, decode.experts_s * _hit_shares(chunks, experts), window)
     return CostModel(
         source=source,
         kv_bytes_per_token=kv_bytes_per_token,
@@ -92,6 +102,7 @@ def fit(
         num_near_tokens=decode.num_near,
         num_filling=1.0,
         channels=_NO_CHANNELS,
+        window=window,
         expert_counts=experts,
         experts_s=decode.experts_s,
     )
@@ -103,11 +114,13 @@ def fit_held_out(
     num_kv_tokens: int,
     source: str,
     experts: ExpertCounts | None = None,
+    window: int = 0,
 ) -> tuple[CostModel, dict[str, Error]]:
     """Fits all points. Returns as well, by kind, the errors which a fit of most points makes on the others."""
     kept, held_out = split(points)
-    without = fit(kept, kv_bytes_per_token, num_kv_tokens, source, experts)
-    return fit(points, kv_bytes_per_token, num_kv_tokens, source, experts), errors(without, held_out)
+    without = fit(kept, kv_bytes_per_token, num_kv_tokens, source, experts, window)
+    of_all = fit(points, kv_bytes_per_token, num_kv_tokens, source, experts, window)
+    return of_all, errors(without, held_out)
 
 
 def split(points: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
@@ -137,11 +150,13 @@ def relative_error(model: CostModel, measured: Measured) -> float:
 # ---- decodes ---------------------------------------------------------------------------------------------------------
 
 
-def fit_decodes(points: Sequence[Measured], experts: ExpertCounts | None = None) -> DecodeFit:
+def fit_decodes(
+    points: Sequence[Measured], experts: ExpertCounts | None = None, window: int = 0
+) -> DecodeFit:
     if not points:
         raise ValueError("no decodes to fit")
     count = np.array([len(each.point.lengths) for each in points], float)
-    total = np.array([sum(each.point.lengths) for each in points], float)
+    total = np.array([sum(seen_lengths(each.point.lengths, window)) for each in points], float)
     seconds, hit = _seconds(points), _hit_shares(points, experts)
 
     def error(found: DecodeFit) -> float:
@@ -197,16 +212,21 @@ def _longest(lines: Sequence[Line], count: Numbers) -> Numbers:
 # ---- chunks ----------------------------------------------------------------------------------------------------------
 
 
-def fit_chunks(points: Sequence[Measured], attention_s: float, experts_s: Numbers | float = 0.0) -> ChunkFit:
+def fit_chunks(
+    points: Sequence[Measured], attention_s: float, experts_s: Numbers | float = 0.0, window: int = 0
+) -> ChunkFit:
     """Fits the points, each of which has one chunk. `experts_s`: the seconds in which it reads its experts."""
     if not points:
         raise ValueError("no chunks to fit")
-    before, count = np.array([each.point.chunks[0] for each in points], float).T
-    pairs, read_s = 2 * before * count + count**2, attention_s * (before + count)
+    chunks = [each.point.chunks[0] for each in points]
+    count = np.array([num_tokens for _, num_tokens in chunks], float)
+    pairs = np.array([chunk_pairs(*chunk, window) for chunk in chunks], float)
+    reads = np.array([chunk_reads(*chunk, window) for chunk in chunks], float)
+    read_s = attention_s * reads
     seconds, found = _seconds(points), np.zeros(4)
     is_reading = np.zeros(len(points), bool)
     for _ in range(_NUM_ROUNDS):
-        columns = [np.ones_like(count), count, np.where(is_reading, 0.0, pairs), before + count]
+        columns = [np.ones_like(count), count, np.where(is_reading, 0.0, pairs), reads]
         offset = np.where(is_reading, read_s, 0.0) + experts_s
         found = least_squares(np.stack(columns, axis=1), seconds, offset)
         again = read_s > found[2] * pairs

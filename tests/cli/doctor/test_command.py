@@ -146,6 +146,14 @@ def test_a_checkpoint_that_is_quantised(failures: Failures, own: list[str], tmp_
     assert "bits is 3; must be 4 or 8" in failures(*words)["model"]
 
 
+def test_a_mixture_of_which_the_experts_alone_are_quantised(own: list[str], tmp_path: Path) -> None:
+    model, _ = quantised_checkpoints.build_mxfp4(tmp_path)
+    words = [*own, str(model), "--skip-tokenizer-init", "--device", "cpu", "--json"]
+    found = {each["area"]: each for each in json.loads(CliRunner().invoke(command, words).stdout)["findings"]}
+    assert found["weights"]["level"] == "ok" and "linear" not in found["weights"]["text"]
+    assert " in float32, experts in mxfp4" in found["weights"]["text"]
+
+
 def test_weights_of_another_model(failures: Failures, tmp_path: Path) -> None:
     model = copytree(demo.MODEL_DIR, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())

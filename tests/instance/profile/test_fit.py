@@ -34,6 +34,14 @@ def test_every_number_is_found_again() -> None:
         assert model.iteration([], [99] * batch) == pytest.approx(KNOWN.iteration([], [99] * batch))
 
 
+def test_beyond_a_window_nothing_costs_more() -> None:
+    measured = measured_by(KNOWN.with_window(1000), POINTS, 0.0)
+    model, found = fit_held_out(measured, 1, 1, "made up", window=1000)
+    assert model.window == 1000 and max(error.p95 for error in found.values()) < 1e-6
+    _, unaware = fit_held_out(measured, 1, 1, "made up")
+    assert unaware["decode"].p95 > 0.1
+
+
 def test_reading_more_than_computing_is_told_apart() -> None:
     known = replace(KNOWN, prefill_context_s=0.0)
     chunks = [each for each in POINTS if each.kind == "chunk"]

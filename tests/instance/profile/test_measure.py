@@ -73,6 +73,17 @@ def test_the_smallest_engine_can_be_profiled(tiny_model: Directory) -> None:
     built.engine.check_idle()
 
 
+@pytest.mark.parametrize(("max_model_len", "window"), [(64, 24), (24, 0)])
+def test_lengths_count_up_to_the_window_of_all_layers(
+    tiny_model: Directory, max_model_len: int, window: int
+) -> None:
+    config = config_of(tiny_model("mistral-window"), max_model_len=max_model_len)
+    built = build_engine(config)
+    cost = make(built.engine, facts_of(built, config), BRIEF).cost
+    assert cost.window == window
+    assert (cost.fastest_tbt_s(24) == cost.fastest_tbt_s(64)) is bool(window)
+
+
 def test_a_profile_is_made_once_and_then_found(
     built: BuiltEngine, tiny_model: Directory, tmp_path: Path
 ) -> None:

@@ -1,0 +1,73 @@
+"""The KV of a model that is simulated. A cost model says how many bytes a token of it has, and not of which shape: that
+is in a model's config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from alignedserve.protocol.kv_format import DTYPE_BYTES, KV_CACHE_DTYPES, BlockFormat
+from alignedserve.timing.cost import CostModel
+
+
+@dataclass(frozen=True)
+class ModelKv:
+    name: str
+    # Of an instance's blocks, but for their dtype, which follows from the bytes that the cost model says.
+    form: BlockFormat
+    # The most tokens of a request.
+    max_model_len: int
+    # How many of the latest tokens a token attends to in every layer, and for how many an instance holds blocks; 0: all
+    window: int = 0
+    held_window: int = 0
+
+    def form_of(self, cost: CostModel) -> BlockFormat:
+        """Returns the format in which a token has as many bytes as the cost model says. Raises ValueError."""
+        forms = {dtype: replace(self.form, dtype=dtype) for dtype in DTYPE_BYTES}
+        forms |= {name: self.form_in(name) for name in KV_CACHE_DTYPES if name != "auto"}
+        for form in forms.values():
+            if _token_bytes(form) == cost.kv_bytes_per_token:
+                return form
+        known = ", ".join(f"{_token_bytes(form)} in {name}" for name, form in forms.items())
+        raise ValueError(
+            f"cost: is of {cost.kv_bytes_per_token} bytes of KV a token, and {self.name} has {known}: give the cost "
+            "model of this model"
+        )
+
+    def form_in(self, kv_cache_dtype: str) -> BlockFormat:
+        return replace(self.form, encoding=KV_CACHE_DTYPES[kv_cache_dtype])
+
+
+def with_kv(
+    cost: CostModel,
+    block_size: int,
+    kv_cache_dtype: str = "auto",
+    pool_kv_dtype: str = "auto",
+    model: ModelKv | None = None,
+) -> CostModel:
+    """Returns the cost model with KV in these dtypes, and with the model's window. `kv_cache_dtype` auto: as the cost
+    model has it. Raises ValueError."""
+    if model is None:
+        if kv_cache_dtype != "auto":
+            raise ValueError(
+                f"kv_cache_dtype={kv_cache_dtype!r}: takes a model, whose heads say how many bytes a token has then: "
+                "alignedserve simulate MODEL"
+            )
+        if cost.window:
+            raise ValueError(
+                f"cost: is of a model whose layers all have a window of {cost.window} tokens or less: "
+                "alignedserve simulate MODEL"
+            )
+        # One channel stands for all of them.
+        form = BlockFormat(1, block_size, 1, 1, "bfloat16")
+    else:
+        form = model.form_of(cost)
+        if kv_cache_dtype != "auto":
+            form = model.form_in(kv_cache_dtype)
+            cost = cost.with_kv(_token_bytes(form))
+        cost = cost.with_window(model.window)
+    in_pool = form.in_pool(pool_kv_dtype)
+    return cost.with_pool(cost.kv_bytes_per_token * in_pool.block_bytes / form.block_bytes)
+
+
+def _token_bytes(form: BlockFormat) -> int:
+    return form.block_bytes // form.block_size
