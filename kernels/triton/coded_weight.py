@@ -97,19 +97,6 @@ class CodedWeight:
             for each in self.tensors
         )
 
-    def copy_(self, other: CodedWeight) -> None:
-        """Raises ValueError unless the other is like this one."""
-        if self._form != other._form:
-            raise ValueError(f"weights must be alike, not {self._form} and {other._form}")
-        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
-            if mine is not None and theirs is not None:
-                mine.copy_(theirs)
-
-    @property
-    def _form(self) -> str:
-        zeros = "zeros" if self.zeros is not None else "no zeros"
-        return f"{self.kind} {list(self.shape)} in groups of {self.group} with {self.scales.dtype} and {zeros}"
-
     def _with(self, tensors: Iterable[torch.Tensor | None]) -> CodedWeight:
         codes, scales, zeros = tensors
         assert codes is not None and scales is not None

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from alignedserve.ops.base import Activation
+from alignedserve.ops.experts import Expert, ExpertsSpec
 from alignedserve.ops.quantise import INT4, INT8, QUANTISERS, QuantisedWeight
 from tests import quantised_checkpoints, tiny_models
 from tests.engine.helpers import greedy_params, run, tokens
@@ -137,6 +138,15 @@ def test_adapters_are_added_to_weights_in_codes(tmp_path: Path) -> None:
     engine = triton_engine(stored, max_prefill_chunk=16, lora_modules=(f"a={adapter}",))
     found = tokens(run(engine, chosen([1, 1]), greedy_params(NUM_NEW), ["a", ""]))
     assert found == [*expected(merged), *expected(plain)]
+
+
+def test_a_rank_without_the_bias_of_the_sum_has_those_of_gate_and_up() -> None:
+    spec = ExpertsSpec(2, 1, 8, 6, normalises=True)
+    weights, biases = (torch.ones(6, 8), torch.ones(6, 8), torch.ones(8, 6)), torch.randn(2, 2, 6)
+    experts = [Expert(*weights, *each) for each in biases]
+    found = CudaOps(torch.float32, DEVICE).expert_weights(spec, experts.__getitem__).biases
+    assert found is not None
+    assert torch.equal(found[0].cpu(), biases.flatten(1)) and torch.equal(found[1].cpu(), torch.zeros(2, 8))
 
 
 class Layers:

@@ -235,7 +235,9 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="^down must be torch.float32"):
         mix_experts(x, logits, gate_up, down.half(), 1, True, x)
     coded = CodedWeight.of(random_weight(INT8, 64, False, 64, 20 * 64), x.device)
-    with pytest.raises(ValueError, match=r"^gate_up must be contiguous codes of \[1280, 64\], not of \(1279, 64"):
+    with pytest.raises(
+        ValueError, match=r"^gate_up must be contiguous codes of \[1280, 64\], not of \(1279, 64"
+    ):
         mix_experts(x, logits, coded.rows(1, 1280), down, 1, True, x)
     with pytest.raises(ValueError, match="^residual must be contiguous"):
         mix_experts(x, logits, gate_up, down, 1, True, x[:3])
