@@ -305,7 +305,6 @@ def coded_expert_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         ("int8 in groups", INT8_WEIGHT, 128, True, (128, 8, 2048, 768)),
         ("int4", INT4, 32, False, (128, 8, 2048, 768)),
         ("int4 with zeros", INT4, 128, True, (128, 8, 2048, 768)),
-        ("fp8", FP8_WEIGHT, None, False, (128, 8, 2048, 768)),
         ("fp8 in blocks", FP8_WEIGHT, 128, False, (128, 8, 2048, 768)),
         ("mxfp4", MXFP4, 32, False, (32, 4, 2880, 2880)),
     ):
