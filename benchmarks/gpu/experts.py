@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +23,9 @@ from benchmarks.gpu.attention import chained_seconds
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.ceilings import ceiling
 from benchmarks.gpu.record import Row
+
+if TYPE_CHECKING:
+    from alignedserve.kernels.triton.expert_products import ExpertWeights
 
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b")
 PUBLISHED_IN_MXFP4 = ("gpt-oss-20b",)
@@ -110,11 +113,10 @@ def measure(bench: Bench, layers: Layers, rows: int) -> Row:
     share = num_bytes / seconds / ceiling(bench, "copy_bytes_per_s")
     calls[0]()
     some = slice(0, NUM_COMPARED)
-    values = [
-        values_of(each, spec.num_experts, x) for each in (layers.weights[0].gate_up, layers.weights[0].down)
-    ]
+    first = layers.weights[0]
+    gate_up, down = (values_of(each, spec.num_experts, x) for each in (first.gate_up, first.down))
     expected = mix_experts_torch(
-        x[some], logits[0][some], *values, spec.top_k, spec.normalises, residual[some]
+        x[some], logits[0][some], gate_up, down, spec.top_k, spec.normalises, residual[some]
     )
     error = float((out[some].double() - expected.double()).norm() / expected.double().norm())
     return {
@@ -131,9 +133,10 @@ def measure(bench: Bench, layers: Layers, rows: int) -> Row:
     }
 
 
-def values_of(weights: Any, num_experts: int, like: torch.Tensor) -> torch.Tensor:
+def values_of(weights: ExpertWeights, num_experts: int, like: torch.Tensor) -> torch.Tensor:
+    """[expert, out, in]"""
     from alignedserve.kernels.triton.coded_weight import dequantise
 
     if isinstance(weights, torch.Tensor):
         return weights
-    return dequantise(weights, like.new_empty(weights.shape)).unflatten(0, (num_experts, -1))
+    return dequantise(weights, like.new_empty(weights.shape)).view(num_experts, -1, weights.num_in)
