@@ -140,7 +140,7 @@ def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> N
     _check_fp8(config, model_config, device)
     if config.hidden_cache:
         check_hidden_cache(model_config)
-    check_quantization(config, model_config, is_cpu)
+    check_quantization(config, model_config)
     check_ranks(config, model_config)
     if not is_cpu:
         check_num_gpus(config, torch.cuda.device_count())

@@ -9,7 +9,7 @@ import logging
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary
-from alignedserve.models.config import ModelConfig, QuantisedConfig
+from alignedserve.models.config import ModelConfig
 from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES, BlockFormat
 
 logger = logging.getLogger(__name__)
@@ -108,31 +108,15 @@ def check_hidden_cache(model_config: ModelConfig) -> None:
         )
 
 
-def check_quantization(config: EngineConfig, model_config: ModelConfig, is_cpu: bool) -> None:
+def check_quantization(config: EngineConfig, model_config: ModelConfig) -> None:
     """Raises ValueError unless such a model runs so."""
-    moe = model_config.moe
-    is_triton = config.attention_backend == "triton" or (config.attention_backend == "auto" and not is_cpu)
-    if model_config.quantised:
-        _check_quantised(config, model_config, model_config.quantised, is_triton)
-    if config.quantization is not None and moe and is_triton:
-        raise ValueError(
-            f"quantization={config.quantization!r}: a mixture of {moe.num_experts} experts runs so on CPUs so far, not "
-            "on a GPU"
-        )
-
-
-def _check_quantised(
-    config: EngineConfig, model_config: ModelConfig, quantised: QuantisedConfig, is_triton: bool
-) -> None:
-    where = f"{config.model} is quantised ({quantised.method})"
+    if model_config.quantised is None:
+        return
+    where = f"{config.model} is quantised ({model_config.quantised.method})"
     if config.quantization is not None:
         raise ValueError(f"quantization={config.quantization!r}: {where} already")
     if config.load_format == "dummy":
         raise ValueError("load_format='dummy': " + where + ", and random weights are not")
-    if model_config.moe and is_triton:
-        raise ValueError(
-            f"{where}, and a mixture of {model_config.moe.num_experts} experts is not so far on a GPU"
-        )
 
 
 def _num_affordable(config: EngineConfig, form: BlockFormat, needed: int, budget: int) -> int:

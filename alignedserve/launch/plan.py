@@ -110,8 +110,7 @@ def check(settings: Settings, model: Location) -> None:
     _check_island_gateways(settings)
     check_ranks(settings.engine, model.config)
     check_pool_kv_dtype(settings.launch.pool_kv_dtype, settings.engine.kv_cache_dtype)
-    # Which device it will be is known when a node is.
-    check_quantization(settings.engine, model.config, is_cpu=True)
+    check_quantization(settings.engine, model.config)
     owners_of(settings.keys.api_key, settings.keys.api_key_file)
     settings.webhooks.secrets(os.environ)
     choose_max_model_len(settings.engine, model.config)
@@ -157,7 +156,6 @@ def _check_hidden_cache(policy: Policy, settings: Settings, model: Location) -> 
 def plan_island(settings: Settings, model: Location, node: Node, segment_prefix: str) -> IslandPlan:
     """Plans an island on this node. Raises ValueError for settings that do not fit the node."""
     is_cpu = runs_on_cpu(settings.engine, node.num_gpus)
-    check_quantization(settings.engine, model.config, is_cpu)
     num_ranks = settings.engine.tensor_parallel_size
     roles = settings.launch.instances(0 if is_cpu else node.num_gpus // num_ranks)
     settings.scheduling.check_share_blocks("colocated" in roles, settings.launch.pool_kv_dtype)

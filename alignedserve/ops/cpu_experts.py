@@ -19,7 +19,7 @@ from alignedserve.kernels.cpu.structs import (
     SpreadOp,
 )
 from alignedserve.kernels.cpu.weights import PackedWeight
-from alignedserve.ops.experts import ClampedSwiglu, ExpertsSpec, TakeExpert, check_expert
+from alignedserve.ops.experts import ClampedSwiglu, ExpertsSpec, TakeExpert, taken
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,7 @@ def pack_experts(
 ) -> CpuExperts:
     gate_up = ExpertPacker(spec.num_experts, pack_gated, arena)
     down = ExpertPacker(spec.num_experts, pack, arena)
-    for number in range(spec.num_experts):
-        expert = take(number)
-        check_expert(spec, expert)
+    for expert in taken(spec, take):
         gate_up.add([expert.gate, expert.up], expert.gate_up_biases)
         down.add([expert.down], expert.down_biases)
     return CpuExperts(spec, gate_up.finish(), down.finish())

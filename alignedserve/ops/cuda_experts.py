@@ -2,49 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from alignedserve.ops.experts import Expert, ExpertsSpec, TakeExpert, check_expert
-from alignedserve.ops.quantise import QuantisedWeight
+from alignedserve.kernels.quantised import side_by_side
+from alignedserve.kernels.triton.coded_weight import CodedWeight, tensors_of
+from alignedserve.kernels.triton.expert_products import Biases, ExpertWeights
+from alignedserve.ops.experts import Expert, ExpertsSpec, TakeExpert, taken
+from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
 
 
 @dataclass(frozen=True)
 class CudaExperts:
     spec: ExpertsSpec
-    # [expert, gate's and then up's outputs, hidden]
-    gate_up: torch.Tensor
-    # [expert, hidden, inner]
-    down: torch.Tensor
+    # Of each expert: gate's outputs and then up's.
+    gate_up: ExpertWeights
+    down: ExpertWeights
     # [expert, gate's and then up's outputs] and [expert, hidden], if experts have biases
-    biases: tuple[torch.Tensor, torch.Tensor] | None = None
+    biases: Biases | None = None
 
 
 def stack_experts(
-    spec: ExpertsSpec, take: TakeExpert, dtype: torch.dtype, device: torch.device
+    spec: ExpertsSpec, take: TakeExpert, scheme: str | None, dtype: torch.dtype, device: torch.device
 ) -> CudaExperts:
-    num, inner, hidden = spec.num_experts, spec.intermediate_size, spec.hidden_size
-    gate_up = torch.empty(num, 2 * inner, hidden, dtype=dtype, device=device)
-    down = torch.empty(num, hidden, inner, dtype=dtype, device=device)
+    """`scheme`: what is made of floats, if they do not stay in `dtype`."""
+    gate_up, down = (_Stack(spec.num_experts, scheme, dtype, device) for _ in range(2))
     biases: list[list[torch.Tensor]] = []
-    for number in range(num):
-        expert = take(number)
-        check_expert(spec, expert)
-        for part, into in (
-            (expert.gate, gate_up[number, :inner]),
-            (expert.up, gate_up[number, inner:]),
-            (expert.down, down[number]),
-        ):
-            if isinstance(part, QuantisedWeight):
-                raise ValueError(f"experts in {part.kind} run on CPUs so far, not on a GPU")
-            into.copy_(part)
+    for expert in taken(spec, take):
+        gate_up.add([expert.gate, expert.up])
+        down.add([expert.down])
         biases.append(_biases(expert))
     stacked = [torch.stack([*each]).to(device, dtype) for each in zip(*biases, strict=True)]
-    return CudaExperts(spec, gate_up, down, (stacked[0], stacked[1]) if stacked else None)
+    return CudaExperts(spec, gate_up.weights, down.weights, (stacked[0], stacked[1]) if stacked else None)
+
+
+class _Stack:
+    """Copies the same layer of one expert after the other into memory for all of them."""
+
+    def __init__(
+        self, num_experts: int, scheme: str | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._num_experts = num_experts
+        self._scheme = scheme
+        self._dtype = dtype
+        self._device = device
+        # Outputs of all experts.
+        self._rows: torch.Tensor | CodedWeight | None = None
+        self._num_added = 0
+
+    def add(self, parts: Sequence[Part]) -> None:
+        weight: torch.Tensor | CodedWeight
+        if coded := quantised_parts(parts, self._scheme, self._dtype):
+            weight = CodedWeight.of(side_by_side(coded), self._device)
+        else:
+            weight = torch.cat([part.to(self._device, self._dtype) for part in plain_parts(parts)])
+        # All experts are like the first.
+        if self._rows is None:
+            self._rows = _room_for(self._num_experts, weight)
+        first = self._num_added * weight.shape[0]
+        for into, tensor in zip(tensors_of(self._rows), tensors_of(weight), strict=True):
+            if into is not None and tensor is not None:
+                into[first : first + len(tensor)] = tensor
+        self._num_added += 1
+
+    @property
+    def weights(self) -> ExpertWeights:
+        assert self._rows is not None
+        if isinstance(self._rows, CodedWeight):
+            return self._rows
+        return self._rows.view(self._num_experts, -1, self._rows.shape[1])
+
+
+def _room_for(num_experts: int, weight: torch.Tensor | CodedWeight) -> torch.Tensor | CodedWeight:
+    if isinstance(weight, CodedWeight):
+        return weight.room_for(num_experts)
+    return weight.new_empty(num_experts * len(weight), weight.shape[1])
 
 
 def _biases(expert: Expert) -> list[torch.Tensor]:
-    """Of gate and up, and of down; none if it has none."""
+    """Of gate and up, and of down; none if it has none. Of several ranks all but one have none of down: zeros."""
     of_gate_up, of_down = expert.gate_up_biases, expert.down_bias
-    return [] if of_gate_up is None or of_down is None else [torch.cat(of_gate_up), of_down.clone()]
+    if of_gate_up is None:
+        return []
+    if of_down is None:
+        of_down = of_gate_up[0].new_zeros(expert.down.shape[0])
+    return [torch.cat(of_gate_up), of_down.clone()]

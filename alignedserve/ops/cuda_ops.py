@@ -112,7 +112,7 @@ class CudaOps(TorchOps):
         return ranks.join(part)[:, : weight.num_outputs]
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> CudaExperts:  # type: ignore[override]
-        return stack_experts(spec, take, self.dtype, self.device)
+        return stack_experts(spec, take, self.quantization, self.dtype, self.device)
 
     def mix_experts(  # type: ignore[override]
         self, x: CudaValue, logits: torch.Tensor, experts: CudaExperts, residual: CudaValue

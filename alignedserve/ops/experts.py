@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from alignedserve.ops.quantise import Part
+from alignedserve.ops.quantise import Part, form_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,20 @@ class Expert:
 TakeExpert = Callable[[int], Expert]
 
 
-def check_expert(spec: ExpertsSpec, expert: Expert) -> None:
+def taken(spec: ExpertsSpec, take: TakeExpert) -> Iterator[Expert]:
+    """All experts. Raises ValueError for one that is not as `spec` has it, or not kept as the first one is."""
+    first: dict[str, str] = {}
+    for number in range(spec.num_experts):
+        expert = take(number)
+        _check_expert(spec, expert)
+        for name in ("gate", "up", "down"):
+            form = form_of(getattr(expert, name))
+            if form != first.setdefault(name, form):
+                raise ValueError(f"{name} of expert {number} is in {form}, that of expert 0 in {first[name]}")
+        yield expert
+
+
+def _check_expert(spec: ExpertsSpec, expert: Expert) -> None:
     inner, hidden = spec.intermediate_size, spec.hidden_size
     for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
         if getattr(expert, name).shape != shape:

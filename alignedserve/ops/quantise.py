@@ -32,6 +32,7 @@ __all__ = [
     "ZEROS",
     "Part",
     "QuantisedWeight",
+    "form_of",
     "inputs_of",
     "outputs_of",
     "plain_parts",
@@ -66,6 +67,14 @@ def outputs_of(part: Part, some: slice) -> Part:
 def inputs_of(part: Part, some: slice) -> Part:
     """A part with these inputs alone. It shares the memory. Raises ValueError where they cut through a group."""
     return part[:, some] if isinstance(part, torch.Tensor) else part.columns(some.start, some.stop)
+
+
+def form_of(part: Part) -> str:
+    """What parts of the same shape have to have in common to be kept alike."""
+    if isinstance(part, torch.Tensor):
+        return "floats"
+    zeros = "" if part.zeros is None else ", with zeros"
+    return f"{part.kind} (scales of an output: {part.num_groups}, {part.scales.dtype}{zeros})"
 
 
 def plain_parts(parts: Sequence[Part]) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
 from alignedserve.kernels.quantised import QuantisedWeight, linear_quantised, side_by_side
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
-from alignedserve.ops.experts import ExpertsSpec, TakeExpert, check_expert
+from alignedserve.ops.experts import ExpertsSpec, TakeExpert, taken
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
 from alignedserve.ops.ranks import Ranks
 from alignedserve.ops.shard import Split
@@ -184,9 +184,7 @@ class TorchOps(Ops):
 
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> TorchExperts:
         gate_up, down = [], []
-        for number in range(spec.num_experts):
-            expert = take(number)
-            check_expert(spec, expert)
+        for expert in taken(spec, take):
             gate_up.append(self.linear_weight([expert.gate, expert.up], expert.gate_up_biases))
             down.append(self.linear_weight([expert.down], expert.down_biases))
         return TorchExperts(spec, gate_up, down)

@@ -23,7 +23,7 @@ class Options:
     decode_kernels: tuple[str, ...] = ("balanced", "plain")
     # presets to keep to; empty: all
     models: tuple[str, ...] = ()
-    # EngineConfig.quantization, of `step`
+    # EngineConfig.quantization, of `step` and `experts`
     quantization: str | None = None
     # models and sizes of no weight, to try the scripts out without a GPU
     is_tiny: bool = False

@@ -31,20 +31,23 @@ class Work:
 def decode_work(
     config: ModelConfig, lengths: Sequence[int], value_bytes: int, quantization: str | None = None
 ) -> Work:
-    """`lengths`: tokens attended to by each sequence, its new one included. `quantization`: of matrices; experts have
-    none."""
+    """`lengths`: tokens attended to by each sequence, its new one included. `quantization`: of matrices and experts."""
     batch, num_kv_tokens = len(lengths), attended(config, lengths)
     num_rows = batch * (2 if config.architecture == "opt" else 1)
     experts = expert_values(config)
+    expert_bytes = BYTES_PER_WEIGHT[quantization] if quantization else value_bytes
     values = (
-        experts * hit_experts(config, batch)
-        + vector_values(config)
+        vector_values(config)
         + num_rows * (config.embedding_dim or config.hidden_size)
         + (num_kv_tokens / config.num_layers + batch) * kv_values_per_token(config)
     )
     attention_flops = 4 * config.num_heads * config.head_dim * num_kv_tokens
     row_values = matrix_values(config) + experts * (config.moe.top_k if config.moe else 0)
-    num_bytes = values * value_bytes + matrix_bytes(config, value_bytes, quantization)
+    num_bytes = (
+        values * value_bytes
+        + experts * hit_experts(config, batch) * expert_bytes
+        + matrix_bytes(config, value_bytes, quantization)
+    )
     return Work(num_bytes, 2 * row_values * batch + attention_flops)
 
 
@@ -68,19 +71,24 @@ def matrix_values(config: ModelConfig) -> int:
     layer = hidden * (q_size + 2 * kv_size) + q_size * hidden
     num_mixtures = sum(config.moe.layers) if config.moe else 0
     mlps = (config.num_layers - num_mixtures) * num_mlp_matrices * hidden * inner
-    routers = num_mixtures * hidden * config.moe.num_experts if config.moe else 0
     width = config.embedding_dim or hidden
     projections = 2 * width * hidden if width != hidden else 0
-    return config.num_layers * layer + mlps + routers + config.vocab_size * width + projections
+    return config.num_layers * layer + mlps + router_values(config) + config.vocab_size * width + projections
 
 
 def matrix_bytes(config: ModelConfig, value_bytes: int, quantization: str | None) -> float:
-    """The output layer has a byte for each weight at least."""
+    """The output layer has a byte for each weight at least; routers stay as they are."""
     num_values = matrix_values(config)
     if quantization is None:
         return num_values * value_bytes
     head = config.vocab_size * (config.embedding_dim or config.hidden_size)
-    return (num_values - head) * BYTES_PER_WEIGHT[quantization] + head
+    routers = router_values(config)
+    coded = (num_values - head - routers) * BYTES_PER_WEIGHT[quantization] + head
+    return coded + routers * value_bytes
+
+
+def router_values(config: ModelConfig) -> int:
+    return sum(config.moe.layers) * config.hidden_size * config.moe.num_experts if config.moe else 0
 
 
 def expert_values(config: ModelConfig) -> int:

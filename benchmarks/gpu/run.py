@@ -131,7 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", default="auto", help="EngineConfig.attention_backend")
     parser.add_argument("--decode-kernels", default="", help="EngineConfig.decode_kernel: those to compare")
     parser.add_argument("--models", default="", help="keep to these presets")
-    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of `step`: EngineConfig.quantization")
+    parser.add_argument(
+        "--quantization", choices=QUANTIZATIONS, help="of `step` and `experts`: EngineConfig.quantization"
+    )
     parser.add_argument("--commit", help="of a tree that is no git checkout")
     parser.add_argument("--tiny", action="store_true")
     return parser

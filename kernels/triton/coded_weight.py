@@ -2,10 +2,12 @@
 
     format  a row of codes                                    a value
     INT8    int8, each 128 less than in QuantisedWeight        (code - zero) * scale; zero is 0 where there are no zeros
-    INT4    two in a byte, the first in its lower half         (code - zero) * scale; zero is 8 where there are no zeros
     FP8     bytes of e4m3                                      code * scale
+    INT4    two in a byte, the first in its lower half         (code - zero) * scale; zero is 8 where there are no zeros
+    MXFP4   e2m1, in bytes as INT4                             code * scale
 
-codes [out, bytes]; scales, in bfloat16 or float32, and zeros, in the codes' dtype, [out, groups]; all contiguous.
+codes [out, bytes]; scales, in bfloat16 or float32, and zeros, in the codes' dtype, [out, groups]; all contiguous. Of a
+mixture's experts (experts.py) the outputs of one follow those of another.
 
 `dequantise` makes the whole weight of it, for rows so many that a product's FLOPs outweigh the weight's bytes. Grid:
 (outputs / ROWS, inputs / CHUNK).
@@ -13,6 +15,7 @@ codes [out, bytes]; scales, in bfloat16 or float32, and zeros, in the codes' dty
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +27,15 @@ from alignedserve.kernels import quantised
 from alignedserve.kernels.quantised import QuantisedWeight, to_signed
 from alignedserve.kernels.triton.checks import check_like
 
-PLAIN, INT8, INT4, FP8 = range(4)
-FORMATS = {quantised.INT8: INT8, quantised.INT4: INT4, quantised.FP8: FP8}
+PLAIN, INT8, FP8, INT4, MXFP4 = range(5)
+# From this one on there are two codes in a byte.
+PACKED = INT4
+FORMATS = {quantised.INT8: INT8, quantised.FP8: FP8, quantised.INT4: INT4, quantised.MXFP4: MXFP4}
 # What a program of `dequantise` makes.
 ROWS, CHUNK = 8, 512
 # Kernels see a module's values only as these.
-_PLAIN, _INT4, _FP8 = tl.constexpr(PLAIN), tl.constexpr(INT4), tl.constexpr(FP8)
+_PLAIN, _FP8, _PACKED = tl.constexpr(PLAIN), tl.constexpr(FP8), tl.constexpr(PACKED)
+_INT4, _MXFP4 = tl.constexpr(INT4), tl.constexpr(MXFP4)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class CodedWeight:
         if weight.kind == quantised.INT8:
             codes, zeros = to_signed(codes), None if zeros is None else to_signed(zeros)
         else:
-            codes = _packed(codes) if weight.kind == quantised.INT4 else codes.view(torch.uint8).clone()
+            codes = _packed(codes) if FORMATS[weight.kind] >= PACKED else codes.view(torch.uint8).clone()
         num_in = weight.shape[1]
         return cls(
             FORMATS[weight.kind],
@@ -82,7 +88,17 @@ class CodedWeight:
 
     def rows(self, first: int, end: int) -> CodedWeight:
         """The weight of some of the outputs. It shares the memory."""
-        codes, scales, zeros = (None if each is None else each[first:end] for each in self.tensors)
+        return self._with(None if each is None else each[first:end] for each in self.tensors)
+
+    def room_for(self, count: int) -> CodedWeight:
+        """Memory for the outputs of so many weights that are like this one."""
+        return self._with(
+            None if each is None else each.new_empty(count * len(each), each.shape[1])
+            for each in self.tensors
+        )
+
+    def _with(self, tensors: Iterable[torch.Tensor | None]) -> CodedWeight:
+        codes, scales, zeros = tensors
         assert codes is not None and scales is not None
         return replace(self, codes=codes, scales=scales, zeros=zeros)
 
@@ -122,7 +138,7 @@ def load_piece(
 ):
     """Loads CHUNK inputs, from `start` on, of the rows that come SKIP rows later: values as they are stored, or those
     of codes in float32."""
-    PER_BYTE: tl.constexpr = 2 if FORMAT == _INT4 else 1
+    PER_BYTE: tl.constexpr = 2 if FORMAT >= _PACKED else 1
     WIDTH: tl.constexpr = (NUM_IN + PER_BYTE - 1) // PER_BYTE
     column = start // PER_BYTE + tl.arange(0, CHUNK // PER_BYTE)
     at = weight + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
@@ -166,11 +182,21 @@ def values_of(
 def _numbers(codes, FORMAT: tl.constexpr):
     if FORMAT == _INT4:
         numbers = tl.interleave(codes & 15, codes >> 4).to(tl.float32)
+    elif FORMAT == _MXFP4:
+        numbers = _e2m1(tl.interleave(codes & 15, codes >> 4))
     elif FORMAT == _FP8:
         numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
         numbers = codes.to(tl.float32)
     return numbers
+
+
+@triton.jit
+def _e2m1(codes):
+    # The bits of e2m1 are those of a float16 whose exponent is 14 less, where subnormal numbers are such in both.
+    bits = codes.to(tl.uint16)
+    halves = ((bits & 8) << 12) | ((bits & 7) << 9)
+    return halves.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
 
 
 def dequantise(weight: CodedWeight, out: torch.Tensor) -> torch.Tensor:

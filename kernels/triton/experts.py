@@ -1,40 +1,18 @@
-"""A mixture of experts: the linear layers of many experts in one launch each.
+"""A mixture of experts: what rows' experts make of them.
 
+    route     which experts a row goes through, and all choices in the order of experts: expert_route.py
     gate_up   hidden[place] = silu(x[row] @ gate.T) * (x[row] @ up.T), of the expert that stands at `place`
-    down      each[choice] = hidden[place] @ down.T, in float32
+    down      each[choice] = hidden[place] @ down.T, in float32: both in expert_products.py
     combine   out[row] = residual[row] + sum of weight * each, over the row's choices, the first choice first
 
 Sums may have biases, and the clamped SwiGLU may be in place of silu(gate) * up (gpt-oss).
 
 x, residual, out [rows, hidden]; gate_up [experts, 2 * inner, hidden], gate's outputs and then up's;
 down [experts, hidden, inner]; biases [experts, 2 * inner] and [experts, hidden]; all contiguous, of one dtype:
-float32, float16 or bfloat16. Sums in float32; the inner values are rounded once, and so is the result. Which expert a
-place belongs to: see expert_route.py.
+float32, float16 or bfloat16. Sums in float32; the inner values are rounded once, and so is the result. gate_up and down
+may be in codes (coded_weight.py): [experts * 2 * inner, hidden] and [experts * hidden, inner].
 
-Tiles. Each expert's choices are cut into tiles of ROWS, which belong to one expert each. How many there are is known
-on the device alone; on the host there are at most
-
-    max_tiles = most_hit + (choices - most_hit) // ROWS,  most_hit = min(choices, experts)
-
-since an expert that is hit has a first tile, and another for each ROWS choices beyond its first choice. So many are
-launched; those beyond the last return at once. A program finds its tile's expert by adding up `counts`, 4 bytes for
-each expert, so no other kernel has to make a table of that. Grids depend on the number of rows alone, and nothing
-waits for the device: a CUDA graph may hold all of it.
-
-Grids: gate_up (max_tiles, inner / OUTPUTS), down (max_tiles, hidden / OUTPUTS), combine (rows, pieces of BLOCK).
-Tiles come first, so that two tiles of one expert read its weights at about the same time, once from memory.
-
-Arithmetic, of Qwen3-30B-A3B (128 experts, 8 per row, hidden 2048, inner 768, bfloat16) on 132 SMs:
-
-    an expert   3 * 2048 * 768 * 2 bytes = 9.4 MB; a layer's 8 are 75 MB, 18 us at 4.2 TB/s
-    batch 1     8 tiles; with OUTPUTS = 32, gate_up has 8 * 24 = 192 programs and down 8 * 64 = 512. A step of the
-                loop reads (2 * 32 + 16) * 128 * 2 = 20 KB; while one is computed, three are on their way or there: 60
-                KB, so three programs fit an SM, and all 192 run at once. 4.2 TB/s at 0.7 us need 22 KB on their way to
-                each SM; one program has 48 KB of weights. down holds 36 KB: six fit, and all 512 run at once
-    batch 32    256 choices hit 128 * (1 - (15/16)^32) = 112 experts: 1.05 GB, 250 us; of the 136 tiles that are
-                launched about 24 are empty
-    batch 256   2048 choices, 16 per expert: all weights, 1.2 GB, 288 us; sums are 19 GFLOP, 30 us at 650 TFLOP/s
-    one row     takes part in a matrix instruction whose other 15 rows are zeros: it is free while weights take longer
+Grid of combine: (rows, pieces of BLOCK).
 
 A result does not depend on the other rows: for one tuning, every output is summed over pieces of INNER, in ascending
 order, in its own column of the instruction; and `combine` adds in the order of choices, without atomics. A tuning is
@@ -43,49 +21,32 @@ chosen by the number of rows, so over the numbers of rows of one tuning results 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from alignedserve.kernels.triton.checks import check_like, check_rows, check_tensor
-from alignedserve.kernels.triton.expert_route import Routing, route_rows, route_rows_torch
+from alignedserve.kernels.triton.coded_weight import CodedWeight
+from alignedserve.kernels.triton.expert_products import (
+    Biases,
+    ExpertTuning,
+    ExpertWeights,
+    expert_products,
+    expert_tuning,
+)
+from alignedserve.kernels.triton.expert_route import route_rows, route_rows_torch
 from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 # Four warps of threads with four float32 of each expert's result.
 COMBINE_BLOCK = 512
-# Of gate_up and of down.
-Biases = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class ExpertTuning:
-    """The rows, outputs and inner numbers of a tile, warps, and steps of the loop that are loaded at a time."""
-
-    rows: int
-    outputs: int
-    inner: int
-    num_warps: int
-    num_stages: int
-
-
-def expert_tuning(num_choices: int, num_experts: int, value_bytes: int) -> ExpertTuning:
-    """Few choices per expert: bound by reading weights. Many: by matrix instructions. Not measured so far."""
-    inner = 256 // value_bytes
-    if num_choices <= 16 * num_experts:
-        return ExpertTuning(16, 32, inner, 4, 4)
-    if num_choices <= 64 * num_experts or value_bytes == 4:
-        return ExpertTuning(32, 32, inner, 4, 4)
-    return ExpertTuning(128, 64, inner // 2, 8, 3)
 
 
 def mix_experts(
     x: torch.Tensor,
     logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertWeights,
+    down: ExpertWeights,
     top_k: int,
     normalises: bool,
     residual: torch.Tensor,
@@ -98,10 +59,11 @@ def mix_experts(
     one."""
     check_rows("x", x)
     rows, hidden = x.shape
-    num_experts, inner = len(gate_up), down.shape[-1]
+    inner = down.shape[-1]
+    num_experts = len(down) if isinstance(down, torch.Tensor) else down.shape[0] // hidden
     check_like("x", x, (rows, hidden), x)
-    check_like("gate_up", gate_up, (num_experts, 2 * inner, hidden), x)
-    check_like("down", down, (num_experts, hidden, inner), x)
+    _check_weights("gate_up", gate_up, (num_experts, 2 * inner, hidden), x)
+    _check_weights("down", down, (num_experts, hidden, inner), x)
     check_like("residual", residual, (rows, hidden), x)
     if biases is not None:
         check_like("biases of gate_up", biases[0], (num_experts, 2 * inner), x)
@@ -115,69 +77,23 @@ def mix_experts(
     check_like("out", out, (rows, hidden), x)
     if rows:
         routing = route_rows(logits, top_k, normalises)
-        tuning = tuning or expert_tuning(rows * top_k, num_experts, x.element_size())
+        is_coded = isinstance(down, CodedWeight)
+        tuning = tuning or expert_tuning(rows * top_k, num_experts, x.element_size(), is_coded)
         each = expert_products(x, gate_up, down, routing, tuning, biases, swiglu)
         combine(each, routing.weights, residual, out)
     return out
 
 
-def max_tiles(num_choices: int, num_experts: int, rows: int) -> int:
-    most_hit = min(num_choices, num_experts)
-    return most_hit + (num_choices - most_hit) // rows
-
-
-def expert_products(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    routing: Routing,
-    tuning: ExpertTuning,
-    biases: Biases | None = None,
-    swiglu: tuple[float, float] | None = None,
-) -> torch.Tensor:
-    """Returns float32 [choices, hidden], without the choices' weights."""
-    num_experts, hidden, inner = down.shape
-    num_choices = len(routing.order)
-    values = x.new_empty(num_choices, inner)
-    each = torch.empty(num_choices, hidden, dtype=torch.float32, device=x.device)
-    tiles = max_tiles(num_choices, num_experts, tuning.rows)
-    common = {
-        "NUM_EXPERTS": num_experts,
-        "EXPERTS_UP": triton.next_power_of_2(num_experts),
-        "TOP_K": routing.chosen.shape[1],
-        "ROWS": tuning.rows,
-        "OUTPUTS": tuning.outputs,
-        "INNER": tuning.inner,
-        "STAGES": tuning.num_stages,
-        "num_warps": tuning.num_warps,
-        **dependent_launch(),
-    }
-    _gate_up_kernel[(tiles, triton.cdiv(inner, tuning.outputs))](
-        x,
-        gate_up,
-        biases and biases[0],
-        routing.order,
-        routing.counts,
-        values,
-        NUM_IN=hidden,
-        NUM_OUT=inner,
-        IS_CLAMPED=swiglu is not None,
-        ALPHA=swiglu[0] if swiglu else 1.0,
-        LIMIT=swiglu[1] if swiglu else 0.0,
-        **common,
-    )
-    _down_kernel[(tiles, triton.cdiv(hidden, tuning.outputs))](
-        values,
-        down,
-        biases and biases[1],
-        routing.order,
-        routing.counts,
-        each,
-        NUM_IN=inner,
-        NUM_OUT=hidden,
-        **common,
-    )
-    return each
+def _check_weights(
+    name: str, weights: ExpertWeights, shape: tuple[int, int, int], like: torch.Tensor
+) -> None:
+    if isinstance(weights, torch.Tensor):
+        return check_like(name, weights, shape, like)
+    num_experts, num_out, num_in = shape
+    if weights.shape != (num_experts * num_out, num_in) or not weights.codes.is_contiguous():
+        raise ValueError(
+            f"{name} must be contiguous codes of {[num_experts * num_out, num_in]}, not of {weights.shape}"
+        )
 
 
 def combine(
@@ -197,123 +113,6 @@ def combine(
         **dependent_launch(),
     )
     return out
-
-
-@triton.jit
-def _places_of(counts, tile, NUM_EXPERTS: tl.constexpr, EXPERTS_UP: tl.constexpr, ROWS: tl.constexpr):
-    """Returns a tile's expert, its first place, and where the expert's places end: before the first, if there is no
-    such tile."""
-    expert = tl.arange(0, EXPERTS_UP)
-    count = tl.load(counts + expert, expert < NUM_EXPERTS, other=0)
-    num_tiles = (count + ROWS - 1) // ROWS
-    found = tl.sum((tl.cumsum(num_tiles, 0) <= tile).to(tl.int32), 0)
-    first = tl.sum(tl.where(expert < found, count, 0), 0)
-    first_tile = tl.sum(tl.where(expert < found, num_tiles, 0), 0)
-    end = first + tl.sum(tl.where(expert == found, count, 0), 0)
-    return found, first + (tile - first_tile) * ROWS, end
-
-
-@triton.jit
-def _gate_up_kernel(
-    x,
-    weight,
-    bias,
-    order,
-    counts,
-    out,
-    NUM_IN: tl.constexpr,
-    NUM_OUT: tl.constexpr,
-    NUM_EXPERTS: tl.constexpr,
-    EXPERTS_UP: tl.constexpr,
-    TOP_K: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INNER: tl.constexpr,
-    STAGES: tl.constexpr,
-    IS_CLAMPED: tl.constexpr,
-    ALPHA: tl.constexpr,
-    LIMIT: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
-    expert, first, end = _places_of(counts, tl.program_id(0), NUM_EXPERTS, EXPERTS_UP, ROWS)
-    if first >= end:
-        return
-    place = first + tl.arange(0, ROWS)
-    is_row = place < end
-    row = tl.load(order + place, is_row, other=0) // TOP_K
-    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_output = output < NUM_OUT
-    column = tl.arange(0, INNER)
-    x_at = x + row.to(tl.int64)[:, None] * NUM_IN + column[None, :]
-    gate_at = (
-        weight + expert.to(tl.int64) * (2 * NUM_OUT * NUM_IN) + output[:, None] * NUM_IN + column[None, :]
-    )
-    gate = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    up = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in tl.range(0, NUM_IN, INNER, num_stages=STAGES):
-        is_in = (start + column < NUM_IN)[None, :]
-        mask = is_output[:, None] & is_in
-        rows = tl.load(x_at + start, is_row[:, None] & is_in, other=0.0).T
-        gate = tl.dot(tl.load(gate_at + start, mask, other=0.0), rows, gate, input_precision="ieee")
-        up_at = gate_at + NUM_OUT * NUM_IN
-        up = tl.dot(tl.load(up_at + start, mask, other=0.0), rows, up, input_precision="ieee")
-    if bias is not None:
-        bias_at = bias + expert * (2 * NUM_OUT) + output
-        gate += tl.load(bias_at, is_output, other=0.0).to(tl.float32)[:, None]
-        up += tl.load(bias_at + NUM_OUT, is_output, other=0.0).to(tl.float32)[:, None]
-    if IS_CLAMPED:
-        # A minimum would be a number where the other side is NaN.
-        gate = tl.where(gate > LIMIT, LIMIT, gate)
-        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up)) + 1.0
-    value = (gate / (1.0 + tl.exp(-ALPHA * gate)) * up).T
-    at = place.to(tl.int64)[:, None] * NUM_OUT + output[None, :]
-    tl.store(out + at, value.to(out.dtype.element_ty), is_row[:, None] & is_output[None, :])
-
-
-@triton.jit
-def _down_kernel(
-    x,
-    weight,
-    bias,
-    order,
-    counts,
-    out,
-    NUM_IN: tl.constexpr,
-    NUM_OUT: tl.constexpr,
-    NUM_EXPERTS: tl.constexpr,
-    EXPERTS_UP: tl.constexpr,
-    TOP_K: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INNER: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    wait_for_dependency(PDL)
-    start_dependents(PDL)
-    expert, first, end = _places_of(counts, tl.program_id(0), NUM_EXPERTS, EXPERTS_UP, ROWS)
-    if first >= end:
-        return
-    place = first + tl.arange(0, ROWS)
-    is_row = place < end
-    choice = tl.load(order + place, is_row, other=0)
-    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_output = output < NUM_OUT
-    column = tl.arange(0, INNER)
-    x_at = x + place.to(tl.int64)[:, None] * NUM_IN + column[None, :]
-    weight_at = weight + expert.to(tl.int64) * (NUM_OUT * NUM_IN) + output[:, None] * NUM_IN + column[None, :]
-    acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    for start in tl.range(0, NUM_IN, INNER, num_stages=STAGES):
-        is_in = (start + column < NUM_IN)[None, :]
-        rows = tl.load(x_at + start, is_row[:, None] & is_in, other=0.0).T
-        piece = tl.load(weight_at + start, is_output[:, None] & is_in, other=0.0)
-        acc = tl.dot(piece, rows, acc, input_precision="ieee")
-    if bias is not None:
-        acc += tl.load(bias + expert * NUM_OUT + output, is_output, other=0.0).to(tl.float32)[:, None]
-    at = choice.to(tl.int64)[:, None] * NUM_OUT + output[None, :]
-    tl.store(out + at, acc.T, is_row[:, None] & is_output[None, :])
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from alignedserve.kernels.triton.coded_weight import INT4, CodedWeight, constants_of, load_piece, tensors_of
+from alignedserve.kernels.triton.coded_weight import PACKED, CodedWeight, constants_of, load_piece, tensors_of
 from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
 NONE, RELU, GELU, GELU_TANH, SILU_GATED, GELU_TANH_GATED = range(6)
@@ -56,7 +56,7 @@ def gemv_tuning(num_in: int, num_out: int, is_gated: bool) -> GemvTuning:
 def coded_gemv_tuning(weight: CodedWeight, is_gated: bool) -> GemvTuning:
     """Not measured so far: a thread reads 16 bytes of a piece, and of a gated layer's other half as many."""
     rows = 2 if is_gated else 4
-    num_codes = 8192 if weight.format == INT4 else 4096
+    num_codes = 8192 if weight.format >= PACKED else 4096
     return GemvTuning(rows, num_codes // rows, num_warps=8, num_stages=3)
 
 

@@ -25,7 +25,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from alignedserve.kernels.triton.coded_weight import (
-    INT4,
+    PACKED,
     PLAIN,
     CodedWeight,
     constants_of,
@@ -38,7 +38,7 @@ MAX_PART = 64 * 64
 MAX_TILES = 8192
 # The most rows that go through a weight in codes without a copy of it in x's dtype. To be measured.
 MAX_CODED_ROWS = 64
-_PLAIN, _INT4 = tl.constexpr(PLAIN), tl.constexpr(INT4)
+_PLAIN, _PACKED = tl.constexpr(PLAIN), tl.constexpr(PACKED)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def skinny_linear(
             f"rows, outputs: {rows} rows and {num_out} outputs in tiles of {tuning.outputs} are too many"
         )
     scratch = scratch or scratch_of(x.device, tuning.programs_per_multiprocessor)
-    width = tuning.inner // 2 if constants["FORMAT"] == INT4 else tuning.inner
+    width = tuning.inner // 2 if constants["FORMAT"] >= PACKED else tuning.inner
     _skinny_kernel[(scratch.num_programs,)](
         TensorDescriptor.from_tensor(x, [rows_up, tuning.inner]),
         TensorDescriptor.from_tensor(codes, [tuning.outputs, width]),
@@ -168,7 +168,7 @@ def _skinny_kernel(
     GROUP: tl.constexpr,
     ALIKE: tl.constexpr,
 ):
-    WIDTH: tl.constexpr = INNER // 2 if FORMAT == _INT4 else INNER
+    WIDTH: tl.constexpr = INNER // 2 if FORMAT >= _PACKED else INNER
     STEPS: tl.constexpr = (NUM_IN + INNER - 1) // INNER
     TILES: tl.constexpr = (NUM_OUT + OUTPUTS - 1) // OUTPUTS
     PART: tl.constexpr = OUTPUTS * ROWS

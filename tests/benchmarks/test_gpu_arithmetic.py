@@ -67,6 +67,15 @@ def test_matrices_in_fewer_bits_are_fewer_bytes() -> None:
     assert whole.num_flops == int4.num_flops
 
 
+def test_experts_in_fewer_bits_are_fewer_bytes() -> None:
+    config = PRESETS["qwen3-30b-a3b"]
+    whole, fp8 = (decode_work(config, [9] * 3, 2, each) for each in (None, "fp8"))
+    hit = expert_values(config) * hit_experts(config, 3)
+    # Routers stay as they are.
+    routers = 48 * 128 * 2048
+    assert whole.num_bytes - fp8.num_bytes == pytest.approx(matrix_values(config) - routers + hit)
+
+
 @pytest.mark.parametrize("preset", ["qwen3-30b-a3b", "mixtral-8x7b"])
 def test_the_cost_models_of_mixtures_are_what_they_say_they_are(preset: str) -> None:
     """65 % of the rate at which an H200 was measured to copy."""

@@ -43,16 +43,27 @@ def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
     assert all(row["output_tokens_per_s"] > 0 for row in (ours, sampled, theirs))
 
 
-def test_experts_are_compared_and_measured_by_the_bytes_that_a_batch_hits(tmp_path: Path) -> None:
-    bench = tiny_bench(tmp_path, models=("qwen3-30b-a3b",))
+@pytest.mark.parametrize(
+    ("model", "quantization", "name", "bytes_per_weight"),
+    [
+        ("qwen3-30b-a3b", None, "qwen3-30b-a3b", 4),
+        ("qwen3-30b-a3b", "int4", "qwen3-30b-a3b int4", 0.5625),
+        ("gpt-oss-20b", None, "gpt-oss-20b mxfp4", 0.5625),
+        ("gpt-oss-20b", "fp8", "gpt-oss-20b fp8", 1),
+    ],
+)
+def test_experts_are_compared_and_measured_by_the_bytes_that_a_batch_hits(
+    tmp_path: Path, model: str, quantization: str | None, name: str, bytes_per_weight: float
+) -> None:
+    bench = tiny_bench(tmp_path, models=(model,), quantization=quantization)
     bench.part = "experts"
     experts.run(bench)
     measured = [row for row in rows(tmp_path) if row["part"] == "experts" and "rows" in row]
     assert [row["rows"] for row in measured] == [1, 3, 3, 3, 3]
     for row in measured:
-        assert row["error"] < 1e-5 and row["share"] > 0
+        assert row["model"] == name and row["error"] < 1e-5 and row["share"] > 0
         assert all(2 <= num <= min(2 * row["rows"], 8) for num in row["num_hit"])
-        assert row["num_bytes"] == pytest.approx(sum(row["num_hit"]) / 3 * 3 * 48 * 64 * 4)
+        assert row["num_bytes"] == pytest.approx(sum(row["num_hit"]) / 3 * 3 * 32 * 64 * bytes_per_weight)
 
 
 def test_layers_in_codes_are_compared_and_measured_beside_bf16(tmp_path: Path) -> None:

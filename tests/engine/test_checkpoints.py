@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from alignedserve.engine import build
 from alignedserve.models.hf_config import load_model_config
-from alignedserve.models.listed_weights import ListingOps, num_weight_bytes
+from alignedserve.models.listed_weights import ListingOps, check_files, num_weight_bytes
 from alignedserve.models.registry import build_model
 from alignedserve.models.weights import SafetensorsSource
 from tests import quantised_checkpoints, tiny_models
@@ -320,9 +320,14 @@ def test_ranks_divide_experts_in_codes(built: Built, form: str) -> None:
     assert (divided - exact).abs().mean() < (1e-4 if form == "float-channel" else 3 * 0.02 * exact.std())
 
 
-def test_gpus_refuse_experts_in_codes_by_name(built: Built) -> None:
-    stored, _ = built("qwen3-moe", "fp8-block")
-    with pytest.raises(
-        ValueError, match=r"is quantised \(fp8\), and a mixture of 4 experts is not so far on a GPU"
-    ):
-        make_engine(stored, attention_backend="triton")
+def test_an_expert_that_is_not_like_the_others_is_named(tmp_path: Path) -> None:
+    """Before anything is started: nothing but the files' headers is read."""
+    stored, plain = quantised_checkpoints.build("qwen3-moe", FORMATS["fp8-block"], tmp_path)
+    name = "model.layers.1.mlp.experts.2.down_proj"
+    change_config(stored, ignored_layers=["lm_head", name])
+    weight = load_file(plain / "model.safetensors")[f"{name}.weight"]
+    change_tensors(
+        stored, lambda t: (t.update({f"{name}.weight": weight}), t.pop(f"{name}.weight_scale_inv"))
+    )
+    with pytest.raises(ValueError, match=r"down of expert 2 is in floats, that of expert 0 in fp8 \(scales"):
+        check_files(load_model_config(stored), stored, 1)

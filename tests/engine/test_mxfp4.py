@@ -165,10 +165,6 @@ def test_ranks_do_not_cut_through_a_group(built: tuple[Path, Path]) -> None:
     [
         ({"quantization": "int8"}, r"quantization='int8': .* is quantised \(mxfp4\) already"),
         ({"load_format": "dummy"}, "load_format='dummy': .* is quantised"),
-        (
-            {"attention_backend": "triton"},
-            r"is quantised .mxfp4., and a mixture of 8 experts is not so far on a GPU",
-        ),
     ],
 )
 def test_what_does_not_run_so_is_refused_by_name(

@@ -73,7 +73,7 @@ def test_ranks_divide_a_quantised_checkpoint(tmp_path: Path, backend: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "triton"])
 def test_ranks_divide_experts_in_mxfp4(tmp_path: Path, backend: str) -> None:
     directory, plain = quantised_checkpoints.build_mxfp4(tmp_path)
     assert said(divided(directory, 2, backend)) == expected(plain)

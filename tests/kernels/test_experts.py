@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from alignedserve.kernels.quantised import MXFP4
+from alignedserve.kernels.quantised import MXFP4, quantise_int8
 from alignedserve.ops.base import INT4, INT8, Activation, Linear, Ops, Value
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.experts import ClampedSwiglu, Expert, ExpertsSpec, choose_experts, gated
@@ -262,5 +262,13 @@ def test_wrong_arguments_are_named() -> None:
         biased = replace(wrong, down=torch.zeros(8, 6), **bias)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=message):
             CpuOps(torch.float32).expert_weights(spec, lambda number, biased=biased: biased)  # type: ignore[misc]
+    plain = Expert(torch.ones(6, 8), torch.ones(6, 8), torch.ones(8, 6))
+    mixed_up = [plain, replace(plain, up=quantise_int8(torch.ones(6, 8)))]
+    for ops in (CpuOps(torch.float32), TorchOps(torch.float32)):
+        with pytest.raises(
+            ValueError,
+            match=r"up of expert 1 is in int8 \(scales of an output: 1, torch.float32\), that of expert 0 in floats",
+        ):
+            ops.expert_weights(spec, mixed_up.__getitem__)
     with pytest.raises(ValueError, match="logits must be 8 wide, not 3"):
         mixed(CpuOps(torch.float32), SPECS["two of eight"], torch.zeros(1, 48), torch.zeros(1, 3))

@@ -391,16 +391,11 @@ def test_a_checkpoint_that_is_not_what_its_config_says_is_refused(tmp_path: Path
         check_quantised(settings, locate_model(directory))
 
 
-def test_weights_in_fewer_bits_are_refused_where_they_do_not_run() -> None:
-    quantised = EngineConfig(MODEL, quantization="int8")
-    check(told(quantised), FOUND)
-    island(told(quantised), replace(NODE, num_gpus=2))
-    mixture = locate_model("mixtral-8x7b", "dummy", None)
-    check(told(quantised), mixture)
-    with pytest.raises(
-        ValueError, match="quantization='int8': a mixture of 8 experts runs so on CPUs so far, not on a GPU"
-    ):
-        plan_island(told(quantised), mixture, replace(NODE, num_gpus=2), "prefix")
+def test_weights_in_fewer_bits_run_on_gpus_those_of_mixtures_too() -> None:
+    quantised = EngineConfig(MODEL, quantization="int8", max_model_len=2048)
+    for model in (FOUND, locate_model("mixtral-8x7b", "dummy", None)):
+        check(told(quantised), model)
+        plan_island(told(quantised), model, replace(NODE, num_gpus=2), "prefix")
 
 
 # A K for each head, as OPT has.

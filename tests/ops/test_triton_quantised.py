@@ -6,6 +6,7 @@ of sums.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from alignedserve.ops.base import Activation
+from alignedserve.ops.experts import Expert, ExpertsSpec
 from alignedserve.ops.quantise import INT4, INT8, QUANTISERS, QuantisedWeight
 from tests import quantised_checkpoints, tiny_models
 from tests.engine.helpers import greedy_params, run, tokens
@@ -27,7 +29,10 @@ from alignedserve.ops import cuda_linear
 from alignedserve.ops.cuda_linear import CudaCodedLinear
 from alignedserve.ops.cuda_ops import CudaOps
 
+Directory = Callable[[str], Path]
 NUM_NEW = 3
+# The number of a prompt that takes two chunks.
+LONGER = 4
 NUM_IN, NUM_OUT = 64, 600
 
 
@@ -59,18 +64,71 @@ def test_a_quantised_checkpoint_says_what_its_values_in_float32_say(form: str, t
 
 @pytest.mark.parametrize("scheme", [INT8, INT4, pytest.param("fp8", marks=pytest.mark.slow)])
 def test_what_is_made_of_a_checkpoint_says_what_its_values_say(scheme: str, tmp_path: Path) -> None:
-    """The output layer has 8 bits at least."""
     model = tmp_path / "random"
     quantised_checkpoints.build("llama", FORMATS["w8a8"], tmp_path)
-    plain = Path(copytree(model, tmp_path / "values"))
+    assert said(model, quantization=scheme) == expected(values_of(model, scheme, tmp_path / "values"))
+
+
+def values_of(model: Path, scheme: str, directory: Path) -> Path:
+    """A copy with what the codes stand for. The output layer has 8 bits at least."""
+    plain = Path(copytree(model, directory))
     values = load_file(model / "model.safetensors")
     for name, weight in values.items():
         if quantised_checkpoints.is_linear(name):
             values[name] = QUANTISERS[scheme](weight).dequantised()
+        elif name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            each = [QUANTISERS[scheme](expert.T.contiguous()).dequantised().T for expert in weight]
+            values[name] = torch.stack(each).contiguous()
         elif name == "lm_head.weight":
             values[name] = QUANTISERS[INT8 if scheme == INT4 else scheme](weight).dequantised()
     save_file(values, plain / "model.safetensors")
-    assert said(model, quantization=scheme) == expected(plain)
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme"),
+    [
+        ("qwen3-moe", INT4),
+        pytest.param("qwen3-moe", "fp8", marks=pytest.mark.slow),
+        pytest.param("mixtral", INT8, marks=pytest.mark.slow),
+        pytest.param("gpt-oss", INT4, marks=pytest.mark.slow),
+    ],
+)
+def test_experts_made_of_a_checkpoint_say_what_their_values_say(
+    tiny_model: Directory, family: str, scheme: str, tmp_path: Path
+) -> None:
+    model = tiny_model(family)
+    plain = values_of(model, scheme, tmp_path / "values")
+    assert said(model, LONGER, quantization=scheme) == expected(plain, LONGER)
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        ("qwen3-moe", "awq-64"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("qwen3-moe", "w8a8"),
+                ("qwen3-moe", "fp8-block"),
+                ("mixtral", "gptq-4-128"),
+                ("mixtral", "fp8-tensor"),
+                ("mixtral", "w8a16-64-asym"),
+            )
+        ),
+    ],
+)
+def test_experts_of_a_quantised_checkpoint_say_what_their_values_say(
+    model: str, form: str, tmp_path: Path
+) -> None:
+    stored, plain = quantised_checkpoints.build(model, FORMATS[form], tmp_path)
+    assert said(stored, LONGER) == expected(plain, LONGER)
+
+
+@pytest.mark.parametrize("plain_layers", [(), pytest.param((0,), marks=pytest.mark.slow)], ids=str)
+def test_gpt_oss_in_mxfp4_says_what_its_values_say(plain_layers: tuple[int, ...], tmp_path: Path) -> None:
+    stored, plain = quantised_checkpoints.build_mxfp4(tmp_path, plain_layers)
+    assert said(stored, LONGER) == expected(plain, LONGER)
 
 
 def test_adapters_are_added_to_weights_in_codes(tmp_path: Path) -> None:
@@ -80,6 +138,15 @@ def test_adapters_are_added_to_weights_in_codes(tmp_path: Path) -> None:
     engine = triton_engine(stored, max_prefill_chunk=16, lora_modules=(f"a={adapter}",))
     found = tokens(run(engine, chosen([1, 1]), greedy_params(NUM_NEW), ["a", ""]))
     assert found == [*expected(merged), *expected(plain)]
+
+
+def test_a_rank_without_the_bias_of_the_sum_has_those_of_gate_and_up() -> None:
+    spec = ExpertsSpec(2, 1, 8, 6, normalises=True)
+    weights, biases = (torch.ones(6, 8), torch.ones(6, 8), torch.ones(8, 6)), torch.randn(2, 2, 6)
+    experts = [Expert(*weights, *each) for each in biases]
+    found = CudaOps(torch.float32, DEVICE).expert_weights(spec, experts.__getitem__).biases
+    assert found is not None
+    assert torch.equal(found[0].cpu(), biases.flatten(1)) and torch.equal(found[1].cpu(), torch.zeros(2, 8))
 
 
 class Layers:

@@ -11,7 +11,7 @@ import torch
 
 from alignedserve.kernels.kv_rows import FP8, INT8, SCALE_BYTES
 from alignedserve.kernels.triton.coded_weight import FP8 as FP8_WEIGHT
-from alignedserve.kernels.triton.coded_weight import INT4, CodedWeight, dequantise
+from alignedserve.kernels.triton.coded_weight import INT4, MXFP4, PACKED, CodedWeight, dequantise
 from alignedserve.kernels.triton.coded_weight import INT8 as INT8_WEIGHT
 from alignedserve.kernels.triton.decode_attention import (
     DecodeScratch,
@@ -119,6 +119,7 @@ def launches_in(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         **few_row_launches(dtype),
         **coded_weight_launches(dtype),
         **expert_launches(dtype),
+        **coded_expert_launches(dtype),
         **norm_launches(dtype, 4096),
         **norm_launches(dtype, 5120),
         **coded_launches(dtype),
@@ -229,13 +230,13 @@ def few_row_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
 
 
 def coded_weight(format_: int, num_in: int, num_out: int, group: int, has_zeros: bool) -> CodedWeight:
-    is_int4 = format_ == INT4
+    is_packed = format_ >= PACKED
     dtype, groups = torch.int8 if format_ == INT8_WEIGHT else torch.uint8, num_in // group
     return CodedWeight(
         format_,
         num_in,
-        meta(num_out, num_in // 2 if is_int4 else num_in, dtype=dtype),
-        meta(num_out, groups, dtype=torch.bfloat16 if is_int4 else torch.float32),
+        meta(num_out, num_in // 2 if is_packed else num_in, dtype=dtype),
+        meta(num_out, groups, dtype=torch.bfloat16 if is_packed else torch.float32),
         meta(num_out, groups, dtype=dtype) if has_zeros else None,
         group,
     )
@@ -291,6 +292,31 @@ def expert_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
         for rows in (1, 512, 4096):
             x, logits = meta(rows, hidden, dtype=dtype), meta(rows, num_experts, dtype=dtype)
             launches[f"mix_experts {rows} of {num_experts}"] = partial(
+                mix_experts, x, logits, gate_up, down, top_k, True, x, x, **options
+            )
+    return launches
+
+
+def coded_expert_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
+    """Qwen3-30B-A3B in what `--quantization` makes and in groups, and gpt-oss-20b as it was published."""
+    launches: dict[str, Callable[[], Any]] = {}
+    for name, format_, group, has_zeros, (num_experts, top_k, hidden, inner) in (
+        ("int8", INT8_WEIGHT, None, False, (128, 8, 2048, 768)),
+        ("int8 in groups", INT8_WEIGHT, 128, True, (128, 8, 2048, 768)),
+        ("int4", INT4, 32, False, (128, 8, 2048, 768)),
+        ("int4 with zeros", INT4, 128, True, (128, 8, 2048, 768)),
+        ("fp8 in blocks", FP8_WEIGHT, 128, False, (128, 8, 2048, 768)),
+        ("mxfp4", MXFP4, 32, False, (32, 4, 2880, 2880)),
+    ):
+        gate_up = coded_weight(format_, hidden, num_experts * 2 * inner, group or hidden, has_zeros)
+        down = coded_weight(format_, inner, num_experts * hidden, group or inner, has_zeros)
+        options: dict[str, Any] = {}
+        if format_ == MXFP4:
+            biases = meta(num_experts, 2 * inner, dtype=dtype), meta(num_experts, hidden, dtype=dtype)
+            options = {"biases": biases, "swiglu": (1.702, 7.0)}
+        for rows in (1, 512, 4096):
+            x, logits = meta(rows, hidden, dtype=dtype), meta(rows, num_experts, dtype=dtype)
+            launches[f"mix_experts {name} {rows}"] = partial(
                 mix_experts, x, logits, gate_up, down, top_k, True, x, x, **options
             )
     return launches

@@ -11,10 +11,12 @@ from alignedserve.kernels.quantised import (
     FP8_DTYPE,
     INT4,
     INT8,
+    MXFP4,
     QuantisedWeight,
     quantise_fp8,
     quantise_int8,
 )
+from tests.kernels.triton.coded_weights import random_weight
 from tests.kernels.triton.harness import DEVICE, assert_close, poison, randn
 
 pytest.importorskip("triton")
@@ -36,24 +38,11 @@ CASES = [
     (FP8, 320, False),
     (FP8, 128, False),
     (FP8, 6, False),
+    (MXFP4, 32, False),
 ]
 NUM_IN, NUM_OUT = 320, 72
 DEVICE_ = torch.device(DEVICE)
 TUNING = SkinnyTuning(outputs=64, inner=128, num_warps=4, num_stages=3)
-
-
-def random_weight(
-    kind: str, group: int, has_zeros: bool, num_in: int = NUM_IN, scale_dtype: torch.dtype = torch.float32
-) -> QuantisedWeight:
-    num_groups = -(-num_in // group)
-    scales = (torch.rand(NUM_OUT, num_groups) + 0.5).to(scale_dtype)
-    if kind == FP8:
-        codes = torch.randn(NUM_OUT, num_in).to(FP8_DTYPE)
-        return QuantisedWeight(kind, codes, scales * 0.1, None, group)
-    largest = 15 if kind == INT4 else 255
-    codes = torch.randint(0, largest + 1, (NUM_OUT, num_in), dtype=torch.uint8)
-    zeros = torch.randint(0, largest + 1, (NUM_OUT, num_groups), dtype=torch.uint8) if has_zeros else None
-    return QuantisedWeight(kind, codes, scales * (0.2 / largest), zeros, group)
 
 
 def values(weight: QuantisedWeight) -> torch.Tensor:
@@ -66,7 +55,7 @@ def test_a_weight_is_what_its_codes_stand_for(
     kind: str, group: int, has_zeros: bool, scale_dtype: torch.dtype
 ) -> None:
     """To the bit in float32: of codes' differences and scales there is one rounding."""
-    weight = random_weight(kind, group, has_zeros, scale_dtype=scale_dtype)
+    weight = random_weight(kind, group, has_zeros, NUM_IN, NUM_OUT, scale_dtype=scale_dtype)
     coded = CodedWeight.of(weight, DEVICE_)
     assert coded.shape == (NUM_OUT, NUM_IN) and coded.kind == kind
     found = dequantise(coded, poison(NUM_OUT, NUM_IN))
@@ -96,6 +85,16 @@ def test_all_codes_of_e4m3() -> None:
     assert torch.equal(found, codes.float().to(DEVICE))
 
 
+def test_all_codes_of_e2m1() -> None:
+    """With the least and the largest of their scales, but for the values that float32 has not."""
+    codes = torch.arange(16, dtype=torch.uint8).repeat(3, 2)
+    scales = torch.tensor([[2.0**-126], [1.0], [2.0**125]], dtype=torch.bfloat16)
+    weight = QuantisedWeight(MXFP4, codes, scales, None, 32)
+    found = dequantise(CodedWeight.of(weight, DEVICE_), poison(*codes.shape))
+    # Zeros have signs.
+    assert torch.equal(found.view(torch.int32), values(weight).view(torch.int32))
+
+
 @pytest.mark.parametrize(("kind", "group", "has_zeros"), CASES, ids=str)
 @pytest.mark.parametrize(
     ("dtype", "tuning"),
@@ -105,7 +104,7 @@ def test_all_codes_of_e4m3() -> None:
 def test_one_row_with_everything_around_it(
     kind: str, group: int, has_zeros: bool, dtype: torch.dtype, tuning: GemvTuning | None
 ) -> None:
-    weight = random_weight(kind, group, has_zeros)
+    weight = random_weight(kind, group, has_zeros, NUM_IN, NUM_OUT)
     coded = CodedWeight.of(weight, DEVICE_)
     x, out = randn(1, NUM_IN, dtype=dtype), poison(1, NUM_OUT, dtype=dtype)
     extras = dict(
@@ -120,7 +119,7 @@ def test_one_row_with_everything_around_it(
 
 @pytest.mark.parametrize(("kind", "group", "has_zeros"), CASES, ids=str)
 def test_a_gated_layer_of_one_row(kind: str, group: int, has_zeros: bool) -> None:
-    weight = random_weight(kind, group, has_zeros)
+    weight = random_weight(kind, group, has_zeros, NUM_IN, NUM_OUT)
     x, out = randn(1, NUM_IN), poison(1, NUM_OUT // 2)
     coded = CodedWeight.of(weight, DEVICE_)
     gemv(x, coded, out, coded_gemv_tuning(coded, is_gated=True), activation=SILU_GATED)
@@ -133,7 +132,7 @@ def test_a_gated_layer_of_one_row(kind: str, group: int, has_zeros: bool) -> Non
 def test_few_rows_however_they_are_cut(
     kind: str, group: int, has_zeros: bool, dtype: torch.dtype, rows: int, num_programs: int
 ) -> None:
-    weight = random_weight(kind, group, has_zeros)
+    weight = random_weight(kind, group, has_zeros, NUM_IN, NUM_OUT)
     coded = CodedWeight.of(weight, DEVICE_)
     x, bias = randn(rows, NUM_IN, dtype=dtype), randn(NUM_OUT, dtype=dtype)
     stream = randn(rows, NUM_OUT, dtype=dtype)
@@ -146,7 +145,7 @@ def test_few_rows_however_they_are_cut(
 
 
 def test_wrong_shapes_are_named() -> None:
-    coded = CodedWeight.of(random_weight(INT4, 32, False), DEVICE_)
+    coded = CodedWeight.of(random_weight(INT4, 32, False, NUM_IN, NUM_OUT), DEVICE_)
     with pytest.raises(ValueError, match=r"weight must be contiguous \[outputs, 64\], not \(72, 320\)"):
         gemv(randn(64), coded, randn(NUM_OUT), GemvTuning(4, 64, 4, 2))
     with pytest.raises(ValueError, match=r"weight must be contiguous \[outputs, 64\], not \(72, 320\)"):

@@ -5,19 +5,21 @@ from dataclasses import replace
 import pytest
 import torch
 
+from alignedserve.kernels.quantised import FP8, INT4, INT8, MXFP4
 from tests.kernels.triton.harness import DEVICE, apart, assert_close, randn
 
 pytest.importorskip("triton")
 
-from alignedserve.kernels.triton.expert_route import BLOCK, Routing, route_rows, route_rows_torch
-from alignedserve.kernels.triton.experts import (
+from alignedserve.kernels.triton.coded_weight import CodedWeight
+from alignedserve.kernels.triton.expert_products import (
     ExpertTuning,
     expert_products,
     expert_tuning,
     max_tiles,
-    mix_experts,
-    mix_experts_torch,
 )
+from alignedserve.kernels.triton.expert_route import BLOCK, Routing, route_rows, route_rows_torch
+from alignedserve.kernels.triton.experts import mix_experts, mix_experts_torch
+from tests.kernels.triton.coded_weights import random_weight
 
 # The interpreter multiplies matrices of bfloat16 as if they were integers.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
@@ -108,6 +110,46 @@ def test_biases_and_the_clamped_swiglu(name: str, rows: int, dtype: torch.dtype)
         )
 
 
+# Hidden and inner: groups of 32 and 64 leave some of a tile's inputs over, and a scale for all inputs does not depend
+# on them; MXFP4 has whole groups.
+CODED_SHAPES = {"whole groups": (8, 2, 160, 96), "odd": (5, 3, 33, 17)}
+CODED = [
+    (INT8, None, False, "odd"),
+    (INT8, 64, True, "whole groups"),
+    (INT4, 32, False, "odd"),
+    (INT4, 32, False, "whole groups"),
+    (INT4, 96, True, "whole groups"),
+    (FP8, None, False, "odd"),
+    (FP8, 64, False, "whole groups"),
+    (MXFP4, 32, False, "whole groups"),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 35])
+@pytest.mark.parametrize(("kind", "group", "has_zeros", "name"), CODED, ids=str)
+def test_experts_in_codes_are_what_the_codes_stand_for(
+    kind: str, group: int | None, has_zeros: bool, name: str, rows: int, dtype: torch.dtype
+) -> None:
+    """With biases and the clamped SwiGLU, and without."""
+    num_experts, top_k, hidden, inner = CODED_SHAPES[name]
+    x, logits = randn(rows, hidden, dtype=dtype), randn(rows, num_experts, dtype=dtype)
+    coded, values = [], []
+    for num_out, num_in in ((2 * inner, hidden), (hidden, inner)):
+        weight = random_weight(kind, group or num_in, has_zeros, num_in, num_experts * num_out)
+        coded.append(CodedWeight.of(weight, x.device))
+        # The kernel rounds them to the dtype before it multiplies them.
+        values.append(weight.dequantised().view(num_experts, num_out, num_in).to(x))
+    biases = randn(num_experts, 2 * inner, dtype=dtype), randn(num_experts, hidden, dtype=dtype)
+    for options in ({}, {"biases": biases, "swiglu": (1.7, 0.7)}):
+        expected = mix_experts_torch(x, logits, *values, top_k, True, x, **options)  # type: ignore[arg-type]
+        found = mix_experts(x, logits, *coded, top_k, True, x, tuning=TUNING, **options)  # type: ignore[arg-type]
+        assert_close(found, expected)
+        # That of so many rows.
+        found = mix_experts(x, logits, *coded, top_k, True, x, **options)  # type: ignore[arg-type]
+        assert_close(found, expected)
+
+
 def test_a_row_that_is_not_finite_stays_so() -> None:
     shape = SHAPES["two of eight"]
     gate_up, down = weights_of(shape, torch.float32)
@@ -192,6 +234,11 @@ def test_wrong_arguments_are_named() -> None:
         mix_experts(x, logits, gate_up[:, 1:], down, 1, True, x)
     with pytest.raises(ValueError, match="^down must be torch.float32"):
         mix_experts(x, logits, gate_up, down.half(), 1, True, x)
+    coded = CodedWeight.of(random_weight(INT8, 64, False, 64, 20 * 64), x.device)
+    with pytest.raises(
+        ValueError, match=r"^gate_up must be contiguous codes of \[1280, 64\], not of \(1279, 64"
+    ):
+        mix_experts(x, logits, coded.rows(1, 1280), down, 1, True, x)
     with pytest.raises(ValueError, match="^residual must be contiguous"):
         mix_experts(x, logits, gate_up, down, 1, True, x[:3])
     with pytest.raises(ValueError, match="^logits must be of at most 1024 experts"):
