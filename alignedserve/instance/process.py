@@ -108,7 +108,14 @@ class InstanceProcess(ABC):
     def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
         """Makes the worker of this role, over what is loaded."""
         engine, cost = loaded.engine, loaded.cost
-        transfers = LiveTransfers(engine.cache.parts, epoch, wake, self._config.transfers, loaded.pool_format)
+        transfers = LiveTransfers(
+            engine.cache.parts,
+            epoch,
+            wake,
+            self._config.transfers,
+            loaded.pool_format,
+            engine.format.num_groups,
+        )
         worker = self._make_worker(engine, transfers, None if cost is None else Estimate(cost))
         address = self._open(transfers, self._identity(epoch, engine.format))
         return worker, self._hello(worker, epoch, address, loaded)
@@ -137,7 +144,7 @@ class InstanceProcess(ABC):
         facts, name = facts_of(built, self._config.engine), self._config.cost_profile
         path, experts = Path(name) if name else default_path(facts), experts_of(built.model_config)
         cost = find_or_make(built.engine, facts, path, experts).cost
-        return cost.with_pool(pool_format.block_bytes / pool_format.block_size)
+        return cost.with_pool(pool_format.column_bytes / pool_format.block_size)
 
     async def _serve(self, worker: Worker[Any], hello: Hello) -> None:
         messenger = _Messenger()
