@@ -3,7 +3,7 @@ is in a model's config."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from alignedserve.layer_groups import LayerGroups, one_group
 from alignedserve.protocol.kv_format import DTYPE_BYTES, KV_CACHE_DTYPES, BlockFormat
@@ -20,7 +20,7 @@ class ModelKv:
     # How many of the latest tokens a token attends to in every layer; 0: all.
     window: int = 0
     # Says which KV an instance holds blocks for, and has as many groups as `form`.
-    groups: LayerGroups = one_group(1)
+    groups: LayerGroups = field(default_factory=lambda: one_group(1))
 
     def form_of(self, cost: CostModel) -> BlockFormat:
         """Returns the format in which a token has as many bytes as the cost model says. Raises ValueError."""

@@ -30,8 +30,8 @@ class Pauses:
         self.dropped: list[RequestKey] = []
         self.sat_out: list[RequestKey] = []
         self.interrupted: list[RequestKey] = []
-        # Tokens whose KV was copied to the pool for evictions, and tokens whose KV has to be copied back. A token counts
-        # in parts, one for each group of layers.
+        # Tokens whose KV was copied to the pool for evictions, and tokens whose KV has to be copied back. Of one whose
+        # KV is copied in some groups of layers, so large a part counts.
         self.num_saved_tokens = 0.0
         self.num_fetched_tokens = 0.0
         # The bytes of KV that made way in blocks shared from both ends, and came back: of other requests than those.

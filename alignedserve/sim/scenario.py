@@ -54,7 +54,7 @@ class Scenario:
     # Whether colocated instances may keep inputs of layers in place of KV.
     hidden_cache: bool = False
     # The model's layers, as far as an instance holds blocks for a window only.
-    groups: LayerGroups = one_group(1)
+    groups: LayerGroups = field(default_factory=lambda: one_group(1))
 
     def island(self) -> Island:
         span = self.span
