@@ -108,7 +108,7 @@ def working(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     worker = DecodeWorker(engine, LiveTransfers(engine.cache.parts, Epoch(1), pulled.release))
     form = engine.cache.format
     worker.use_pool(np.zeros((1, form.block_bytes), dtype=np.uint8))
-    worker.on(Offer(offered(args, form.num_blocks(args.context)), is_batch=True))
+    worker.on(Offer(offered(args, form.num_columns(args.context)), is_batch=True))
     worker.step()
     for _ in range(args.batch):
         pulled.acquire()

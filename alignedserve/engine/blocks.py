@@ -84,7 +84,7 @@ class BlockManager:
     def held(self, owner: RequestId, group: int = 0) -> list[BlockId]:
         return self._held[owner].groups[group] if owner in self._held else []
 
-    def in_columns(self, owner: RequestId, first: int, end: int) -> list[BlockId]:
+    def in_columns(self, owner: RequestId, first: int = 0, end: int | None = None) -> list[BlockId]:
         """The blocks of these columns, column by column; NO_BLOCK stands for those that the owner does not hold."""
         groups = [blocks[first:end] for blocks in self._held[owner].groups]
         return groups[0] if len(groups) == 1 else _column_by_column(groups)

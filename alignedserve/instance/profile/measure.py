@@ -211,7 +211,7 @@ class Bench:
             raise RuntimeError(
                 f"no room for {num_prompt} tokens: {self._engine.num_free_blocks} blocks are free"
             )
-        self._fill(self._engine.blocks_of(request, 0, self._engine.format.num_columns(request.num_tokens)))
+        self._fill(self._engine.blocks_of(request))
         self._engine.join(request)
         return request
 
