@@ -175,7 +175,8 @@ class Forced:
         blocks = self._engine.blocks_of(request)[: self._engine.format.num_columns(num_tokens)]
         pairs = [(block, PoolBlockId(number)) for number, block in enumerate(blocks)]
         if is_save:
-            self._mover.save(RequestKey(1), pairs, _check, num_tokens=num_tokens)
+            num_empty = -num_tokens % self._engine.format.block_size
+            self._mover.save(RequestKey(1), pairs, _check, num_empty=num_empty)
         else:
             self._mover.load(RequestKey(1), pairs, _check)
         assert self._completions.run(timeout_s=60) == 1

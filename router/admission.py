@@ -43,7 +43,9 @@ def refuse(
     if request.is_embedding:
         num_tokens = num_prompt
     needed = -(-num_tokens // limits.block_size)
-    most = min(process.hello.limits.num_blocks for process in (cluster.pool, *instances))
+    # In columns. Nothing of a prompt is freed where it is computed, and each instance may take that role.
+    num_kv_tokens = min(process.hello.limits.num_kv_tokens for process in (cluster.pool, *instances))
+    most = num_kv_tokens // limits.block_size
     if needed > most:
         return (
             "too_long",

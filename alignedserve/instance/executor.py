@@ -154,6 +154,9 @@ class Transfers(Protocol):
 
     Each copy that was started ends with one outcome, which `completions` hands to its `done`; until then its blocks
     must not be freed.
+
+    A pair is a block of this instance and one of the pool. In a column of the pool the blocks of all groups of layers
+    follow each other: that of group g in column p is number p * num_groups + g.
     """
 
     completions: Completions
@@ -172,10 +175,10 @@ class Transfers(Protocol):
         """Copies blocks from the pool."""
 
     def save(
-        self, key: RequestKey, pairs: Pairs, num_tokens: int, done: Done, is_urgent: bool = False
+        self, key: RequestKey, pairs: Pairs, num_empty: int, done: Done, is_urgent: bool = False
     ) -> None:
-        """Copies blocks to the pool, after all that was computed before this call. They hold the KV of `num_tokens`
-        tokens: all are full but the last, whose other slots hold nothing that counts."""
+        """Copies blocks to the pool, after all that was computed before this call. All are full but those of the last
+        column, whose last `num_empty` slots hold nothing that counts. The last pair is of that column."""
 
     def abandon(self, key: RequestKey) -> None:
         """Stops the request's copies from and to the pool; each still ends with an outcome. Safe to repeat."""

@@ -78,7 +78,7 @@ class KvSpan:
     def longest(self, num_blocks: int) -> int:
         """The most columns of a request that never holds more than so many blocks."""
         num_short = num_blocks // self.num_groups
-        if not (self.window and self.max_step) or num_short <= self.most:
+        if not (self.window and self.max_step) or num_short < self.most:
             return num_short
         if not self.num_full_groups:
             return sys.maxsize

@@ -169,7 +169,9 @@ def test_groups_hold_a_block_of_each_column_side_by_side() -> None:
     blocks.check()
     # One that comes from elsewhere has passed its first columns.
     grown = blocks.grow(B, 2, num_passed=1)
-    assert grown and [len(new) for _, new in grown] == [2, 2, 1] and [first for first, _ in grown] == [0, 0, 1]
+    assert (
+        grown and [len(new) for _, new in grown] == [2, 2, 1] and [first for first, _ in grown] == [0, 0, 1]
+    )
     blocks.check()
     for owner in (A, B):
         blocks.free(owner)
@@ -222,7 +224,9 @@ def test_of_a_prefix_full_groups_need_all() -> None:
     # Of the columns before the fourth all groups have been published, of others those that A holds still.
     assert [blocks.num_known(PROMPT[:count]) for count in range(10)] == [0, 1, 2, 3, 3, 3, 3, 7, 8, 8]
     assert blocks.share(B, PROMPT) == 8
-    assert blocks.held(B, 0) == blocks.held(A, 0) and blocks.held(B, 2) == [NO_BLOCK] * 6 + blocks.held(A, 2)[6:]
+    assert (
+        blocks.held(B, 0) == blocks.held(A, 0) and blocks.held(B, 2) == [NO_BLOCK] * 6 + blocks.held(A, 2)[6:]
+    )
     assert blocks.num_free == 45 - 2 * 18
     blocks.check()
     for owner in (A, B):

@@ -25,7 +25,12 @@ Directory = Callable[[str], Path]
 WINDOW, NUM_NEW = 24, 200
 # 300 tokens.
 LONG = prompts()[8]
-BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4
+# Of one layer, by the head_dim of a model.
+LAYER_BYTES = {
+    "mistral-window": 2 * 2 * 16 * 16 * 4,
+    "ministral": 2 * 2 * 16 * 24 * 4,
+    "llama-gqa-tied": 2 * 2 * 16 * 16 * 4,
+}
 
 
 def poison_what_is_passed(engine: Engine) -> list[int]:
@@ -112,7 +117,9 @@ def test_a_request_holds_its_window_and_a_chunk(tiny_model: Directory) -> None:
     instance.check_idle()
 
 
-@pytest.mark.parametrize(("family", "num_at_once"), [("mistral-window", 4), ("ministral", 2), ("llama-gqa-tied", 1)])
+@pytest.mark.parametrize(
+    ("family", "num_at_once"), [("mistral-window", 4), ("ministral", 2), ("llama-gqa-tied", 1)]
+)
 def test_a_cache_holds_as_many_long_requests_as_windows(
     tiny_model: Directory, family: str, num_at_once: int
 ) -> None:
@@ -121,7 +128,7 @@ def test_a_cache_holds_as_many_long_requests_as_windows(
     directory = tiny_model(family)
     instance = make_instance(
         directory,
-        kv_cache_memory_bytes=MAX_LEN // 16 * BLOCK_BYTES,
+        kv_cache_memory_bytes=MAX_LEN // 16 * 3 * LAYER_BYTES[family],
         max_num_batched_tokens=32,
         enable_prefix_caching=False,
     )
