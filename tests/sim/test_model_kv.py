@@ -108,8 +108,8 @@ def test_layers_that_attend_to_all_tokens_hold_blocks_for_all() -> None:
     num_columns = 2 * MAX_MODEL_LEN // 16
     groups = layer_groups([None, *([WINDOW] * 3)] * 10, 40)
     assert (groups.num_full, groups.num_sliding) == (1, 3)
-    # At 1100 tokens of which a request has blocks.
-    span = KvSpan(16, WINDOW, 64, groups.num_full, groups.num_sliding)
-    num_held = span.num_held(1100, 1100)
-    assert most_at_once(one_group(40), num_columns) == 2
-    assert most_at_once(groups, num_columns) == 4 * num_columns // num_held == 7
+    # As a live pool counts them, of a request with 100 tokens of its answer.
+    span = KvSpan(16, WINDOW, 1, groups.num_full, groups.num_sliding)
+    most_blocks = span.num_at_most(span.num_columns(1100))
+    assert most_at_once(one_group(40), num_columns) == 3
+    assert most_at_once(groups, num_columns) == 4 * num_columns // most_blocks == 7
