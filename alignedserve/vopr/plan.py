@@ -19,7 +19,7 @@ WINDOWS = (0, 0, 0, 1, 30, 100, 150)
 # How many groups of layers attend to all tokens, and how many have the window: in some models all do.
 GROUPS = ((0, 1), (1, 1), (1, 3), (2, 3))
 # The share of the plans without a window that get one in some of their layers.
-MIXED_SHARE = 0.3
+MIXED_SHARE = 0.2
 # What a seed may make: an island with simulated gateways, or a whole system, with the real ones in front of islands.
 SYSTEMS = ("island", "whole")
 # The share of the seeds that make a whole system. A seed of those takes some three times as long as another one, so
