@@ -160,9 +160,9 @@ def test_a_model_whose_layers_all_slide_has_blocks_for_its_window(tmp_path: Path
 def test_blocks_that_are_shared_from_both_ends_are_held_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MISTRAL | {"sliding_window": 512}))
     engine = EngineConfig(str(tmp_path))
-    assert model_kv(engine, SchedulingConfig()).held_window == 512
+    assert model_kv(engine, SchedulingConfig()).groups.window == 512
     lent = model_kv(engine, SchedulingConfig("bros", share_blocks=True))
-    assert (lent.window, lent.held_window) == (512, 0)
+    assert (lent.window, lent.groups.window) == (512, 0)
 
 
 def test_a_narrow_host_memory_slows_copies_unless_nothing_is_shared(tmp_path: Path) -> None:
