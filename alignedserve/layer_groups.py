@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 # Groups of fewer layers leave less room unused, and take more blocks.
 MAX_GROUPS = 16
 
 
-class GroupedLayer(NamedTuple):
+@dataclass(frozen=True)
+class GroupedLayer:
     group: int
     # Its place among the layers of a block.
     index: int

@@ -10,8 +10,8 @@ counts need not know what is shared, and the blocks that it was promised are the
 A block may also have two owners that fill it from both ends, neither of which publishes it. It counts once then, and
 is the other's alone when one of them has left, or has given it up.
 
-An owner has columns of blocks, one for each group of layers (`protocol/kv_span.py`). With a window its first columns may
-be passed: NO_BLOCK stands in their places in the sliding groups.
+An owner has columns of blocks, one for each group of layers (`protocol/kv_span.py`). With a window its first columns
+may be passed: NO_BLOCK stands in their places in the sliding groups.
 """
 
 from __future__ import annotations

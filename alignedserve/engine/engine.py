@@ -164,8 +164,8 @@ class Engine:
         """The KV of the request's computed tokens is in its blocks, so it can run."""
         request.status, request.num_columns = Status.RUNNING, 0
         self._table.enter(request)
-        groups = range(self.span.num_groups)
-        self._table.add_columns(request, [Grown(0, self._blocks.held(request.request_id, each)) for each in groups])
+        held = [self._blocks.held(request.request_id, group) for group in range(self.span.num_groups)]
+        self._table.add_columns(request, [Grown(0, blocks) for blocks in held])
 
     def free_passed(self, request: Request) -> None:
         """Frees the blocks that the running request has passed, and gives it those that it gets in their place."""

@@ -185,7 +185,7 @@ class SimEngine:
         request.status = Status.FINISHED
         del self._requests[request.request_id]
 
-    def blocks_of(self, request: Request, first: int, end: int) -> list[BlockId]:
+    def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]:
         return self._blocks.in_columns(request.request_id, first, end)
 
     def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:

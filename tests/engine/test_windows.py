@@ -1,5 +1,5 @@
-"""Models all or some of whose layers have a window of 20 to 24 tokens: those hold no blocks before it, and the models say
-the same."""
+"""Models all or some of whose layers have a window of 20 to 24 tokens: those hold no blocks before it, and the models
+say the same."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def test_a_request_holds_its_window_and_a_chunk(tiny_model: Directory) -> None:
 def test_a_cache_holds_as_many_long_requests_as_windows(
     tiny_model: Directory, family: str, num_at_once: int
 ) -> None:
-    """It has blocks for 32 * 16 tokens, and of each request's 500 those of the window, its tile and a chunk take 9. Where
-    two layers of three slide, a prompt of 300 tokens takes 19 blocks of a layer and twice 9, of 96."""
+    """It has blocks for 32 * 16 tokens, and of each request's 500 those of the window, its tile and a chunk take 9.
+    Where two layers of three slide, a prompt of 300 tokens takes 19 blocks of a layer and twice 9, of 96."""
     directory = tiny_model(family)
     instance = make_instance(
         directory,

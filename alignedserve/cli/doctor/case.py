@@ -80,7 +80,7 @@ class Case:
 
     @property
     def form(self) -> BlockFormat:
-        return block_format(self.engine, self.model.config, self.dtype)
+        return block_format(self.engine, self.model.config, self.dtype, self.settings.scheduling.share_blocks)
 
     @property
     def max_model_len(self) -> int:
