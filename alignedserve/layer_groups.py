@@ -43,7 +43,9 @@ class LayerGroups:
 
 
 def one_group(num_layers: int, window: int = 0) -> LayerGroups:
-    return LayerGroups(tuple(GroupedLayer(0, index) for index in range(num_layers)), num_layers, window=window)
+    return LayerGroups(
+        tuple(GroupedLayer(0, index) for index in range(num_layers)), num_layers, window=window
+    )
 
 
 def layer_groups(windows: Sequence[int | None], num_layers: int) -> LayerGroups:

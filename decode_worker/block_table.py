@@ -234,7 +234,9 @@ class BlockTable:
         """The number of blocks that the request needs for so many iterations beyond those it holds. A request that is
         to be admitted holds none; `keeps_inputs` says what would be kept of it."""
         num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
-        num_columns = max(request.num_columns, self._columns_for(num_cached, keeps_inputs or request.keeps_inputs))
+        num_columns = max(
+            request.num_columns, self._columns_for(num_cached, keeps_inputs or request.keeps_inputs)
+        )
         num_passed = request.num_passed or self._span.num_passed(request.num_cached)
         num_more = max(0, self._span.num_blocks(num_passed, num_columns) - request.num_blocks)
         if request.shares and not request.is_rt:
@@ -255,7 +257,9 @@ class BlockTable:
             per_block = 2 * block_size if request.keeps_inputs else block_size
             missing = num_cached - request.num_columns * per_block
             if missing > 0:
-                growth += -(-missing // per_block) if self._is_plain else self.growth_of(request, num_iterations)
+                growth += (
+                    -(-missing // per_block) if self._is_plain else self.growth_of(request, num_iterations)
+                )
         return growth
 
     # ---- all requests -----------------------------------------------------------------------------------------------

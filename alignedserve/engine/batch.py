@@ -80,7 +80,12 @@ class Batch:
 
 class BatchTable:
     def __init__(
-        self, max_num_seqs: int, max_columns: int, block_size: int, num_groups: int = 1, num_full_groups: int = 0
+        self,
+        max_num_seqs: int,
+        max_columns: int,
+        block_size: int,
+        num_groups: int = 1,
+        num_full_groups: int = 0,
     ) -> None:
         """`num_full_groups`: of these groups, the first ones, nothing is passed."""
         self._block_size = block_size

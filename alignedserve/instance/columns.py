@@ -27,7 +27,9 @@ def pool_blocks(
     """The pool's blocks, each of one group of layers, of a request whose columns lie in these places."""
     size = span.num_groups
     blocks = [PoolBlockId(column * size + group) for column in columns[first:end] for group in range(size)]
-    return [block for block, is_held in zip(blocks, _held(span, first, end, num_passed), strict=True) if is_held]
+    return [
+        block for block, is_held in zip(blocks, _held(span, first, end, num_passed), strict=True) if is_held
+    ]
 
 
 def pairs_of(

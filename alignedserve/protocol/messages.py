@@ -106,9 +106,7 @@ class InstanceLimits(Message):
         return self._span(1)
 
     def _span(self, max_step: int) -> KvSpan:
-        return KvSpan(
-            self.block_size, self.window, max_step, self.num_full_groups, self.num_sliding_groups
-        )
+        return KvSpan(self.block_size, self.window, max_step, self.num_full_groups, self.num_sliding_groups)
 
 
 class Stored(Message):
