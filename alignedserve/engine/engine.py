@@ -157,7 +157,8 @@ class Engine:
         self._blocks.forget(block_hashes)
 
     def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]:
-        """The request's blocks of these columns, or of all, column by column. NO_BLOCK stands for those that are passed."""
+        """The request's blocks of these columns, or of all, column by column. NO_BLOCK stands for those that are
+        passed."""
         return self._blocks.in_columns(request.request_id, first, end)
 
     def join(self, request: Request) -> None:
