@@ -17,7 +17,7 @@ MAX_MODEL_LEN = 256
 # Most models attend to all tokens. Blocks are passed in steps of 64 tokens.
 WINDOWS = (0, 0, 0, 1, 30, 100, 150)
 # How many groups of layers attend to all tokens, and how many have the window: in some models all do.
-GROUPS = ((0, 1), (1, 1), (1, 3), (2, 3))
+GROUPS: Sequence[tuple[int, int]] = ((0, 1), (1, 1), (1, 3), (2, 3))
 # The share of the plans without a window that get one in some of their layers.
 MIXED_SHARE = 0.2
 # What a seed may make: an island with simulated gateways, or a whole system, with the real ones in front of islands.
