@@ -249,13 +249,13 @@ def test_a_step_is_the_same_when_another_rank_has_unpacked_it() -> None:
     steps = [StepInputs(16, 4, 5) for _ in range(2)]
     ours, theirs = steps
     ours.host.token_ids[:6], ours.host.positions[:6] = range(10, 16), [7, 0, 1, 2, 3, 4]
-    ours.host.slots[:6], ours.host.outputs[:2] = range(20, 26), [0, 5]
+    ours.host.slots[0, :6], ours.host.outputs[:2] = range(20, 26), [0, 5]
     ours.host.query_start[:3], ours.host.context_len[:2], ours.host.is_reversed[:2] = (
         [0, 1, 6],
         [8, 5],
         [0, 1],
     )
-    ours.host_block_table(2, 3)[:] = [[4, 2, 9], [3, 1, 0]]
+    ours.host_block_table(2, 3)[:] = [[[4, 2, 9]], [[3, 1, 0]]]
     ours.commit(6, 2, 2)
     assert len(ours.packed()) == 4 * (4 + 3 * 6 + 2 * 2 + 2 + 3 + 2 * 3)
     theirs.unpack(ours.packed())
