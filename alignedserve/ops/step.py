@@ -55,8 +55,8 @@ class StepInputs:
         has_adapters: bool = False,
         num_groups: int = 1,
     ) -> None:
-        """`max_blocks_per_seq`: those of one group of layers (`layer_groups.py`). `max_restored`: tokens for which restored KV has room; 0: inputs are never kept (`kept_inputs.py`).
-        `has_adapters`: rows may have adapters."""
+        """`max_blocks_per_seq`: those of one group of layers (`layer_groups.py`). `max_restored`: tokens for which
+        restored KV has room; 0: inputs are never kept (`kept_inputs.py`). `has_adapters`: rows may have adapters."""
         self.max_tokens = max_tokens
         self.max_seqs = max_seqs
         self.max_blocks_per_seq = max_blocks_per_seq

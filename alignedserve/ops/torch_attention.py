@@ -18,7 +18,8 @@ def paged_attention(
     place: GroupedLayer,
     restored_kv: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`place`: where the layer's KV is in the cache. `restored_kv` is given if inputs of some sequences are kept: it has what was restored for this layer."""
+    """`place`: where the layer's KV is in the cache. `restored_kv` is given if inputs of some sequences are kept: it
+    has what was restored for this layer."""
     num_tokens = step.num_tokens
     heads = qkv.view(num_tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
     q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)

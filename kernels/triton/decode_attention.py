@@ -64,7 +64,8 @@ class PagedStep:
 
     query_start: torch.Tensor
     context_len: torch.Tensor
-    # The table is flat; sequence s's blocks of this group of layers begin at (s * num_groups + group) * table_stride[0].
+    # The table is flat; sequence s's blocks of this group of layers begin at
+    # (s * num_groups + group) * table_stride[0].
     block_table: torch.Tensor
     table_stride: torch.Tensor
     # The number of sequences, with padding.

@@ -4,7 +4,8 @@ Grid: (programs, kv heads); each program takes every num_programs-th tile of TIL
 Shapes: cache [block, layer, k|v, kv_head, slot, row] (kv_rows.py); block_table int32, flat, sequence s's blocks of this
 group of layers at (s * num_groups + group) * table_stride[0], -1 for a block that is gone, whose tokens are zeros;
 first_row [1]: the first of these sequences; is_reversed int32: 1 for each sequence that fills its blocks from the last
-slot down, or None; context_start [seqs + 1] int32, the bounds of the contexts; k, v [total context, kv_heads, head_dim].
+slot down, or None; context_start [seqs + 1] int32, the bounds of the contexts; k, v [total context, kv_heads,
+head_dim].
 dtypes: k and v have the cache's, and bytes are copied as they are; or any float, if the cache is in 8 bits.
 
 All numbers are read on the GPU. The host knows only a bound of all contexts together: the rows of k and v.
