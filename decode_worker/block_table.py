@@ -132,7 +132,8 @@ class BlockTable:
             num_passed = self._span.num_passed(request.num_cached)
             if num_passed > request.num_passed:
                 request.num_passed = num_passed
-                self._hold(request, request.num_columns)
+                num_columns = self._span.columns_after_passing(request.num_columns, request.num_tokens)
+                self._hold(request, num_columns)
                 found.append(request.key)
         return found
 

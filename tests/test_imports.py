@@ -55,7 +55,8 @@ MAY_IMPORT = {
     "alignedserve/timing": set(),
     "alignedserve/process": {"alignedserve.types"},
     "alignedserve/protocol": {
-        f"alignedserve.{name}" for name in ("types", "sampling_params", "structured_outputs", "timing")
+        f"alignedserve.{name}"
+        for name in ("types", "sampling_params", "structured_outputs", "layer_groups", "timing")
     },
     # what policies see of the router and of instances is all that they may
     "alignedserve/scheduling": {f"alignedserve.{name}" for name in ("types", "timing", "protocol.messages")},

@@ -219,16 +219,16 @@ class BlockManager:
 
     # ---- blocks behind the window ------------------------------------------------------------------------------------
 
-    def free_passed(self, owner: RequestId, num_passed: int) -> list[Grown]:
-        """Frees those blocks of sliding groups which the owner still holds of its first columns, and gives it those
-        that it gets in their place, no more than become free. Returns these."""
+    def free_passed(self, owner: RequestId, num_passed: int, num_tokens: int = 0) -> list[Grown]:
+        """Frees those blocks of sliding groups which the owner, of so many tokens, still holds of its first columns,
+        and gives it those that it gets in their place, no more than become free. Returns these."""
         held, num_full = self._held[owner], self._span.num_full_groups
         first, held.num_passed = held.num_passed, num_passed
         passed = [blocks[first:num_passed] for blocks in held.groups[num_full:]]
         self._put_back(_column_by_column(passed))
         for blocks in held.groups[num_full:]:
             blocks[first:num_passed] = [NO_BLOCK] * (num_passed - first)
-        grown = self.grow(owner, held.num_columns)
+        grown = self.grow(owner, self._span.columns_after_passing(held.num_columns, num_tokens))
         if grown is None:
             raise RuntimeError(f"{owner}: has passed {num_passed} columns, and none is free in their place")
         return grown

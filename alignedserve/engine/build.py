@@ -19,10 +19,11 @@ from alignedserve.engine.choices import (
     choose_layer_groups,
     choose_max_model_len,
     choose_num_blocks,
+    span_of_requests,
     vocabulary_of,
 )
 from alignedserve.engine.config import EngineConfig
-from alignedserve.engine.engine import Engine, span_of
+from alignedserve.engine.engine import Engine
 from alignedserve.engine.gpu_memory import kv_bytes
 from alignedserve.engine.kv_cache import Allocate, KVCache, new_blocks
 from alignedserve.engine.limits import Limits
@@ -42,6 +43,7 @@ from alignedserve.ops.quantise import FP8
 from alignedserve.ops.ranks import Ranks
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import BlockFormat, num_restored_blocks
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 
@@ -58,13 +60,17 @@ class BuiltEngine:
 
 
 def build_engine(
-    config: EngineConfig, allocate: Allocate = torch.empty, has_reversed: bool = False
+    config: EngineConfig,
+    allocate: Allocate = torch.empty,
+    has_reversed: bool = False,
+    has_whole_prompts: bool = False,
 ) -> BuiltEngine:
     """`allocate` makes the blocks of the KV cache, and has the arguments of torch.empty.
     `has_reversed`: requests may fill their blocks from the last slot down.
+    `has_whole_prompts`: there is to be room for all blocks of the longest request, also those that it passes.
     """
     try:
-        return _build(config, allocate, has_reversed)
+        return _build(config, allocate, has_reversed, has_whole_prompts)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{config.model} does not fit the GPU's memory with "
@@ -125,12 +131,15 @@ def new_step(config: EngineConfig, loaded: LoadedModel, has_reversed: bool) -> t
     return step, max_seqs
 
 
-def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> BuiltEngine:
+def _build(
+    config: EngineConfig, allocate: Allocate, has_reversed: bool, has_whole_prompts: bool
+) -> BuiltEngine:
     source = resolve_model(config.model, config.load_format, config.revision)
     _check(config, source, _device(config.device))
     grammars = _grammars(config, source)
     if config.tensor_parallel_size == 1:
-        engine = _assemble(config, load_model(config, has_reversed), grammars, allocate, has_reversed, None)
+        loaded = load_model(config, has_reversed)
+        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, None)
         return BuiltEngine(engine, source.config, source)
     is_on_gpu = _device(config.device).type == "cuda"
     num_exchanged = 0 if is_on_gpu else _num_exchanged(config, source.config)
@@ -138,7 +147,7 @@ def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> Buil
     try:
         loaded = load_model(config, has_reversed, leader.ranks)
         leader.until_loaded()
-        engine = _assemble(config, loaded, grammars, allocate, has_reversed, leader)
+        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, leader)
     except BaseException:
         # Whoever keeps the error would keep the other ranks with it.
         leader.close()
@@ -171,6 +180,7 @@ def _assemble(
     grammars: Grammars,
     allocate: Allocate,
     has_reversed: bool,
+    has_whole_prompts: bool,
     leader: RankLeader | None,
 ) -> Engine:
     model, ops, form, max_model_len = loaded.model, loaded.ops, loaded.form, loaded.max_model_len
@@ -178,8 +188,9 @@ def _assemble(
     step, max_seqs = new_step(config, loaded, has_reversed)
     max_tokens = step.max_tokens
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, loaded, step, leader)
-    num_blocks = choose_num_blocks(config, form, max_model_len, budget)
-    blocks = BlockManager(num_blocks, span_of(groups, form.block_size))
+    span = span_of_requests(config, groups, has_whole_prompts)
+    num_blocks = choose_num_blocks(config, form, max_model_len, budget, span)
+    blocks = BlockManager(num_blocks, KvSpan.of_whole_requests(groups, form.block_size))
     own_blocks = new_blocks(form, blocks.num_blocks, ops.device, allocate)
     num_restored = 0
     if config.hidden_cache:

@@ -76,7 +76,7 @@ class Engine:
         self.cache = cache
         self.window = window if window < max_model_len else 0
         self.groups = groups or one_group(cache.format.num_layers)
-        self.span = span_of(self.groups, cache.format.block_size)
+        self.span = KvSpan.of_whole_requests(self.groups, cache.format.block_size)
         self._table = table
         self._endings = Endings(vocabulary)
         self._requests: dict[RequestId, Request] = {}
@@ -86,7 +86,7 @@ class Engine:
         """From here on requests hold no blocks that are passed, and none too far ahead (`max_step`: see `KvSpan`).
         Called before the first request; without a window nothing changes."""
         if self.groups.window:
-            self.span = span_of(self.groups, self.format.block_size, self.groups.window, max_step)
+            self.span = KvSpan.of(self.groups, self.format.block_size, max_step)
             self._blocks.keep_window(self.span)
 
     def adopt(
@@ -171,7 +171,7 @@ class Engine:
     def free_passed(self, request: Request) -> None:
         """Frees the blocks that the running request has passed, and gives it those that it gets in their place."""
         num_passed = self.span.num_passed(request.num_computed)
-        grown = self._blocks.free_passed(request.request_id, num_passed)
+        grown = self._blocks.free_passed(request.request_id, num_passed, request.num_tokens)
         self._table.pass_columns(request, num_passed)
         self._table.add_columns(request, grown)
 
@@ -402,10 +402,6 @@ class Engine:
             output.finish_reason, output.stop_reason = self._endings.reasons(request)
         if output.finish_reason:
             self.part(request)
-
-
-def span_of(groups: LayerGroups, block_size: int, window: int = 0, max_step: int = 0) -> KvSpan:
-    return KvSpan(block_size, window, max_step, groups.num_full, groups.num_sliding)
 
 
 def _errors(due: Due, sampled: Sampled) -> dict[int, Exception]:

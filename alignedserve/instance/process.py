@@ -99,7 +99,8 @@ class InstanceProcess(ABC):
     def _build(self, epoch: Epoch) -> tuple[Worker[Any], Hello]:
         # A prefill instance's KV has to lie where others can pull it from.
         allocate = self._in_role.get("prefill", self)._allocate
-        built = build_engine(self._config.engine, allocate, self._has_reversed)
+        has_whole_prompts = "prefill" in self._in_role
+        built = build_engine(self._config.engine, allocate, self._has_reversed, has_whole_prompts)
         built.engine.grammars.prepare()
         pool_format = built.engine.format.in_pool(self._config.transfers.pool_kv_dtype)
         self._loaded = Loaded(built.engine, pool_format, self._cost(built, pool_format))

@@ -368,7 +368,7 @@ def _span_where_it_decodes(settings: Settings, model: Location) -> KvSpan | None
     groups = choose_layer_groups(settings.engine, model.config, settings.scheduling.share_blocks)
     if not groups.window:
         return None
-    return KvSpan(settings.engine.block_size, groups.window, 1, groups.num_full, groups.num_sliding)
+    return KvSpan.of(groups, settings.engine.block_size, max_step=1)
 
 
 def _num_pool_blocks(settings: Settings, model: Location, form: BlockFormat, node: Node) -> int:

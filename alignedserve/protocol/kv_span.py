@@ -16,6 +16,8 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 
+from alignedserve.layer_groups import LayerGroups
+
 # Attention on CPUs reads keys in tiles of so many, from multiples of that on (kernels/cpu/csrc/key_tile.h): what lies
 # in the same tile as the first token of the window is read, though it does not count.
 TILE_TOKENS = 64
@@ -33,6 +35,15 @@ class KvSpan:
     # See LayerGroups. The full groups come first.
     num_full_groups: int = 0
     num_sliding_groups: int = 1
+
+    @classmethod
+    def of(cls, groups: LayerGroups, block_size: int, max_step: int) -> KvSpan:
+        return cls(block_size, groups.window, max_step, groups.num_full, groups.num_sliding)
+
+    @classmethod
+    def of_whole_requests(cls, groups: LayerGroups, block_size: int) -> KvSpan:
+        """Nothing is passed."""
+        return cls(block_size, 0, 0, groups.num_full, groups.num_sliding)
 
     @property
     def num_groups(self) -> int:
@@ -64,6 +75,11 @@ class KvSpan:
     def num_held(self, num_cached: int, num_tokens: int) -> int:
         """How many blocks a request of so many tokens has, while `num_cached` have KV."""
         return self.num_blocks(self.num_passed(num_cached), self.num_columns(num_tokens))
+
+    def columns_after_passing(self, num_columns: int, num_tokens: int) -> int:
+        """The columns that a request of so many tokens holds after it has passed some of `num_columns`. Where all
+        layers slide, what it frees pays for the column of its next token too, so it always holds some block."""
+        return num_columns if self.num_full_groups else max(num_columns, self.num_columns(num_tokens))
 
     @cached_property
     def most(self) -> int:

@@ -170,7 +170,7 @@ class SimEngine:
 
     def free_passed(self, request: Request) -> None:
         num_passed = self.span.num_passed(request.num_computed)
-        self._clear(self._blocks.free_passed(request.request_id, num_passed))
+        self._clear(self._blocks.free_passed(request.request_id, num_passed, request.num_tokens))
 
     def part(self, request: Request) -> None:
         request.status = Status.HELD

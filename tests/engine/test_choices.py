@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.engine.choices import block_format, choose_layer_groups, choose_num_blocks
+from alignedserve.engine.choices import (
+    block_format,
+    choose_layer_groups,
+    choose_num_blocks,
+    span_of_requests,
+)
 from alignedserve.engine.config import EngineConfig
 from alignedserve.layer_groups import one_group
 from alignedserve.models.config import ModelConfig
@@ -55,10 +60,24 @@ def test_a_window_counts_where_a_request_may_be_longer_than_it() -> None:
 
 def test_an_instance_has_room_for_all_groups_of_its_longest_request() -> None:
     form = block_format(config(), GEMMA, "bfloat16")
+    span = span_of_requests(config(), choose_layer_groups(config(), GEMMA, False), has_whole_prompts=True)
     needed = 7 * 8192 // 16
     wanted = config(max_num_seqs=3)
-    assert choose_num_blocks(wanted, form, 8192, (needed + 5) * form.block_bytes) == needed + 5
-    assert choose_num_blocks(wanted, form, 8192, 9 * needed * form.block_bytes) == 3 * needed
+    assert choose_num_blocks(wanted, form, 8192, (needed + 5) * form.block_bytes, span) == needed + 5
+    assert choose_num_blocks(wanted, form, 8192, 9 * needed * form.block_bytes, span) == 3 * needed
     message = rf"{needed - 1} blocks of .* needs {needed}\. Allow at least {needed * form.block_bytes} bytes"
     with pytest.raises(ValueError, match=message + f".*at most {8192 - 16}"):
-        choose_num_blocks(wanted, form, 8192, (needed - 1) * form.block_bytes)
+        choose_num_blocks(wanted, form, 8192, (needed - 1) * form.block_bytes, span)
+
+
+def test_what_frees_what_it_has_passed_needs_room_for_what_is_left() -> None:
+    """Of 8,192 tokens, the 1,024 of the window with their tile, and 512 of an iteration."""
+    wanted = config(max_num_batched_tokens=512, max_num_seqs=1)
+    form = block_format(wanted, GEMMA, "bfloat16")
+    span = span_of_requests(wanted, choose_layer_groups(wanted, GEMMA, False), has_whole_prompts=False)
+    needed = 8192 // 16 + 6 * (-(-(1024 + 62 + 512) // 16) + 1)
+    assert choose_num_blocks(wanted, form, 8192, needed * form.block_bytes, span) == needed
+    # More than one request has are for KV of earlier prompts.
+    assert choose_num_blocks(wanted, form, 8192, 1 << 40, span) == 7 * 8192 // 16
+    with pytest.raises(ValueError, match=f"{needed - 1} blocks of .* needs {needed}.* at most {8192 - 16}"):
+        choose_num_blocks(wanted, form, 8192, (needed - 1) * form.block_bytes, span)

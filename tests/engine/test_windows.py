@@ -143,6 +143,24 @@ def test_a_cache_holds_as_many_long_requests_as_windows(
     instance.check_idle()
 
 
+@pytest.mark.parametrize(
+    ("family", "num_blocks"), [("mistral-window", 9), ("ministral", 32 + 2 * 9)], ids=str
+)
+def test_the_longest_request_needs_room_for_what_it_has_not_passed(
+    tiny_model: Directory, family: str, num_blocks: int
+) -> None:
+    directory = tiny_model(family)
+    num_layers = 3 if family == "mistral-window" else 1
+    instance = make_instance(
+        directory,
+        kv_cache_memory_bytes=num_blocks * num_layers * LAYER_BYTES[family],
+        max_num_batched_tokens=32,
+        attention_backend="cpu",
+    )
+    assert instance.engine.num_blocks == num_blocks
+    assert tokens(run(instance, prompts(), greedy_params(150))) == greedy(directory, 150)
+
+
 @pytest.mark.parametrize("family", ["gemma3", "ministral", "gpt-oss-listed"])
 def test_where_some_layers_slide_a_request_holds_all_columns_of_the_others(
     tiny_model: Directory, family: str

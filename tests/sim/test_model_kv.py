@@ -38,7 +38,8 @@ def form_of(kv_cache_dtype: str) -> BlockFormat:
 def test_the_same_memory_holds_what_an_engine_finds_room_for(kv_cache_dtype: str) -> None:
     form, cost = form_of(kv_cache_dtype), with_kv(COST, 16, kv_cache_dtype, model=KV)
     assert cost.kv_bytes_per_token * 16 == form.block_bytes
-    num_blocks = choose_num_blocks(replace(ENGINE, max_num_seqs=10_000), form, MAX_MODEL_LEN, BUDGET)
+    config, span = replace(ENGINE, max_num_seqs=10_000), KvSpan(form.block_size)
+    num_blocks = choose_num_blocks(config, form, MAX_MODEL_LEN, BUDGET, span)
     assert cost.num_kv_tokens // 16 == num_blocks
     # The pool has KV as instances have it.
     assert cost.pool_bytes_per_token == cost.kv_bytes_per_token

@@ -16,6 +16,7 @@ from alignedserve.engine.choices import (
     check_ranks,
     choose_layer_groups,
     choose_num_blocks,
+    span_of_requests,
 )
 from alignedserve.engine.gpu_memory import MemoryUse, kv_share
 from alignedserve.launch.plan import free_shm_bytes
@@ -36,9 +37,10 @@ def check_kv(case: Case) -> Iterator[Finding]:
         return
     num_tokens = num_blocks // case.form.num_groups * case.form.block_size
     per_token = case.form.column_bytes // case.form.block_size
+    least = " or more" if _span(case).window else ""
     most = "" if case.is_cpu or case.engine.kv_cache_memory_bytes else "at most "
     yield ok(
-        f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {most}{num_tokens} tokens "
+        f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {most}{num_tokens} tokens{least} "
         f"({in_bytes(num_blocks * case.form.block_bytes)}), "
         f"{num_blocks // _blocks_of_longest(case)} requests of {case.max_model_len}{_window(case)}"
     )
@@ -63,9 +65,7 @@ def _span(case: Case) -> KvSpan:
     """The blocks of a request where it decodes."""
     engine, share_blocks = case.engine, case.settings.scheduling.share_blocks
     groups = choose_layer_groups(engine, case.model.config, share_blocks)
-    return KvSpan(
-        engine.block_size, groups.window, engine.max_num_batched_tokens, groups.num_full, groups.num_sliding
-    )
+    return span_of_requests(engine, groups, has_whole_prompts=False)
 
 
 def _blocks_of_longest(case: Case) -> int:
@@ -152,7 +152,9 @@ def _num_kv_blocks(case: Case) -> int:
     budget = case.engine.kv_cache_memory_bytes or (
         DEFAULT_CPU_KV_BYTES if case.is_cpu else _gpu_kv_bytes(case)
     )
-    return choose_num_blocks(case.engine, case.form, case.max_model_len, budget)
+    groups = choose_layer_groups(case.engine, case.model.config, case.settings.scheduling.share_blocks)
+    span = span_of_requests(case.engine, groups, "prefill" in case.roles)
+    return choose_num_blocks(case.engine, case.form, case.max_model_len, budget, span)
 
 
 def _gpu_kv_bytes(case: Case) -> int:
