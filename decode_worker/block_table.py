@@ -144,7 +144,7 @@ class BlockTable:
         """Makes the request hold blocks for the KV of its first `num_tokens` tokens, to be written in the iteration
         that is planned. Returns False and changes nothing if too few are free or lent."""
         num_columns = max(request.num_columns, self._columns_for(num_tokens, request.keeps_inputs))
-        count = self._span.num_blocks(request.num_passed, num_columns) - request.num_blocks
+        count = self._num_blocks(request.num_passed, num_columns) - request.num_blocks
         if request.shares and not request.is_rt:
             return self._complete(request, num_tokens, num_columns, count)
         if (num_lent := max(0, count - self.num_free)) > self.num_lendable_to(request):
@@ -196,12 +196,16 @@ class BlockTable:
     def _hold(self, request: ScheduledRequest, num_columns: int) -> int:
         """Makes the request hold what it needs for so many columns. Returns how many blocks more that is than it
         had, less than none where it has passed some."""
-        request.num_columns = num_columns
-        request.end = self._span.end(request.num_passed, num_columns)
-        num_blocks = self._span.num_blocks(request.num_passed, num_columns)
+        request.num_columns = request.end = num_columns
+        if not self._is_plain:
+            request.end = self._span.end(request.num_passed, num_columns)
+        num_blocks = self._num_blocks(request.num_passed, num_columns)
         count, request.num_blocks = num_blocks - request.num_blocks, num_blocks
         self.num_free -= count
         return count
+
+    def _num_blocks(self, num_passed: int, num_columns: int) -> int:
+        return num_columns if self._is_plain else self._span.num_blocks(num_passed, num_columns)
 
     def _borrow(self, request: ScheduledRequest, num_lent: int) -> None:
         """So many of the blocks that the request has just got are others'."""

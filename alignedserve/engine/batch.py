@@ -126,7 +126,7 @@ class BatchTable:
         for group, (first, blocks) in enumerate(grown):
             self._blocks[request.row, group, first : first + len(blocks)] = blocks
         # A full group is ahead of the others while these wait for columns to be passed.
-        request.num_columns = min(first + len(blocks) for first, blocks in grown)
+        request.num_columns = min([first + len(blocks) for first, blocks in grown])
         self._set_num_columns(request)
 
     def pass_columns(self, request: Request, num_passed: int) -> None:
