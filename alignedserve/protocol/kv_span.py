@@ -100,6 +100,8 @@ class KvSpan:
             return sys.maxsize
         return (num_blocks - self.num_sliding_groups * self.most) // self.num_full_groups
 
-    def is_held(self, group: int, column: int, num_passed: int) -> bool:
-        """Whether a request that has passed so many columns has a block for this one, if it comes that far."""
-        return group < self.num_full_groups or column >= num_passed
+    def are_held(self, first: int, end: int, num_passed: int) -> list[bool]:
+        """Says of each block of these columns, column by column, whether a request has it that has passed so many."""
+        num_behind = max(min(num_passed, end) - first, 0)
+        behind = [True] * self.num_full_groups + [False] * self.num_sliding_groups
+        return behind * num_behind + [True] * (self.num_groups * (end - first - num_behind))

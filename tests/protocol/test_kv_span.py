@@ -24,12 +24,12 @@ ALL = st.sampled_from([KvSpan(16), KvSpan(4, max_step=7), KvSpan(16, window=24),
 def held(span: KvSpan, num_cached: int, num_tokens: int) -> list[set[int]]:
     """The columns of which a request has a block, of each group."""
     num_passed, num_columns = span.num_passed(num_cached), span.num_columns(num_tokens)
-    end = span.end(num_passed, num_columns)
+    end, are_held = span.end(num_passed, num_columns), span.are_held(0, num_columns, num_passed)
     return [
         {
             column
-            for column in range(num_columns)
-            if span.is_held(group, column, num_passed) and (is_full or column < end)
+            for column, is_held in enumerate(are_held[group :: span.num_groups])
+            if is_held and (is_full or column < end)
         }
         for group in range(span.num_groups)
         for is_full in [group < span.num_full_groups]
@@ -82,6 +82,14 @@ def test_the_longest_is_the_one_that_just_fits(span: KvSpan, num_blocks: int) ->
     if longest < sys.maxsize:
         assert span.num_at_most(longest + 1) > num_blocks
     assert (longest == sys.maxsize) <= (span.window > 0 and not span.num_full_groups)
+
+
+def test_of_any_columns_those_are_held_that_are_not_passed() -> None:
+    span = KvSpan(16, 24, 0, num_full_groups=1, num_sliding_groups=2)
+    one, both = [True, False, False], [True, True, True]
+    assert span.are_held(3, 6, num_passed=0) == span.are_held(3, 6, num_passed=3) == 3 * both
+    assert span.are_held(3, 6, num_passed=5) == 2 * one + both
+    assert span.are_held(3, 6, num_passed=9) == 3 * one and span.are_held(3, 3, num_passed=9) == []
 
 
 def test_counts_of_a_request_that_slides_in_some_layers() -> None:
