@@ -105,10 +105,11 @@ def executing(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
 
 def working(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     pulled = threading.Semaphore(0)
-    worker = DecodeWorker(engine, LiveTransfers(engine.cache.parts, Epoch(1), pulled.release))
     form = engine.cache.format
-    worker.use_pool(np.zeros((1, form.block_bytes), dtype=np.uint8))
-    worker.on(Offer(offered(args, form.num_blocks(args.context)), is_batch=True))
+    transfers = LiveTransfers(engine.cache.parts, Epoch(1), pulled.release, num_groups=form.num_groups)
+    worker = DecodeWorker(engine, transfers)
+    worker.use_pool(np.zeros((1, form.column_bytes), dtype=np.uint8))
+    worker.on(Offer(offered(args, form.num_columns(args.context)), is_batch=True))
     worker.step()
     for _ in range(args.batch):
         pulled.acquire()

@@ -135,7 +135,7 @@ class Forced:
         form = engine.format.in_pool(pool_kv_dtype)
         self._engine = engine
         self._completions = Completions()
-        self._pool = np.zeros((form.num_blocks(MAX_MODEL_LEN), form.block_bytes), np.uint8)
+        self._pool = np.zeros((form.num_columns(MAX_MODEL_LEN), form.block_bytes), np.uint8)
         self._mover = Mover(engine.cache.parts, self._pool, Epoch(1), self._completions, pool_format=form)
 
     def nll(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
@@ -172,10 +172,11 @@ class Forced:
         return request
 
     def _copy(self, request: Request, num_tokens: int, is_save: bool) -> None:
-        blocks = self._engine.blocks_of(request)[: self._engine.format.num_blocks(num_tokens)]
+        blocks = self._engine.blocks_of(request)[: self._engine.format.num_columns(num_tokens)]
         pairs = [(block, PoolBlockId(number)) for number, block in enumerate(blocks)]
         if is_save:
-            self._mover.save(RequestKey(1), pairs, _check, num_tokens=num_tokens)
+            num_empty = -num_tokens % self._engine.format.block_size
+            self._mover.save(RequestKey(1), pairs, _check, num_empty=num_empty)
         else:
             self._mover.load(RequestKey(1), pairs, _check)
         assert self._completions.run(timeout_s=60) == 1

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.quadtree import MAX_LENGTH, QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import (
     AnyMessage,
     Candidates,
@@ -69,7 +70,7 @@ def timed(action: Callable[..., object], *arguments: object) -> float:
 
 
 def fill(size: int, draw: Callable[[random.Random], int], dice: random.Random) -> QuadTree:
-    tree = QuadTree(BLOCK_SIZE)
+    tree = QuadTree(KvSpan(BLOCK_SIZE))
     for key in range(1, size + 1):
         tree.insert(RequestKey(key), draw(dice), due_s=10 + dice.random(), now=0)
     return tree

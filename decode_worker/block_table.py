@@ -27,10 +27,10 @@ class BlockTable:
         """`max_parts`: see `SharedEnds`."""
         self._limits = limits
         self._span = limits.span
-        # The most blocks that a request needs at a time.
-        self._most = self._span.most if limits.window else limits.num_blocks
+        # Whether a request has a block for each column.
+        self._is_plain = not limits.window and self._span.num_groups == 1
         self.ends = SharedEnds(limits.block_size, max_parts)
-        needed = self._span.end(0, limits.max_model_len)
+        needed = self._span.num_held(0, limits.max_model_len)
         if limits.num_blocks < needed:
             raise ValueError(
                 f"num_blocks={limits.num_blocks}: a request of max_model_len={limits.max_model_len} needs {needed}"
@@ -49,14 +49,13 @@ class BlockTable:
     # ---- from state to state ----------------------------------------------------------------------------------------
 
     def admit(self, request: ScheduledRequest) -> None:
-        request.num_passed = self._span.num_passed(request.num_cached)
-        self._take(request, self.needed(request))
+        self._begin(request, self._columns_for(request.num_tokens))
         self._pulling[request.key] = request
 
     def start(self, request: ScheduledRequest) -> None:
-        request.num_passed = self._span.num_passed(request.num_cached)
-        count = self.needed(request, request.keeps_inputs)
-        self._take_or_borrow(request, count, max(0, count - self.num_free))
+        num_free = self.num_free
+        count = self._begin(request, self._columns_for(request.num_tokens, request.keeps_inputs))
+        self._borrow(request, max(0, count - num_free))
         self._running[request.key] = request
 
     def pulled(self, key: RequestKey) -> bool:
@@ -94,7 +93,7 @@ class BlockTable:
 
     def drop(self, request: ScheduledRequest) -> None:
         self.ended(request.key)
-        request.num_blocks = 0
+        request.num_blocks = request.num_columns = request.num_passed = request.end = 0
 
     def abort(self, key: RequestKey) -> bool:
         if key in self._running:
@@ -122,9 +121,8 @@ class BlockTable:
 
     def needed(self, request: ScheduledRequest, keeps_inputs: bool = False) -> int:
         """The number of blocks that a request which holds none begins with."""
-        if keeps_inputs:
-            return self._blocks_for(request.num_tokens, keeps_inputs)
-        return self._span.num_held(request.num_cached, request.num_tokens)
+        num_columns = self._columns_for(request.num_tokens, keeps_inputs)
+        return self._span.num_blocks(self._span.num_passed(request.num_cached), num_columns)
 
     def free_passed(self) -> list[RequestKey]:
         """Frees what running requests have passed, and gives them those blocks that they get in place of it: never more
@@ -133,41 +131,40 @@ class BlockTable:
         for request in self._running.values() if self._span.window else ():
             num_passed = self._span.num_passed(request.num_cached)
             if num_passed > request.num_passed:
-                end = request.num_passed + request.num_blocks
-                end = max(end, self._span.end(request.num_cached, request.num_tokens))
                 request.num_passed = num_passed
-                self._take(request, end - num_passed - request.num_blocks)
+                num_columns = self._span.columns_after_passing(request.num_columns, request.num_tokens)
+                self._hold(request, num_columns)
                 found.append(request.key)
         return found
 
     def has_blocks(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Whether the request has blocks for the KV of its first `num_tokens` tokens."""
-        size = tokens_per_block(self._limits.block_size, request.keeps_inputs)
-        return num_tokens <= (request.num_passed + request.num_blocks) * size
+        return num_tokens <= request.end * tokens_per_block(self._limits.block_size, request.keeps_inputs)
 
     def grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
         """Makes the request hold blocks for the KV of its first `num_tokens` tokens, to be written in the iteration
         that is planned. Returns False and changes nothing if too few are free or lent."""
-        end = request.num_passed + request.num_blocks
-        count = max(0, self._blocks_for(num_tokens, request.keeps_inputs) - end)
+        num_columns = max(request.num_columns, self._columns_for(num_tokens, request.keeps_inputs))
+        count = self._num_blocks(request.num_passed, num_columns) - request.num_blocks
         if request.shares and not request.is_rt:
-            return self._complete(request, num_tokens, count)
+            return self._complete(request, num_tokens, num_columns, count)
         if (num_lent := max(0, count - self.num_free)) > self.num_lendable_to(request):
             return False
         if request.shares and not self.ends.can_use(request, num_tokens, self._running):
             return False
-        self._take_or_borrow(request, count, num_lent)
+        self._hold(request, num_columns)
+        self._borrow(request, num_lent)
         if request.shares:
             self.ends.use(request, num_tokens)
         return True
 
-    def _complete(self, lender: ScheduledRequest, num_tokens: int, count: int) -> bool:
+    def _complete(self, lender: ScheduledRequest, num_tokens: int, num_columns: int, count: int) -> bool:
         renewed = self.ends.renewed(lender, num_tokens)
         if count + len(renewed) > self.num_free or not self.ends.can_complete(lender):
             return False
         self.ends.complete(lender, renewed)
         self.num_free -= len(renewed)
-        self._take(lender, count)
+        self._hold(lender, num_columns)
         return True
 
     @property
@@ -193,14 +190,28 @@ class BlockTable:
     def num_slots_to_come(self) -> int:
         return len(self._leaving)
 
-    def _take(self, request: ScheduledRequest, count: int) -> None:
-        self.num_free -= count
-        request.num_blocks += count
+    def _begin(self, request: ScheduledRequest, num_columns: int) -> int:
+        request.num_passed = self._span.num_passed(request.num_cached)
+        return self._hold(request, num_columns)
 
-    def _take_or_borrow(self, request: ScheduledRequest, count: int, num_lent: int) -> None:
-        self._take(request, count)
-        self.num_free += num_lent
+    def _hold(self, request: ScheduledRequest, num_columns: int) -> int:
+        """Makes the request hold what it needs for so many columns. Returns how many blocks more that is than it
+        had, less than none where it has passed some."""
+        request.num_columns = request.end = num_columns
+        if not self._is_plain:
+            request.end = self._span.end(request.num_passed, num_columns)
+        num_blocks = self._num_blocks(request.num_passed, num_columns)
+        count, request.num_blocks = num_blocks - request.num_blocks, num_blocks
+        self.num_free -= count
+        return count
+
+    def _num_blocks(self, num_passed: int, num_columns: int) -> int:
+        return num_columns if self._is_plain else self._span.num_blocks(num_passed, num_columns)
+
+    def _borrow(self, request: ScheduledRequest, num_lent: int) -> None:
+        """So many of the blocks that the request has just got are others'."""
         if num_lent:
+            self.num_free += num_lent
             self.ends.lend(self._running.values(), request, num_lent)
 
     def num_freed(self, request: ScheduledRequest) -> int:
@@ -215,11 +226,11 @@ class BlockTable:
     def _cut(self, lender: ScheduledRequest) -> None:
         """Leaves the lender the tokens before the first one that it misses."""
         lender.num_cached = self.ends.num_whole(lender)
-        num_blocks = self._blocks_for(lender.num_cached)
-        self.num_free += self.ends.cut(lender, num_blocks)
-        lender.num_blocks = num_blocks
+        num_columns = self._columns_for(lender.num_cached)
+        self.num_free += self.ends.cut(lender, num_columns)
+        lender.num_blocks = lender.num_columns = lender.end = num_columns
 
-    def _blocks_for(self, num_tokens: int, keeps_inputs: bool = False) -> int:
+    def _columns_for(self, num_tokens: int, keeps_inputs: bool = False) -> int:
         return -(-num_tokens // tokens_per_block(self._limits.block_size, keeps_inputs))
 
     # ---- what will be needed ----------------------------------------------------------------------------------------
@@ -228,18 +239,19 @@ class BlockTable:
         """The number of blocks that the request needs for so many iterations beyond those it holds. A request that is
         to be admitted holds none; `keeps_inputs` says what would be kept of it."""
         num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
-        num_blocks = self._blocks_for(num_cached, keeps_inputs or request.keeps_inputs)
-        if self._span.window:
-            num_passed = request.num_passed or self._span.num_passed(request.num_cached)
-            num_blocks = min(num_blocks - num_passed, self._most)
-        num_more = max(0, num_blocks - request.num_blocks)
+        num_columns = max(
+            request.num_columns, self._columns_for(num_cached, keeps_inputs or request.keeps_inputs)
+        )
+        num_passed = request.num_passed or self._span.num_passed(request.num_cached)
+        num_more = max(0, self._span.num_blocks(num_passed, num_columns) - request.num_blocks)
         if request.shares and not request.is_rt:
             num_more += self.ends.num_renewed_at_most(request, num_cached)
         return num_more
 
     def growth(self, requests: Iterable[ScheduledRequest], num_iterations: int) -> int:
-        """The sum of `growth_of` over the requests, without calling it: every iteration asks for all requests."""
-        growth, num_more, block_size, most = 0, num_iterations - 1, self._limits.block_size, self._most
+        """The sum of `growth_of` over the requests, without calling it where a request has a block for each column:
+        every iteration asks for all requests."""
+        growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
         for request in requests:
             if request.shares:
                 growth += self.growth_of(request, num_iterations)
@@ -248,9 +260,11 @@ class BlockTable:
             if num_cached > request.max_cached:
                 num_cached = request.max_cached
             per_block = 2 * block_size if request.keeps_inputs else block_size
-            missing = num_cached - (request.num_passed + request.num_blocks) * per_block
+            missing = num_cached - request.num_columns * per_block
             if missing > 0:
-                growth += min(-(-missing // per_block), most - request.num_blocks)
+                growth += (
+                    -(-missing // per_block) if self._is_plain else self.growth_of(request, num_iterations)
+                )
         return growth
 
     # ---- all requests -----------------------------------------------------------------------------------------------

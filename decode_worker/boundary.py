@@ -202,9 +202,9 @@ class Boundary:
             if num_tokens - request.num_cached > 1 or request.last_run == number or request.keeps_inputs:
                 if self.run(request):
                     found.append(requests[index])
-            elif (
-                not request.shares and num_tokens <= (request.num_passed + request.num_blocks) * block_size
-            ) or self._grow(request, num_tokens):
+            elif (not request.shares and num_tokens <= request.end * block_size) or self._grow(
+                request, num_tokens
+            ):
                 request.last_run = number
                 run.append(request.work.request.key)
                 lengths.append(num_tokens)

@@ -27,8 +27,11 @@ class ScheduledRequest:
     max_cached: int
     is_rt: bool
     num_blocks: int = 0
-    # How many blocks before those were passed, and are not held any more.
+    # The columns that its blocks are for, and how many of the first ones it has passed (`protocol/kv_span.py`); it has
+    # blocks in all groups of layers up to column `end`, exclusive.
+    num_columns: int = 0
     num_passed: int = 0
+    end: int = 0
     # The number of the last iteration for which it was planned.
     last_run: int = 0
     # The hashes of its first blocks, those that it may share with prompts which have the same prefix.

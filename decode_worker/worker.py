@@ -18,6 +18,7 @@ from alignedserve.decode_worker.prompts import Prompts
 from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request
+from alignedserve.instance.columns import blocks_with, pairs_of
 from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.requests import adopt, coming_news, complete, key_of, limits_of
 from alignedserve.instance.worker import Worker
@@ -173,7 +174,7 @@ class DecodeWorker(Worker[DecodeStep]):
         request = self._requests.get(order.key)
         if request is None:
             return  # The request ended while the order was on its way
-        needed = self.engine.format.num_blocks(request.num_computed)
+        needed = self.engine.format.num_columns(request.num_computed)
         if needed > len(order.blocks):
             reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"
             self._failed_evictions.append(Failed(order.key, "evict", reason))
@@ -184,16 +185,15 @@ class DecodeWorker(Worker[DecodeStep]):
             self._save_changed(order, request)
 
     def _save_changed(self, order: Evict, request: Request) -> None:
-        """Saves the blocks with KV that the pool lacks: whole blocks, also the one that it has in part."""
-        block_size, num_tokens = self.engine.format.block_size, request.num_computed
-        first, end = order.num_saved // block_size, self.engine.format.num_blocks(num_tokens)
-        first = max(first, self.engine.span.num_passed(num_tokens))
+        """Saves the columns with KV that the pool lacks: whole ones, also the one that it has in part."""
+        form, span, num_tokens = self.engine.format, self.engine.span, request.num_computed
+        first, end = order.num_saved // form.block_size, form.num_columns(num_tokens)
         if num_tokens <= order.num_saved:
             # The pool has it all; it has more if some KV made way for real time.
-            first, end, num_tokens = end, end, order.num_saved
-        pairs = zip(self.engine.blocks_of(request)[first:end], order.blocks[first:end], strict=True)
-        num_changed = num_tokens - first * block_size if first < end else 0
-        self._save(order.key, list(pairs), num_changed, partial(self._evicted, num_tokens))
+            first, num_tokens = end, order.num_saved
+        pairs = pairs_of(self.engine, request, order.blocks, first, end, span.num_passed(num_tokens))
+        num_empty = end * form.block_size - num_tokens if pairs else 0
+        self._save(order.key, pairs, num_empty, partial(self._evicted, num_tokens))
 
     def _abort(self, key: RequestKey, last_message: Gone | None) -> None:
         if key not in self._requests:
@@ -235,13 +235,14 @@ class DecodeWorker(Worker[DecodeStep]):
             is_reversed = self._prompts.is_reversed(work)
             request = self._requests[key] = adopt(self.engine, work, is_reversed=is_reversed)
             self._compiling.begin(key, request.matcher)
-            num_passed = self.engine.span.num_passed(work.num_cached)
-            cached = slice(num_passed, self.engine.format.num_blocks(work.num_cached))
-            blocks, source = self.engine.blocks_of(request)[cached], self.schedule.source_of(key)
+            source = self.schedule.source_of(key)
             if source is None:
-                pairs = list(zip(blocks, work.blocks[cached], strict=True))
+                span, end = self.engine.span, self.engine.format.num_columns(work.num_cached)
+                num_passed = span.num_passed(work.num_cached)
+                pairs = pairs_of(self.engine, request, work.blocks, 0, end, num_passed)
                 self._load(key, pairs, self._pulled, work.deadlines.is_rt)
             else:
+                blocks = blocks_with(self.engine, request, work.num_cached)
                 staged.setdefault(source, []).append((key, blocks))
         for source, specs in staged.items():
             self._pull_from(source, specs)

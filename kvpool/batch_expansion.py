@@ -18,7 +18,7 @@ from alignedserve.kvpool.quadtree import LEAF_WIDTH, Node, QuadTree
 class BatchExpansion:
     def __init__(self, tree: QuadTree, builder: BatchBuilder, node: Node, last_leaf: int) -> None:
         """`node` is the range that the batch comes from; it is not empty. Nothing beyond `last_leaf` is looked at."""
-        self._block_size = tree.block_size
+        self._tree = tree
         self._lengths = tree.lengths
         self._builder = builder
         self._node = node
@@ -66,7 +66,7 @@ class BatchExpansion:
             self._left -= 1
         else:
             self._is_full = True
-            fitting = builder.blocks_left * self._block_size
+            fitting = self._tree.longest(builder.blocks_left)
             self._left = bisect_right(self._lengths, fitting, 0, self._left) - 1
 
     def _take_right(self, num_open: int) -> None:

@@ -1,6 +1,9 @@
 """The pool's decisions: it takes the router's messages and returns the answers. It does no I/O, has no clock, and does
 not touch the bytes of blocks.
 
+A block of the pool has a whole column of a request (`protocol/kv_span.py`), for which instances have a block for each
+group of layers.
+
 A pool is made over an owner table, the segment's or a plain one. What the table says is in the pool from the start;
 `inventory` is called for every Hello, since a new router commits again those requests that are candidates.
 """
@@ -15,6 +18,7 @@ from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import Allocation, OwnerTable
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import (
     Candidates,
     Commit,
@@ -37,8 +41,9 @@ class PoolConfig:
     lapse_s: float = 300.0
     # If a request is due within so many seconds, the search for the next batch starts at it.
     horizon_s: float = 0.5
-    # A candidate takes no more blocks of a decode instance than this; 0: as many as it has here.
-    max_request_blocks: int = 0
+    # What a candidate takes of a decode instance, where it computes a token at a time; None: a block for each that it
+    # has here.
+    span: KvSpan | None = None
 
 
 class Pool:
@@ -47,7 +52,7 @@ class Pool:
     ) -> None:
         self._config = config or PoolConfig()
         self._allocator = BlockAllocator(table, block_size, now + self._config.lapse_s)
-        self._tree = QuadTree(block_size, self._config.max_request_blocks)
+        self._tree = QuadTree(self._config.span or KvSpan(block_size))
 
     def on(self, message: Message, now: float) -> list[Message]:
         match message:
@@ -82,7 +87,7 @@ class Pool:
     def inventory(self) -> list[Stored]:
         """Lists all that is in the pool, reservations included, and empties the tree: nothing is a candidate until it
         is committed again."""
-        self._tree = QuadTree(self._tree.block_size, self._tree.max_request_blocks)
+        self._tree = QuadTree(self._tree.span)
         return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
 
     @property

@@ -17,6 +17,7 @@ from alignedserve.process.steady import settle
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
 from alignedserve.protocol.kv_format import BlockFormat
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, PoolUse, Welcome
 from alignedserve.protocol.signals import stop_on_sigterm
 from alignedserve.types import Epoch, InstanceId
@@ -37,7 +38,7 @@ class PoolProcessConfig:
     num_blocks: int
     log: LogConfig = field(default_factory=LogConfig)
     # See PoolConfig.
-    max_request_blocks: int = 0
+    span: KvSpan | None = None
 
 
 class PoolProcess:
@@ -61,7 +62,7 @@ class PoolProcess:
             Segment.unlink(segment.name)
 
     async def _serve(self, segment: Segment, epoch: Epoch) -> bool:
-        config = PoolConfig(max_request_blocks=self._config.max_request_blocks)
+        config = PoolConfig(span=self._config.span)
         pool = Pool(segment.table, self._config.form.block_size, time.monotonic(), config)
         answering = _Answering(pool)
         connection = RouterConnection(

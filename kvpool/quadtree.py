@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import NamedTuple
 
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import RequestKey
 
 MAX_LENGTH = 65536
@@ -92,10 +93,9 @@ def leaf_of(length: int) -> int:
 
 
 class QuadTree:
-    def __init__(self, block_size: int, max_request_blocks: int = 0) -> None:
-        """`max_request_blocks`: see PoolConfig."""
-        self.block_size = block_size
-        self.max_request_blocks = max_request_blocks
+    def __init__(self, span: KvSpan) -> None:
+        """`span`: see PoolConfig."""
+        self.span = span
         self.levels = [Level.empty(depth) for depth in range(NUM_LEVELS)]
         # The lengths that occur, sorted.
         self.lengths: list[int] = []
@@ -110,8 +110,11 @@ class QuadTree:
         return key in self._entries
 
     def blocks_for(self, length: int) -> int:
-        num_blocks = -(-length // self.block_size)
-        return min(num_blocks, self.max_request_blocks or num_blocks)
+        return self.span.num_at_most(self.span.num_columns(length))
+
+    def longest(self, num_blocks: int) -> int:
+        """The most tokens of a request that takes so many blocks; those beyond MAX_LENGTH count as so many."""
+        return min(self.span.longest(num_blocks) * self.span.block_size, MAX_LENGTH)
 
     def blocks_of(self, key: RequestKey) -> int:
         return self._entries[key].num_blocks

@@ -6,8 +6,8 @@ the most urgent one. Then, of the node it is at:
 - too much: on to the child that has waited longest for a batch, if longer than the starvation threshold, else to the
   child with most requests; a leaf gives its requests, the most urgent first, as long as they fit;
 - too few: they are kept, and the batch is expanded (batch_expansion.py).
-A request that fits no batch by itself plays no part; so what a search sees ends with the leaf of `max_blocks`, unless
-no request takes so many.
+A request that fits no batch by itself plays no part; so what a search sees ends with the leaf of the longest that
+takes no more than `max_blocks`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def form_batch(
     due by `urgent_before_s`; a node is starved if it has had no batch since before `starved_before_s`."""
     if not tree.lengths or limits.max_requests < 1:
         return []
-    longest_leaf, last_leaf = leaf_of(tree.lengths[-1]), leaf_of(limits.max_blocks * tree.block_size)
-    if 0 < tree.max_request_blocks <= limits.max_blocks:
-        last_leaf = longest_leaf
+    longest_leaf, last_leaf = leaf_of(tree.lengths[-1]), leaf_of(tree.longest(limits.max_blocks))
     while last_leaf >= 0:
         end = last_leaf if longest_leaf > last_leaf else NUM_LEAVES - 1
         search = DensityFirstSearch(tree, limits, end)
@@ -143,7 +141,7 @@ def find_near(tree: QuadTree, low: int, high: int, limits: BatchLimits) -> list[
             break
         if gap_left <= gap_right:
             is_all = builder.add_at_length(lengths[left], builder.slots_left)
-            fitting = lengths[left] - 1 if is_all else builder.blocks_left * tree.block_size
+            fitting = lengths[left] - 1 if is_all else tree.longest(builder.blocks_left)
             left = bisect_right(lengths, fitting, 0, left) - 1
         else:
             is_all = builder.add_at_length(lengths[right], builder.slots_left)

@@ -2,7 +2,7 @@
 
     0        magic, version, length of the description; the description: JSON of block format and number of blocks
     4096     owner table, int64 [OwnerTable.NUM_COLUMNS, num_blocks]
-    page     blocks, uint8 [num_blocks, block_bytes]
+    page     blocks, uint8 [num_blocks, column_bytes]: each has those of all groups of layers, one after another
 
 All memory is reserved when it is made, so that using it cannot fail later. The magic is written last: a segment without
 it was never finished. It outlives the processes; what ends the system unlinks it.
@@ -34,7 +34,7 @@ DIRECTORY = Path("/dev/shm")
 # The names of all segments begin with this.
 NAME_PREFIX = "alignedserve-"
 MAGIC = b"ALNDPOOL"
-VERSION = 2
+VERSION = 3
 # The magic, the version, and the length of the description.
 PREFIX = struct.Struct("<8sII")
 TABLE_OFFSET = 4096
@@ -53,8 +53,8 @@ class Segment:
         self.num_blocks = num_blocks
         columns = np.frombuffer(memory, np.int64, OwnerTable.NUM_COLUMNS * num_blocks, TABLE_OFFSET)
         self.table = OwnerTable(columns.reshape(OwnerTable.NUM_COLUMNS, num_blocks))
-        blocks = np.frombuffer(memory, np.uint8, num_blocks * form.block_bytes, blocks_offset(num_blocks))
-        self.blocks: NDArray[np.uint8] = blocks.reshape(num_blocks, form.block_bytes)
+        blocks = np.frombuffer(memory, np.uint8, num_blocks * form.column_bytes, blocks_offset(num_blocks))
+        self.blocks: NDArray[np.uint8] = blocks.reshape(num_blocks, form.column_bytes)
 
     @classmethod
     def create(cls, name: str, form: BlockFormat, num_blocks: int) -> Segment:
@@ -66,7 +66,7 @@ class Segment:
         file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+")
         try:
             fcntl.flock(file, fcntl.LOCK_SH)
-            total_bytes = blocks_offset(num_blocks) + num_blocks * form.block_bytes
+            total_bytes = blocks_offset(num_blocks) + num_blocks * form.column_bytes
             reserve_memory(file.fileno(), name, total_bytes)
             memory = mmap.mmap(file.fileno(), total_bytes)
             write_header(memory, form, num_blocks)
@@ -102,14 +102,14 @@ class Segment:
                     f"and {field}={value} is needed"
                 )
         num_blocks = described["num_blocks"]
-        if len(memory) != (expected := blocks_offset(num_blocks) + num_blocks * found.block_bytes):
+        if len(memory) != (expected := blocks_offset(num_blocks) + num_blocks * found.column_bytes):
             raise ValueError(f"segment {name}: has {len(memory)} bytes, and {expected} are needed")
         return cls(name, found, num_blocks, memory, file)
 
     def close(self) -> None:
         """Lets go of the arrays; the memory is unmapped when nobody refers to them any more. Safe to repeat."""
         self.table = OwnerTable.plain(0)
-        self.blocks = np.zeros((0, self.form.block_bytes), np.uint8)
+        self.blocks = np.zeros((0, self.form.column_bytes), np.uint8)
         self._file.close()
 
     @staticmethod

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from alignedserve.prefill_worker.scheduled_request import ScheduledRequest
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits
 
 
 class Blocks:
     def __init__(self, limits: InstanceLimits) -> None:
         self._num_all = limits.num_blocks
-        self._span = KvSpan(limits.block_size, limits.window)
+        # All blocks of a prompt that is computed are on their way to the pool: it gets them at once, and passes none.
+        self._span = replace(limits.span, max_step=0)
         # The number of blocks that the longest prompt needs.
         self.num_for_one = self.needed(limits.max_model_len)
         if self._num_all < self.num_for_one:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from alignedserve.instance.columns import pool_blocks
 from alignedserve.instance.executor import Executor, Transfers
 from alignedserve.prefill_worker.schedule import PrefillSchedule
 from alignedserve.protocol.messages import AnyMessage, Failed, Gone, Work
@@ -68,11 +69,11 @@ class Staging:
 
     def start(self, work: Work) -> None:
         """Starts to load a candidate for which the schedule has taken blocks."""
-        key, span = work.request.key, self._engine.span
-        num_passed, end = span.num_passed(work.num_cached), self._engine.format.num_blocks(work.num_cached)
-        blocks = self._engine.lease(_owner(key), end - num_passed)
+        key, span, num_cached = work.request.key, self._engine.span, work.num_cached
+        blocks = self._engine.lease(_owner(key), span.num_held(num_cached, num_cached))
         self._candidates[key] = Candidate(blocks)
-        pairs = list(zip(blocks, work.blocks[num_passed:end], strict=True))
+        end, num_passed = span.num_columns(num_cached), span.num_passed(num_cached)
+        pairs = list(zip(blocks, pool_blocks(span, work.blocks, 0, end, num_passed), strict=True))
         self._worker.load(key, pairs, self._loaded, work.deadlines.is_rt)
 
     def drop(self, key: RequestKey, last_message: Gone | None = None) -> bool:

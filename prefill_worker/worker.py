@@ -15,6 +15,7 @@ from functools import partial
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request, Status
+from alignedserve.instance.columns import blocks_with, pairs_of
 from alignedserve.instance.executor import Executor, Iteration, Transfers
 from alignedserve.instance.prefix_cache import HashedPrefix, PrefixCache
 from alignedserve.instance.preparation import Preparation
@@ -41,7 +42,7 @@ from alignedserve.scheduling.policies import Policy
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.runs import Pairs
-from alignedserve.types import BlockId, PoolBlockId, RequestKey
+from alignedserve.types import RequestKey
 
 
 @dataclass(eq=False)
@@ -49,8 +50,10 @@ class Prompt:
     work: Work
     request: Request
     prefix: HashedPrefix
-    # The number of blocks whose KV is in the pool, or on its way there, or passed.
-    num_saved_blocks: int
+    # The number of columns whose KV is in the pool, or on its way there.
+    num_saved_columns: int
+    # The number of columns that it had passed when it started: it has no blocks for them in sliding groups.
+    num_passed: int
     # Nothing of it will be computed or saved any more; it leaves when no copy is under way.
     is_dropped: bool = False
     # Nothing of it will be computed until it starts again; it leaves when no copy is under way.
@@ -227,10 +230,10 @@ class PrefillWorker(Worker[PrefillStep]):
         key, prefix = work.request.key, self._prefix_cache.start(work)
         request = adopt(self.engine, work, self._preparation.take(key), prefix.num_found)
         num_passed = self.engine.span.num_passed(request.num_computed)
-        num_saved_blocks = max(work.num_cached // self.engine.format.block_size, num_passed)
+        num_saved = work.num_cached // self.engine.format.block_size
         wants_logprobs = request.params.prompt_logprobs is not None
         logprobs = self._partial_logprobs.pop(key, []) if wants_logprobs else None
-        self._prompts[key] = Prompt(work, request, prefix, num_saved_blocks, logprobs=logprobs)
+        self._prompts[key] = Prompt(work, request, prefix, num_saved, num_passed, logprobs=logprobs)
         if not work.num_cached:
             self.engine.join(request)
         if prefix.num_found:
@@ -274,18 +277,15 @@ class PrefillWorker(Worker[PrefillStep]):
         elif prompt.is_computed:
             self.engine.part(request)
             self._hold(prompt)
-            self._save_blocks(prompt, self.engine.format.num_blocks(request.num_computed))
+            self._save_columns(prompt, self.engine.format.num_columns(request.num_computed))
         else:
             self._changes.progress.append((prompt.key, request.num_computed, prompt.prefix.num_found))
-            self._save_blocks(prompt, request.num_computed // self.engine.format.block_size)
+            self._save_columns(prompt, request.num_computed // self.engine.format.block_size)
 
     def _hold(self, prompt: Prompt) -> None:
         """Real time may be pulled straight from here."""
         if prompt.work.deadlines.is_rt:
-            num_computed = prompt.request.num_computed
-            num_passed = self.engine.span.num_passed(num_computed)
-            end = self.engine.format.num_blocks(num_computed)
-            blocks = self.engine.blocks_of(prompt.request)[num_passed:end]
+            blocks = blocks_with(self.engine, prompt.request, prompt.request.num_computed)
             if self._hand_over.hold(prompt.key, blocks):
                 self._changes.held.append(prompt.key)
 
@@ -296,16 +296,8 @@ class PrefillWorker(Worker[PrefillStep]):
 
     def _load_cached(self, work: Work) -> None:
         prompt = self._prompts[work.request.key]
-        self._load(
-            prompt.key,
-            self._pairs(
-                prompt,
-                self.engine.span.num_passed(work.num_cached),
-                self.engine.format.num_blocks(work.num_cached),
-            ),
-            self._loaded,
-            work.deadlines.is_rt,
-        )
+        end = self.engine.format.num_columns(work.num_cached)
+        self._load(prompt.key, self._pairs(prompt, 0, end), self._loaded, work.deadlines.is_rt)
 
     def _loaded(self, outcome: Outcome) -> None:
         prompt = self._prompts[outcome.keys[0]]
@@ -317,16 +309,15 @@ class PrefillWorker(Worker[PrefillStep]):
             self.schedule.loaded(prompt.key)
             self.engine.join(prompt.request)
 
-    def _save_blocks(self, prompt: Prompt, end: int) -> None:
-        """Saves the blocks before block `end` which are not in the pool. It has none for a prompt that ends here."""
-        first, block_size = prompt.num_saved_blocks, self.engine.format.block_size
+    def _save_columns(self, prompt: Prompt, end: int) -> None:
+        """Saves the columns before column `end` which are not in the pool. It has none for a prompt that ends here."""
         if prompt.work.request.is_embedding:
             return
-        pairs = self._pairs(prompt, first, end)
+        pairs = self._pairs(prompt, prompt.num_saved_columns, end)
         if pairs:
-            prompt.num_saved_blocks = end
-            num_tokens = min(end * block_size, prompt.request.num_computed) - first * block_size
-            self._save(prompt.key, pairs, num_tokens, self._saved, prompt.work.deadlines.is_rt)
+            prompt.num_saved_columns = end
+            num_empty = max(end * self.engine.format.block_size - prompt.request.num_computed, 0)
+            self._save(prompt.key, pairs, num_empty, self._saved, prompt.work.deadlines.is_rt)
 
     def _saved(self, outcome: Outcome) -> None:
         prompt = self._prompts[outcome.keys[0]]
@@ -341,7 +332,7 @@ class PrefillWorker(Worker[PrefillStep]):
         num_computed = prompt.request.num_computed
         # The pool has what was loaded from it: the block that it has in part may hold more tokens than it knows of.
         if num_computed > prompt.work.num_cached:
-            self._save_blocks(prompt, self.engine.format.num_blocks(num_computed))
+            self._save_columns(prompt, self.engine.format.num_columns(num_computed))
         self._leave_if_done(prompt)
 
     def _preempted(self, prompt: Prompt) -> None:
@@ -352,9 +343,8 @@ class PrefillWorker(Worker[PrefillStep]):
             self._partial_logprobs[prompt.key] = prompt.logprobs
         self._preparation.put_back(prompt.key, prompt.request.matcher)
 
-    def _pairs(self, prompt: Prompt, first: int, end: int) -> list[tuple[BlockId, PoolBlockId]]:
-        here = self.engine.blocks_of(prompt.request)[first:end]
-        return list(zip(here, prompt.work.blocks[first:end], strict=True))
+    def _pairs(self, prompt: Prompt, first: int, end: int) -> Pairs:
+        return pairs_of(self.engine, prompt.request, prompt.work.blocks, first, end, prompt.num_passed)
 
     # ---- what staging asks of the worker ----------------------------------------------------------------------------
 

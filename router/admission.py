@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Request
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.config import RouterConfig
+from alignedserve.router.instance_views import Process
 
 Refusal = tuple[str, str]
 
@@ -43,13 +44,22 @@ def refuse(
     if request.is_embedding:
         num_tokens = num_prompt
     needed = -(-num_tokens // limits.block_size)
-    most = min(process.hello.limits.num_blocks for process in (cluster.pool, *instances))
+    most = min(map(_most_columns, (cluster.pool, *instances)))
     if needed > most:
         return (
             "too_long",
             f"prompt and output need {needed} blocks of KV, and there are at most {most} for a request",
         )
     return None
+
+
+def _most_columns(process: Process) -> int:
+    """The most columns of KV that a request may have there."""
+    limits = process.hello.limits
+    if process.hello.role in ("decode", "colocated"):
+        return limits.span.longest(limits.num_blocks)
+    # A prefill instance frees nothing of a prompt, and the pool has whole requests.
+    return limits.num_kv_tokens // limits.block_size
 
 
 def refuse_slo(request: Request, cluster: ClusterState) -> Refusal | None:

@@ -68,7 +68,9 @@ class HandOver:
 
     def _hand_over(self, stager: PrefillView, decode: InstanceId, state: RequestState) -> None:
         self._link_health.staged(stager.instance_id, decode, state.key)
-        stager.held[state.key] = -(-(state.num_tokens - 1) // stager.hello.limits.block_size)
+        # It frees nothing of a prompt that it computes.
+        span = stager.hello.limits.span
+        stager.held[state.key] = span.num_groups * span.num_columns(state.num_tokens - 1)
         self._transitions.hand_over(state, stager.instance_id, decode)
         self._offers.offer(decode, [state], is_batch=False, batch=0, source=stager.instance_id)
 

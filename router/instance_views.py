@@ -35,8 +35,7 @@ class AssignedPrompts:
 
 
 def _no_prompts(process: Process) -> AssignedPrompts:
-    limits = process.hello.limits
-    return AssignedPrompts(TokenCounts(), PrefixAffinity(limits.num_blocks * limits.block_size))
+    return AssignedPrompts(TokenCounts(), PrefixAffinity(process.hello.limits.num_kv_tokens))
 
 
 @dataclass(eq=False, slots=True)
@@ -142,10 +141,15 @@ class DecodeView(Process):
     def blocks_of(self, request: RoutedRequest) -> int:
         """How many blocks there the request takes whose KV the pool has."""
         span = self.hello.limits.span
-        num_held = (
-            span.num_held(request.num_cached, request.num_tokens) if span.window else request.num_blocks
-        )
-        return min(request.num_blocks, num_held)
+        # The pool counts in columns.
+        num_pooled = span.num_groups * request.num_blocks
+        if not span.window:
+            return num_pooled
+        return min(num_pooled, span.num_held(request.num_cached, request.num_tokens))
+
+    def blocks_to_run(self, request: RoutedRequest) -> int:
+        """Likewise, with those of another column, for its next tokens."""
+        return self.blocks_of(request) + self.hello.limits.span.num_groups
 
     @property
     def num_available_blocks(self) -> int:

@@ -38,7 +38,7 @@ class LoadMeter:
             tokens_per_s=cluster.prompt_tokens_per_s(),
             is_full=not has_room or bool(router.decode_queue.real_time),
             num_cache_tokens=sum(
-                view.hello.limits.num_blocks * view.hello.limits.block_size
+                view.hello.limits.num_kv_tokens
                 for view in cluster.prefills
                 if view.hello.limits.enable_prefix_caching
             ),

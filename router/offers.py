@@ -42,8 +42,9 @@ class Offers:
         self._outbox.send(decode, Offer(works, is_batch, source, address, batch, replaces))
 
     def promise(self, decode: InstanceId, state: RequestState, is_batch: bool) -> None:
-        """Counts the blocks that the request will need at the decode instance."""
+        """Counts the blocks that the request will need at the decode instance, those of another column included."""
         if view := self._cluster.decode(decode):
             span = view.hello.limits.span
             num_blocks = view.blocks_of(state) or span.num_held(state.num_cached, state.num_tokens)
-            view.add_offered(state.key, num_blocks + 1, is_batch, state.is_rt, self._clock.now)
+            num_blocks += span.num_groups
+            view.add_offered(state.key, num_blocks, is_batch, state.is_rt, self._clock.now)

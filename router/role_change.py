@@ -131,7 +131,7 @@ class RoleChanges:
         return Decoding(
             num_requests=len(states),
             num_tokens=sum(state.num_tokens for state in states),
-            max_tokens=min((each.num_blocks * each.block_size for each in limits), default=1),
+            max_tokens=min((each.num_kv_tokens for each in limits), default=1),
             max_requests=min((each.max_num_seqs for each in limits), default=1),
             cost=next((view.hello.cost for view in views if view.hello.cost), None),
             tbt_s=self._proportion.arrivals.tbt_s,

@@ -76,7 +76,7 @@ class Staging:
         if not (is_urgent and stagers):
             return stagers
         emptiest = max(stagers, key=lambda view: view.num_free_staging_blocks)
-        num_needed = sum(len(state.blocks) for state in states)
+        num_needed = sum(map(emptiest.blocks_to_stage, states))
         return [emptiest] if emptiest.has_room_at_once(num_needed) else []
 
     def staged(self, stager: InstanceId, keys: Sequence[RequestKey]) -> None:

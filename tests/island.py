@@ -222,7 +222,7 @@ class Island(Rules):
         self.workers: tuple[Worker[Any], Worker[Any]] = (self.prefill, self.decode)
         form = self.prefill.engine.cache.format
         super().__init__(OwnerTable.plain(num_pool_blocks), form.block_size, self.prefill.on, self.decode.on)
-        self.memory = np.zeros((num_pool_blocks, form.block_bytes), dtype=np.uint8)
+        self.memory = np.zeros((num_pool_blocks, form.column_bytes), dtype=np.uint8)
         for worker in self.workers:
             worker.use_pool(self.memory)
         self.meddle = meddle
@@ -231,7 +231,8 @@ class Island(Rules):
         self, directory: Path, both: dict[str, Any], own: dict[str, Any] | None
     ) -> tuple[Engine, LiveTransfers]:
         engine = _engine(directory, both, own)
-        return engine, LiveTransfers(engine.cache.parts, Epoch(1), self._wake.set)
+        num_groups = engine.cache.format.num_groups
+        return engine, LiveTransfers(engine.cache.parts, Epoch(1), self._wake.set, num_groups=num_groups)
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
         """The tokens of each; everything is empty afterwards."""

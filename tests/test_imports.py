@@ -31,7 +31,7 @@ OURS = ("alignedserve", *BESIDE)
 BASE = {
     f"alignedserve.{name}"
     for name in (
-        *("types", "seeds", "sampling_params", "structured_outputs"),
+        *("types", "seeds", "sampling_params", "structured_outputs", "layer_groups"),
         *("process", "timing", "protocol", "scheduling"),
     )
 }
@@ -55,12 +55,13 @@ MAY_IMPORT = {
     "alignedserve/timing": set(),
     "alignedserve/process": {"alignedserve.types"},
     "alignedserve/protocol": {
-        f"alignedserve.{name}" for name in ("types", "sampling_params", "structured_outputs", "timing")
+        f"alignedserve.{name}"
+        for name in ("types", "sampling_params", "structured_outputs", "layer_groups", "timing")
     },
     # what policies see of the router and of instances is all that they may
     "alignedserve/scheduling": {f"alignedserve.{name}" for name in ("types", "timing", "protocol.messages")},
     "kernels": set(),
-    "alignedserve/ops": {"alignedserve.kernels", "alignedserve.sampling_params"},
+    "alignedserve/ops": {"alignedserve.kernels", "alignedserve.layer_groups", "alignedserve.sampling_params"},
     "alignedserve/models": {"alignedserve.ops"},
     "router": BASE | {"alignedserve.kvpool.segment"},
     "kvpool": BASE,

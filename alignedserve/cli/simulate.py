@@ -15,7 +15,7 @@ import click
 
 import alignedserve
 from alignedserve.cli.options import OutputFile, options_of
-from alignedserve.engine.choices import block_format, choose_max_model_len, choose_window
+from alignedserve.engine.choices import block_format, choose_layer_groups, choose_max_model_len
 from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.settings import taken
 from alignedserve.router.config import RouterConfig
@@ -48,7 +48,7 @@ def command(model: str | None, output: Path | None, **options: Any) -> None:
     """Run made traffic, or a trace, through the scheduling of `serve`, on instances that take a cost model's time.
 
     MODEL is the model of --cost: a directory, a hub name or a preset, of which only the config is read. It is needed
-    for --kv-cache-dtype, and where all layers have a sliding window.
+    for --kv-cache-dtype, and where layers have a sliding window.
     """
     from alignedserve.sim.compare import Comparison
     from alignedserve.sim.table import remarks, tables
@@ -84,10 +84,10 @@ def model_kv(engine: EngineConfig, scheduling: SchedulingConfig) -> ModelKv:
     config = locate_model(engine.model, load_format="dummy").config
     return ModelKv(
         engine.model,
-        block_format(replace(engine, kv_cache_dtype="auto"), config, config.dtype),
+        block_format(replace(engine, kv_cache_dtype="auto"), config, config.dtype, scheduling.share_blocks),
         choose_max_model_len(engine, config),
         config.window,
-        choose_window(engine, config, scheduling.share_blocks),
+        choose_layer_groups(engine, config, scheduling.share_blocks),
     )
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from alignedserve.engine.blocks import NO_BLOCK
+from alignedserve.engine.blocks import NO_BLOCK, Grown
 from alignedserve.engine.request import Request, Work
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import tokens_per_block
@@ -79,11 +79,21 @@ class Batch:
 
 
 class BatchTable:
-    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_columns: int,
+        block_size: int,
+        num_groups: int = 1,
+        num_full_groups: int = 0,
+    ) -> None:
+        """`num_full_groups`: of these groups, the first ones, nothing is passed."""
         self._block_size = block_size
-        self._blocks = np.zeros((max_num_seqs, max_blocks_per_seq), dtype=np.int32)
-        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
-        # How many tokens the row's blocks have room for.
+        self._num_full_groups = num_full_groups
+        # [row, group of layers, column].
+        self._blocks = np.zeros((max_num_seqs, num_groups, max_columns), dtype=np.int32)
+        self._num_columns = np.zeros(max_num_seqs, dtype=np.int32)
+        # How many tokens the row's columns have room for.
         self._room = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self._last_token = np.zeros(max_num_seqs, dtype=np.int32)
@@ -101,7 +111,7 @@ class BatchTable:
     def enter(self, request: Request) -> None:
         self._decodes = None
         row = request.row = self._free_rows.pop()
-        self._set_num_blocks(request)
+        self._set_num_columns(request)
         self._num_computed[row] = request.num_computed
         self._last_token[row] = request.output[-1] if request.output else 0
         self._num_left[row] = request.max_output_len - len(request.output)
@@ -111,20 +121,21 @@ class BatchTable:
         self._free_rows.append(request.row)
         request.row = -1
 
-    def add_blocks(self, request: Request, blocks: Sequence[BlockId]) -> None:
-        """Appends blocks to the request's row, and raises its count of blocks."""
-        end = request.num_blocks + len(blocks)
-        self._blocks[request.row, request.num_blocks : end] = blocks
-        request.num_blocks = end
-        self._set_num_blocks(request)
+    def add_columns(self, request: Request, grown: Sequence[Grown]) -> None:
+        """Enters blocks that the request got, in each group, into its row."""
+        for group, (first, blocks) in enumerate(grown):
+            self._blocks[request.row, group, first : first + len(blocks)] = blocks
+        # A full group is ahead of the others while these wait for columns to be passed.
+        request.num_columns = min([first + len(blocks) for first, blocks in grown])
+        self._set_num_columns(request)
 
-    def pass_blocks(self, request: Request, num_passed: int) -> None:
-        """The request's first blocks are passed: nothing reads these entries."""
-        self._blocks[request.row, :num_passed] = NO_BLOCK
+    def pass_columns(self, request: Request, num_passed: int) -> None:
+        """The request's first columns are passed: nothing reads these entries."""
+        self._blocks[request.row, self._num_full_groups :, :num_passed] = NO_BLOCK
 
     def set_block(self, request: Request, index: int, block: BlockId) -> None:
         """Puts another block in the place of one that the request had."""
-        self._blocks[request.row, index] = block
+        self._blocks[request.row, 0, index] = block
 
     def batch(self, work: Work) -> Batch:
         """Makes the batch of an iteration. If the same decodes run again, only the arrays here change, and the last
@@ -160,9 +171,9 @@ class BatchTable:
         Returns for each entry where its outputs end among the step's outputs.
         """
         step.wait_until_sent()
-        num_columns = self._num_columns(batch)
+        num_columns = self._columns_of(batch)
         table = step.host_block_table(len(batch.work), num_columns)
-        table[:] = self._blocks[batch.rows, :num_columns]
+        table[:] = self._blocks[batch.rows, :, :num_columns]
         if step.kept_inputs is not None:
             step.kept_inputs.begin()
         step.host.query_start[0] = 0
@@ -173,7 +184,7 @@ class BatchTable:
         for entry in range(batch.num_decodes, len(batch.work)):
             end, num_outputs = self._fill_chunk(step, batch, entry, start, num_outputs)
             if batch.work[entry][0].keeps_inputs:
-                self._keep_inputs(step, batch, entry, slice(start, end), table)
+                self._keep_inputs(step, batch, entry, slice(start, end), table[:, 0])
             start, output_ends[entry] = end, num_outputs
         if step.adapters is not None and batch.has_adapters:
             step.adapters.fill(batch.adapters, batch.counts, step.host.outputs[:num_outputs])
@@ -192,7 +203,7 @@ class BatchTable:
         slots = self._slots(rows, positions)
         if batch.has_reversed:
             slots = np.where(batch.is_reversed[:num], self._mirrored(slots), slots)
-        host.slots[:num] = slots
+        host.slots[:, :num] = slots
         host.query_start[1 : num + 1] = self._counting[1 : num + 1]
         host.context_len[:num] = positions + 1
         host.is_reversed[:num] = batch.is_reversed[:num]
@@ -209,7 +220,7 @@ class BatchTable:
         host.token_ids[start:end] = request.tokens(first, first + count)
         host.positions[start:end] = positions
         slots = self._slots(request.row, positions)
-        host.slots[start:end] = self._mirrored(slots) if request.is_reversed else slots
+        host.slots[:, start:end] = self._mirrored(slots) if request.is_reversed else slots
         host.query_start[entry + 1] = end
         host.context_len[entry] = first + count
         host.is_reversed[entry] = request.is_reversed
@@ -217,9 +228,9 @@ class BatchTable:
         host.outputs[num_outputs : num_outputs + wanted] = np.arange(end - wanted, end)
         return end, num_outputs + wanted
 
-    def _num_columns(self, batch: Batch) -> int:
-        """How many blocks of the block table the step needs. Restored KV takes as many as K and V would."""
-        num_columns = int(self._num_blocks[batch.rows].max())
+    def _columns_of(self, batch: Batch) -> int:
+        """How many columns of the block table the step needs. Restored KV takes as many as K and V would."""
+        num_columns = int(self._num_columns[batch.rows].max())
         for request, count in batch.work[batch.num_decodes :]:
             if request.keeps_inputs:
                 num_columns = max(num_columns, -(-(request.num_computed + count) // self._block_size))
@@ -237,22 +248,23 @@ class BatchTable:
         blocks, slots = step.kept_inputs.add(
             entry,
             tokens,
-            self._blocks[request.row],
+            self._blocks[request.row, 0],
             request.num_computed,
             request.num_computed + count,
             self._block_size,
         )
         table[entry, : len(blocks)] = blocks
-        step.host.slots[tokens] = slots
+        step.host.slots[0, tokens] = slots
 
-    def _set_num_blocks(self, request: Request) -> None:
+    def _set_num_columns(self, request: Request) -> None:
         row = request.row
-        self._num_blocks[row] = request.num_blocks
-        self._room[row] = request.num_blocks * tokens_per_block(self._block_size, request.keeps_inputs)
+        self._num_columns[row] = request.num_columns
+        self._room[row] = request.num_columns * tokens_per_block(self._block_size, request.keeps_inputs)
 
     def _slots(self, rows: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
-        block, offset = np.divmod(positions, self._block_size)
-        slots: np.ndarray = self._blocks[rows, block] * self._block_size
+        """Returns [group, position]."""
+        column, offset = np.divmod(positions, self._block_size)
+        slots: np.ndarray = self._blocks[rows, :, column].T * self._block_size
         slots += offset
         return slots
 

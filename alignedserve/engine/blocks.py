@@ -10,14 +10,17 @@ counts need not know what is shared, and the blocks that it was promised are the
 A block may also have two owners that fill it from both ends, neither of which publishes it. It counts once then, and
 is the other's alone when one of them has left, or has given it up.
 
-With a window (`keep_window`) an owner's first blocks may be passed: NO_BLOCK stands in their places.
+An owner has columns of blocks, one for each group of layers (`protocol/kv_span.py`). With a window its first columns
+may be passed: NO_BLOCK stands in their places in the sliding groups.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice, takewhile
+from dataclasses import dataclass
+from itertools import islice, takewhile, zip_longest
+from typing import NamedTuple
 
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import BlockId, RequestId
@@ -26,10 +29,28 @@ from alignedserve.types import BlockId, RequestId
 NO_BLOCK = BlockId(-1)
 
 
+@dataclass(slots=True)
+class Held:
+    """What an owner holds, by group and column."""
+
+    groups: list[list[BlockId]]
+    # Sliding groups hold nothing of so many first columns.
+    num_passed: int
+    # So many it was promised: sliding groups may have blocks of fewer so far.
+    num_columns: int = 0
+
+
+class Grown(NamedTuple):
+    """The blocks that an owner got in one group, and the column of the first one."""
+
+    first: int
+    blocks: list[BlockId]
+
+
 class BlockManager:
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, span: KvSpan | None = None) -> None:
         self.num_blocks = num_blocks
-        self._span: KvSpan | None = None
+        self._span = span or KvSpan(block_size=1)
         self.reset()
 
     def keep_window(self, span: KvSpan) -> None:
@@ -39,9 +60,10 @@ class BlockManager:
         """Frees every block, whatever holds it."""
         # It is a stack: the block freed last is used next, while it is still in a processor cache.
         self._free = [BlockId(block) for block in reversed(range(self.num_blocks))]
-        self._held: dict[RequestId, list[BlockId]] = {}
-        self._published: dict[bytes, BlockId] = {}
-        self._hashes: dict[BlockId, bytes] = {}
+        self._held: dict[RequestId, Held] = {}
+        # By group of layers.
+        self._published: list[dict[bytes, BlockId]] = [{} for _ in range(self._span.num_groups)]
+        self._hashes: dict[BlockId, tuple[int, bytes]] = {}
         # These blocks have hashes and no owner; the one that lost its owner first is taken first.
         self._kept: dict[BlockId, None] = {}
         # The number of owners of each block beyond the first.
@@ -59,61 +81,127 @@ class BlockManager:
     def num_kept(self) -> int:
         return len(self._kept)
 
-    def held(self, owner: RequestId) -> list[BlockId]:
-        return self._held.get(owner, [])
+    def held(self, owner: RequestId, group: int = 0) -> list[BlockId]:
+        return self._held[owner].groups[group] if owner in self._held else []
 
-    def allocate(self, owner: RequestId, count: int) -> list[BlockId] | None:
-        """Allocates `count` more blocks for `owner`. Returns None and changes nothing if fewer are free."""
+    def in_columns(self, owner: RequestId, first: int = 0, end: int | None = None) -> list[BlockId]:
+        """The blocks of these columns, column by column; NO_BLOCK stands for those that the owner does not hold."""
+        groups = [blocks[first:end] for blocks in self._held[owner].groups]
+        return groups[0] if len(groups) == 1 else _column_by_column(groups)
+
+    def num_missing(self, owner: RequestId, num_columns: int, num_passed: int = 0) -> int:
+        """How many blocks `grow` takes."""
+        held = self._held.get(owner)
+        if held is None:
+            return self._span.num_blocks(num_passed, num_columns)
+        ends = self._ends(held, num_columns)
+        return sum(max(end - len(blocks), 0) for blocks, end in zip(held.groups, ends, strict=True))
+
+    def grow(self, owner: RequestId, num_columns: int, num_passed: int = 0) -> list[Grown] | None:
+        """Gives the owner blocks for its first columns, as far as the span says, beyond those that it holds. Returns
+        what it got, by group; or None, and changes nothing, if fewer are free. `num_passed`: of an owner which holds
+        none."""
+        held = self._held.get(owner)
+        if held is None:
+            if self.num_missing(owner, num_columns, num_passed) > self.num_free:
+                return None
+            held = self._begin(owner, num_passed)
+        if len(held.groups) == 1:
+            return self._grow_only_group(held, num_columns)
+        ends, before = self._ends(held, num_columns), [len(blocks) for blocks in held.groups]
+        missing = [end - first for first, end in zip(before, ends, strict=True) if end > first]
+        if (count := sum(missing)) > self.num_free:
+            return None
+        held.num_columns = max(held.num_columns, num_columns)
+        _spread(self._take(count), held.groups, ends)
+        return [Grown(first, blocks[first:]) for first, blocks in zip(before, held.groups, strict=True)]
+
+    def _grow_only_group(self, held: Held, num_columns: int) -> list[Grown] | None:
+        """Does the same in less time: each decode needs a block every few steps."""
+        blocks = held.groups[0]
+        first = len(blocks)
+        count = self._span.end(held.num_passed, num_columns) - first
         if count > self.num_free:
             return None
+        if num_columns > held.num_columns:
+            held.num_columns = num_columns
+        taken = self._take(max(count, 0))
+        blocks += taken
+        return [Grown(first, taken)]
+
+    def allocate(self, owner: RequestId, count: int) -> list[BlockId] | None:
+        """Allocates `count` more blocks for `owner`, in the first group, whatever they are for. Returns None and
+        changes nothing if fewer are free."""
+        if count > self.num_free:
+            return None
+        blocks = self._take(count)
+        if blocks:
+            (self._held.get(owner) or self._begin(owner, 0)).groups[0].extend(blocks)
+        return blocks
+
+    def free(self, owner: RequestId) -> None:
+        """Frees all blocks that `owner` holds; safe to repeat."""
+        held = self._held.pop(owner, None)
+        if held is not None:
+            groups = held.groups
+            self._put_back(groups[0] if len(groups) == 1 else _column_by_column(groups))
+
+    def _begin(self, owner: RequestId, num_passed: int) -> Held:
+        groups = [list[BlockId]() for _ in range(self._span.num_groups)]
+        for blocks in groups[self._span.num_full_groups :]:
+            blocks += [NO_BLOCK] * num_passed
+        held = self._held[owner] = Held(groups, num_passed)
+        return held
+
+    def _ends(self, held: Held, num_columns: int) -> list[int]:
+        span = self._span
+        of_sliding = [span.end(held.num_passed, num_columns)] * span.num_sliding_groups
+        return [num_columns] * span.num_full_groups + of_sliding if span.num_full_groups else of_sliding
+
+    def _take(self, count: int) -> list[BlockId]:
         if count == 0:
             return []
         if count > len(self._free):
             self._take_kept(count - len(self._free))
         blocks = self._free[-count:][::-1]
         del self._free[-count:]
-        self._held.setdefault(owner, []).extend(blocks)
         return blocks
-
-    def free(self, owner: RequestId) -> None:
-        """Frees all blocks that `owner` holds; safe to repeat."""
-        self._put_back(self._held.pop(owner, []))
 
     # ---- blocks with two ends ---------------------------------------------------------------------------------------
 
     def lend(self, borrower: RequestId, lender: RequestId, index: int) -> BlockId:
         """Makes the lender's block the borrower's next one as well."""
-        block = self._held[lender][index]
+        block = self.held(lender)[index]
         if block == NO_BLOCK or block in self._at_both_ends or block in self._others:
             raise RuntimeError(
                 f"{borrower}: is lent block {index} of {lender}, which {lender} does not have alone"
             )
         self._at_both_ends.add(block)
         self._has_lent = True
-        self._held.setdefault(borrower, []).append(block)
+        (self._held.get(borrower) or self._begin(borrower, 0)).groups[0].append(block)
         return block
 
     def give_up(self, owner: RequestId, index: int) -> None:
         """Leaves a block that two have to the other one."""
-        self._at_both_ends.remove(self._held[owner][index])
-        self._held[owner][index] = NO_BLOCK
+        self._at_both_ends.remove(self.held(owner)[index])
+        self.held(owner)[index] = NO_BLOCK
 
     def renew(self, owner: RequestId, index: int) -> tuple[BlockId, BlockId]:
         """Gives the owner a fresh block in place of one that it has given up, or that it leaves to the other one.
         Returns the old one, which may be NO_BLOCK, and the new one."""
-        old = self._held[owner][index]
+        old = self.held(owner)[index]
         if old != NO_BLOCK:
             self.give_up(owner, index)
         new = self.allocate(owner, 1)
         if new is None:
             raise RuntimeError(f"{owner}: planned a fresh block {index}, and none is free")
-        self._held[owner].pop()
-        self._held[owner][index] = new[0]
+        self.held(owner).pop()
+        self.held(owner)[index] = new[0]
         return old, new[0]
 
     def cut(self, owner: RequestId, num_blocks: int) -> None:
         """Leaves the owner its first blocks, and frees the others."""
-        blocks = self._held[owner]
+        blocks = self.held(owner)
         self._put_back(blocks[num_blocks:])
         del blocks[num_blocks:]
 
@@ -122,7 +210,7 @@ class BlockManager:
             alone = [block for block in blocks if block != NO_BLOCK and block not in self._at_both_ends]
             self._at_both_ends.difference_update(blocks)
             blocks = alone
-        elif self._span:
+        elif self._span.window or self._span.num_groups > 1:
             blocks = [block for block in blocks if block != NO_BLOCK]
         if self._hashes or self._others:
             self._leave(blocks)
@@ -131,17 +219,19 @@ class BlockManager:
 
     # ---- blocks behind the window ------------------------------------------------------------------------------------
 
-    def skip(self, owner: RequestId, count: int) -> None:
-        """Begins the blocks of an owner that holds none with so many passed ones."""
-        if owner in self._held:
-            raise RuntimeError(f"{owner}: holds {len(self._held[owner])} blocks before it skips any")
-        self._held[owner] = [NO_BLOCK] * count
-
-    def free_passed(self, owner: RequestId, num_passed: int) -> None:
-        """Frees those of the owner's first blocks which it still holds."""
-        blocks = self._held[owner]
-        self._put_back(blocks[:num_passed])
-        blocks[:num_passed] = [NO_BLOCK] * num_passed
+    def free_passed(self, owner: RequestId, num_passed: int, num_tokens: int = 0) -> list[Grown]:
+        """Frees those blocks of sliding groups which the owner, of so many tokens, still holds of its first columns,
+        and gives it those that it gets in their place, no more than become free. Returns these."""
+        held, num_full = self._held[owner], self._span.num_full_groups
+        first, held.num_passed = held.num_passed, num_passed
+        passed = [blocks[first:num_passed] for blocks in held.groups[num_full:]]
+        self._put_back(_column_by_column(passed))
+        for blocks in held.groups[num_full:]:
+            blocks[first:num_passed] = [NO_BLOCK] * (num_passed - first)
+        grown = self.grow(owner, self._span.columns_after_passing(held.num_columns, num_tokens))
+        if grown is None:
+            raise RuntimeError(f"{owner}: has passed {num_passed} columns, and none is free in their place")
+        return grown
 
     # ---- blocks with hashes -----------------------------------------------------------------------------------------
 
@@ -152,52 +242,65 @@ class BlockManager:
         They count like other blocks: what else is allocated to the owner has to fit, too.
         """
         if owner in self._held:
-            raise RuntimeError(f"{owner}: holds {len(self._held[owner])} blocks before it shares any")
+            raise RuntimeError(f"{owner}: holds {len(self.held(owner))} blocks before it shares any")
         num_known = self.num_known(block_hashes)
-        if num_known - self._num_passed(num_known) > self.num_free:
-            num_known = self.num_known(block_hashes[: self.num_free])
-        num_passed = self._num_passed(num_known)
-        blocks = [self._published[block_hash] for block_hash in block_hashes[num_passed:num_known]]
+        if self._span.num_blocks(self._num_passed(num_known), num_known) > self.num_free:
+            num_known = self.num_known(block_hashes[: self.num_free // self._span.num_groups])
+        if num_known:
+            held = self._begin(owner, self._num_passed(num_known))
+            for published, blocks in zip(self._published, held.groups, strict=True):
+                shared = [published[each] for each in block_hashes[len(blocks) : num_known]]
+                self._add_owner(shared)
+                blocks += shared
+        return num_known
+
+    def _add_owner(self, blocks: Iterable[BlockId]) -> None:
         for block in blocks:
             if block in self._kept:
                 del self._kept[block]
             else:
                 self._others[block] += 1
                 self._num_others += 1
-        if num_known:
-            self._held[owner] = [NO_BLOCK] * num_passed + blocks
-        return num_known
 
     def num_known(self, block_hashes: Sequence[bytes]) -> int:
-        """The number of leading hashes for which there are blocks, those aside that are passed after so many."""
-        if self._span is None:
-            return sum(1 for _ in takewhile(self._published.__contains__, block_hashes))
+        """The number of leading hashes for which there are blocks in all groups, those aside that are passed after so
+        many."""
+        num_full, window = self._span.num_full_groups, self._span.window
+        full, sliding = self._published[:num_full], self._published[num_full:]
+        always = full if window else self._published
+        there = takewhile(lambda each: all(each in published for published in always), block_hashes)
+        if not window:
+            return sum(1 for _ in there)
         num_known = num_in_a_row = 0
-        for count, block_hash in enumerate(block_hashes, 1):
-            num_in_a_row = num_in_a_row + 1 if block_hash in self._published else 0
+        for count, block_hash in enumerate(there, 1):
+            is_there = all(block_hash in published for published in sliding)
+            num_in_a_row = num_in_a_row + 1 if is_there else 0
             if num_in_a_row and num_in_a_row >= count - self._num_passed(count):
                 num_known = count
         return num_known
 
     def _num_passed(self, num_full: int) -> int:
-        return self._span.num_passed(num_full * self._span.block_size) if self._span else 0
+        return self._span.num_passed(num_full * self._span.block_size)
 
     def publish(self, owner: RequestId, first: int, block_hashes: Sequence[bytes]) -> None:
         """Publishes the owner's blocks from its `first` on under these hashes: their KV is there. A hash which another
         block has already is skipped, and so is a block that is passed."""
-        for block, block_hash in zip(islice(self.held(owner), first, None), block_hashes, strict=False):
-            if block_hash not in self._published and block != NO_BLOCK:
-                self._published[block_hash], self._hashes[block] = block, block_hash
+        groups = self._held[owner].groups if owner in self._held else []
+        for group, (blocks, published) in enumerate(zip(groups, self._published, strict=False)):
+            for block, block_hash in zip(islice(blocks, first, None), block_hashes, strict=False):
+                if block_hash not in published and block != NO_BLOCK:
+                    published[block_hash], self._hashes[block] = block, (group, block_hash)
 
     def forget(self, block_hashes: Iterable[bytes]) -> None:
         """From here on no other owner can hold the blocks of these hashes."""
         for block_hash in block_hashes:
-            if block_hash in self._published:
-                block = self._published[block_hash]
-                self._forget(block)
-                if block in self._kept:
-                    del self._kept[block]
-                    self._free.append(block)
+            for published in self._published:
+                if block_hash in published:
+                    block = published[block_hash]
+                    self._forget(block)
+                    if block in self._kept:
+                        del self._kept[block]
+                        self._free.append(block)
 
     def _leave(self, blocks: Sequence[BlockId]) -> None:
         # A prompt's last block is kept first, and so taken first: it is of no use without the blocks before it.
@@ -220,13 +323,15 @@ class BlockManager:
 
     def _forget(self, block: BlockId) -> None:
         if block in self._hashes:
-            del self._published[self._hashes.pop(block)]
+            group, block_hash = self._hashes.pop(block)
+            del self._published[group][block_hash]
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raises unless every block is held, kept or free, and the counts are right."""
-        held = [block for blocks in self._held.values() for block in blocks if block != NO_BLOCK]
+        groups = [blocks for held in self._held.values() for blocks in held.groups]
+        held = [block for blocks in groups for block in blocks if block != NO_BLOCK]
         num_held = len(held) - len(self._at_both_ends)
         if num_held + self.num_free != self.num_blocks:
             raise RuntimeError(
@@ -241,3 +346,17 @@ class BlockManager:
         self.check()
         if self._held:
             raise RuntimeError(f"idle, but {len(self._held)} requests hold blocks: {sorted(self._held)[:5]}")
+
+
+def _spread(blocks: Iterable[BlockId], groups: Sequence[list[BlockId]], ends: Sequence[int]) -> None:
+    """Appends the blocks to the groups up to these columns, column by column: so those of a column are neighbours in
+    memory as they are in the pool, and move as one piece."""
+    taken = iter(blocks)
+    for column in range(min(map(len, groups)), max(ends)):
+        for held, end in zip(groups, ends, strict=True):
+            if len(held) == column < end:
+                held.append(next(taken))
+
+
+def _column_by_column(groups: Iterable[Sequence[BlockId]]) -> list[BlockId]:
+    return [block for column in zip_longest(*groups, fillvalue=NO_BLOCK) for block in column]

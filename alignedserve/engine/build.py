@@ -16,8 +16,10 @@ from alignedserve.engine.choices import (
     check_quantization,
     check_ranks,
     choose_dtype,
+    choose_layer_groups,
     choose_max_model_len,
     choose_num_blocks,
+    span_of_requests,
     vocabulary_of,
 )
 from alignedserve.engine.config import EngineConfig
@@ -29,6 +31,7 @@ from alignedserve.engine.ranks.leader import RankLeader
 from alignedserve.engine.runner import ModelRunner
 from alignedserve.engine.sampler import Sampler
 from alignedserve.kernels.cpu.ranks import padded
+from alignedserve.layer_groups import LayerGroups
 from alignedserve.models.base import Model
 from alignedserve.models.config import ModelConfig
 from alignedserve.models.lora import with_adapters
@@ -40,6 +43,7 @@ from alignedserve.ops.quantise import FP8
 from alignedserve.ops.ranks import Ranks
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import BlockFormat, num_restored_blocks
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 
@@ -56,13 +60,17 @@ class BuiltEngine:
 
 
 def build_engine(
-    config: EngineConfig, allocate: Allocate = torch.empty, has_reversed: bool = False
+    config: EngineConfig,
+    allocate: Allocate = torch.empty,
+    has_reversed: bool = False,
+    has_whole_prompts: bool = False,
 ) -> BuiltEngine:
     """`allocate` makes the blocks of the KV cache, and has the arguments of torch.empty.
     `has_reversed`: requests may fill their blocks from the last slot down.
+    `has_whole_prompts`: there is to be room for all blocks of the longest request, also those that it passes.
     """
     try:
-        return _build(config, allocate, has_reversed)
+        return _build(config, allocate, has_reversed, has_whole_prompts)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{config.model} does not fit the GPU's memory with "
@@ -80,10 +88,11 @@ class LoadedModel:
     model: Model
     ops: Ops
     form: BlockFormat
+    groups: LayerGroups
     max_model_len: int
 
 
-def load_model(config: EngineConfig, ranks: Ranks | None = None) -> LoadedModel:
+def load_model(config: EngineConfig, has_reversed: bool, ranks: Ranks | None = None) -> LoadedModel:
     source = resolve_model(config.model, config.load_format, config.revision)
     model_config = source.config
     device = _device(config.device)
@@ -99,35 +108,46 @@ def load_model(config: EngineConfig, ranks: Ranks | None = None) -> LoadedModel:
     weights = with_adapters(weights, config.adapters, config.max_lora_rank)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
-    return LoadedModel(source, model, ops, block_format(config, model_config, dtype_name), max_model_len)
+    # Blocks that are filled from both ends hold all layers.
+    form = block_format(config, model_config, dtype_name, share_blocks=has_reversed)
+    groups = choose_layer_groups(config, model_config, share_blocks=has_reversed)
+    return LoadedModel(source, model, ops, form, groups, max_model_len)
 
 
 def new_step(config: EngineConfig, loaded: LoadedModel, has_reversed: bool) -> tuple[StepInputs, int]:
     """Returns the inputs of steps, and how many requests may be in one."""
     max_tokens = config.max_num_batched_tokens
     max_seqs = min(config.max_num_seqs, max_tokens)
-    max_blocks_per_seq = loaded.form.num_blocks(loaded.max_model_len)
+    max_columns = loaded.form.num_columns(loaded.max_model_len)
     step = StepInputs(
-        max_tokens, max_seqs, max_blocks_per_seq, loaded.ops.device, has_adapters=bool(config.adapters)
+        max_tokens,
+        max_seqs,
+        max_columns,
+        loaded.ops.device,
+        has_adapters=bool(config.adapters),
+        num_groups=loaded.groups.num_groups,
     )
     step.has_reversed = has_reversed
     return step, max_seqs
 
 
-def _build(config: EngineConfig, allocate: Allocate, has_reversed: bool) -> BuiltEngine:
+def _build(
+    config: EngineConfig, allocate: Allocate, has_reversed: bool, has_whole_prompts: bool
+) -> BuiltEngine:
     source = resolve_model(config.model, config.load_format, config.revision)
     _check(config, source, _device(config.device))
     grammars = _grammars(config, source)
     if config.tensor_parallel_size == 1:
-        engine = _assemble(config, load_model(config), grammars, allocate, has_reversed, None)
+        loaded = load_model(config, has_reversed)
+        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, None)
         return BuiltEngine(engine, source.config, source)
     is_on_gpu = _device(config.device).type == "cuda"
     num_exchanged = 0 if is_on_gpu else _num_exchanged(config, source.config)
     leader = RankLeader(config, num_exchanged, has_reversed, is_on_gpu)
     try:
-        loaded = load_model(config, leader.ranks)
+        loaded = load_model(config, has_reversed, leader.ranks)
         leader.until_loaded()
-        engine = _assemble(config, loaded, grammars, allocate, has_reversed, leader)
+        engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, leader)
     except BaseException:
         # Whoever keeps the error would keep the other ranks with it.
         leader.close()
@@ -160,24 +180,27 @@ def _assemble(
     grammars: Grammars,
     allocate: Allocate,
     has_reversed: bool,
+    has_whole_prompts: bool,
     leader: RankLeader | None,
 ) -> Engine:
     model, ops, form, max_model_len = loaded.model, loaded.ops, loaded.form, loaded.max_model_len
-    max_blocks_per_seq = form.num_blocks(max_model_len)
+    groups, max_columns = loaded.groups, form.num_columns(max_model_len)
     step, max_seqs = new_step(config, loaded, has_reversed)
     max_tokens = step.max_tokens
     budget = config.kv_cache_memory_bytes or _kv_bytes(config, loaded, step, leader)
-    blocks = BlockManager(choose_num_blocks(config, form, max_model_len, budget))
+    span = span_of_requests(config, groups, has_whole_prompts)
+    num_blocks = choose_num_blocks(config, form, max_model_len, budget, span)
+    blocks = BlockManager(num_blocks, KvSpan.of_whole_requests(groups, form.block_size))
     own_blocks = new_blocks(form, blocks.num_blocks, ops.device, allocate)
     num_restored = 0
     if config.hidden_cache:
-        num_restored = num_restored_blocks(blocks.num_blocks, max_blocks_per_seq)
+        num_restored = num_restored_blocks(blocks.num_blocks, max_columns)
         restored_kv = torch.empty((num_restored, 1, *form.shape[1:]), dtype=ops.dtype, device=ops.device)
         max_restored = num_restored * form.block_size
-        step = StepInputs(max_tokens, max_seqs, max_blocks_per_seq, ops.device, max_restored)
-        ops.bind_cache(own_blocks, restored_kv)
+        step = StepInputs(max_tokens, max_seqs, max_columns, ops.device, max_restored)
+        ops.bind_cache(own_blocks, restored_kv, groups)
     else:
-        ops.bind_cache(own_blocks)
+        ops.bind_cache(own_blocks, groups=groups)
     if leader:
         leader.prepare(blocks.num_blocks)
     compiled = ops.compile(
@@ -200,13 +223,14 @@ def _assemble(
         limits=limits,
         blocks=blocks,
         cache=cache,
-        table=BatchTable(max_seqs, max_blocks_per_seq, form.block_size),
+        table=BatchTable(max_seqs, max_columns, form.block_size, groups.num_groups, groups.num_full),
         vocabulary=vocabulary_of(model.config),
         max_model_len=max_model_len,
         grammars=grammars,
         has_reversed=has_reversed,
         adapters={module.name: number for number, module in enumerate(config.adapters, 1)},
         window=loaded.source.config.window,
+        groups=groups,
     )
 
 
@@ -262,6 +286,8 @@ def _kv_bytes(config: EngineConfig, loaded: LoadedModel, step: StepInputs, leade
         return DEFAULT_CPU_KV_BYTES
 
     def measure() -> int:
-        return kv_bytes(loaded.model, loaded.ops, loaded.form, step, config.gpu_memory_utilization)
+        return kv_bytes(
+            loaded.model, loaded.ops, loaded.form, loaded.groups, step, config.gpu_memory_utilization
+        )
 
     return measure() if leader is None else config.tensor_parallel_size * leader.least(measure)

@@ -9,8 +9,10 @@ import logging
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import Vocabulary
+from alignedserve.layer_groups import LayerGroups, layer_groups, one_group
 from alignedserve.models.config import ModelConfig
 from alignedserve.protocol.kv_format import BLOCKS_PER_RESTORED, KV_CACHE_DTYPES, BlockFormat
+from alignedserve.protocol.kv_span import KvSpan
 
 logger = logging.getLogger(__name__)
 
@@ -48,21 +50,36 @@ def vocabulary_of(model_config: ModelConfig) -> Vocabulary:
     return Vocabulary(model_config.vocab_size, eos_token_ids)
 
 
-def block_format(config: EngineConfig, model_config: ModelConfig, dtype: str) -> BlockFormat:
+def block_format(
+    config: EngineConfig, model_config: ModelConfig, dtype: str, share_blocks: bool = False
+) -> BlockFormat:
+    groups = choose_layer_groups(config, model_config, share_blocks)
     return BlockFormat(
-        model_config.num_layers,
+        groups.num_layers,
         config.block_size,
         max(model_config.num_kv_heads // config.tensor_parallel_size, 1),
         model_config.head_dim,
         dtype,
         KV_CACHE_DTYPES[config.kv_cache_dtype],
         num_ranks=config.tensor_parallel_size,
+        num_groups=groups.num_groups,
     )
 
 
-def choose_window(config: EngineConfig, model_config: ModelConfig, share_blocks: bool) -> int:
-    """How many of the latest tokens an instance holds blocks for; 0: for all."""
-    return 0 if config.hidden_cache or share_blocks else model_config.window
+def span_of_requests(config: EngineConfig, groups: LayerGroups, has_whole_prompts: bool) -> KvSpan:
+    """The blocks of an instance's requests. `has_whole_prompts`: nothing of a prompt is freed while it is computed."""
+    if has_whole_prompts:
+        return KvSpan.of_whole_requests(groups, config.block_size)
+    return KvSpan.of(groups, config.block_size, config.max_num_batched_tokens)
+
+
+def choose_layer_groups(config: EngineConfig, model_config: ModelConfig, share_blocks: bool) -> LayerGroups:
+    """Where an instance holds blocks for all tokens, all layers are one group."""
+    windows, num_layers = model_config.sliding_windows, model_config.num_layers
+    longest = max((each or 0 for each in windows), default=0)
+    if config.hidden_cache or share_blocks or longest >= choose_max_model_len(config, model_config):
+        return one_group(num_layers)
+    return layer_groups(windows, num_layers)
 
 
 def check_num_gpus(config: EngineConfig, num_gpus: int) -> None:
@@ -128,9 +145,11 @@ def _num_affordable(config: EngineConfig, form: BlockFormat, needed: int, budget
     return max(min(beside_longest, beside_share), 0)
 
 
-def choose_num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: int, budget: int) -> int:
-    """The number of blocks of an instance's KV cache, for a `budget` in bytes."""
-    needed = form.num_blocks(max_model_len)
+def choose_num_blocks(
+    config: EngineConfig, form: BlockFormat, max_model_len: int, budget: int, span: KvSpan
+) -> int:
+    """The number of blocks of an instance's KV cache, for a `budget` in bytes. `span`: the blocks of its requests."""
+    needed = span.num_held(0, max_model_len)
     affordable = _num_affordable(config, form, needed, max(budget, 0))
     least_bytes = needed * (form.block_bytes + (form.layer_bytes if config.hidden_cache else 0))
     if affordable < needed:
@@ -138,7 +157,7 @@ def choose_num_blocks(config: EngineConfig, form: BlockFormat, max_model_len: in
             f"kv_cache_memory_bytes={budget}: {affordable} blocks of {form.block_bytes} bytes, but one request of "
             f"max_model_len={max_model_len} tokens needs {needed}. Allow at least {least_bytes} bytes "
             f"(on a GPU gpu_memory_utilization does it, too), or set max_model_len to at most "
-            f"{affordable * form.block_size}"
+            f"{min(span.longest(affordable) * form.block_size, max_model_len)}"
         )
-    # More blocks than all slots can ever fill would only be reserved, and never used.
-    return min(affordable, needed * config.max_num_seqs)
+    # More blocks than whole requests in all slots can ever fill would only be reserved, and never used.
+    return min(affordable, form.num_groups * form.num_columns(max_model_len) * config.max_num_seqs)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from alignedserve.engine.batch import BatchTable, Due
-from alignedserve.engine.blocks import NO_BLOCK, BlockManager
+from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.checkpoints import Checkpoints
 from alignedserve.engine.endings import Endings
 from alignedserve.engine.kv_cache import KVCache
@@ -24,6 +24,7 @@ from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.runner import Launched, ModelRunner
 from alignedserve.engine.sampler import Sampled
 from alignedserve.engine.validate import Vocabulary, check_adapter, check_request
+from alignedserve.layer_groups import LayerGroups, one_group
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.pooling import DTYPE
@@ -60,8 +61,10 @@ class Engine:
         has_reversed: bool = False,
         adapters: Mapping[str, int] | None = None,
         window: int = 0,
+        groups: LayerGroups | None = None,
     ) -> None:
-        """`adapters`: their numbers, by name. `window`: see `ModelConfig.window`."""
+        """`adapters`: their numbers, by name. `window`: see `ModelConfig.window`. `groups`: see `choose_layer_groups`;
+        by default one without a window."""
         self.adapters = adapters or {}
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
@@ -72,7 +75,8 @@ class Engine:
         self._blocks = blocks
         self.cache = cache
         self.window = window if window < max_model_len else 0
-        self.span = KvSpan(cache.format.block_size)
+        self.groups = groups or one_group(cache.format.num_layers)
+        self.span = KvSpan.of_whole_requests(self.groups, cache.format.block_size)
         self._table = table
         self._endings = Endings(vocabulary)
         self._requests: dict[RequestId, Request] = {}
@@ -80,9 +84,9 @@ class Engine:
 
     def keep_window(self, max_step: int) -> None:
         """From here on requests hold no blocks that are passed, and none too far ahead (`max_step`: see `KvSpan`).
-        Called before the first request; without a window in all layers nothing changes."""
-        if self.window:
-            self.span = KvSpan(self.format.block_size, self.window, max_step)
+        Called before the first request; without a window nothing changes."""
+        if self.groups.window:
+            self.span = KvSpan.of(self.groups, self.format.block_size, max_step)
             self._blocks.keep_window(self.span)
 
     def adopt(
@@ -122,22 +126,16 @@ class Engine:
         if pooling == "mean" and num_computed:
             raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
         num_tokens = len(prompt_token_ids) + len(output)
-        end = self.span.end(num_computed, num_tokens)
-        if keeps_inputs:
-            end = self.cache.format.num_blocks(num_tokens, keeps_inputs)
-        num_shared = len(self._blocks.held(request_id))
-        num_passed = 0 if num_shared else self.span.num_passed(num_computed)
-        num_blocks = end - num_shared - num_passed - num_lent
-        if num_blocks > self._blocks.num_free:
+        num_columns = self.format.num_columns(num_tokens, keeps_inputs) - num_lent
+        num_passed = self.span.num_passed(num_computed)
+        if self._blocks.num_missing(request_id, num_columns, num_passed) > self._blocks.num_free:
             return None
         request = self._request(request_id, prompt_token_ids, params, seed, matcher, pooling, adapter)
         request.output, request.num_computed = list(output), num_computed
         request.is_reversed, request.keeps_inputs = is_reversed, keeps_inputs
         if params.has_penalties:
             request.output_counts = dict(Counter(output))
-        if num_passed:
-            self._blocks.skip(request_id, num_passed)
-        self._blocks.allocate(request_id, num_blocks)
+        self._blocks.grow(request_id, num_columns, num_passed)
         return request
 
     def num_known(self, block_hashes: Sequence[bytes]) -> int:
@@ -158,22 +156,24 @@ class Engine:
         on."""
         self._blocks.forget(block_hashes)
 
-    def blocks_of(self, request: Request) -> list[BlockId]:
-        """NO_BLOCK stands for those that are passed."""
-        return list(self._blocks.held(request.request_id))
+    def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]:
+        """The request's blocks of these columns, or of all, column by column. NO_BLOCK stands for those that are
+        passed."""
+        return self._blocks.in_columns(request.request_id, first, end)
 
     def join(self, request: Request) -> None:
         """The KV of the request's computed tokens is in its blocks, so it can run."""
-        request.status, request.num_blocks = Status.RUNNING, 0
+        request.status, request.num_columns = Status.RUNNING, 0
         self._table.enter(request)
-        self._table.add_blocks(request, self.blocks_of(request))
+        held = [self._blocks.held(request.request_id, group) for group in range(self.span.num_groups)]
+        self._table.add_columns(request, [Grown(0, blocks) for blocks in held])
 
     def free_passed(self, request: Request) -> None:
         """Frees the blocks that the running request has passed, and gives it those that it gets in their place."""
         num_passed = self.span.num_passed(request.num_computed)
-        self._blocks.free_passed(request.request_id, num_passed)
-        self._table.pass_blocks(request, num_passed)
-        self.allocate_up_to(request, self.span.end(request.num_computed, request.num_tokens))
+        grown = self._blocks.free_passed(request.request_id, num_passed, request.num_tokens)
+        self._table.pass_columns(request, num_passed)
+        self._table.add_columns(request, grown)
 
     def part(self, request: Request) -> None:
         """Stops running the request. Its blocks stay as they are until `release`, or until it joins again."""
@@ -200,11 +200,11 @@ class Engine:
         """Makes the lender's block the borrower's next one as well: the next that its tokens need, or one after it.
         Blocks before it are allocated."""
         block = self._blocks.lend(borrower.request_id, lender.request_id, index)
-        self._table.add_blocks(borrower, [block])
+        self._table.add_columns(borrower, [Grown(borrower.num_columns, [block])])
 
-    def allocate_up_to(self, request: Request, num_blocks: int) -> None:
-        """Makes the request hold so many blocks."""
-        self._grow(request, num_blocks * self.cache.format.block_size)
+    def allocate_up_to(self, request: Request, num_columns: int) -> None:
+        """Makes the request hold blocks for so many columns."""
+        self._grow(request, num_columns)
 
     def checkpoint(self, lender: Request, index: int, first: int, end: int) -> int:
         """Copies tokens `first` to `end` of the lender's block to host memory. Returns the number of bytes."""
@@ -234,7 +234,7 @@ class Engine:
     def cut(self, request: Request, num_tokens: int) -> None:
         """Leaves a request that does not run the KV of its first tokens, and their blocks."""
         request.num_computed = num_tokens
-        self._blocks.cut(request.request_id, self.cache.format.num_blocks(num_tokens))
+        self._blocks.cut(request.request_id, self.cache.format.num_columns(num_tokens))
         if self._checkpoints:
             self._checkpoints.drop(request.request_id)
 
@@ -289,7 +289,8 @@ class Engine:
         batch = self._table.batch(work)
         for entry in self._table.outgrown(batch):
             request, count = batch.work[entry]
-            self._grow(request, request.num_computed + count)
+            num_tokens = request.num_computed + count
+            self._grow(request, self.format.num_columns(num_tokens, request.keeps_inputs))
         launched = self._runner.launch(self._table, batch)
         self._table.computed(batch)
         return Iteration(launched, self._announce(launched))
@@ -346,17 +347,15 @@ class Engine:
         self._requests[request_id] = request
         return request
 
-    def _grow(self, request: Request, num_tokens: int) -> None:
-        """Makes the request hold blocks for the KV of its first `num_tokens` tokens."""
-        count = self.cache.format.num_blocks(num_tokens, request.keeps_inputs) - request.num_blocks
-        if count <= 0:
-            return
-        blocks = self._blocks.allocate(request.request_id, count)
-        if blocks is None:
+    def _grow(self, request: Request, num_columns: int) -> None:
+        """Makes the running request hold blocks for so many columns, as far as `span` says."""
+        grown = self._blocks.grow(request.request_id, num_columns)
+        if grown is None:
+            count = self._blocks.num_missing(request.request_id, num_columns)
             raise RuntimeError(
                 f"{request.request_id}: planned {count} blocks, only {self._blocks.num_free} are free"
             )
-        self._table.add_blocks(request, blocks)
+        self._table.add_columns(request, grown)
 
     def _announce(self, launched: Launched) -> list[TokenOutput]:
         """The iteration's outputs without the tokens: those of `Iteration.requests` come first, in order."""

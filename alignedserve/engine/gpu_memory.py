@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from alignedserve.layer_groups import LayerGroups
 from alignedserve.models.base import Model
 from alignedserve.ops.base import Ops
 from alignedserve.ops.step import StepInputs
@@ -30,13 +31,15 @@ class MemoryUse:
     num_own: int
 
 
-def kv_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs, utilization: float) -> int:
+def kv_bytes(
+    model: Model, ops: Ops, form: BlockFormat, groups: LayerGroups, step: StepInputs, utilization: float
+) -> int:
     """Measures: runs one step of as many tokens as are allowed, with a cache of its own. `step` is free afterwards."""
     # What weights were made of is free, and still this process's.
     torch.cuda.empty_cache()
     num_free, num_total = torch.cuda.mem_get_info(ops.device)
     use = MemoryUse(num_total, num_free, torch.cuda.memory_reserved(ops.device))
-    return kv_share(use, _work_bytes(model, ops, form, step), utilization)
+    return kv_share(use, _work_bytes(model, ops, form, groups, step), utilization)
 
 
 def kv_share(use: MemoryUse, num_work: int, utilization: float) -> int:
@@ -46,11 +49,13 @@ def kv_share(use: MemoryUse, num_work: int, utilization: float) -> int:
 
 
 @torch.inference_mode()
-def _work_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> int:
+def _work_bytes(model: Model, ops: Ops, form: BlockFormat, groups: LayerGroups, step: StepInputs) -> int:
     longest = min(step.max_blocks_per_seq * form.block_size, step.max_tokens)
     chunks = [longest] * (step.max_tokens // longest)
-    shape = (form.num_blocks(longest), *form.shape)
-    ops.bind_cache(torch.empty(shape, dtype=getattr(torch, form.torch_dtype), device=ops.device))
+    # All groups have the same blocks.
+    shape = (form.num_columns(longest), *form.shape)
+    cache = torch.empty(shape, dtype=getattr(torch, form.torch_dtype), device=ops.device)
+    ops.bind_cache(cache, groups=groups)
     compiled = ops.compile(model.forward, model.logits, step, max_rows=step.max_seqs, is_trial=True)
     _fill(step, chunks, form)
     torch.cuda.reset_peak_memory_stats(ops.device)
@@ -65,18 +70,18 @@ def _work_bytes(model: Model, ops: Ops, form: BlockFormat, step: StepInputs) -> 
 
 
 def _fill(step: StepInputs, chunks: list[int], form: BlockFormat) -> None:
-    """Fills in prompts that begin, all in the same blocks, since what they compute does not matter."""
+    """Fills in prompts that begin, all in the same blocks of all groups, since what they compute does not matter."""
     step.wait_until_sent()
     host, start = step.host, 0
     host.query_start[0] = 0
-    table = step.host_block_table(len(chunks), form.num_blocks(chunks[0]))
+    table = step.host_block_table(len(chunks), form.num_columns(chunks[0]))
     for seq, count in enumerate(chunks):
         end = start + count
         host.token_ids[start:end] = 0
         host.positions[start:end] = range(count)
-        host.slots[start:end] = range(count)
+        host.slots[:, start:end] = range(count)
         host.context_len[seq], host.query_start[seq + 1] = count, end
-        table[seq] = range(table.shape[1])
+        table[seq] = range(table.shape[2])
         start = end
     host.outputs[0] = 0
     step.commit(start, len(chunks), 1)

@@ -47,7 +47,8 @@ class Request:
     status: Status = Status.HELD
     # The number of tokens whose KV, or inputs, exist.
     num_computed: int = 0
-    num_blocks: int = 0
+    # While it runs: the columns for which it has blocks in all groups of layers, those that it has passed included.
+    num_columns: int = 0
     output: list[int] = field(default_factory=list)
     # How often each token is in the output; kept only for requests with penalties.
     output_counts: dict[int, int] = field(default_factory=dict)

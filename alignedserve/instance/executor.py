@@ -22,7 +22,7 @@ from alignedserve.types import BlockId, InstanceId, RequestId, RequestKey
 
 
 class Format(Protocol):
-    """The part of `kv_format.BlockFormat` which counts blocks and bytes."""
+    """The part of `kv_format.BlockFormat` which counts columns and bytes."""
 
     @property
     def block_size(self) -> int: ...
@@ -30,7 +30,7 @@ class Format(Protocol):
     @property
     def block_bytes(self) -> int: ...
 
-    def num_blocks(self, num_tokens: int, keeps_inputs: bool = False) -> int: ...
+    def num_columns(self, num_tokens: int, keeps_inputs: bool = False) -> int: ...
 
 
 class Limits(Protocol):
@@ -114,7 +114,7 @@ class Executor(Protocol):
 
     def release(self, request: Request) -> None: ...
 
-    def blocks_of(self, request: Request) -> list[BlockId]: ...
+    def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]: ...
 
     def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]: ...
 
@@ -132,7 +132,7 @@ class Executor(Protocol):
 
     def lend(self, borrower: Request, lender: Request, index: int) -> None: ...
 
-    def allocate_up_to(self, request: Request, num_blocks: int) -> None: ...
+    def allocate_up_to(self, request: Request, num_columns: int) -> None: ...
 
     def checkpoint(self, lender: Request, index: int, first: int, end: int) -> int: ...
 
@@ -154,6 +154,9 @@ class Transfers(Protocol):
 
     Each copy that was started ends with one outcome, which `completions` hands to its `done`; until then its blocks
     must not be freed.
+
+    A pair is a block of this instance and one of the pool. In a column of the pool the blocks of all groups of layers
+    follow each other: that of group g in column p is number p * num_groups + g.
     """
 
     completions: Completions
@@ -172,10 +175,10 @@ class Transfers(Protocol):
         """Copies blocks from the pool."""
 
     def save(
-        self, key: RequestKey, pairs: Pairs, num_tokens: int, done: Done, is_urgent: bool = False
+        self, key: RequestKey, pairs: Pairs, num_empty: int, done: Done, is_urgent: bool = False
     ) -> None:
-        """Copies blocks to the pool, after all that was computed before this call. They hold the KV of `num_tokens`
-        tokens: all are full but the last, whose other slots hold nothing that counts."""
+        """Copies blocks to the pool, after all that was computed before this call. All are full but those of the last
+        column, whose last `num_empty` slots hold nothing that counts. The last pair is of that column."""
 
     def abandon(self, key: RequestKey) -> None:
         """Stops the request's copies from and to the pool; each still ends with an outcome. Safe to repeat."""

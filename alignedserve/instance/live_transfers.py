@@ -28,13 +28,16 @@ class LiveTransfers:
         wake: Callable[[], object] = lambda: None,
         config: TransferConfig | None = None,
         pool_format: BlockFormat | None = None,
+        num_groups: int = 1,
     ) -> None:
         """`parts`: the cache's blocks, of each rank. `wake` is called, on another thread, when `completions` has
-        something to run. `pool_format`: of the pool's blocks; None if they are as these."""
+        something to run. `pool_format`: of the pool's blocks; None if they are as these. `num_groups`: how many of
+        these a column of the pool has."""
         self._parts = parts
         self._epoch = epoch
         self._config = config or TransferConfig()
         self._pool_format = pool_format
+        self._num_groups = num_groups
         self.completions = Completions(wake)
         self.pool_mover: Mover | None = None
         self._staging_buffer = StagingBuffer(epoch, self.completions)
@@ -83,10 +86,12 @@ class LiveTransfers:
     # ---- from and to the pool ----------------------------------------------------------------------------------------
 
     def use_pool(self, pool: NDArray[np.uint8]) -> None:
+        """`pool`: of shape [columns, bytes of a column]."""
         self.leave_pool()
+        num_columns, column_bytes = pool.shape
         self.pool_mover = Mover(
             self._parts,
-            pool,
+            pool.reshape(num_columns * self._num_groups, column_bytes // self._num_groups),
             self._epoch,
             self.completions,
             quick_bytes=self._config.quick_bytes,
@@ -102,9 +107,9 @@ class LiveTransfers:
         self._mover.load(key, pairs, done, self._config.timeout_s, is_urgent)
 
     def save(
-        self, key: RequestKey, pairs: Pairs, num_tokens: int, done: Done, is_urgent: bool = False
+        self, key: RequestKey, pairs: Pairs, num_empty: int, done: Done, is_urgent: bool = False
     ) -> None:
-        self._mover.save(key, pairs, done, self._config.timeout_s, is_urgent, num_tokens)
+        self._mover.save(key, pairs, done, self._config.timeout_s, is_urgent, num_empty)
 
     def abandon(self, key: RequestKey) -> None:
         if self.pool_mover is not None:

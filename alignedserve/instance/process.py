@@ -99,7 +99,8 @@ class InstanceProcess(ABC):
     def _build(self, epoch: Epoch) -> tuple[Worker[Any], Hello]:
         # A prefill instance's KV has to lie where others can pull it from.
         allocate = self._in_role.get("prefill", self)._allocate
-        built = build_engine(self._config.engine, allocate, self._has_reversed)
+        has_whole_prompts = "prefill" in self._in_role
+        built = build_engine(self._config.engine, allocate, self._has_reversed, has_whole_prompts)
         built.engine.grammars.prepare()
         pool_format = built.engine.format.in_pool(self._config.transfers.pool_kv_dtype)
         self._loaded = Loaded(built.engine, pool_format, self._cost(built, pool_format))
@@ -108,7 +109,14 @@ class InstanceProcess(ABC):
     def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
         """Makes the worker of this role, over what is loaded."""
         engine, cost = loaded.engine, loaded.cost
-        transfers = LiveTransfers(engine.cache.parts, epoch, wake, self._config.transfers, loaded.pool_format)
+        transfers = LiveTransfers(
+            engine.cache.parts,
+            epoch,
+            wake,
+            self._config.transfers,
+            loaded.pool_format,
+            engine.format.num_groups,
+        )
         worker = self._make_worker(engine, transfers, None if cost is None else Estimate(cost))
         address = self._open(transfers, self._identity(epoch, engine.format))
         return worker, self._hello(worker, epoch, address, loaded)
@@ -137,7 +145,7 @@ class InstanceProcess(ABC):
         facts, name = facts_of(built, self._config.engine), self._config.cost_profile
         path, experts = Path(name) if name else default_path(facts), experts_of(built.model_config)
         cost = find_or_make(built.engine, facts, path, experts).cost
-        return cost.with_pool(pool_format.block_bytes / pool_format.block_size)
+        return cost.with_pool(pool_format.column_bytes / pool_format.block_size)
 
     async def _serve(self, worker: Worker[Any], hello: Hello) -> None:
         messenger = _Messenger()

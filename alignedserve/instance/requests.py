@@ -26,6 +26,8 @@ def limits_of(engine: Executor) -> InstanceLimits:
         max_prefill_chunk=engine.limits.max_prefill_chunk,
         max_restored_blocks=engine.limits.max_restored_blocks,
         window=engine.span.window,
+        num_full_groups=engine.span.num_full_groups,
+        num_sliding_groups=engine.span.num_sliding_groups,
     )
 
 

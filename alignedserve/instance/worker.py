@@ -134,9 +134,9 @@ class Worker(ABC, Generic[AnyStep]):
         self.transfers.load(key, pairs, self._counted([key], done), is_urgent)
 
     def _save(
-        self, key: RequestKey, pairs: Pairs, num_tokens: int, done: Done, is_urgent: bool = False
+        self, key: RequestKey, pairs: Pairs, num_empty: int, done: Done, is_urgent: bool = False
     ) -> None:
-        self.transfers.save(key, pairs, num_tokens, self._counted([key], done), is_urgent)
+        self.transfers.save(key, pairs, num_empty, self._counted([key], done), is_urgent)
 
     def _counted(self, keys: Sequence[RequestKey], done: Done) -> Done:
         self._num_copies.update(keys)

@@ -15,8 +15,8 @@ from alignedserve.engine.choices import (
     check_quantization,
     check_ranks,
     choose_dtype,
+    choose_layer_groups,
     choose_max_model_len,
-    choose_window,
 )
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.lora_modules import with_absolute_paths
@@ -176,7 +176,8 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         )
     dtype = choose_dtype(settings.engine, model.config, is_cpu)
     pool_kv_dtype = settings.launch.pool_kv_dtype
-    form = block_format(settings.engine, model.config, dtype).in_pool(pool_kv_dtype)
+    share_blocks = settings.scheduling.share_blocks
+    form = block_format(settings.engine, model.config, dtype, share_blocks).in_pool(pool_kv_dtype)
     num_pool_blocks = _num_pool_blocks(settings, model, form, node)
     engine = replace(
         _local(settings, model),
@@ -211,7 +212,6 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         for name in (InstanceId(f"{role}-{number}") for number in range(count))
     ]
     pool_name = InstanceId("kvpool-0")
-    window = choose_window(settings.engine, model.config, settings.scheduling.share_blocks)
     pool = PoolProcessConfig(
         pool_name,
         node.router,
@@ -219,7 +219,7 @@ def plan_island(settings: Settings, model: Location, node: Node, segment_prefix:
         form,
         num_pool_blocks,
         log,
-        max_request_blocks=KvSpan(form.block_size, window, 1).most if window else 0,
+        span=_span_where_it_decodes(settings, model),
     )
     expected = {pool_name: "kvpool"} | {each.instance_id: each.role for each in instances}
     router = RouterProcessConfig(
@@ -363,22 +363,30 @@ def _gpus_of_each(num_instances: int, num_ranks: int, node: Node) -> float:
     return math.floor(10_000 / num_sharing) / 10_000
 
 
+def _span_where_it_decodes(settings: Settings, model: Location) -> KvSpan | None:
+    """What a request takes of a decode instance; None if that is all of its blocks."""
+    groups = choose_layer_groups(settings.engine, model.config, settings.scheduling.share_blocks)
+    if not groups.window:
+        return None
+    return KvSpan.of(groups, settings.engine.block_size, max_step=1)
+
+
 def _num_pool_blocks(settings: Settings, model: Location, form: BlockFormat, node: Node) -> int:
     free = node.free_shm_bytes
     max_model_len = choose_max_model_len(settings.engine, model.config)
-    needed = form.num_blocks(max_model_len)
+    needed = form.num_columns(max_model_len)
     budget = settings.launch.pool_memory_bytes
     if budget is None:
-        budget = min(max(DEFAULT_POOL_BYTES, needed * form.block_bytes), int(free * DEFAULT_POOL_SHARE))
+        budget = min(max(DEFAULT_POOL_BYTES, needed * form.column_bytes), int(free * DEFAULT_POOL_SHARE))
     if budget > free:
         raise ValueError(f"pool_memory_bytes={budget}: {free} bytes of shared memory are free on {node.name}")
-    if budget // form.block_bytes < needed:
+    if budget // form.column_bytes < needed:
         raise ValueError(
-            f"pool_memory_bytes={budget}: holds {budget // form.block_bytes} blocks of {form.block_bytes} bytes, "
+            f"pool_memory_bytes={budget}: holds {budget // form.column_bytes} blocks of {form.column_bytes} bytes, "
             f"but one request of max_model_len={max_model_len} tokens needs {needed}; "
             f"{free} bytes of shared memory are free on {node.name}"
         )
-    return budget // form.block_bytes
+    return budget // form.column_bytes
 
 
 def free_shm_bytes(directory: str = "/dev/shm") -> int:

@@ -89,6 +89,7 @@ class LocalInstance:
             self._wake.set,
             TransferConfig(quick_bytes=QUICK_BYTES),
             self._pool_format,
+            self.engine.format.num_groups,
         )
         self._worker = _Worker(
             self.engine,
@@ -264,7 +265,7 @@ class LocalInstance:
         if self._memory is None:
             self._memory = self._make_memory()
             self._transfers.use_pool(self._memory.blocks)
-        request.blocks = self._memory.allocate(self.engine.format.num_blocks(num_tokens))
+        request.blocks = self._memory.allocate(self.engine.format.num_columns(num_tokens))
         self._order(Evict(request.key, request.blocks, num_saved=0))
 
     def _come_back(self, request: LocalRequest, num_cached: int) -> None:
@@ -279,8 +280,8 @@ class LocalInstance:
         """Makes memory for all requests that can have begun and not ended: those in the slots, and all that are
         offered, which a policy may begin before any of them comes back."""
         form, limits = self.engine.format, self.engine.limits
-        num_blocks = limits.max_num_seqs * form.num_blocks(self.engine.max_model_len)
-        return HostMemory((OFFERED + 1) * num_blocks, self._pool_format.block_bytes)
+        num_columns = limits.max_num_seqs * form.num_columns(self.engine.max_model_len)
+        return HostMemory((OFFERED + 1) * num_columns, self._pool_format.column_bytes)
 
     def _free(self, request: LocalRequest) -> None:
         """Frees the request's host memory. Safe to repeat."""

@@ -18,6 +18,7 @@ import torch
 
 from alignedserve.kernels import int4
 from alignedserve.kernels.quantised import FP8, INT4, INT8
+from alignedserve.layer_groups import GroupedLayer, LayerGroups, one_group
 from alignedserve.ops.adapters import LayerAdapters
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
 from alignedserve.ops.quantise import Part
@@ -50,6 +51,7 @@ class Activation(Enum):
 class AttentionSpec:
     """What one layer's attention does between its qkv projection and its output projection."""
 
+    # Its number in the model.
     layer: int
     num_heads: int
     num_kv_heads: int
@@ -74,6 +76,28 @@ def check_rotary_dim(rope: torch.Tensor, head_dim: int) -> None:
     rotary_dim = rope.shape[1]
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
         raise ValueError(f"rope must be an even number of values wide, at most {head_dim}, not {rotary_dim}")
+
+
+def check_groups(
+    cache: torch.Tensor, restored_kv: torch.Tensor | None, groups: LayerGroups | None
+) -> LayerGroups:
+    """Returns the groups of layers whose KV is in the cache: one of all its layers, if none are given."""
+    num_layers = cache.shape[1]
+    groups = one_group(num_layers) if groups is None else groups
+    if groups.num_layers != num_layers:
+        raise ValueError(f"cache must have the {groups.num_layers} layers of a group, not {num_layers}")
+    if restored_kv is not None and groups.num_groups > 1:
+        raise ValueError(f"inputs can be kept where layers are one group, not {groups.num_groups}")
+    return groups
+
+
+def place_of(spec: AttentionSpec, groups: LayerGroups, step: StepInputs) -> GroupedLayer:
+    """Returns where the layer's KV is in the cache."""
+    if step.num_groups != groups.num_groups:
+        raise ValueError(f"StepInputs must have {groups.num_groups} groups of layers, not {step.num_groups}")
+    if not 0 <= spec.layer < len(groups.layers):
+        raise ValueError(f"layer must be below the cache's {len(groups.layers)}, not {spec.layer}")
+    return groups.layers[spec.layer]
 
 
 # These are a backend's own handles on a value or a weight, which are opaque to a model.
@@ -135,13 +159,21 @@ class Ops(ABC):
         on its device."""
 
     @abstractmethod
-    def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
-        """Sets the KV cache that `attention` reads and writes: [block, layer, k|v, kv_head, slot, row].
+    def bind_cache(
+        self,
+        cache: torch.Tensor,
+        restored_kv: torch.Tensor | None = None,
+        groups: LayerGroups | None = None,
+    ) -> None:
+        """Sets the KV cache that `attention` reads and writes: [block, layer of a group, k|v, kv_head, slot, row].
+
+        A layer's KV is in the blocks of its group, which the step's block table and slots of that group name. Without
+        `groups` all layers are one.
 
         Its dtype says what a row holds: head_dim values, or 8 bits for each (`kernels/kv_rows.py`). What `attention`
         writes in 8 bits it reads so, tokens of the same step included. `restored_kv`, [block, 1, k|v, kv_head, slot,
-        head_dim], is given where inputs may be kept in place of K and V (`ops/kept_inputs.py`). It is called once,
-        before `compile`.
+        head_dim], is given where inputs may be kept in place of K and V (`ops/kept_inputs.py`), which takes one group.
+        It is called once, before `compile`.
         """
 
     @abstractmethod

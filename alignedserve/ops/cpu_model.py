@@ -38,11 +38,13 @@ class CpuModel(CompiledModel):
         self._struct = Step(
             positions=step.positions.data_ptr(),
             slots=step.slots.data_ptr(),
+            slots_stride=step.slots.stride(0),
             query_start=step.query_start.data_ptr(),
             context_len=step.context_len.data_ptr(),
             is_reversed=step.is_reversed.data_ptr(),
-            block_table=step.block_table.data_ptr(),
-            block_table_stride=step.block_table.stride(0),
+            block_table=step.flat_block_table.data_ptr(),
+            block_table_stride=step.num_groups * step.max_blocks_per_seq,
+            group_table_stride=step.max_blocks_per_seq,
         )
 
     def forward(self) -> torch.Tensor:
@@ -121,9 +123,9 @@ class CpuModel(CompiledModel):
 
 
 def _check_step(step: StepInputs) -> None:
-    names = ("token_ids", "positions", "slots", "query_start", "context_len", "is_reversed", "block_table")
-    for name in (*names, "outputs"):
-        tensor = getattr(step, name)
+    names = ("token_ids", "positions", "query_start", "context_len", "is_reversed", "flat_block_table")
+    tensors = {name: getattr(step, name) for name in (*names, "outputs")}
+    for name, tensor in (tensors | {"slots": step.slots[0]}).items():
         if tensor.dtype != torch.int32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
             raise ValueError(
                 f"{name} must be contiguous int32 on the CPU, not {tensor.dtype} on {tensor.device}"

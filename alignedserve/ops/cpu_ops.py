@@ -34,8 +34,17 @@ from alignedserve.kernels.cpu.structs import (
 from alignedserve.kernels.cpu.weights import PackedWeight, pack, pack_quantised
 from alignedserve.kernels.kv_rows import FP8, INT8, head_dim_of, is_coded
 from alignedserve.kernels.quantised import BLOCK, ZEROS
+from alignedserve.layer_groups import GroupedLayer, LayerGroups, one_group
 from alignedserve.ops.adapters import LayerAdapters
-from alignedserve.ops.base import Activation, AttentionSpec, Ops, Projected, check_rotary_dim
+from alignedserve.ops.base import (
+    Activation,
+    AttentionSpec,
+    Ops,
+    Projected,
+    check_groups,
+    check_rotary_dim,
+    place_of,
+)
 from alignedserve.ops.cpu_experts import CpuExperts, ExpertRecorder, pack_experts
 from alignedserve.ops.cpu_model import CpuModel
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert
@@ -68,6 +77,7 @@ class CpuOps(Ops):
         self._arena = Arena()
         self._cache: torch.Tensor | None = None
         self._restored_kv: torch.Tensor | None = None
+        self._groups = one_group(0)
         # What is being recorded while `compile` runs.
         self._program = Program()
         self._buffers = Buffers(0)
@@ -121,13 +131,19 @@ class CpuOps(Ops):
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return tensor.detach().to(device="cpu", dtype=dtype or self.dtype, copy=True).contiguous()
 
-    def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
+    def bind_cache(
+        self,
+        cache: torch.Tensor,
+        restored_kv: torch.Tensor | None = None,
+        groups: LayerGroups | None = None,
+    ) -> None:
         if cache.dim() != 6 or cache.shape[2] != 2 or not cache[0].is_contiguous():
             raise ValueError(
                 "cache must have contiguous blocks, [block, layer, 2, kv_head, slot, head_dim], not "
                 f"{tuple(cache.shape)} with strides {cache.stride()}"
             )
         _check_tensor("cache", cache[0], cache.dtype if is_coded(cache) else self.dtype)
+        self._groups = check_groups(cache, restored_kv, groups)
         self._cache, self._restored_kv = cache, restored_kv
 
     def embed(
@@ -369,7 +385,7 @@ class CpuOps(Ops):
         return self._gather(x)
 
     def attention(self, qkv: Value, spec: AttentionSpec, projected: Projected | None = None) -> Value:
-        cache = self._checked_cache(spec)
+        cache, place = self._checked_cache(spec), place_of(spec, self._groups, self._recorded_step())
         _check_of_tokens("qkv", qkv)
         _check_width("qkv", qkv, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
         spec = replace(
@@ -383,7 +399,7 @@ class CpuOps(Ops):
             _check_tensor("rope", rope, torch.float32, (None, None))
             check_rotary_dim(rope, spec.head_dim)
         out = self._value(spec.num_heads * spec.head_dim, Rows.OUTPUTS if spec.outputs_only else Rows.TOKENS)
-        self._attend(_attention_op(qkv, out, cache[:, spec.layer], spec), out, [qkv, cache, spec])
+        self._attend(_attention_op(qkv, out, cache, place, spec), out, [qkv, cache, spec])
         if self._recorded_step().kept_inputs is not None:
             self._attend_restored(qkv, out, spec, projected)
         return out
@@ -415,9 +431,10 @@ class CpuOps(Ops):
         self._program.append(OpKind.READ_INPUTS, self.dtype, inputs, before, [cache])
         kv = self.linear(before, projected.weight.outputs_from(spec.num_heads * spec.head_dim))
         # These rows have no heads of q before those of k.
-        restored = _attention_op(kv, kv, restored_kv[:, 0], replace(spec, num_heads=0))
+        place = GroupedLayer(0, 0)
+        restored = _attention_op(kv, kv, restored_kv, place, replace(spec, num_heads=0))
         self._program.append(OpKind.RESTORE_KV, self.dtype, restored, kv, [restored_kv, spec])
-        args = _attention_op(qkv, out, restored_kv[:, 0], spec)
+        args = _attention_op(qkv, out, restored_kv, place, spec)
         args.of_kept = 1
         self._attend(args, out, [qkv, restored_kv, spec])
 
@@ -425,10 +442,7 @@ class CpuOps(Ops):
         self._recorded_step()
         if self._cache is None:
             raise ValueError("bind_cache comes before compile")
-        _, num_layers, _, num_kv_heads, _, _ = self._cache.shape
-        head_dim = head_dim_of(self._cache)
-        if not 0 <= spec.layer < num_layers:
-            raise ValueError(f"layer must be below the cache's {num_layers}, not {spec.layer}")
+        num_kv_heads, head_dim = self._cache.shape[3], head_dim_of(self._cache)
         if (num_kv_heads, head_dim) != (spec.num_kv_heads, spec.head_dim):
             raise ValueError(
                 f"the cache has {num_kv_heads} kv heads of {head_dim}, "
@@ -528,8 +542,11 @@ def _zero_of_rows(weight: PackedWeight) -> int:
     return ZEROS[weight.kind.name.lower().removesuffix("_groups")]
 
 
-def _attention_op(qkv: Value, out: Value, cache: torch.Tensor, spec: AttentionSpec) -> AttentionOp:
-    """`cache`: one layer's, [block, k|v, kv_head, slot, head_dim]."""
+def _attention_op(
+    qkv: Value, out: Value, blocks: torch.Tensor, place: GroupedLayer, spec: AttentionSpec
+) -> AttentionOp:
+    """`blocks`: [block, layer, k|v, kv_head, slot, row]."""
+    cache = blocks[:, place.index]
     return AttentionOp(
         qkv=qkv.pointer,
         out=out.pointer,
@@ -550,6 +567,7 @@ def _attention_op(qkv: Value, out: Value, cache: torch.Tensor, spec: AttentionSp
         rotary_dim=0 if spec.rope is None else spec.rope.shape[1],
         block_size=cache.shape[3],
         window=spec.sliding_window or 0,
+        group=place.group,
         scale=spec.scale,
         eps=spec.norm_eps,
     )

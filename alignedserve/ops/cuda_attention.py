@@ -20,7 +20,8 @@ from alignedserve.kernels.triton.decode_attention import (
 )
 from alignedserve.kernels.triton.gather_kv import gather_kv
 from alignedserve.kernels.triton.rope_write import rope_write
-from alignedserve.ops.base import AttentionSpec
+from alignedserve.layer_groups import GroupedLayer, LayerGroups, one_group
+from alignedserve.ops.base import AttentionSpec, place_of
 from alignedserve.ops.cuda_inputs import (
     Part,
     chunks_plainly,
@@ -35,8 +36,15 @@ from alignedserve.ops.torch_attention import attend_sequence
 
 
 class CudaAttention:
-    def __init__(self, cache: torch.Tensor, step: StepInputs, decode_kernel: str) -> None:
+    def __init__(
+        self,
+        cache: torch.Tensor,
+        step: StepInputs,
+        decode_kernel: str,
+        groups: LayerGroups | None = None,
+    ) -> None:
         self._cache = cache
+        self._groups = groups or one_group(cache.shape[1])
         self._step = step
         self._decode_kernel = decode_kernel
         self._scratch: dict[int, DecodeScratch] = {}
@@ -50,24 +58,25 @@ class CudaAttention:
 
     def __call__(self, qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         step, shape = self._step, self._step.shape
+        place = place_of(spec, self._groups, step)
         has_decodes = shape.num_decodes > 0
         if has_decodes and self._decode_kernel == "balanced":
             self._make_plan(spec, qkv.element_size())
         q = rope_write(
             qkv,
             step.positions[: len(qkv)],
-            step.slots[: len(qkv)],
+            step.slots[place.group, : len(qkv)],
             self._cache,
-            spec.layer,
+            place.index,
             spec.num_heads,
             rope=spec.rope,
             q_norm=spec.q_norm,
             k_norm=spec.k_norm,
             eps=spec.norm_eps,
         )
-        out = self._chunks(q, spec) if shape.num_chunks else torch.empty_like(q)
+        out = self._chunks(q, spec, place) if shape.num_chunks else torch.empty_like(q)
         if has_decodes:
-            self._decode(q, spec, out)
+            self._decode(q, spec, place, out)
         return out.flatten(1)
 
     def with_inputs(
@@ -107,7 +116,7 @@ class CudaAttention:
         )
         out[tokens] = with_sinks(found, sums, spec.sinks)
 
-    def _paged_step(self) -> PagedStep:
+    def _paged_step(self, group: int = 0) -> PagedStep:
         step = self._step
         return PagedStep(
             query_start=step.query_start,
@@ -116,6 +125,8 @@ class CudaAttention:
             table_stride=step.table_stride,
             num_seqs=step.shape.num_decodes,
             is_reversed=step.is_reversed if step.has_reversed else None,
+            group=group,
+            num_groups=step.num_groups,
         )
 
     def _scratch_for(self, spec: AttentionSpec, element_bytes: int) -> DecodeScratch:
@@ -142,8 +153,8 @@ class CudaAttention:
         scratch.make_plan(self._plans[key], self._paged_step(), spec.num_kv_heads, spec.sliding_window)
         self._made.add(key)
 
-    def _decode(self, q: torch.Tensor, spec: AttentionSpec, out: torch.Tensor) -> None:
-        layer, step = self._cache[:, spec.layer], self._paged_step()
+    def _decode(self, q: torch.Tensor, spec: AttentionSpec, place: GroupedLayer, out: torch.Tensor) -> None:
+        layer, step = self._cache[:, place.index], self._paged_step(place.group)
         scratch, window = self._scratch_for(spec, q.element_size()), spec.sliding_window
         if self._decode_kernel == "balanced":
             plan = self._plans[spec.num_heads, window]
@@ -151,17 +162,17 @@ class CudaAttention:
         else:
             plain_attention(q, layer, step, spec.scale, window, out, scratch.tuning, spec.sinks)
 
-    def _chunks(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def _chunks(self, q: torch.Tensor, spec: AttentionSpec, place: GroupedLayer) -> torch.Tensor:
         """The rows of other tokens in the result are undefined."""
         if not has_flash_attention(q.device, q.dtype):
-            return self._chunks_plainly(q, spec)
+            return self._chunks_plainly(q, spec, place)
         step, shape = self._step, self._step.shape
         context_start = step.context_start[: shape.num_chunks + 1]
         kv_shape = (shape.num_context_tokens, spec.num_kv_heads, spec.head_dim)
         k, v = q.new_empty(kv_shape), q.new_empty(kv_shape)
         gather_kv(
             self._cache,
-            spec.layer,
+            place.index,
             step.flat_block_table,
             step.table_stride,
             step.first_chunk,
@@ -169,6 +180,8 @@ class CudaAttention:
             k,
             v,
             step.is_reversed if step.has_reversed else None,
+            place.group,
+            step.num_groups,
         )
         out, sums = flash_attention(
             q,
@@ -183,10 +196,10 @@ class CudaAttention:
         )
         return with_sinks(out, sums, spec.sinks)
 
-    def _chunks_plainly(self, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    def _chunks_plainly(self, q: torch.Tensor, spec: AttentionSpec, place: GroupedLayer) -> torch.Tensor:
         out = torch.empty_like(q)
         for seq in range(int(self._step.host.first_chunk[0]), self._step.num_seqs):
-            attend_sequence(q, self._cache, self._step, seq, spec, out)
+            attend_sequence(q, self._cache, place, self._step, seq, spec, out)
         return out
 
 

@@ -2,6 +2,7 @@
 
 Those sequences are the last ones among decodes, and among chunks (`engine/batch.py`), so that each call has a run of
 sequences: first over the cache, then over restored KV. Such steps are not captured, and wait for the GPU in between.
+All layers are one group (`layer_groups.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def parts_of(
     step: StepInputs, kept: KeptInputs, cache: torch.Tensor, restored_kv: torch.Tensor, layer: int
 ) -> tuple[Part, Part]:
     """Returns the sequences with K and V in the cache, and those in restored KV."""
-    num_decodes, slots = step.shape.num_decodes, step.slots[: step.num_tokens]
+    num_decodes, slots = step.shape.num_decodes, step.slots[0, : step.num_tokens]
     is_kept = kept.rows[: step.num_tokens] >= 0
     first_decode = num_decodes - int(kept.host_is_kept[:num_decodes].sum())
     first_chunk = step.num_seqs - int(kept.host_is_kept[num_decodes : step.num_seqs].sum())

@@ -197,7 +197,7 @@ class CudaOps(TorchOps):
     ) -> CudaModel:
         if self._cache is None:
             raise ValueError("bind_cache comes before compile")
-        attention = self._attention = CudaAttention(self._cache, step, self._decode_kernel)
+        attention = self._attention = CudaAttention(self._cache, step, self._decode_kernel, self._groups)
         self._step = step
 
         step.send = receive

@@ -26,6 +26,7 @@ class HostStep:
     # The engine fills these in.
     token_ids: np.ndarray
     positions: np.ndarray
+    # [group, token]
     slots: np.ndarray
     outputs: np.ndarray
     query_start: np.ndarray
@@ -52,12 +53,14 @@ class StepInputs:
         device: torch.device | str = "cpu",
         max_restored: int = 0,
         has_adapters: bool = False,
+        num_groups: int = 1,
     ) -> None:
-        """`max_restored`: tokens for which restored KV has room; 0: inputs are never kept (`kept_inputs.py`).
-        `has_adapters`: rows may have adapters."""
+        """`max_blocks_per_seq`: those of one group of layers (`layer_groups.py`). `max_restored`: tokens for which
+        restored KV has room; 0: inputs are never kept (`kept_inputs.py`). `has_adapters`: rows may have adapters."""
         self.max_tokens = max_tokens
         self.max_seqs = max_seqs
         self.max_blocks_per_seq = max_blocks_per_seq
+        self.num_groups = num_groups
         self.num_tokens = 0
         self.num_outputs = 0
         self.num_seqs = 0
@@ -73,9 +76,9 @@ class StepInputs:
             "context_start": max_seqs + 1,
             "token_ids": max_tokens,
             "positions": max_tokens,
-            "slots": max_tokens,
+            "slots": num_groups * _aligned(max_tokens),
             "outputs": max_tokens,
-            "block_table": max_seqs * max_blocks_per_seq,
+            "block_table": max_seqs * num_groups * max_blocks_per_seq,
         }
         offsets = _offsets(sizes)
         self._table_offset = offsets["block_table"]
@@ -96,9 +99,9 @@ class StepInputs:
         # These have an entry per token.
         self.token_ids = view("token_ids")
         self.positions = view("positions")
-        # Where its K and V go: block id * block size + offset within the block. Where inputs of its sequence are kept,
-        # these are blocks of restored KV, here and in the block table.
-        self.slots = view("slots")
+        # [group, token]: where its K and V go, block id * block size + offset within the block. Where inputs of its
+        # sequence are kept, these are blocks of restored KV, here and in the block table.
+        self.slots = view("slots").view(num_groups, -1)[:, :max_tokens]
         # Per output, the token it is of. They ascend, and are a run of each sequence's tokens (or none of them).
         self.outputs = view("outputs")
         # These have an entry per sequence.
@@ -113,10 +116,13 @@ class StepInputs:
         self.first_chunk = view("first_chunk")
         self.chunk_start = view("chunk_start")
         self.context_start = view("context_start")
-        # Sequence s's blocks begin at s * table_stride: rows are as wide as this step needs.
+        # Sequence s's blocks of group g begin at (s * num_groups + g) * table_stride: rows are as wide as this step
+        # needs.
         self.flat_block_table = view("block_table")
         self.table_stride = view("table_stride")
-        self.host = HostStep(**{name: host_view(name) for name in sizes})
+        host_views = {name: host_view(name) for name in sizes}
+        host_views["slots"] = host_views["slots"].reshape(num_groups, -1)[:, :max_tokens]
+        self.host = HostStep(**host_views)
         # The width of the block table's rows, and how many of these columns hold something.
         self.num_columns = self._num_filled = max_blocks_per_seq
         # It copies the host's buffer to the device's: (host, device).
@@ -141,19 +147,22 @@ class StepInputs:
         return self.kept_inputs is not None and self.kept_inputs.num_seqs > 0
 
     def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
-        """Returns [num_seqs, num_columns] to be filled in, whatever was there before."""
+        """Returns [num_seqs, num_groups, num_columns] to be filled in, whatever was there before."""
         self._num_filled = num_columns
         if self._device_buffer is self._host_buffer:
             # Native programs were given the width once.
-            return self.host.block_table.reshape(self.max_seqs, -1)[:num_seqs, :num_columns]
+            rows = self.host.block_table.reshape(self.max_seqs, self.num_groups, -1)
+            return rows[:num_seqs, :, :num_columns]
         self.num_columns = num_columns
-        return self.host.block_table[: num_seqs * num_columns].reshape(num_seqs, num_columns)
+        size = num_seqs * self.num_groups * num_columns
+        return self.host.block_table[:size].reshape(num_seqs, self.num_groups, num_columns)
 
-    @property
-    def block_table(self) -> torch.Tensor:
-        """The block table, [num_seqs, columns]."""
-        rows = len(self.flat_block_table) // self.num_columns
-        return self.flat_block_table[: rows * self.num_columns].view(rows, self.num_columns)
+    def block_table_of(self, group: int) -> torch.Tensor:
+        """The block table of a group of layers, [at least num_seqs, columns]."""
+        row = self.num_groups * self.num_columns
+        num_rows = len(self.flat_block_table) // row
+        rows = self.flat_block_table[: num_rows * row].view(num_rows, self.num_groups, self.num_columns)
+        return rows[:, group]
 
     def output_rows(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.shape.is_decode else x[self.outputs[: self.shape.num_outputs].long()]
@@ -162,7 +171,7 @@ class StepInputs:
         """Declares what the host buffers hold."""
         self.num_tokens, self.num_seqs, self.num_outputs = num_tokens, num_seqs, num_outputs
         self.host.table_stride[0] = self.num_columns
-        self.host.num_used[0] = self._table_offset + num_seqs * self.num_columns
+        self.host.num_used[0] = self._table_offset + num_seqs * self.num_groups * self.num_columns
         is_decode = num_tokens == num_seqs == num_outputs
         own = StepShape(num_tokens, num_outputs, num_seqs) if is_decode else self._shape_with_chunks()
         if self.kept_inputs is not None:
@@ -207,7 +216,7 @@ class StepInputs:
         tokens = slice(own.num_tokens, shape.num_tokens)
         self.host.token_ids[tokens] = 0
         self.host.positions[tokens] = 0
-        self.host.slots[tokens] = -1
+        self.host.slots[:, tokens] = -1
         self.host.outputs[own.num_outputs : shape.num_outputs] = 0
         self.host.context_len[self.num_seqs : shape.num_decodes] = 0
         self.host.query_start[self.num_seqs + 1 : shape.num_decodes + 1] = own.num_tokens
@@ -233,8 +242,9 @@ class StepInputs:
         for array in self._filled(num_tokens, num_seqs, num_outputs):
             array[:] = values[first : first + len(array)]
             first += len(array)
-        end = first + num_seqs * num_columns
-        self.host_block_table(num_seqs, num_columns)[:] = values[first:end].reshape(num_seqs, num_columns)
+        table = self.host_block_table(num_seqs, num_columns)
+        end = first + table.size
+        table[:] = values[first:end].reshape(table.shape)
         if self.adapters is not None:
             self.adapters.clear()
             if len(values) > end:
@@ -244,7 +254,7 @@ class StepInputs:
     def _filled(self, num_tokens: int, num_seqs: int, num_outputs: int) -> list[np.ndarray]:
         """What the engine fills in of a step, but for the block table."""
         host = self.host
-        of_tokens = [array[:num_tokens] for array in (host.token_ids, host.positions, host.slots)]
+        of_tokens = [array[:num_tokens] for array in (host.token_ids, host.positions, *host.slots)]
         of_seqs = [array[:num_seqs] for array in (host.context_len, host.is_reversed)]
         return [*of_tokens, *of_seqs, host.outputs[:num_outputs], host.query_start[: num_seqs + 1]]
 
@@ -278,5 +288,9 @@ def _offsets(sizes: dict[str, int]) -> dict[str, int]:
     offsets, end = {}, 0
     for name, size in sizes.items():
         offsets[name] = end
-        end += -(-size // 4) * 4
+        end += _aligned(size)
     return offsets
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 4) * 4

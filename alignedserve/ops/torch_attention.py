@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from alignedserve.kernels.kv_rows import as_movable, from_rows, to_rows
+from alignedserve.layer_groups import GroupedLayer
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.step import StepInputs
 
@@ -16,9 +15,11 @@ def paged_attention(
     cache: torch.Tensor,
     step: StepInputs,
     spec: AttentionSpec,
+    place: GroupedLayer,
     restored_kv: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`restored_kv` is given if inputs of some sequences are kept: it has what was restored for this layer."""
+    """`place`: where the layer's KV is in the cache. `restored_kv` is given if inputs of some sequences are kept: it
+    has what was restored for this layer."""
     num_tokens = step.num_tokens
     heads = qkv.view(num_tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
     q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
@@ -26,28 +27,28 @@ def paged_attention(
     q = rotate(head_norm(q, spec.q_norm, spec.norm_eps), positions, spec.rope)
     k = rotate(head_norm(k, spec.k_norm, spec.norm_eps), positions, spec.rope)
 
-    slots = step.slots[:num_tokens].long()
+    slots = step.slots[place.group, :num_tokens].long()
     out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
     kept = step.kept_inputs
     if kept is None or restored_kv is None:
-        write_kv(k, v, cache, spec.layer, slots)
+        write_kv(k, v, cache, place.index, slots)
         is_kept = [0] * step.num_seqs
     else:
         restored = kept.rows[:num_tokens] >= 0
-        write_kv(k[~restored], v[~restored], cache, spec.layer, slots[~restored])
+        write_kv(k[~restored], v[~restored], cache, place.index, slots[~restored])
         write_kv(k[restored], v[restored], restored_kv, 0, slots[restored])
         is_kept = kept.host_is_kept[: step.num_seqs].tolist()
     for seq in range(step.num_seqs):
         if is_kept[seq] and restored_kv is not None:
-            attend_sequence(q, restored_kv, step, seq, replace(spec, layer=0), out)
+            attend_sequence(q, restored_kv, GroupedLayer(0, 0), step, seq, spec, out)
         else:
-            attend_sequence(q, cache, step, seq, spec, out)
+            attend_sequence(q, cache, place, step, seq, spec, out)
     out = out.flatten(1)
     return step.output_rows(out) if spec.outputs_only else out
 
 
 def write_kv(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int, slots: torch.Tensor) -> None:
-    """Writes k and v [tokens, kv heads, dim] into these slots of the layer."""
+    """Writes k and v [tokens, kv heads, dim] into these slots of this layer of the cache."""
     rows = as_movable(cache)
     keys, values = rows[:, layer, 0], rows[:, layer, 1]
     block_size = cache.shape[4]
@@ -58,6 +59,7 @@ def write_kv(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int, 
 def attend_sequence(
     q: torch.Tensor,
     cache: torch.Tensor,
+    place: GroupedLayer,
     step: StepInputs,
     seq: int,
     spec: AttentionSpec,
@@ -73,9 +75,9 @@ def attend_sequence(
     # Blocks before the window may be gone.
     num_behind = context_len - (end - start) + 1 - spec.sliding_window if spec.sliding_window else 0
     first = max(num_behind, 0) // block_size
-    blocks = step.block_table[seq, first : -(-context_len // block_size)].long()
+    blocks = step.block_table_of(place.group)[seq, first : -(-context_len // block_size)].long()
     # [block, k|v, kv_head, slot, head_dim]
-    held = as_movable(cache)[blocks, spec.layer].view(cache.dtype)
+    held = as_movable(cache)[blocks, place.index].view(cache.dtype)
     held = from_rows(held)
     if step.host.is_reversed[seq]:
         held = held.flip(3)

@@ -10,8 +10,18 @@ import torch.nn.functional as F
 
 from alignedserve.kernels.cpu.sampling import gumbel_argmax_torch
 from alignedserve.kernels.quantised import QuantisedWeight, linear_quantised, side_by_side
+from alignedserve.layer_groups import LayerGroups, one_group
 from alignedserve.ops.adapters import LayerAdapters
-from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Ops, Projected, Value
+from alignedserve.ops.base import (
+    Activation,
+    AttentionSpec,
+    CompiledModel,
+    Ops,
+    Projected,
+    Value,
+    check_groups,
+    place_of,
+)
 from alignedserve.ops.experts import ExpertsSpec, TakeExpert, taken
 from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
 from alignedserve.ops.ranks import Ranks
@@ -95,6 +105,7 @@ class TorchOps(Ops):
             self._ranks = TorchRanks(ranks.store_file, ranks.shard, self.device)
         self._cache: torch.Tensor | None = None
         self._restored_kv: torch.Tensor | None = None
+        self._groups = one_group(0)
         self._step: StepInputs | None = None
 
     def linear_weight(
@@ -130,7 +141,13 @@ class TorchOps(Ops):
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return tensor.detach().to(device=self.device, dtype=dtype or self.dtype, copy=True).contiguous()
 
-    def bind_cache(self, cache: torch.Tensor, restored_kv: torch.Tensor | None = None) -> None:
+    def bind_cache(
+        self,
+        cache: torch.Tensor,
+        restored_kv: torch.Tensor | None = None,
+        groups: LayerGroups | None = None,
+    ) -> None:
+        self._groups = check_groups(cache, restored_kv, groups)
         self._cache, self._restored_kv = cache, restored_kv
 
     def embed(
@@ -202,8 +219,10 @@ class TorchOps(Ops):
     ) -> torch.Tensor:
         if self._cache is None:
             raise ValueError("bind_cache comes before attention")
-        restored_kv = self._restore(spec, projected) if self._running().keeps_inputs else None
-        return paged_attention(qkv, self._cache, self._running(), spec, restored_kv)
+        step = self._running()
+        place = place_of(spec, self._groups, step)
+        restored_kv = self._restore(spec, projected) if step.keeps_inputs else None
+        return paged_attention(qkv, self._cache, step, spec, place, restored_kv)
 
     def _restore(self, spec: AttentionSpec, projected: Projected | None) -> torch.Tensor:
         """Writes the step's inputs which are kept, and returns KV restored from those of earlier steps."""

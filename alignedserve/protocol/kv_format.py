@@ -1,8 +1,9 @@
 """What a KV block holds. Two processes exchange blocks only if their formats are equal.
 
-A block is contiguous over all layers, [layer, k|v, kv_head, slot, head_dim], so that it moves as one copy; a head's
-slots lie together, so that attention reads them in one piece. Where an instance is several ranks, a block holds the KV
-of all of them, one rank after another.
+A block is contiguous over all layers of a group (`layer_groups.py`), which in most models are all layers: [layer, k|v,
+kv_head, slot, head_dim], so that it moves as one copy; a head's slots lie together, so that attention reads them in one
+piece. Where an instance is several ranks, a block holds the KV of all of them, one rank after another. The pool has
+whole columns: the blocks of all groups, one after another.
 
 A request may have the inputs of each layer kept in place of K and V (`ops/kept_inputs.py`), where K is as wide as
 they are: a block of the same bytes then holds twice as many tokens. Such blocks never leave their instance.
@@ -72,6 +73,8 @@ class BlockFormat:
     encoding: str = "kv"
     # The ranks of an instance have some heads each. In the pool a block holds all of one rank's before the next one's.
     num_ranks: int = 1
+    # See LayerGroups: `num_layers` are those of one group.
+    num_groups: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,8 +103,13 @@ class BlockFormat:
             return self.num_channels // self.head_dim * self.block_size * self._row_len
         return self.num_channels * self.block_size * dtype_bytes
 
-    def num_blocks(self, num_tokens: int, keeps_inputs: bool = False) -> int:
+    def num_columns(self, num_tokens: int, keeps_inputs: bool = False) -> int:
         return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
+
+    @property
+    def column_bytes(self) -> int:
+        """The bytes of the blocks of all groups for the same tokens."""
+        return self.num_groups * self.block_bytes
 
     @property
     def layer_bytes(self) -> int:
@@ -117,5 +125,5 @@ class BlockFormat:
     def describe(self) -> dict[str, str]:
         """Returns the fields as text for handshakes, in which a difference is named."""
         return {name: str(value) for name, value in asdict(self).items()} | {
-            "layout": "rank,layer,kv,head,slot,dim"
+            "layout": "group,rank,layer,kv,head,slot,dim"
         }

@@ -1,16 +1,22 @@
-"""Which blocks of a request's KV are needed. Where all layers of a model attend to the latest tokens only, the blocks
-before the window of the next token are *passed*: nothing reads them again, and the request does not hold them.
+"""Which blocks of a request's KV are needed. Its tokens are cut into columns of `block_size` tokens, and a column has a
+block for each group of layers (`layer_groups.py`). Where layers attend to the latest tokens only, the columns before
+the window of the next token are *passed*: those layers never read them again, and the request holds no blocks for them
+there.
 
-    0 ........ num_passed ................ end
-    nothing    blocks that are held        blocks that it gets later
+    columns          0 ....... num_passed ......... end .......... num_columns
+    full groups      held      held                 held
+    sliding groups   nothing   held                 gets them later
 
 All that counts blocks goes by this, so that none has to tell the others.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
+
+from alignedserve.layer_groups import LayerGroups
 
 # Attention on CPUs reads keys in tiles of so many, from multiples of that on (kernels/cpu/csrc/key_tile.h): what lies
 # in the same tile as the first token of the window is read, though it does not count.
@@ -21,30 +27,81 @@ TILE_TOKENS = 64
 class KvSpan:
     # Tokens.
     block_size: int
-    # How many of the latest tokens a token attends to in every layer, itself included; 0: all.
+    # How many of the latest tokens a token attends to in the layers of sliding groups, itself included; 0: all.
     window: int = 0
-    # The most tokens of a request that one iteration computes: beyond its window it gets blocks for no more. 0: it gets
-    # blocks for all of its tokens.
+    # The most tokens of a request that one iteration computes: beyond its window it gets blocks of sliding groups for
+    # no more. 0: it gets blocks for all of its tokens.
     max_step: int = 0
+    # See LayerGroups. The full groups come first.
+    num_full_groups: int = 0
+    num_sliding_groups: int = 1
+
+    @classmethod
+    def of(cls, groups: LayerGroups, block_size: int, max_step: int) -> KvSpan:
+        return cls(block_size, groups.window, max_step, groups.num_full, groups.num_sliding)
+
+    @classmethod
+    def of_whole_requests(cls, groups: LayerGroups, block_size: int) -> KvSpan:
+        """Nothing is passed."""
+        return cls(block_size, 0, 0, groups.num_full, groups.num_sliding)
+
+    @property
+    def num_groups(self) -> int:
+        """The number of blocks of a column of which nothing is passed."""
+        return self.num_full_groups + self.num_sliding_groups
+
+    def num_columns(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
 
     def num_passed(self, num_cached: int) -> int:
-        """How many blocks the token after the first `num_cached` does not attend to, nor any later one."""
+        """How many columns the token after the first `num_cached` does not attend to in sliding groups, nor any later
+        one."""
         if num_cached < self.window or not self.window:
             return 0
         return (num_cached + 1 - self.window) // TILE_TOKENS * TILE_TOKENS // self.block_size
 
-    def end(self, num_cached: int, num_tokens: int) -> int:
-        """The blocks of a request of so many tokens end with this one, exclusive, while `num_cached` have KV."""
-        whole = -(-num_tokens // self.block_size)
+    def end(self, num_passed: int, num_columns: int) -> int:
+        """The blocks of sliding groups end with this column, exclusive, where those of full groups are `num_columns`
+        and so many columns are passed."""
         if not (self.window and self.max_step):
-            return whole
-        return min(whole, self.num_passed(num_cached) + self.most)
+            return num_columns
+        return min(num_columns, num_passed + self.most)
+
+    def num_blocks(self, num_passed: int, num_columns: int) -> int:
+        """How many blocks a request has which holds these columns."""
+        num_sliding = self.end(num_passed, num_columns) - num_passed
+        return self.num_full_groups * num_columns + self.num_sliding_groups * num_sliding
 
     def num_held(self, num_cached: int, num_tokens: int) -> int:
-        return self.end(num_cached, num_tokens) - self.num_passed(num_cached)
+        """How many blocks a request of so many tokens has, while `num_cached` have KV."""
+        return self.num_blocks(self.num_passed(num_cached), self.num_columns(num_tokens))
+
+    def columns_after_passing(self, num_columns: int, num_tokens: int) -> int:
+        """The columns that a request of so many tokens holds after it has passed some of `num_columns`. Where all
+        layers slide, what it frees pays for the column of its next token too, so it always holds some block."""
+        return num_columns if self.num_full_groups else max(num_columns, self.num_columns(num_tokens))
 
     @cached_property
     def most(self) -> int:
-        """The most blocks that the request needs in an iteration."""
+        """The most columns of sliding groups that a request needs in an iteration."""
         num_seen = self.window + TILE_TOKENS - 2
         return -(-(num_seen + self.max_step) // self.block_size) + 1
+
+    def num_at_most(self, num_columns: int) -> int:
+        """The most blocks that a request of so many columns holds at a time."""
+        return self.num_blocks(0, num_columns)
+
+    def longest(self, num_blocks: int) -> int:
+        """The most columns of a request that never holds more than so many blocks."""
+        num_short = num_blocks // self.num_groups
+        if not (self.window and self.max_step) or num_short < self.most:
+            return num_short
+        if not self.num_full_groups:
+            return sys.maxsize
+        return (num_blocks - self.num_sliding_groups * self.most) // self.num_full_groups
+
+    def are_held(self, first: int, end: int, num_passed: int) -> list[bool]:
+        """Says of each block of these columns, column by column, whether a request has it that has passed so many."""
+        num_behind = max(min(num_passed, end) - first, 0)
+        behind = [True] * self.num_full_groups + [False] * self.num_sliding_groups
+        return behind * num_behind + [True] * (self.num_groups * (end - first - num_behind))

@@ -75,8 +75,11 @@ class InstanceLimits(Message):
     # Where the inputs of layers may be kept of a request in place of its KV: an iteration runs no more such requests
     # than have KV in so many blocks. 0: of none.
     max_restored_blocks: int = 0
-    # Blocks before so many of the latest tokens are not held; 0: all are.
+    # Blocks of sliding groups of layers before so many of the latest tokens are not held; 0: all are.
     window: int = 0
+    # See LayerGroups.
+    num_full_groups: int = 0
+    num_sliding_groups: int = 1
 
     @property
     def can_keep_inputs(self) -> bool:
@@ -84,13 +87,26 @@ class InstanceLimits(Message):
 
     @property
     def span(self) -> KvSpan:
-        return KvSpan(self.block_size, self.window, self.max_num_batched_tokens)
+        return self._span(self.max_num_batched_tokens)
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """The number of tokens for which there are blocks, where nothing is passed."""
+        return self.num_blocks // (self.num_full_groups + self.num_sliding_groups) * self.block_size
 
     @property
     def max_request_blocks(self) -> int:
         """The most blocks that a request has which computes a token at a time."""
-        longest = -(-self.max_model_len // self.block_size)
-        return min(longest, KvSpan(self.block_size, self.window, 1).most) if self.window else longest
+        span = self.decode_span
+        return span.num_at_most(span.num_columns(self.max_model_len))
+
+    @property
+    def decode_span(self) -> KvSpan:
+        """The blocks of a request which computes a token at a time."""
+        return self._span(1)
+
+    def _span(self, max_step: int) -> KvSpan:
+        return KvSpan(self.block_size, self.window, max_step, self.num_full_groups, self.num_sliding_groups)
 
 
 class Stored(Message):

@@ -60,8 +60,13 @@ class DecodeRequest(Protocol):
     def num_blocks(self) -> int: ...
 
     @property
+    def num_columns(self) -> int:
+        """The number of columns that its blocks are for (see `protocol/kv_span.py`), those that are passed included."""
+
+    @property
     def num_passed(self) -> int:
-        """The number of blocks before those which it holds no more, since no token attends to them."""
+        """The number of its first columns that no later token attends to in layers with a window: it holds no blocks
+        for them there."""
 
     @property
     def keeps_inputs(self) -> bool:

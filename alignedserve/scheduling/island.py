@@ -53,7 +53,7 @@ class RoutedRequest(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """The number of its blocks in the pool."""
+        """The number of its blocks in the pool, each of which has a whole column."""
 
     @property
     def expected_at(self) -> InstanceId | None:
@@ -215,6 +215,9 @@ class DecodeView(Protocol):
 
     def blocks_of(self, request: RoutedRequest) -> int:
         """How many blocks there the request takes whose KV the pool has."""
+
+    def blocks_to_run(self, request: RoutedRequest) -> int:
+        """Likewise, with those for its next tokens."""
 
     @property
     def num_available_blocks(self) -> int: ...

@@ -89,7 +89,7 @@ def has_evicted(island: Island) -> bool:
 def patience_s(island: Island, starvation_s: float) -> float:
     """A pooled request should be admitted after so long. With more of them than decode instances can hold, all wait
     long, whatever the order: only beyond that does somebody starve."""
-    capacity = sum(view.num_blocks * view.hello.limits.block_size for view in island.cluster.decodes)
+    capacity = sum(view.hello.limits.num_kv_tokens for view in island.cluster.decodes)
     num_fills = island.decode_queue.num_tokens / capacity if capacity else 0.0
     return starvation_s * (1.0 + num_fills)
 
@@ -103,7 +103,7 @@ def emptiest(request: RoutedRequest, views: Iterable[DecodeView]) -> DecodeView 
     fitting = [
         view
         for view in views
-        if view.num_available_slots > 0 and view.num_available_blocks > view.blocks_of(request)
+        if view.num_available_slots > 0 and view.num_available_blocks >= view.blocks_to_run(request)
     ]
     return max(fitting, key=lambda view: view.num_available_blocks, default=None)
 

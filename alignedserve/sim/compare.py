@@ -8,6 +8,7 @@ from itertools import product
 from typing import Protocol
 
 from alignedserve.engine.config import EngineConfig
+from alignedserve.layer_groups import one_group
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
@@ -193,7 +194,7 @@ class Comparison:
             foresee=_foresight(config.length_predictor, max_model_len),
             overhead=Overhead(config.pace, config.outside_ms / 1000),
             hidden_cache=self._engine.hidden_cache,
-            window=self._model.held_window if self._model else 0,
+            groups=self._model.groups if self._model else one_group(1),
         )
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from alignedserve.engine.blocks import NO_BLOCK, BlockManager
+from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.request import Request, Status, Work
 from alignedserve.engine.validate import Vocabulary
 from alignedserve.instance.requests import key_of
 from alignedserve.protocol.kv_format import tokens_per_block
-from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.sim import model
@@ -36,11 +35,12 @@ _VOCABULARY = Vocabulary(model.VOCABULARY, frozenset())
 @dataclass(frozen=True)
 class SimFormat:
     block_size: int
+    # Of a block of one group of layers.
     block_bytes: int
     # In the pool.
     pool_block_bytes: int
 
-    def num_blocks(self, num_tokens: int, keeps_inputs: bool = False) -> int:
+    def num_columns(self, num_tokens: int, keeps_inputs: bool = False) -> int:
         return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
 
 
@@ -68,10 +68,12 @@ class SimEngine:
         self.num_blocks = limits.num_blocks
         self.max_model_len = limits.max_model_len
         self.vocabulary = _VOCABULARY
+        # Without a window until `keep_window`.
+        self.span = replace(limits.span, window=0, max_step=0)
         self.format = SimFormat(
             limits.block_size,
-            limits.block_size * cost.kv_bytes_per_token,
-            int(limits.block_size * cost.pool_bytes_per_token),
+            limits.block_size * cost.kv_bytes_per_token // self.span.num_groups,
+            int(limits.block_size * cost.pool_bytes_per_token / self.span.num_groups),
         )
         self.grammars = SimGrammars()
         self.contents = BlockContents(limits.block_size)
@@ -84,13 +86,12 @@ class SimEngine:
         self._computed = computed
         self._kv = kv or KvModel()
         self._chains: dict[RequestId, TokenChain] = {}
-        self.span = KvSpan(limits.block_size)
-        self._blocks = BlockManager(limits.num_blocks)
+        self._blocks = BlockManager(limits.num_blocks, self.span)
         self._requests: dict[RequestId, Request] = {}
-        # Counts for each request how many of its first blocks other requests have filled.
+        # Counts for each request how many of its first columns other requests have filled.
         self._num_shared: Counter[RequestId] = Counter()
-        # What was right in whole blocks of a request, by their places, when they were last looked at.
-        self._right: dict[RequestId, dict[int, Content]] = {}
+        # What was right in whole blocks of a request, by group and column, when they were last looked at.
+        self._right: dict[RequestId, dict[tuple[int, int], Content]] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -98,7 +99,7 @@ class SimEngine:
 
     def keep_window(self, max_step: int) -> None:
         if self.limits.window:
-            self.span = KvSpan(self.format.block_size, self.limits.window, max_step)
+            self.span = replace(self.limits.span, max_step=max_step)
             self._blocks.keep_window(self.span)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
@@ -123,13 +124,9 @@ class SimEngine:
         if keeps_inputs and (num_computed or not self.limits.can_keep_inputs):
             raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
         num_tokens = len(prompt_token_ids) + len(output)
-        end = self.span.end(num_computed, num_tokens)
-        if keeps_inputs:
-            end = self.format.num_blocks(num_tokens, keeps_inputs)
-        num_shared = len(self._blocks.held(request_id))
-        num_passed = 0 if num_shared else self.span.num_passed(num_computed)
-        num_blocks = end - num_shared - num_passed - num_lent
-        if num_blocks > self._blocks.num_free:
+        num_columns = self.format.num_columns(num_tokens, keeps_inputs) - num_lent
+        num_passed = self.span.num_passed(num_computed)
+        if self._blocks.num_missing(request_id, num_columns, num_passed) > self._blocks.num_free:
             return None
         if matcher is None and params.structured_outputs is not None:
             matcher = self.grammars.matcher(params.structured_outputs)
@@ -152,9 +149,7 @@ class SimEngine:
             pooling=pooling,
         )
         self.contents.is_reversed(key_of(request_id), is_reversed)
-        if num_passed:
-            self._blocks.skip(request_id, num_passed)
-        self._allocate(request_id, num_blocks)
+        self._grow(request_id, num_columns, num_passed)
         return request
 
     def _chain(
@@ -175,8 +170,7 @@ class SimEngine:
 
     def free_passed(self, request: Request) -> None:
         num_passed = self.span.num_passed(request.num_computed)
-        self._blocks.free_passed(request.request_id, num_passed)
-        self.allocate_up_to(request, self.span.end(request.num_computed, request.num_tokens))
+        self._clear(self._blocks.free_passed(request.request_id, num_passed, request.num_tokens))
 
     def part(self, request: Request) -> None:
         request.status = Status.HELD
@@ -191,22 +185,30 @@ class SimEngine:
         request.status = Status.FINISHED
         del self._requests[request.request_id]
 
-    def blocks_of(self, request: Request) -> list[BlockId]:
-        return list(self._blocks.held(request.request_id))
+    def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]:
+        return self._blocks.in_columns(request.request_id, first, end)
 
     def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
-        return self._allocate(owner, num_blocks)
+        blocks = self._blocks.allocate(owner, num_blocks)
+        if blocks is None:
+            raise RuntimeError(f"{owner}: planned {num_blocks} blocks, only {self._blocks.num_free} are free")
+        self._clear([Grown(0, blocks)])
+        return blocks
 
     def give_back(self, owner: RequestId) -> None:
         self._blocks.free(owner)
 
-    def _allocate(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
-        blocks = self._blocks.allocate(owner, num_blocks)
-        if blocks is None:
-            raise RuntimeError(f"{owner}: planned {num_blocks} blocks, only {self._blocks.num_free} are free")
-        for block in blocks:
-            self.contents.clear(block)
-        return blocks
+    def _grow(self, owner: RequestId, num_columns: int, num_passed: int = 0) -> None:
+        grown = self._blocks.grow(owner, num_columns, num_passed)
+        if grown is None:
+            count = self._blocks.num_missing(owner, num_columns, num_passed)
+            raise RuntimeError(f"{owner}: planned {count} blocks, only {self._blocks.num_free} are free")
+        self._clear(grown)
+
+    def _clear(self, grown: Sequence[Grown]) -> None:
+        for _, blocks in grown:
+            for block in blocks:
+                self.contents.clear(block)
 
     # ---- blocks that two requests fill from both ends ----------------------------------------------------------------
 
@@ -217,10 +219,8 @@ class SimEngine:
         self._blocks.lend(borrower.request_id, lender.request_id, index)
         self._sharers |= {borrower.request_id, lender.request_id}
 
-    def allocate_up_to(self, request: Request, num_blocks: int) -> None:
-        missing = num_blocks - len(self._blocks.held(request.request_id))
-        if missing > 0:
-            self._allocate(request.request_id, missing)
+    def allocate_up_to(self, request: Request, num_columns: int) -> None:
+        self._grow(request.request_id, num_columns)
 
     def checkpoint(self, lender: Request, index: int, first: int, end: int) -> int:
         key, block = key_of(lender.request_id), self._blocks.held(lender.request_id)[index]
@@ -245,7 +245,7 @@ class SimEngine:
 
     def cut(self, request: Request, num_tokens: int) -> None:
         request.num_computed = num_tokens
-        self._blocks.cut(request.request_id, self.format.num_blocks(num_tokens))
+        self._blocks.cut(request.request_id, self.format.num_columns(num_tokens))
         self.contents.drop(key_of(request.request_id))
 
     def _copied(self, num_tokens: int, channel: Channel) -> int:
@@ -256,25 +256,38 @@ class SimEngine:
     # ---- checks of what blocks hold ----------------------------------------------------------------------------------
 
     def _check_content(self, request: Request) -> None:
-        key, size, blocks = key_of(request.request_id), self._size_of(request), self.blocks_of(request)
-        known, right = self._right.get(request.request_id, {}), dict[int, Content]()
-        # This does not go by what says which blocks are passed, but by the tokens that the next one attends to.
-        first = max(request.num_computed + 1 - self.span.window, 0) // size if self.span.window else 0
-        for index in range(first, self.format.num_blocks(request.num_computed, request.keeps_inputs)):
-            held = self.contents.get(key, blocks[index])
-            if held and held is known.get(index):
-                right[index] = held
-                continue
-            least = min(size, request.num_computed - index * size)
-            is_its_own = index < self._num_shared[request.request_id] or (held and held.key == key)
-            if held is None or not is_its_own or held.place != index or held.num_tokens < least:
-                raise RuntimeError(
-                    f"request {key} runs with {least} tokens in its block {index}, which holds {held}"
-                )
-            self._check_digest(request, held)
-            if held.num_tokens == size:
-                right[index] = held
+        key, size = key_of(request.request_id), self._size_of(request)
+        known, right = self._right.get(request.request_id, {}), dict[tuple[int, int], Content]()
+        end = self.format.num_columns(request.num_computed, request.keeps_inputs)
+        for group in range(self.span.num_groups):
+            blocks = self._blocks.held(request.request_id, group)
+            for column in range(self._first_seen(request, group), end):
+                held = self.contents.get(key, blocks[column])
+                if held is None or held is not known.get((group, column)):
+                    held = self._checked(request, group, column, held)
+                if held.num_tokens == size:
+                    right[group, column] = held
         self._right[request.request_id] = right
+
+    def _first_seen(self, request: Request, group: int) -> int:
+        """The first column that the request's next token attends to in layers of this group. This goes by the window,
+        and not by what says which columns are passed."""
+        if group < self.span.num_full_groups or not self.span.window:
+            return 0
+        return max(request.num_computed + 1 - self.span.window, 0) // self._size_of(request)
+
+    def _checked(self, request: Request, group: int, column: int, held: Content | None) -> Content:
+        """Raises RuntimeError unless it is what the request needs there."""
+        key, size = key_of(request.request_id), self._size_of(request)
+        least = min(size, request.num_computed - column * size)
+        is_its_own = column < self._num_shared[request.request_id] or (held and held.key == key)
+        is_there = held is not None and (held.group, held.place) == (group, column)
+        if held is None or not is_its_own or not is_there or held.num_tokens < least:
+            raise RuntimeError(
+                f"request {key} runs with {least} tokens in its block {column} of group {group}, which holds {held}"
+            )
+        self._check_digest(request, held)
+        return held
 
     def _check_digest(self, request: Request, held: Content) -> None:
         """Raises RuntimeError unless the block holds KV of the request's own tokens, from a prefix of its own."""
@@ -330,25 +343,24 @@ class SimEngine:
     def _compute(self, request: Request, count: int) -> None:
         key, size, first = key_of(request.request_id), self._size_of(request), request.num_computed
         end = first + count
-        blocks = self._blocks.held(request.request_id)
-        missing = self.format.num_blocks(end, request.keeps_inputs) - len(blocks)
-        if missing > 0:
-            self._allocate(request.request_id, missing)
-            blocks = self._blocks.held(request.request_id)
-        if request.request_id in self._sharers or self.span.window:
+        num_columns = self.format.num_columns(end, request.keeps_inputs)
+        self._grow(request.request_id, num_columns)
+        if request.request_id in self._sharers or self.span.window or self.span.num_groups > 1:
             self._check_content(request)
         elif first:
-            held = self.contents.get(key, blocks[(first - 1) // size])
+            held = self.contents.get(key, self._blocks.held(request.request_id)[(first - 1) // size])
             if held is None:
                 raise RuntimeError(f"request {key} goes on after {first} tokens, the last of which are gone")
             self._check_digest(request, held)
         chain = self._chains[request.request_id]
-        for index in range(first // size, self.format.num_blocks(end, request.keeps_inputs)):
-            until = min(end, (index + 1) * size)
+        for column in range(first // size, num_columns):
+            until = min(end, (column + 1) * size)
             content = Content(
-                key, index, until - index * size, chain.hash_of(until), is_inputs=request.keeps_inputs
+                key, column, until - column * size, chain.hash_of(until), is_inputs=request.keeps_inputs
             )
-            self.contents.write(blocks[index], content)
+            for group in range(self.span.num_groups):
+                block = self._blocks.held(request.request_id, group)[column]
+                self.contents.write(block, content._replace(group=group))
         request.num_computed = end
         self._computed[key] += count
 

@@ -30,6 +30,7 @@ class IslandConfig:
     cost: CostModel
     prefill: InstanceLimits
     decode: InstanceLimits
+    # Of whole columns.
     pool_blocks: int
     num_prefill: int = 1
     num_decode: int = 1
@@ -78,7 +79,7 @@ class Island:
             self.world,
             InstanceId("kvpool-0"),
             InstanceLimits(num_blocks=config.pool_blocks, block_size=config.decode.block_size),
-            config.decode.max_request_blocks if config.decode.window else 0,
+            config.decode.decode_span,
         )
         self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]
         self.decodes = [self._decode(each) for each in config.ids_of("decode")]

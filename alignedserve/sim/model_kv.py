@@ -3,8 +3,9 @@ is in a model's config."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from alignedserve.layer_groups import LayerGroups, one_group
 from alignedserve.protocol.kv_format import DTYPE_BYTES, KV_CACHE_DTYPES, BlockFormat
 from alignedserve.timing.cost import CostModel
 
@@ -16,9 +17,10 @@ class ModelKv:
     form: BlockFormat
     # The most tokens of a request.
     max_model_len: int
-    # How many of the latest tokens a token attends to in every layer, and for how many an instance holds blocks; 0: all
+    # How many of the latest tokens a token attends to in every layer; 0: all.
     window: int = 0
-    held_window: int = 0
+    # Says which KV an instance holds blocks for, and has as many groups as `form`.
+    groups: LayerGroups = field(default_factory=lambda: one_group(1))
 
     def form_of(self, cost: CostModel) -> BlockFormat:
         """Returns the format in which a token has as many bytes as the cost model says. Raises ValueError."""
@@ -70,4 +72,4 @@ def with_kv(
 
 
 def _token_bytes(form: BlockFormat) -> int:
-    return form.block_bytes // form.block_size
+    return form.column_bytes // form.block_size

@@ -30,9 +30,10 @@ class Pauses:
         self.dropped: list[RequestKey] = []
         self.sat_out: list[RequestKey] = []
         self.interrupted: list[RequestKey] = []
-        # Tokens whose KV was copied to the pool for evictions, and tokens whose KV has to be copied back.
-        self.num_saved_tokens = 0
-        self.num_fetched_tokens = 0
+        # Tokens whose KV was copied to the pool for evictions, and tokens whose KV has to be copied back. Of one whose
+        # KV is copied in some groups of layers, so large a part counts.
+        self.num_saved_tokens = 0.0
+        self.num_fetched_tokens = 0.0
         # The bytes of KV that made way in blocks shared from both ends, and came back: of other requests than those.
         self.num_checkpoint_bytes = 0
         self.num_restored_bytes = 0
@@ -97,9 +98,16 @@ class Pauses:
         for key, num_tokens in report.evicted:
             running.pop(key, None)
             self.evicted.append(key)
-            num_passed = self._span.num_passed(num_tokens) * self._span.block_size
-            self.num_saved_tokens += num_tokens - max(self._num_in_pool.pop(key, 0), num_passed)
-            self.num_fetched_tokens += num_tokens - num_passed
+            self.num_saved_tokens += self._num_moved(num_tokens, self._num_in_pool.pop(key, 0))
+            self.num_fetched_tokens += self._num_moved(num_tokens, 0)
+
+    def _num_moved(self, num_tokens: int, num_there: int) -> float:
+        """The tokens of a request whose KV is copied to where that of its first `num_there` is already."""
+        span = self._span
+        num_of_full = num_tokens - num_there
+        num_of_sliding = num_tokens - max(num_there, span.num_passed(num_tokens) * span.block_size)
+        num_blocks = span.num_full_groups * num_of_full + span.num_sliding_groups * num_of_sliding
+        return num_blocks / span.num_groups
 
     def _dropped(self, running: _Members, keys: Iterable[RequestKey]) -> None:
         for key in keys:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from alignedserve.kvpool.pool import Pool, PoolConfig
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import AnyMessage, Hello, InstanceLimits, Message, Welcome
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.segment import SimSegment
@@ -27,12 +28,12 @@ class PoolProcess(SimProcess):
         world: World,
         instance_id: InstanceId,
         limits: InstanceLimits,
-        max_request_blocks: int = 0,
+        span: KvSpan,
     ) -> None:
-        """`max_request_blocks`: see PoolConfig."""
+        """`limits`: of whole columns. `span`: the blocks that a request has at a decode instance."""
         super().__init__(world, instance_id)
         self._limits = limits
-        self._max_request_blocks = max_request_blocks
+        self._span = span
         self._num_segments = 0
         self.segment = self._new_segment()
 
@@ -45,7 +46,10 @@ class PoolProcess(SimProcess):
     def _new_segment(self) -> SimSegment:
         self._num_segments += 1
         segment = SimSegment(
-            f"segment-{self._num_segments}", self._limits.num_blocks, self._limits.block_size
+            f"segment-{self._num_segments}",
+            self._limits.num_blocks,
+            self._limits.block_size,
+            self._span.num_groups,
         )
         self.world.segments[segment.name] = segment
         return segment
@@ -54,7 +58,7 @@ class PoolProcess(SimProcess):
         return self.segment.name == segment
 
     def start(self) -> None:
-        config = PoolConfig(max_request_blocks=self._max_request_blocks)
+        config = PoolConfig(span=self._span if self._span.window else None)
         self.core = Pool(self.segment.owners, self._limits.block_size, self.local_clock.now(), config)
         super().start()
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from alignedserve.layer_groups import LayerGroups, one_group
 from alignedserve.protocol.kv_format import num_restored_blocks
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import InstanceLimits, Request
@@ -52,11 +53,12 @@ class Scenario:
     overhead: Overhead = NO_OVERHEAD
     # Whether colocated instances may keep inputs of layers in place of KV.
     hidden_cache: bool = False
-    # How many of the latest tokens an instance holds blocks for; 0: all.
-    window: int = 0
+    # The model's layers, as far as an instance holds blocks for a window only.
+    groups: LayerGroups = field(default_factory=lambda: one_group(1))
 
     def island(self) -> Island:
-        num_blocks = self.cost.num_kv_tokens // self.block_size
+        span = self.span
+        num_blocks = self.cost.num_kv_tokens // self.block_size * span.num_groups
         longest = -(-self.max_model_len // self.block_size)
         limits = InstanceLimits(
             num_blocks=num_blocks,
@@ -65,7 +67,9 @@ class Scenario:
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             max_restored_blocks=num_restored_blocks(num_blocks, longest) if self.hidden_cache else 0,
-            window=self.window if self.window < self.max_model_len else 0,
+            window=span.window,
+            num_full_groups=span.num_full_groups,
+            num_sliding_groups=span.num_sliding_groups,
         )
         config = IslandConfig(
             cost=self.cost,
@@ -85,7 +89,15 @@ class Scenario:
 
     @property
     def span(self) -> KvSpan:
-        return KvSpan(self.block_size, self.window)
+        groups = self.groups
+        if groups.window >= self.max_model_len:
+            return KvSpan(self.block_size)
+        return KvSpan(
+            self.block_size,
+            groups.window,
+            num_full_groups=groups.num_full,
+            num_sliding_groups=groups.num_sliding,
+        )
 
     @property
     def num_decoding(self) -> int:

@@ -209,15 +209,12 @@ class SimTransfers:
         self._loads.start(copy, is_urgent)
 
     def save(
-        self, key: RequestKey, pairs: Pairs, num_tokens: int, done: Done, is_urgent: bool = False
+        self, key: RequestKey, pairs: Pairs, num_empty: int, done: Done, is_urgent: bool = False
     ) -> None:
         segment = self._pool(key)
         # The blocks are copied as they were when the copy was started, whatever is computed meanwhile.
         places = [(there, self.own(key, here, "saved")) for here, there in pairs]
-        if (num_held := sum(held.num_tokens for _, held in places)) != num_tokens:
-            raise RuntimeError(
-                f"request {key}: {num_tokens} tokens are to be saved, its blocks hold {num_held}"
-            )
+        self._check_filled(key, [held for _, held in places], num_empty)
         write = segment.write(places)
 
         def end(error: str | None) -> str | None:
@@ -232,6 +229,16 @@ class SimTransfers:
         # The copy holds its pool blocks from here on, also while it waits.
         copy.has_begun = True
         self._saves.start(copy, is_urgent)
+
+    def _check_filled(self, key: RequestKey, saved: Sequence[Content], num_empty: int) -> None:
+        """Raises RuntimeError unless all are full but those of the last column, which have so many empty slots."""
+        first_of_last = len(saved) - self.engine.span.num_groups
+        for index, held in enumerate(saved):
+            wanted = self.engine.format.block_size - (num_empty if index >= first_of_last else 0)
+            if held.num_tokens != wanted:
+                raise RuntimeError(
+                    f"request {key}: {wanted} tokens of a block are to be saved, which holds {held}"
+                )
 
     def own(self, key: RequestKey, block: BlockId, how: str) -> Content:
         """KV that a request shares is its own in the pool, and at another instance. `how`: what is done with it."""

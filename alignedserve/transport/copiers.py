@@ -50,8 +50,8 @@ class Copier(Protocol):
         is_stopped: Callable[[], bool],
         tail: Tail | None = None,
     ) -> None:
-        """Copies from the cache to the pool, or back; `run.here` counts the cache's blocks. `tail`: the block of a save
-        which is filled in part.
+        """Copies from the cache to the pool, or back; `run.here` counts the cache's blocks. `tail`: the blocks of a
+        save which are filled in part.
 
         `is_stopped` is asked before each piece, and may raise. Returns, or raises, when no copy is under way any more.
         """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from alignedserve.kernels.cpu.library import library
 from alignedserve.kernels.kv_int8 import dequantise_torch, quantise_torch, stored_bytes
 from alignedserve.transport import cuda
 from alignedserve.transport.copiers import DIRECTIONS, Copier, CudaCopier, Direction, HostCopier
-from alignedserve.transport.runs import Pairs, Run, Tail
+from alignedserve.transport.runs import Pairs, Run, Tail, pieces_of
 from alignedserve.types import BlockId, PoolBlockId
 
 logger = logging.getLogger(__name__)
@@ -45,9 +46,9 @@ class Int8HostCopier(HostCopier):
         self._quantise, self._dequantise = functions_for(blocks.dtype)
 
     def save(self, run: Run, tail: Tail | None = None) -> None:
-        here, there, num = run
-        num_last_slots = num_slots_of_last(run, tail, self._blocks.shape[4])
-        self._quantise(self._blocks[here : here + num], self._stored[there : there + num], num_last_slots)
+        for (here, there, num), is_tail in pieces_of(run, tail):
+            num_last_slots = tail.num_slots if is_tail and tail else self._blocks.shape[4]
+            self._quantise(self._blocks[here : here + num], self._stored[there : there + num], num_last_slots)
 
     def load(self, run: Run) -> None:
         here, there, num = run
@@ -69,11 +70,16 @@ class Int8Buffer:
         self.stored = torch.empty(shape, dtype=torch.uint8, device=blocks.device)
 
     def quantise(self, pairs: Pairs, tail: Tail | None) -> None:
-        # A save ends with its tail, so that is the last of a group.
-        ends_here = tail is not None and pairs[-1][1] == tail.block
-        number = len(pairs) - 1 if ends_here else -1
+        # Of the blocks of a call only the last may be of the tail.
+        ends = (
+            [] if tail is None else [end for end, (_, there) in enumerate(pairs, start=1) if tail.has(there)]
+        )
         num_slots = tail.num_slots if tail is not None else self._blocks.shape[4]
-        self._quantise(self._blocks, self._here(pairs), self.stored[: len(pairs)], number, num_slots)
+        here = self._here(pairs)
+        for begin, end in pairwise((0, *ends, len(pairs))):
+            if begin < end:
+                number = end - begin - 1 if end in ends else -1
+                self._quantise(self._blocks, here[begin:end], self.stored[begin:end], number, num_slots)
 
     def dequantise(self, pairs: Pairs) -> None:
         self._dequantise(self.stored[: len(pairs)], self._blocks, self._here(pairs))
@@ -134,12 +140,6 @@ def pairs_of(runs: Sequence[Run]) -> Pairs:
     return [
         (BlockId(run.here + i), PoolBlockId(run.there + i)) for run in runs for i in range(run.num_blocks)
     ]
-
-
-def num_slots_of_last(run: Run, tail: Tail | None, num_slots: int) -> int:
-    """Returns how many slots of the run's last block are filled. A save's tail is the last of one run."""
-    ends_with_tail = tail is not None and tail.block == run.there + run.num_blocks - 1
-    return tail.num_slots if ends_with_tail and tail is not None else num_slots
 
 
 def functions_for(dtype: torch.dtype) -> tuple[Quantise, Dequantise]:

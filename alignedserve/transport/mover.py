@@ -55,8 +55,9 @@ class Mover:
         quick_bytes: int = 0,
         pool_format: BlockFormat | None = None,
     ) -> None:
-        """`parts`: the cache's blocks, of each rank. Transfers of less than `quick_bytes` of the cache are done by the
-        thread that starts them. `pool_format`: of the pool's blocks; None if they are as the cache's."""
+        """`parts`: the cache's blocks, of each rank. `pool`: has a row for each group's block of a column. Transfers of
+        less than `quick_bytes` of the cache are done by the thread that starts them. `pool_format`: of the pool's
+        blocks; None if they are as the cache's."""
         self._copier = make_copier(parts, pool, num_threads, pool_format)
         self._pool_format = pool_format
         self._num_blocks, self._num_pool_blocks, self._block_bytes = len(parts[0]), len(pool), pool.shape[1]
@@ -77,13 +78,13 @@ class Mover:
         done: Done,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         is_urgent: bool = False,
-        num_tokens: int | None = None,
+        num_empty: int = 0,
     ) -> TransferId:
-        """Copies cache blocks to pool blocks, after all that was computed before this call. `num_tokens`: the tokens
-        whose KV these blocks hold, the last of them perhaps in part; None if all are full."""
-        tail = None
-        if num_tokens is not None and self._pool_format is not None:
-            tail = tail_of(pairs, num_tokens, self._pool_format.block_size)
+        """Copies cache blocks to pool blocks, after all that was computed before this call. `num_empty`: of the blocks
+        of the last column so many slots hold nothing; all others are full."""
+        tail, form = None, self._pool_format
+        if form is not None:
+            tail = tail_of(pairs, num_empty, form.block_size, form.num_groups)
         return self._start("save", key, pairs, done, timeout_s, is_urgent, tail)
 
     def load(

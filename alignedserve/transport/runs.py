@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from alignedserve.types import BlockId, PoolBlockId, RequestKey
@@ -17,10 +18,15 @@ MAX_PIECE_BYTES = 16 << 20
 
 
 class Tail(NamedTuple):
-    """The pool's block that a save ends with, where only its first slots hold KV."""
+    """The pool's blocks of the column that a save ends with, where only their first slots hold KV. They follow each
+    other: there is one for each group of layers."""
 
-    block: PoolBlockId
+    first: PoolBlockId
+    num_blocks: int
     num_slots: int
+
+    def has(self, block: int) -> bool:
+        return self.first <= block < self.first + self.num_blocks
 
 
 class Run(NamedTuple):
@@ -47,12 +53,30 @@ def _follows(run: Run, here: int, there: int) -> bool:
     return here == run.here + run.num_blocks and there == run.there + run.num_blocks
 
 
-def tail_of(pairs: Pairs, num_tokens: int, block_size: int) -> Tail | None:
-    """Returns the last of the blocks unless it is full. All others are full: they hold `num_tokens` together."""
-    num_slots = num_tokens - (len(pairs) - 1) * block_size
-    if (pairs and not 0 < num_slots <= block_size) or (not pairs and num_tokens):
-        raise RuntimeError(f"{len(pairs)} blocks of {block_size} slots for the KV of {num_tokens} tokens")
-    return Tail(pairs[-1][1], num_slots) if pairs and num_slots < block_size else None
+def tail_of(pairs: Pairs, num_empty: int, block_size: int, num_groups: int = 1) -> Tail | None:
+    """Returns the blocks of the last column unless they are full: `num_empty` of their slots are not filled."""
+    if not 0 <= num_empty < block_size or (num_empty and not pairs):
+        raise RuntimeError(
+            f"{len(pairs)} blocks of {block_size} slots, of the last of which {num_empty} are empty"
+        )
+    if not num_empty:
+        return None
+    first = PoolBlockId(pairs[-1][1] // num_groups * num_groups)
+    return Tail(first, num_groups, block_size - num_empty)
+
+
+def pieces_of(run: Run, tail: Tail | None) -> Iterator[tuple[Run, bool]]:
+    """Cuts a run of a save into what is full and, one by one, the blocks of the tail. Yields each with whether it is
+    one of these."""
+    first = end = run.num_blocks
+    if tail is not None:
+        first, end = (
+            min(max(edge - run.there, 0), run.num_blocks)
+            for edge in (tail.first, tail.first + tail.num_blocks)
+        )
+    for begin, stop in pairwise((0, *range(first, end + 1), run.num_blocks)):
+        if begin < stop:
+            yield Run(run.here + begin, run.there + begin, stop - begin), first <= begin < end
 
 
 def check_blocks(blocks: Iterable[int], num_blocks: int, where: str) -> None:

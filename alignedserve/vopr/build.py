@@ -90,15 +90,17 @@ def island_config(plan: Plan) -> IslandConfig:
     )
 
 
-def _limits(plan: Plan, num_blocks: int) -> InstanceLimits:
+def _limits(plan: Plan, num_columns: int) -> InstanceLimits:
     return InstanceLimits(
-        num_blocks=num_blocks,
+        num_blocks=num_columns * plan.num_groups,
         block_size=plan.block_size,
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_model_len=MAX_MODEL_LEN,
         max_restored_blocks=-(-MAX_MODEL_LEN // plan.block_size) if plan.hidden_cache else 0,
         window=plan.window,
+        num_full_groups=plan.num_full_groups,
+        num_sliding_groups=plan.num_sliding_groups,
     )
 
 

@@ -16,6 +16,10 @@ LINKS = ("host", "host", "ipc", "gloo", "nccl")
 MAX_MODEL_LEN = 256
 # Most models attend to all tokens. Blocks are passed in steps of 64 tokens.
 WINDOWS = (0, 0, 0, 1, 30, 100, 150)
+# How many groups of layers attend to all tokens, and how many have the window: in some models all do.
+GROUPS: tuple[tuple[int, int], ...] = ((0, 1), (1, 1), (1, 3), (2, 3))
+# The share of the plans without a window that get one in some of their layers.
+MIXED_SHARE = 0.2
 # What a seed may make: an island with simulated gateways, or a whole system, with the real ones in front of islands.
 SYSTEMS = ("island", "whole")
 # The share of the seeds that make a whole system. A seed of those takes some three times as long as another one, so
@@ -51,6 +55,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_gateways: int
     link: str
     block_size: int
+    # Whole columns: blocks of all groups of layers.
     pool_blocks: int
     prefill_blocks: int
     decode_blocks: int
@@ -91,13 +96,20 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hidden_cache: bool = False
     # Whether instances change between prefill and decode while they run.
     change_roles: bool = False
-    # How many of the latest tokens all layers of the model attend to; 0: all.
+    # How many of the latest tokens the model's sliding layers attend to; 0: all.
     window: int = 0
+    # See LayerGroups.
+    num_full_groups: int = 0
+    num_sliding_groups: int = 1
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
         counts |= {"kvpool": 1, "gateway": self.num_gateways}
         return [InstanceId(f"{role}-{index}") for index in range(counts[role])]
+
+    @property
+    def num_groups(self) -> int:
+        return self.num_full_groups + self.num_sliding_groups
 
     @property
     def instances(self) -> list[InstanceId]:
@@ -111,15 +123,25 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def make_plan(seed: int, policies: Sequence[str] = (), systems: Sequence[str] = ()) -> Plan:
     """A seed makes the same island whatever it would make else."""
-    if _system_of(seed, systems or SYSTEMS) == "island":
-        return _island(seed, policies)
-    return _with_front(_island(seed, policies))
+    island = _with_groups(_island(seed, policies))
+    return island if _system_of(seed, systems or SYSTEMS) == "island" else _with_front(island)
 
 
 def _system_of(seed: int, systems: Sequence[str]) -> str:
     if len(set(systems)) == 1:
         return systems[0]
     return "whole" if Random(f"system of {seed}").random() < WHOLE_SHARE else "island"
+
+
+def _with_groups(plan: Plan) -> Plan:
+    if plan.share_blocks or plan.hidden_cache:
+        return plan
+    random = Random(f"groups of {plan.seed}")
+    window, choices = plan.window, GROUPS
+    if not window and random.random() < MIXED_SHARE:
+        window, choices = random.choice([each for each in WINDOWS if each]), GROUPS[1:]
+    num_full, num_sliding = random.choice(choices) if window else (0, 1)
+    return replace(plan, window=window, num_full_groups=num_full, num_sliding_groups=num_sliding)
 
 
 def _with_front(plan: Plan) -> Plan:

@@ -55,10 +55,10 @@ def engine_for(
         **options,
     )
     form = block_format(wanted, config, dtype_of(config, bench))
-    num_blocks = max(sum(form.num_blocks(length + max_steps + 1) for length in batch) for batch in batches)
-    num_blocks = max(num_blocks + spare_blocks, form.num_blocks(max_model_len))
+    num_columns = max(sum(form.num_columns(length + max_steps + 1) for length in batch) for batch in batches)
+    num_columns = max(num_columns + spare_blocks, form.num_columns(max_model_len))
     free_memory()
-    built = build_engine(replace(wanted, kv_cache_memory_bytes=num_blocks * form.block_bytes))
+    built = build_engine(replace(wanted, kv_cache_memory_bytes=num_columns * form.column_bytes))
     fill_with_noise(built.engine.cache.blocks)
     try:
         yield built

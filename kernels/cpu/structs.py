@@ -128,7 +128,7 @@ class AttentionOp(Structure):
             for name in ("qkv_stride", "out_stride", "block_stride", "value_offset", "row_bytes")
         ),
         *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "coding")),
-        *((name, c_int32) for name in ("window", "of_kept", "rotary_dim")),
+        *((name, c_int32) for name in ("window", "of_kept", "rotary_dim", "group")),
         ("scale", c_float),
         ("eps", c_float),
     ]
@@ -237,7 +237,15 @@ class Step(Structure):
     _fields_ = [
         *(
             (name, c_int64)
-            for name in ("num_tokens", "num_rows", "num_seqs", "block_table_stride", "num_restored")
+            for name in (
+                "num_tokens",
+                "num_rows",
+                "num_seqs",
+                "block_table_stride",
+                "group_table_stride",
+                "slots_stride",
+                "num_restored",
+            )
         ),
         *(
             (name, c_void_p)

@@ -60,17 +60,20 @@ def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int, is_coded
 
 @dataclass(frozen=True)
 class PagedStep:
-    """The inputs that all layers of a step share."""
+    """The inputs that all layers of a group share."""
 
     query_start: torch.Tensor
     context_len: torch.Tensor
-    # The table is flat; sequence s's blocks begin at s * table_stride[0].
+    # The table is flat; sequence s's blocks of this group of layers begin at
+    # (s * num_groups + group) * table_stride[0].
     block_table: torch.Tensor
     table_stride: torch.Tensor
     # The number of sequences, with padding.
     num_seqs: int
     # 1 for each sequence that fills its blocks from the last slot down; None if none does.
     is_reversed: torch.Tensor | None = None
+    group: int = 0
+    num_groups: int = 1
 
 
 class DecodeScratch:
@@ -141,6 +144,8 @@ def balanced_attention(
         step.table_stride,
         step.is_reversed,
         step.num_seqs,
+        step.group,
+        step.num_groups,
         scale * LOG2_E.value,
         cache.stride(0),
         cache.stride(1),
@@ -183,6 +188,8 @@ def plain_attention(
         step.block_table,
         step.table_stride,
         step.is_reversed,
+        step.group,
+        step.num_groups,
         scale * LOG2_E.value,
         cache.stride(0),
         cache.stride(1),
@@ -326,7 +333,7 @@ def _store_out(
     tl.store(at + dim[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_seqs"])
+@triton.jit(do_not_specialize=["num_seqs", "group", "num_groups"])
 def _balanced_kernel(
     q,
     cache,
@@ -341,6 +348,8 @@ def _balanced_kernel(
     table_stride,
     is_reversed,
     num_seqs,
+    group,
+    num_groups,
     scale,
     block_stride,
     value_offset,
@@ -361,14 +370,16 @@ def _balanced_kernel(
     per_program = tl.load(plan)
     first_unit = program * per_program
     end_unit = tl.minimum(first_unit + per_program, tl.load(plan + 1))
-    row_stride = tl.load(table_stride).to(tl.int64)
+    group_stride = tl.load(table_stride).to(tl.int64)
+    row_stride = num_groups * group_stride
+    table = block_table + group * group_stride
     is_used = first_unit < end_unit
     record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + program)
     seq, seq_start, num_tiles, length, token = _load_record(record, is_used)
     kv_head = (first_unit - seq_start * NUM_KV_HEADS) // tl.maximum(num_tiles, 1)
     tile = (first_unit - seq_start * NUM_KV_HEADS) % tl.maximum(num_tiles, 1)
     skipped = _skipped(length, WINDOW, TILE)
-    block = _look_up(block_table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
+    block = _look_up(table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
     first_seq, first_head, first_tiles, first_token, first_start = (
         seq,
         kv_head,
@@ -425,7 +436,7 @@ def _balanced_kernel(
         record += tl.where(is_seq_over, 8, 0)
         seq, seq_start, num_tiles, length, token = _load_record(record, unit + 1 < end_unit)
         skipped = _skipped(length, WINDOW, TILE)
-        block = _look_up(block_table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
+        block = _look_up(table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
     if is_used:
         # What this program has stored must be visible before it says so.
         tl.debug_barrier()
@@ -527,7 +538,7 @@ def _add_parts(
     return acc, total, highest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group", "num_groups"])
 def _plain_kernel(
     q,
     cache,
@@ -539,6 +550,8 @@ def _plain_kernel(
     block_table,
     table_stride,
     is_reversed,
+    group,
+    num_groups,
     scale,
     block_stride,
     value_offset,
@@ -559,7 +572,7 @@ def _plain_kernel(
     length = tl.load(context_len + seq)
     token = tl.load(query_start + seq)
     num_queries = tl.load(query_start + seq + 1) - token
-    table = block_table + seq * tl.load(table_stride).to(tl.int64)
+    table = block_table + (seq * num_groups + group) * tl.load(table_stride).to(tl.int64)
     first_tile = _skipped(length, WINDOW, TILE)
     block = _look_up(table, first_tile, length, BLOCK_SIZE, TILE)
     if (length > 0) & (num_queries == 1):
@@ -613,7 +626,8 @@ def decode_attention_torch(
         length = lengths[seq]
         if length == 0 or starts[seq + 1] - starts[seq] != 1:
             continue
-        blocks = step.block_table.flatten()[seq * stride :][: -(-length // block_size)].long()
+        row = seq * step.num_groups + step.group
+        blocks = step.block_table.flatten()[row * stride :][: -(-length // block_size)].long()
         # The shape is [2, kv_head, tokens, head_dim].
         held = from_rows(as_movable(cache)[blocks].view(cache.dtype))
         if step.is_reversed is not None and step.is_reversed[seq]:

@@ -1,10 +1,11 @@
 """The contexts of several sequences, copied from the paged cache to contiguous memory, for varlen prefill attention.
 
 Grid: (programs, kv heads); each program takes every num_programs-th tile of TILE tokens.
-Shapes: cache [block, layer, k|v, kv_head, slot, row] (kv_rows.py); block_table int32, flat, row r at
-r * table_stride[0], -1 for a block that is gone, whose tokens are zeros; first_row [1]: the row of the first of these
-sequences; is_reversed int32: 1 for each row whose sequence fills its blocks from the last slot down, or None;
-context_start [seqs + 1] int32, the bounds of the contexts; k, v [total context, kv_heads, head_dim].
+Shapes: cache [block, layer, k|v, kv_head, slot, row] (kv_rows.py); block_table int32, flat, sequence s's blocks of this
+group of layers at (s * num_groups + group) * table_stride[0], -1 for a block that is gone, whose tokens are zeros;
+first_row [1]: the first of these sequences; is_reversed int32: 1 for each sequence that fills its blocks from the last
+slot down, or None; context_start [seqs + 1] int32, the bounds of the contexts; k, v [total context, kv_heads,
+head_dim].
 dtypes: k and v have the cache's, and bytes are copied as they are; or any float, if the cache is in 8 bits.
 
 All numbers are read on the GPU. The host knows only a bound of all contexts together: the rows of k and v.
@@ -28,7 +29,7 @@ TILE = 32
 MAX_PROGRAMS = 256
 
 
-@triton.jit(do_not_specialize=["layer", "num_seqs"])
+@triton.jit(do_not_specialize=["layer", "num_seqs", "group", "num_groups"])
 def gather_kv_kernel(
     cache,
     scales,
@@ -41,6 +42,8 @@ def gather_kv_kernel(
     k_out,
     v_out,
     layer,
+    group,
+    num_groups,
     block_stride,
     layer_stride,
     NUM_KV_HEADS: tl.constexpr,
@@ -53,8 +56,9 @@ def gather_kv_kernel(
 ):
     head = tl.program_id(1)
     total = tl.load(context_start + num_seqs)
-    row_stride = tl.load(table_stride).to(tl.int64)
-    table = block_table + tl.load(first_row) * row_stride
+    group_stride = tl.load(table_stride).to(tl.int64)
+    row_stride = num_groups * group_stride
+    table = block_table + tl.load(first_row) * row_stride + group * group_stride
     columns = tl.arange(0, WIDTH)
     for start in range(tl.program_id(0) * TILE, total, tl.num_programs(0) * TILE):
         token = start + tl.arange(0, TILE)
@@ -98,6 +102,8 @@ def gather_kv(
     k_out: torch.Tensor,
     v_out: torch.Tensor,
     is_reversed: torch.Tensor | None = None,
+    group: int = 0,
+    num_groups: int = 1,
 ) -> None:
     """`k_out` and `v_out` have rows for all contexts, or more."""
     check_cache("cache", cache)
@@ -128,6 +134,8 @@ def gather_kv(
         k_out,
         v_out,
         layer,
+        group,
+        num_groups,
         cache.stride(0),
         cache.stride(1),
         NUM_KV_HEADS=num_kv_heads,

@@ -157,12 +157,37 @@ def test_a_model_whose_layers_all_slide_has_blocks_for_its_window(tmp_path: Path
     assert ttft_s[0] < ttft_s[1]
 
 
+def test_a_model_that_mixes_layers_has_blocks_for_its_window_in_those_that_slide(tmp_path: Path) -> None:
+    """One layer of four attends to all tokens."""
+    types = ["full_attention", *(["sliding_attention"] * 3)] * 8
+    mixed = MISTRAL | {"architectures": ["MinistralForCausalLM"], "sliding_window": 512, "layer_types": types}
+    cost = msgspec.structs.replace(COST, kv_bytes_per_token=131_072, num_kv_tokens=8_192)
+    (tmp_path / "cost.json").write_bytes(msgspec.json.encode(cost))
+    words = [str(tmp_path), "--cost", str(tmp_path / "cost.json"), "--policy=fcfs", "--request-rate=2"]
+    words += ["--num-prompts=10", "--input-len=3000", "--output-len=300", "--max-num-batched-tokens=256"]
+    words += ["--pool-memory-bytes=100000000000"]
+    found = []
+    for config in (mixed, MISTRAL):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (row,) = rows_of(tmp_path, *words)
+        (to_gpus,) = [
+            each["num_bytes"] for each in row["outcome"]["links"] if each["name"] == "PCIe 0 to GPUs"
+        ]
+        found.append((row["outcome"]["mean_batch"], to_gpus))
+    (mixed_batch, mixed_bytes), (whole_batch, whole_bytes) = found
+    assert mixed_batch > 1.4 * whole_batch
+    # Of sliding layers the windows of ten requests, from the 64 tokens on in which they begin.
+    num_tokens = 10 * (0.25 * 3008 + 0.75 * (3008 - 2432))
+    assert mixed_bytes == pytest.approx(num_tokens * cost.kv_bytes_per_token)
+    assert whole_bytes == pytest.approx(10 * 3008 * cost.kv_bytes_per_token)
+
+
 def test_blocks_that_are_shared_from_both_ends_are_held_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MISTRAL | {"sliding_window": 512}))
     engine = EngineConfig(str(tmp_path))
-    assert model_kv(engine, SchedulingConfig()).held_window == 512
+    assert model_kv(engine, SchedulingConfig()).groups.window == 512
     lent = model_kv(engine, SchedulingConfig("bros", share_blocks=True))
-    assert (lent.window, lent.held_window) == (512, 0)
+    assert (lent.window, lent.groups.window) == (512, 0)
 
 
 def test_a_narrow_host_memory_slows_copies_unless_nothing_is_shared(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ _numbers = count(1)
 class Setup:
     directory: Path
     num_kv_heads: int = 2
+    head_dim: int = 16
+    # of layers: the model's three, or some that slide beside others
+    num_groups: int = 1
     policy: str = "aligned"
     link: str = "host"
     pool_kv_dtype: str = "auto"
@@ -74,12 +77,13 @@ class Setup:
     def form(self) -> BlockFormat:
         """Of the tiny models."""
         return BlockFormat(
-            num_layers=3,
+            num_layers=3 // self.num_groups,
             block_size=16,
             num_kv_heads=self.num_kv_heads,
-            head_dim=16,
+            head_dim=self.head_dim,
             dtype="float32",
             encoding=KV_CACHE_DTYPES[self.kv_cache_dtype],
+            num_groups=self.num_groups,
         )
 
 
@@ -185,7 +189,7 @@ class Processes:
             dtype="float32",
             kv_cache_dtype=self.setup.kv_cache_dtype,
             max_model_len=MAX_MODEL_LEN,
-            kv_cache_memory_bytes=num_blocks * self.setup.form.block_bytes,
+            kv_cache_memory_bytes=num_blocks * self.setup.form.column_bytes,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=16,
             lora_modules=self.setup.lora_modules,

@@ -53,7 +53,7 @@ def all_of(*meddlers: Callable[[Island], None]) -> Callable[[Island], None]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", ["llama-gqa-tied", "mistral-window", "opt", "qwen3"])
+@pytest.mark.parametrize("family", ["llama-gqa-tied", "mistral-window", "gemma3", "opt", "qwen3"])
 def test_greedy_tokens_are_transformers(tiny_model: Directory, family: str, backend: str) -> None:
     island = Island(tiny_model(family), attention_backend=backend)
     assert island.run(prompts(), [greedy_params()] * len(prompts())) == greedy(tiny_model(family))
@@ -79,11 +79,12 @@ def test_evictions_every_few_iterations_change_nothing(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["mistral-window", "ministral", "gpt-oss-listed"])
 def test_what_is_behind_the_window_is_not_moved_and_changes_nothing(
-    tiny_model: Directory, backend: str
+    tiny_model: Directory, family: str, backend: str
 ) -> None:
     """Blocks of the pool hold NaN until they are written."""
-    directory = tiny_model("mistral-window")
+    directory = tiny_model(family)
     island = Island(
         directory,
         attention_backend=backend,
@@ -95,7 +96,7 @@ def test_what_is_behind_the_window_is_not_moved_and_changes_nothing(
     island.memory[:] = 0xFF
     params = [greedy_params(150)] * len(prompts())
     assert island.run(prompts(), params) == greedy(directory, 150)
-    assert island.num_evicted > 20 and island.decode.engine.span.window == 24
+    assert island.num_evicted > 20 and 20 <= island.decode.engine.span.window <= 24
 
 
 def test_too_few_blocks_for_all_evict_and_change_nothing(tiny_model: Directory) -> None:

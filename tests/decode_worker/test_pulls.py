@@ -51,12 +51,16 @@ class Pair:
     def __init__(self, directory: Path) -> None:
         gloo = TransferConfig("gloo")
         engines = [make_engine(directory, kv_cache_memory_bytes=4 << 20) for _ in range(2)]
-        transfers = [LiveTransfers(engine.cache.parts, Epoch(1), config=gloo) for engine in engines]
+        form = engines[0].cache.format
+        transfers = [
+            LiveTransfers(engine.cache.parts, Epoch(1), config=gloo, num_groups=form.num_groups)
+            for engine in engines
+        ]
         self.prefill = PrefillWorker(engines[0], transfers[0])
         self.decode = DecodeWorker(engines[1], transfers[1])
         self.address = transfers[0].listen(identity(PREFILL))
         transfers[1].be_known_as(identity(DECODE))
-        self.pool = np.zeros((16, engines[0].cache.format.block_bytes), dtype=np.uint8)
+        self.pool = np.zeros((16, form.column_bytes), dtype=np.uint8)
         for worker in (self.prefill, self.decode):
             worker.use_pool(self.pool)
         self.said: list[AnyMessage] = []
@@ -172,25 +176,33 @@ def test_a_pull_that_nobody_waits_for_says_nothing_of_its_link(pair: Pair) -> No
 
 
 @pytest.mark.parametrize("is_staged", [False, True], ids=["handed over", "staged"])
-def test_of_a_window_its_blocks_alone_are_pulled(tiny_model: Callable[[str], Path], is_staged: bool) -> None:
-    """Of 150 tokens in 10 blocks, the 24 before the next one, and with these all of their tile of 64: 6 blocks."""
-    directory, prompt, key = tiny_model("mistral-window"), prompts()[7], KEYS[0]
+@pytest.mark.parametrize("family", ["mistral-window", "gemma3"])
+def test_of_a_window_its_blocks_alone_are_pulled(
+    tiny_model: Callable[[str], Path], family: str, is_staged: bool
+) -> None:
+    """Of 150 tokens in 10 columns, the 24 before the next one, and with these all of their tile of 64: 6 columns. Of
+    Gemma's three layers two slide."""
+    directory, prompt, key = tiny_model(family), prompts()[7], KEYS[0]
     asked = Request(key, prompt, greedy_params(16), seed=0, arrival_s=0.0)
     prompt_work = Work(asked, [], 0, [PoolBlockId(block) for block in range(10)], Deadlines(is_rt=True))
     with closing(Pair(directory)) as pair:
+        span, block_bytes = pair.decode.engine.span, pair.decode.engine.format.block_bytes
         pair.prefill.on(Prefill([prompt_work]))
         pair.step_until(lambda: pair.saved)
         if is_staged:
             pair.prefill.on(Unstage([key]))
-            pair.pool[:4] = 0xFF  # NaN, which is not loaded
+            # What is not loaded is NaN.
+            in_pool = pair.pool.reshape(16, span.num_groups, -1)
+            in_pool[:4, span.num_full_groups :] = 0xFF
             pair.prefill.on(Stage(DECODE, [replace(prompt_work, output=pair.tokens, num_cached=150)]))
             pair.step_until(lambda: pair.staged)
         work = replace(prompt_work, output=pair.tokens, num_cached=150)
         pair.decode.on(Offer([work], is_batch=True, source=PREFILL, address=pair.address))
         pair.step_until(lambda: len(pair.tokens) == 16)
         assert pair.tokens == greedy(directory)[7][:16]
-        block_bytes = pair.decode.engine.format.block_bytes
-        assert pair.moved == {"save": 10 * block_bytes, "pull": 6 * block_bytes} | (
-            {"load": 6 * block_bytes} if is_staged else {}
+        num_pulled = 6 if family == "mistral-window" else 10 + 2 * 6
+        num_bytes = num_pulled * block_bytes
+        assert pair.moved == {"save": 10 * span.num_groups * block_bytes, "pull": num_bytes} | (
+            {"load": num_bytes} if is_staged else {}
         )
         assert not pair.failed and not pair.failed_pulls

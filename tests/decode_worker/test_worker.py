@@ -214,7 +214,7 @@ def test_what_was_copied_is_reported(island: Island) -> None:
     island.finish()
     moved = [each for report in island.reports for each in report.moved]
     form = island.decode.engine.cache.format
-    num_blocks = form.num_blocks(len(entry.request.prompt))
+    num_blocks = form.num_columns(len(entry.request.prompt))
     assert [(each.what, each.num_bytes) for each in moved] == [("load", num_blocks * form.block_bytes)]
 
 

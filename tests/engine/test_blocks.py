@@ -131,33 +131,73 @@ def test_who_has_blocks_can_not_share() -> None:
 # ---- blocks behind a window: of 2 tokens in blocks of 32, the tile of 64 tokens that it begins in is needed too ----
 
 SPAN = KvSpan(32, 2)
+# Two groups of layers that attend to all tokens, and one with the window.
+MIXED = KvSpan(32, 2, num_full_groups=2, num_sliding_groups=1)
 PROMPT = [bytes([position]) for position in range(9)]
 
 
-def with_window(num_blocks: int) -> BlockManager:
-    blocks = BlockManager(num_blocks)
-    blocks.keep_window(SPAN)
+def with_window(num_blocks: int, span: KvSpan = SPAN) -> BlockManager:
+    blocks = BlockManager(num_blocks, span)
+    blocks.keep_window(span)
     return blocks
 
 
 def test_what_is_passed_is_free_and_keeps_its_place() -> None:
     blocks = with_window(6)
-    held = blocks.allocate(A, 5)
-    assert held
-    blocks.free_passed(A, 2)
-    assert blocks.held(A) == [NO_BLOCK, NO_BLOCK, *held[2:]] and blocks.num_free == 3
+    assert blocks.grow(A, 5) == [(0, [0, 1, 2, 3, 4])]
+    assert blocks.free_passed(A, 2) == [(5, [])]
+    assert blocks.held(A) == [NO_BLOCK, NO_BLOCK, 2, 3, 4] and blocks.num_free == 3
     blocks.check()
     blocks.free_passed(A, 4)
-    assert blocks.allocate(A, 5) is not None and blocks.num_free == 0
+    assert blocks.grow(A, 10) is not None and blocks.num_free == 0
     blocks.check()
     blocks.free(A)
     blocks.check_idle()
     assert blocks.num_free == 6
 
 
+def test_groups_hold_a_block_of_each_column_side_by_side() -> None:
+    blocks = with_window(12, MIXED)
+    assert blocks.grow(A, 3) == [(0, [0, 3, 6]), (0, [1, 4, 7]), (0, [2, 5, 8])]
+    assert blocks.in_columns(A, 1, 3) == [3, 4, 5, 6, 7, 8]
+    assert blocks.num_missing(A, 5) == 6 and blocks.grow(A, 5) is None
+    assert blocks.num_free == 3
+    blocks.free_passed(A, 2)
+    assert [blocks.held(A, group) for group in range(3)] == [[0, 3, 6], [1, 4, 7], [NO_BLOCK, NO_BLOCK, 8]]
+    assert blocks.in_columns(A, 1, 2) == [3, 4, NO_BLOCK]
+    assert blocks.num_free == 5
+    blocks.check()
+    # One that comes from elsewhere has passed its first columns.
+    grown = blocks.grow(B, 2, num_passed=1)
+    assert (
+        grown and [len(new) for _, new in grown] == [2, 2, 1] and [first for first, _ in grown] == [0, 0, 1]
+    )
+    blocks.check()
+    for owner in (A, B):
+        blocks.free(owner)
+    blocks.check_idle()
+    assert blocks.num_free == 12
+
+
+def test_sliding_groups_wait_for_columns_to_be_passed() -> None:
+    span = KvSpan(32, 2, max_step=32, num_full_groups=1, num_sliding_groups=1)
+    assert span.most == 4
+    blocks = with_window(14, span)
+    grown = blocks.grow(A, 10)
+    assert grown and [len(new) for _, new in grown] == [10, 4] and blocks.num_free == 0
+    grown = blocks.free_passed(A, 3)
+    assert [(first, len(new)) for first, new in grown] == [(10, 0), (4, 3)] and blocks.num_free == 0
+    grown = blocks.free_passed(A, 7)
+    # Nothing is after the tenth.
+    assert [(first, len(new)) for first, new in grown] == [(10, 0), (7, 3)] and blocks.num_free == 1
+    blocks.check()
+    blocks.free(A)
+    blocks.check_idle()
+
+
 def test_a_prefix_is_known_if_what_is_seen_behind_it_is_there() -> None:
     blocks = with_window(9)
-    blocks.allocate(A, 8)
+    blocks.grow(A, 8)
     # After 7 blocks the next token sees the last of them, and the tile begins with the one before.
     assert SPAN.num_passed(7 * 32) == 6 and SPAN.num_passed(8 * 32) == 6
     blocks.free_passed(A, 6)
@@ -172,12 +212,36 @@ def test_a_prefix_is_known_if_what_is_seen_behind_it_is_there() -> None:
         blocks.free(owner)
     blocks.check_idle()
     assert blocks.num_kept == 2
-    assert blocks.allocate(A, 8) and blocks.num_known(PROMPT) == 7
+    assert blocks.grow(A, 8) and blocks.num_known(PROMPT) == 7
+
+
+def test_of_a_prefix_full_groups_need_all() -> None:
+    blocks = with_window(45, MIXED)
+    blocks.grow(A, 8)
+    blocks.publish(A, 0, PROMPT[:3])
+    blocks.free_passed(A, 6)
+    blocks.publish(A, 3, PROMPT[3:8])
+    # Of the columns before the fourth all groups have been published, of others those that A holds still.
+    assert [blocks.num_known(PROMPT[:count]) for count in range(10)] == [0, 1, 2, 3, 3, 3, 3, 7, 8, 8]
+    assert blocks.share(B, PROMPT) == 8
+    assert (
+        blocks.held(B, 0) == blocks.held(A, 0) and blocks.held(B, 2) == [NO_BLOCK] * 6 + blocks.held(A, 2)[6:]
+    )
+    assert blocks.num_free == 45 - 2 * 18
+    blocks.check()
+    for owner in (A, B):
+        blocks.free(owner)
+    blocks.check_idle()
+    # What was passed was kept first, and is taken first; then comes the last column.
+    blocks.allocate(A, 45 - blocks.num_kept + 3)
+    assert blocks.num_known(PROMPT) == 8
+    blocks.allocate(A, 1)
+    assert blocks.num_known(PROMPT) == 7
 
 
 def test_what_was_passed_is_kept_for_others() -> None:
     blocks = with_window(9)
-    blocks.allocate(A, 6)
+    blocks.grow(A, 6)
     blocks.publish(A, 0, PROMPT[:6])
     blocks.free_passed(A, 4)
     assert (blocks.num_free, blocks.num_kept) == (7, 4)
@@ -186,11 +250,64 @@ def test_what_was_passed_is_kept_for_others() -> None:
     blocks.check()
 
 
-def test_who_has_blocks_can_skip_none() -> None:
-    blocks = with_window(2)
-    blocks.allocate(A, 1)
-    with pytest.raises(RuntimeError, match="a: holds 1 blocks before it skips any"):
-        blocks.skip(A, 1)
+GROUP_CALLS = st.tuples(
+    st.sampled_from(["grow", "pass", "share", "publish", "forget", "free"]),
+    st.sampled_from(OWNERS),
+    st.integers(0, 8),
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from([(0, 1), (1, 1), (1, 3), (2, 2)]), st.lists(GROUP_CALLS, min_size=20, max_size=80))
+def test_no_sequence_of_calls_with_groups_loses_a_block_or_mistakes_one(
+    groups: tuple[int, int], calls: list[tuple[str, str, int]]
+) -> None:
+    span = KvSpan(32, 33, 40, *groups)
+    blocks = with_window(30, span)
+    # What is in each block: its group, and the prompt up to its end.
+    content: dict[BlockId, tuple[int, bytes]] = {}
+    passed: dict[RequestId, int] = {}
+    for call, name, count in calls:
+        owner, before = RequestId(name), blocks.num_free
+        prompt = [bytes([OWNERS.index(name) // 2, position]) for position in range(9)]
+        held = _groups_of(blocks, owner, span)
+        if call == "free":
+            passed.pop(owner, None)
+            blocks.free(owner)
+            assert blocks.num_free == before + sum(block != NO_BLOCK for each in held for block in each)
+        elif call == "grow":
+            missing = blocks.num_missing(owner, count)
+            assert (blocks.grow(owner, count) is None) == (missing > before)
+            assert blocks.num_free == before - (missing if missing <= before else 0)
+            passed.setdefault(owner, 0)
+        elif call == "share" and owner not in passed:
+            if num_shared := blocks.share(owner, prompt[:count]):
+                passed[owner] = span.num_passed(num_shared * 32)
+                held = _groups_of(blocks, owner, span)
+                assert before - blocks.num_free == span.num_held(num_shared * 32, num_shared * 32)
+        elif call == "pass" and owner in passed and held[-1]:
+            passed[owner] = max(passed[owner], min(count, len(held[-1])))
+            blocks.free_passed(owner, passed[owner])
+            assert blocks.num_free >= before
+        elif call == "publish":
+            blocks.publish(owner, 0, prompt[: min(count, *map(len, held))])
+        elif call == "forget":
+            blocks.forget(prompt[:count])
+            assert blocks.num_free == before
+        for group, (then, now) in enumerate(zip(held, _groups_of(blocks, owner, span), strict=True)):
+            content |= {now[column]: (group, prompt[column]) for column in range(len(then), len(now))}
+            num_passed = passed.get(owner, 0) if group >= groups[0] else 0
+            for column, block in enumerate(now):
+                assert (block == NO_BLOCK) == (column < num_passed)
+                assert block == NO_BLOCK or content[block] == (group, prompt[column])
+        blocks.check()
+    for name in OWNERS:
+        blocks.free(RequestId(name))
+    blocks.check_idle()
+
+
+def _groups_of(blocks: BlockManager, owner: RequestId, span: KvSpan) -> list[list[BlockId]]:
+    return [[*blocks.held(owner, group)] for group in range(span.num_groups)]
 
 
 def test_leaks_are_told_with_both_numbers() -> None:
@@ -208,7 +325,7 @@ def test_a_block_is_one_piece_of_memory() -> None:
     cache = KVCache(form, [new_blocks(form, 2, torch.device("cpu"))])
     assert cache.blocks[0].is_contiguous()
     assert cache.blocks[0].numel() * 2 == form.block_bytes == 3 * 2 * 16 * 4 * 64 * 2
-    assert (form.num_blocks(16), form.num_blocks(17)) == (1, 2)
+    assert (form.num_columns(16), form.num_columns(17)) == (1, 2)
 
 
 def test_blocks_are_filled_and_copied_in_the_memory_of_each_rank() -> None:

@@ -245,19 +245,21 @@ def test_what_another_rank_has_failed_at_is_said_here() -> None:
     ours.close()
 
 
-def test_a_step_is_the_same_when_another_rank_has_unpacked_it() -> None:
-    steps = [StepInputs(16, 4, 5) for _ in range(2)]
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_a_step_is_the_same_when_another_rank_has_unpacked_it(num_groups: int) -> None:
+    steps = [StepInputs(16, 4, 5, num_groups=num_groups) for _ in range(2)]
     ours, theirs = steps
     ours.host.token_ids[:6], ours.host.positions[:6] = range(10, 16), [7, 0, 1, 2, 3, 4]
-    ours.host.slots[:6], ours.host.outputs[:2] = range(20, 26), [0, 5]
+    ours.host.slots[:, :6] = np.arange(20, 20 + 6 * num_groups).reshape(num_groups, 6)
+    ours.host.outputs[:2] = [0, 5]
     ours.host.query_start[:3], ours.host.context_len[:2], ours.host.is_reversed[:2] = (
         [0, 1, 6],
         [8, 5],
         [0, 1],
     )
-    ours.host_block_table(2, 3)[:] = [[4, 2, 9], [3, 1, 0]]
+    ours.host_block_table(2, 3)[:] = np.arange(6 * num_groups).reshape(2, num_groups, 3)
     ours.commit(6, 2, 2)
-    assert len(ours.packed()) == 4 * (4 + 3 * 6 + 2 * 2 + 2 + 3 + 2 * 3)
+    assert len(ours.packed()) == 4 * (4 + (2 + num_groups) * 6 + 2 * 2 + 2 + 3 + 2 * 3 * num_groups)
     theirs.unpack(ours.packed())
     assert theirs.shape == ours.shape and theirs.packed() == ours.packed()
     assert all(

@@ -1,4 +1,5 @@
-"""Models all of whose layers have a window of 24 tokens: they hold no blocks before it, and say the same."""
+"""Models all or some of whose layers have a window of 20 to 24 tokens: those hold no blocks before it, and the models
+say the same."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ Directory = Callable[[str], Path]
 WINDOW, NUM_NEW = 24, 200
 # 300 tokens.
 LONG = prompts()[8]
-BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4
+# Of one layer, by the head_dim of a model.
+LAYER_BYTES = {
+    "mistral-window": 2 * 2 * 16 * 16 * 4,
+    "ministral": 2 * 2 * 16 * 24 * 4,
+    "llama-gqa-tied": 2 * 2 * 16 * 16 * 4,
+}
 
 
 def poison_what_is_passed(engine: Engine) -> list[int]:
@@ -35,8 +41,8 @@ def poison_what_is_passed(engine: Engine) -> list[int]:
         before = engine.blocks_of(request)
         free_passed(request)
         after = engine.blocks_of(request)
-        passed = [block for block, now in zip(before, after, strict=False) if block != now]
-        engine.cache.blocks[[block for block in passed if block not in after]] = math.nan
+        passed = {*before} - {*after}
+        engine.cache.blocks[[*passed]] = math.nan
         found.append(len(passed))
 
     engine.free_passed = freeing  # type: ignore[method-assign]
@@ -53,6 +59,15 @@ def poison_what_is_passed(engine: Engine) -> list[int]:
         ("mistral-window", "torch", 64, {"max_num_batched_tokens": 20}),
         ("phi3-partial-window", "cpu", 64, {"max_num_batched_tokens": 50}),
         ("mixtral-window", "cpu", 64, {}),
+        # Some layers slide: of three, two or one.
+        ("gemma3", "torch", 64, {}),
+        ("gemma3", "cpu", 200, {"max_num_batched_tokens": 50}),
+        ("ministral", "cpu", 64, {"block_size": 128}),
+        ("ministral", "torch", 64, {"max_num_batched_tokens": 20}),
+        ("qwen2-window", "cpu", 64, {"block_size": 8, "max_prefill_chunk": 7}),
+        ("gpt-oss", "cpu", 64, {"max_num_batched_tokens": 50}),
+        ("gpt-oss-listed", "cpu", 64, {}),
+        ("gpt-oss-listed", "torch", 64, {"block_size": 64, "max_num_batched_tokens": 40}),
     ],
     ids=str,
 )
@@ -68,9 +83,20 @@ def test_long_answers_match_transformers_and_nothing_that_was_passed_is_read(
     assert sum(passed) > 2
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
-def test_preemption_moves_what_is_held_and_changes_nothing(tiny_model: Directory, backend: str) -> None:
-    directory = tiny_model("mistral-window")
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [
+        ("mistral-window", "torch"),
+        ("mistral-window", "cpu"),
+        ("gemma3", "cpu"),
+        ("ministral", "torch"),
+        ("gpt-oss-listed", "cpu"),
+    ],
+)
+def test_preemption_moves_what_is_held_and_changes_nothing(
+    tiny_model: Directory, family: str, backend: str
+) -> None:
+    directory = tiny_model(family)
     instance = make_instance(directory, EvictEveryStep, attention_backend=backend, max_prefill_chunk=40)
     assert tokens(run(instance, prompts(), greedy_params())) == greedy(directory)
     assert instance.num_evictions > 9
@@ -91,15 +117,18 @@ def test_a_request_holds_its_window_and_a_chunk(tiny_model: Directory) -> None:
     instance.check_idle()
 
 
-@pytest.mark.parametrize(("family", "num_at_once"), [("mistral-window", 4), ("llama-gqa-tied", 1)])
+@pytest.mark.parametrize(
+    ("family", "num_at_once"), [("mistral-window", 4), ("ministral", 2), ("llama-gqa-tied", 1)]
+)
 def test_a_cache_holds_as_many_long_requests_as_windows(
     tiny_model: Directory, family: str, num_at_once: int
 ) -> None:
-    """It has blocks for 32 * 16 tokens, and of each request's 500 those of the window, its tile and a chunk take 9."""
+    """It has blocks for 32 * 16 tokens, and of each request's 500 those of the window, its tile and a chunk take 9.
+    Where two layers of three slide, a prompt of 300 tokens takes 19 blocks of a layer and twice 9, of 96."""
     directory = tiny_model(family)
     instance = make_instance(
         directory,
-        kv_cache_memory_bytes=MAX_LEN // 16 * BLOCK_BYTES,
+        kv_cache_memory_bytes=MAX_LEN // 16 * 3 * LAYER_BYTES[family],
         max_num_batched_tokens=32,
         enable_prefix_caching=False,
     )
@@ -111,6 +140,60 @@ def test_a_cache_holds_as_many_long_requests_as_windows(
         most = max(most, schedule.num_running)
         schedule.check()
     assert most == num_at_once if family == "llama-gqa-tied" else most >= num_at_once
+    instance.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("family", "num_blocks"), [("mistral-window", 9), ("ministral", 32 + 2 * 9)], ids=str
+)
+def test_the_longest_request_needs_room_for_what_it_has_not_passed(
+    tiny_model: Directory, family: str, num_blocks: int
+) -> None:
+    directory = tiny_model(family)
+    num_layers = 3 if family == "mistral-window" else 1
+    instance = make_instance(
+        directory,
+        kv_cache_memory_bytes=num_blocks * num_layers * LAYER_BYTES[family],
+        max_num_batched_tokens=32,
+        attention_backend="cpu",
+    )
+    assert instance.engine.num_blocks == num_blocks
+    assert tokens(run(instance, prompts(), greedy_params(150))) == greedy(directory, 150)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "ministral", "gpt-oss-listed"])
+def test_where_some_layers_slide_a_request_holds_all_columns_of_the_others(
+    tiny_model: Directory, family: str
+) -> None:
+    instance = make_instance(tiny_model(family), max_num_batched_tokens=32)
+    engine, span = instance.engine, instance.engine.span
+    assert span.num_full_groups and span.num_sliding_groups and span.window
+    request = instance.add_request(RequestId("one"), LONG, greedy_params(NUM_NEW), 0)
+    most = -(-(span.window + TILE_TOKENS + 32) // 16) + 1
+    while instance.num_unfinished:
+        instance.step()
+        held, num_tokens = engine.num_blocks - engine.num_free_blocks, len(LONG) + len(request.output)
+        if instance.num_unfinished:
+            columns = -(-num_tokens // 16)
+            assert held <= span.num_full_groups * columns + span.num_sliding_groups * most
+            assert held >= span.num_full_groups * (columns - 1)
+    instance.check_idle()
+
+
+def test_where_some_layers_slide_a_prompt_shares_what_all_layers_have(tiny_model: Directory) -> None:
+    directory = tiny_model("gemma3")
+    instance = make_instance(directory)
+    ((*answer,),) = tokens(run(instance, [LONG], greedy_params(64)))
+    turn, branch = [*LONG, *answer, 1, 2, 3], LONG[:200] + [5] * 30
+    alone = make_instance(directory, enable_prefix_caching=False)
+    expected = tokens(run(alone, [turn, branch], greedy_params(40)))
+    requests = []
+    for number, prompt in enumerate((turn, branch)):
+        requests.append(instance.add_request(RequestId(str(number)), prompt, greedy_params(40), 0))
+        while instance.num_unfinished:
+            instance.step()
+    assert [request.output for request in requests] == expected
+    assert [request.num_found for request in requests] == [363 // 16 * 16, 200 // 16 * 16]
     instance.check_idle()
 
 
@@ -169,9 +252,11 @@ def test_aborted_requests_leave_nothing(tiny_model: Directory) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_ranks_pass_blocks_with_their_leader(tiny_model: Directory, backend: str) -> None:
-    directory = tiny_model("mistral-window")
+@pytest.mark.parametrize(
+    ("family", "backend"), [("mistral-window", "cpu"), ("mistral-window", "torch"), ("gemma3", "cpu")]
+)
+def test_ranks_pass_blocks_with_their_leader(tiny_model: Directory, family: str, backend: str) -> None:
+    directory = tiny_model(family)
     instance = make_instance(
         directory, tensor_parallel_size=2, attention_backend=backend, enable_prefix_caching=False
     )
@@ -185,24 +270,23 @@ def test_ranks_pass_blocks_with_their_leader(tiny_model: Directory, backend: str
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("gemma3", {}),
-        ("ministral", {}),
-        ("qwen2-window", {}),
         ("llama-gqa-tied", {}),
         # No sequence gets longer than the window.
         ("mistral-window", {"max_model_len": WINDOW}),
+        ("gemma3", {"max_model_len": WINDOW}),
     ],
     ids=str,
 )
-def test_where_a_layer_attends_to_all_tokens_nothing_is_freed(
+def test_where_no_token_is_beyond_a_window_nothing_is_freed(
     tiny_model: Directory, family: str, options: dict[str, Any]
 ) -> None:
     instance = make_instance(tiny_model(family), **options)
-    assert instance.engine.span.window == 0
+    assert instance.engine.span.window == 0 and instance.engine.span.num_groups == 1
 
 
-def test_where_blocks_are_shared_from_both_ends_nothing_is_freed(tiny_model: Directory) -> None:
-    engine = make_engine(tiny_model("mistral-window"), has_reversed=True)
+@pytest.mark.parametrize("family", ["mistral-window", "gemma3"])
+def test_where_blocks_are_shared_from_both_ends_nothing_is_freed(tiny_model: Directory, family: str) -> None:
+    engine = make_engine(tiny_model(family), has_reversed=True)
     LocalInstance(engine, make_policy(SchedulingConfig("bros", share_blocks=True)))
     assert engine.span.window == 0
 
@@ -210,15 +294,22 @@ def test_where_blocks_are_shared_from_both_ends_nothing_is_freed(tiny_model: Dir
 @pytest.mark.parametrize("block_size", [8, 16, 48, 128])
 @pytest.mark.parametrize("window", [1, 24, 64, 100])
 @pytest.mark.parametrize("max_step", [1, 7, 64])
-def test_what_is_held_is_what_is_read(block_size: int, window: int, max_step: int) -> None:
-    span = KvSpan(block_size, window, max_step)
+@pytest.mark.parametrize("groups", [(0, 1), (1, 3)])
+def test_what_is_held_is_what_is_read(
+    block_size: int, window: int, max_step: int, groups: tuple[int, int]
+) -> None:
+    span = KvSpan(block_size, window, max_step, *groups)
     for num_tokens in (1, 40, 300):
+        num_columns = -(-num_tokens // block_size)
         for num_cached in range(num_tokens):
+            num_passed = span.num_passed(num_cached)
             first_read = max(num_cached - window + 1, 0) // TILE_TOKENS * TILE_TOKENS
-            assert span.num_passed(num_cached) * block_size <= first_read
-            assert first_read - span.num_passed(num_cached) * block_size < block_size
+            assert num_passed * block_size <= first_read < (num_passed + 1) * block_size
             last_read = min(num_cached + max_step, num_tokens)
-            assert span.end(num_cached, num_tokens) * block_size >= last_read
-            assert span.num_held(num_cached, num_tokens) <= span.most
+            assert span.end(num_passed, num_columns) * block_size >= last_read
+            num_sliding = span.end(num_passed, num_columns) - num_passed
+            assert num_sliding <= span.most
+            num_held = span.num_held(num_cached, num_tokens)
+            assert num_held == groups[0] * num_columns + groups[1] * num_sliding
             # What is passed pays for what comes instead.
-            assert span.num_held(num_cached + 1, num_tokens) <= span.num_held(num_cached, num_tokens)
+            assert span.num_held(num_cached + 1, num_tokens) <= num_held

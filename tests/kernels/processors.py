@@ -13,6 +13,7 @@ AREAS = (
     "groups",
     "quantised",
     "attention",
+    "layer_groups",
     "kv_rows",
     "kv_int8",
     "rowwise",

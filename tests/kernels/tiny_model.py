@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from alignedserve.kernels.kv_rows import to_rows
+from alignedserve.layer_groups import LayerGroups
 from alignedserve.ops.adapters import Delta, LayerAdapters
 from alignedserve.ops.base import Activation, AttentionSpec, CompiledModel, Linear, Ops
 from alignedserve.ops.experts import Expert, ExpertsSpec
@@ -26,6 +27,8 @@ class Shape:
     vocab: int = 101
     max_position: int = 512
     sliding_window: int | None = None
+    # Of each layer, if they differ.
+    windows: tuple[int | None, ...] = ()
     qk_norm: bool = False
     # Logits of each head that take part in its softmax.
     sinks: bool = False
@@ -87,7 +90,7 @@ class LlamaLike:
                 num_kv_heads=s.num_kv_heads,
                 head_dim=s.head_dim,
                 scale=s.head_dim**-0.5,
-                sliding_window=s.sliding_window,
+                sliding_window=s.windows[i] if s.windows else s.sliding_window,
                 rope=None if rope is None else rope.to(ops.device),
                 q_norm=norm_weight(s.head_dim) if s.qk_norm else None,
                 k_norm=norm_weight(s.head_dim) if s.qk_norm else None,
@@ -164,8 +167,10 @@ class LlamaLike:
     def logits(self, x: Any) -> Any:
         return self.ops.linear(self.ops.rms_norm(x, self.norm, 1e-5), self.head)
 
-    def compile(self, step: StepInputs, cache: torch.Tensor, max_rows: int = 64) -> CompiledModel:
-        self.ops.bind_cache(cache)
+    def compile(
+        self, step: StepInputs, cache: torch.Tensor, max_rows: int = 64, groups: LayerGroups | None = None
+    ) -> CompiledModel:
+        self.ops.bind_cache(cache, groups=groups)
         return self.ops.compile(self.forward, self.logits, step, max_rows)
 
 
@@ -193,6 +198,8 @@ class Chunk:
     # It fills its blocks from the last slot down.
     is_reversed: bool = False
     adapter: int = 0
+    # Its blocks of all groups of layers but the first.
+    other_groups: tuple[list[int], ...] = ()
 
 
 def fill_step(
@@ -201,18 +208,19 @@ def fill_step(
     """`outputs`: of how many of each chunk's tokens, the last ones; of all by default."""
     token = num_outputs = 0
     for seq, chunk in enumerate(chunks):
-        blocks = torch.tensor(chunk.blocks, dtype=torch.int32)
         positions = torch.arange(chunk.start, chunk.start + len(chunk.ids))
         tokens = slice(token, token + len(chunk.ids))
         step.token_ids[tokens] = torch.tensor(chunk.ids, dtype=torch.int32)
         step.positions[tokens] = positions
         slots = positions % block_size
         slots = block_size - 1 - slots if chunk.is_reversed else slots
-        step.slots[tokens] = blocks[positions // block_size] * block_size + slots
+        for group, ids in enumerate([chunk.blocks, *chunk.other_groups]):
+            blocks = torch.tensor(ids, dtype=torch.int32)
+            step.slots[group, tokens] = blocks[positions // block_size] * block_size + slots
+            step.block_table_of(group)[seq, : len(blocks)] = blocks
         step.is_reversed[seq] = chunk.is_reversed
         step.query_start[seq] = token
         step.context_len[seq] = chunk.start + len(chunk.ids)
-        step.block_table[seq, : len(blocks)] = blocks
         token = tokens.stop
         wanted = len(chunk.ids) if outputs is None else outputs[seq]
         step.outputs[num_outputs : num_outputs + wanted] = torch.arange(token - wanted, token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from alignedserve.kvpool.batch_builder import BatchLimits
@@ -63,16 +64,26 @@ def ranges_of(length: int) -> list[Range]:
 @dataclass
 class PlainIndex:
     block_size: int
-    max_request_blocks: int = 0
+    num_full: int = 0
+    num_sliding: int = 1
+    # of sliding groups, at a time
+    max_columns: int | None = None
     # in order of arrival
     pooled: dict[RequestKey, Pooled] = field(default_factory=dict)
     waiting_since_s: dict[Range, float] = field(default_factory=dict)
 
+    def blocks_for(self, length: int) -> int:
+        num_columns = math.ceil(length / self.block_size)
+        num_held = num_columns if self.max_columns is None else min(num_columns, self.max_columns)
+        return self.num_full * num_columns + self.num_sliding * num_held
+
+    def longest(self, max_blocks: int) -> int:
+        """Of the lengths that end a column."""
+        lengths = range(0, MAX_LENGTH + 1, self.block_size)
+        return lengths[bisect_right(lengths, max_blocks, key=self.blocks_for) - 1]
+
     def insert(self, key: RequestKey, length: int, due_s: float, now: float) -> None:
-        num_blocks = -(-length // self.block_size)
-        if self.max_request_blocks:
-            num_blocks = min(num_blocks, self.max_request_blocks)
-        request = Pooled(key, length, due_s, num_blocks)
+        request = Pooled(key, length, due_s, self.blocks_for(length))
         for area in ranges_of(request.length):
             if not any(other.length in area for other in self.pooled.values()):
                 self.waiting_since_s[area] = now
@@ -91,9 +102,7 @@ def plain_batch(
     starved_before_s: float = -math.inf,
 ) -> set[RequestKey]:
     """All that could fit by themselves; but a leaf where some do is seen whole, and left out when it gives nothing."""
-    last = leaf_range(min(limits.max_blocks * index.block_size, MAX_LENGTH))
-    if index.max_request_blocks and index.max_request_blocks <= limits.max_blocks:
-        last = leaf_range(MAX_LENGTH)
+    last = leaf_range(index.longest(limits.max_blocks))
     while last.low >= 0:
         seen = [each for each in index.pooled.values() if each.length <= last.low + last.width]
         if not seen or limits.max_requests < 1:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 ALLOWED = {
     "alignedserve.types",
     "alignedserve.protocol.kv_format",
+    "alignedserve.protocol.kv_span",
     "alignedserve.protocol.messages",
     "numpy",
     "numpy.typing",

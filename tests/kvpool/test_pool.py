@@ -4,6 +4,7 @@ import pytest
 
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.pool import Pool, PoolConfig
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import (
     Abort,
     Candidates,
@@ -188,13 +189,20 @@ def test_other_messages_are_refused() -> None:
         pool_of(1).on(Abort(A), 0)
 
 
-def test_a_long_request_takes_no_more_of_a_batch_than_its_window_also_under_a_new_router() -> None:
-    """Of 40 tokens in 10 blocks a decode instance holds 3."""
-    pool = Pool(OwnerTable.plain(32), 4, 0, PoolConfig(max_request_blocks=3))
-    put(pool, A, 40)
-    put(pool, B, 40)
-    assert batch(pool, max_blocks=5) == [A]
+@pytest.mark.parametrize(
+    ("num_full", "num_sliding", "num_taken"), [(0, 1, 18), (1, 5, 25 + 5 * 18), (3, 1, 3 * 25 + 18)]
+)
+def test_a_long_request_takes_no_more_of_a_batch_than_its_window_also_under_a_new_router(
+    num_full: int, num_sliding: int, num_taken: int
+) -> None:
+    """It has 100 tokens in 25 columns; sliding groups hold 18 of them, the rest of a tile and a column in part
+    included."""
+    span = KvSpan(4, 5, 1, num_full, num_sliding)
+    pool = Pool(OwnerTable.plain(64), 4, 0, PoolConfig(span=span))
+    put(pool, A, 100)
+    put(pool, B, 100)
+    assert batch(pool, max_blocks=2 * num_taken - 1) == [A]
     pool.inventory()
     for key in (A, B):
-        assert pool.on(Commit(key, 40, 100), 0) == []
-    assert batch(pool, max_blocks=6) == [A, B]
+        assert pool.on(Commit(key, 100, 100), 0) == []
+    assert batch(pool, max_blocks=2 * num_taken) == [A, B]

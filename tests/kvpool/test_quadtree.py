@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, NUM_LEAVES, ROOT, Node, QuadTree, leaf_of
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import RequestKey
 
 A, B = RequestKey(1), RequestKey(2)
@@ -26,7 +27,7 @@ def same_counts(one: QuadTree, other: QuadTree) -> bool:
 def test_after_removals_it_is_as_if_only_the_rest_had_come(
     requests: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    tree, rest = QuadTree(block_size=16), QuadTree(block_size=16)
+    tree, rest = QuadTree(KvSpan(block_size=16)), QuadTree(KvSpan(block_size=16))
     gone = data.draw(st.sets(st.integers(0, 29)))
     for key, (length, due_s) in enumerate(requests):
         tree.insert(RequestKey(key), length, due_s, now=0)
@@ -44,7 +45,7 @@ def test_after_removals_it_is_as_if_only_the_rest_had_come(
 
 
 def test_nodes_count_what_is_in_their_range() -> None:
-    tree = QuadTree(block_size=16)
+    tree = QuadTree(KvSpan(block_size=16))
     tree.insert(A, 17, due_s=5, now=0)
     tree.insert(B, 33, due_s=3, now=0)
     counts = [
@@ -68,7 +69,7 @@ def test_ranges_are_cut_in_four_down_to_sixteen() -> None:
 
 
 def test_longer_ones_count_as_the_longest_but_keep_their_blocks() -> None:
-    tree = QuadTree(block_size=16)
+    tree = QuadTree(KvSpan(block_size=16))
     tree.insert(A, 100_000, due_s=0, now=0)
     assert tree.lengths == [MAX_LENGTH] and tree.blocks_of(A) == 6250
     tree.remove(A)
@@ -77,7 +78,7 @@ def test_longer_ones_count_as_the_longest_but_keep_their_blocks() -> None:
 
 
 def test_a_range_waits_from_its_first_request_or_its_last_batch() -> None:
-    tree = QuadTree(block_size=16)
+    tree = QuadTree(KvSpan(block_size=16))
 
     def since(length: int) -> list[float]:
         return [level.waiting_since_s[leaf_of(length) >> level.shift] for level in tree.levels]
@@ -96,7 +97,7 @@ def test_a_range_waits_from_its_first_request_or_its_last_batch() -> None:
 
 
 def test_a_request_is_in_it_once() -> None:
-    tree = QuadTree(block_size=16)
+    tree = QuadTree(KvSpan(block_size=16))
     tree.insert(A, 5, due_s=0, now=0)
     with pytest.raises(
         RuntimeError, match="request 1 is in the tree with 5 tokens already, and comes with 6"
@@ -108,7 +109,7 @@ def test_a_request_is_in_it_once() -> None:
 
 
 def test_a_wrong_count_is_told_with_both_numbers() -> None:
-    tree = QuadTree(block_size=16)
+    tree = QuadTree(KvSpan(block_size=16))
     tree.insert(A, 5, due_s=7, now=0)
     tree.levels[3].num_requests[0] = 2
     with pytest.raises(RuntimeError, match=r"depth 3 counts .* \(2, 1, 7\), there are \(1, 1, 7\)"):

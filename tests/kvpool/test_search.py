@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.quadtree import LEAF_WIDTH, MAX_LENGTH, QuadTree
 from alignedserve.kvpool.search import find_near, form_batch
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import RequestKey
 from tests.kvpool.plain_search import EVERYTHING, PlainIndex, PlainSearch, Pooled, plain_batch
 
@@ -25,6 +26,11 @@ ARRIVALS = st.one_of(
     st.lists(st.tuples(st.one_of(CLOSE, FAR), st.integers(0, 60)), max_size=30),
 )
 BLOCK_SIZES = st.sampled_from([4, 16, 32])
+# Windows, in tokens, and numbers of full and of sliding groups.
+GROUPS = st.sampled_from([(0, 1), (1, 1), (1, 5), (4, 3)])
+SPANS = st.builds(
+    lambda window, groups: (window, *groups), st.sampled_from([1, 5, 40, 600]), GROUPS
+) | st.just((0, 0, 1))
 
 
 @st.composite
@@ -38,14 +44,18 @@ class Both:
     """The tree, and the same requests in a plain list."""
 
     block_size: int
-    max_request_blocks: int = 0
+    window: int = 0
+    num_full: int = 0
+    num_sliding: int = 1
     tree: QuadTree = field(init=False)
     plain: PlainIndex = field(init=False)
     num_inserted: int = 0
 
     def __post_init__(self) -> None:
-        self.tree = QuadTree(self.block_size, self.max_request_blocks)
-        self.plain = PlainIndex(self.block_size, self.max_request_blocks)
+        span = KvSpan(self.block_size, self.window, 1, self.num_full, self.num_sliding)
+        self.tree = QuadTree(span)
+        max_columns = span.most if self.window else None
+        self.plain = PlainIndex(self.block_size, self.num_full, self.num_sliding, max_columns)
 
     def insert(self, length: int, due_s: float = math.inf, now: float = 0) -> RequestKey:
         self.num_inserted += 1
@@ -58,8 +68,14 @@ class Both:
         return [self.plain.pooled[key] for key in keys]
 
 
-def filled(arrivals: list[tuple[int, int]], block_size: int) -> Both:
-    both = Both(block_size)
+def filled(
+    arrivals: list[tuple[int, int]],
+    block_size: int,
+    window: int = 0,
+    num_full: int = 0,
+    num_sliding: int = 1,
+) -> Both:
+    both = Both(block_size, window, num_full, num_sliding)
     for length, due_s in arrivals:
         both.insert(length, due_s)
     return both
@@ -70,15 +86,15 @@ def filled(arrivals: list[tuple[int, int]], block_size: int) -> Both:
     st.lists(ARRIVALS, min_size=1, max_size=5),
     st.lists(any_limits(), min_size=5, max_size=5),
     BLOCK_SIZES,
-    st.sampled_from([0, 0, 1, 5, 40]),
+    SPANS,
 )
 def test_it_finds_what_the_plain_search_finds(
     waves: list[list[tuple[int, int]]],
     limits: list[BatchLimits],
     block_size: int,
-    max_request_blocks: int,
+    span: tuple[int, int, int],
 ) -> None:
-    both, now = Both(block_size, max_request_blocks), 0.0
+    both, now = Both(block_size, *span), 0.0
     for wave, limit in zip(waves, limits, strict=False):
         for length, due_in_s in wave:
             now += 0.1
@@ -93,11 +109,11 @@ def test_it_finds_what_the_plain_search_finds(
 
 
 @settings(max_examples=300, deadline=None)
-@given(ARRIVALS, any_limits(), BLOCK_SIZES)
+@given(ARRIVALS, any_limits(), BLOCK_SIZES, SPANS)
 def test_what_holds_of_every_batch(
-    arrivals: list[tuple[int, int]], limits: BatchLimits, block_size: int
+    arrivals: list[tuple[int, int]], limits: BatchLimits, block_size: int, span: tuple[int, int, int]
 ) -> None:
-    both = filled(arrivals, block_size)
+    both = filled(arrivals, block_size, *span)
     batch = both.of(form_batch(both.tree, limits, urgent_before_s=10))
     num_blocks = sum(each.num_blocks for each in batch)
     assert num_blocks <= limits.max_blocks and len(batch) <= limits.max_requests
@@ -216,7 +232,7 @@ def test_one_that_fits_no_batch_is_in_nobody_s_way() -> None:
     limits = BatchLimits(max_blocks=100, max_requests=99, min_requests=1)
     assert form_batch(both.tree, limits) == form_batch(both.tree, limits, urgent_before_s=1) == [small]
     assert form_batch(both.tree, BatchLimits(6, 99)) == form_batch(both.tree, BatchLimits(100, 0)) == []
-    assert form_batch(QuadTree(16), limits) == []
+    assert form_batch(QuadTree(KvSpan(16)), limits) == []
 
 
 def test_lengths_beyond_the_tree_are_judged_by_their_own_blocks() -> None:
@@ -230,11 +246,16 @@ def test_lengths_beyond_the_tree_are_judged_by_their_own_blocks() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(ARRIVALS, any_limits(), CLOSE, st.integers(0, 2000), BLOCK_SIZES)
+@given(ARRIVALS, any_limits(), CLOSE, st.integers(0, 2000), BLOCK_SIZES, SPANS)
 def test_near_search_takes_the_nearest_to_the_middle_that_fit(
-    arrivals: list[tuple[int, int]], limits: BatchLimits, low: int, width: int, block_size: int
+    arrivals: list[tuple[int, int]],
+    limits: BatchLimits,
+    low: int,
+    width: int,
+    block_size: int,
+    span: tuple[int, int, int],
 ) -> None:
-    both, high = filled(arrivals, block_size), low + width
+    both, high = filled(arrivals, block_size, *span), low + width
     found = both.of(find_near(both.tree, low, high, limits))
     within = [each for each in both.plain.pooled.values() if low <= each.length <= high]
     # of equally near ones the shorter, of equally long ones the first

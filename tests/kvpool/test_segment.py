@@ -43,6 +43,14 @@ def test_what_one_writes_the_other_reads(name: str) -> None:
     assert not found.blocks[[0, 1, 2, 4]].any()
 
 
+def test_a_block_has_those_of_all_groups(name: str) -> None:
+    grouped = replace(FORM, num_groups=3)
+    assert Segment.create(name, grouped, num_blocks=5).blocks.shape == (5, 3 * FORM.block_bytes)
+    assert Segment.attach(name, grouped).form == grouped
+    with pytest.raises(ValueError, match="its blocks have num_groups=3, and num_groups=1 is needed"):
+        Segment.attach(name, FORM)
+
+
 def test_a_segment_says_what_its_blocks_are(name: str) -> None:
     stored = FORM.in_pool("int8")
     assert Segment.create(name, stored, num_blocks=5).blocks.shape == (5, stored.block_bytes)
@@ -217,7 +225,7 @@ def test_other_versions_and_cut_off_files_are_refused(name: str) -> None:
     Segment.create(name, FORM, num_blocks=3).close()
     whole = path.read_bytes()
     path.write_bytes(whole[:8] + bytes([9]) + whole[9:])
-    with pytest.raises(ValueError, match=f"{name}: has version 9, and 2 is needed"):
+    with pytest.raises(ValueError, match=f"{name}: has version 9, and 3 is needed"):
         Segment.attach(name)
     path.write_bytes(whole[:-1])
     with pytest.raises(ValueError, match=f"{name}: has {len(whole) - 1} bytes, and {len(whole)} are needed"):

@@ -27,6 +27,7 @@ from alignedserve.launch.settings import Settings, settings_of
 from alignedserve.models.locate import Location, locate_model
 from alignedserve.models.presets import PRESETS
 from alignedserve.protocol.address import RouterAddress
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from tests import quantised_checkpoints
@@ -268,6 +269,24 @@ def test_a_pool_that_nobody_sized_holds_one_request_of_the_longest_kind() -> Non
             plan_island(
                 told(engine, pool_memory_bytes=wanted), large, replace(NODE, free_shm_bytes=free), "prefix"
             )
+
+
+def test_a_block_of_the_pool_has_those_of_all_groups_and_the_pool_knows_what_decodes_hold() -> None:
+    gemma = Location("gemma-3-4b", PRESETS["gemma-3-4b"], directory=None, is_dummy=True)
+    engine = EngineConfig(gemma.name, load_format="dummy", device="cpu", max_model_len=4096)
+    plan = plan_island(told(engine), gemma, NODE, "prefix")
+    # 7 groups of 5 layers, k and v, 4 heads, 16 slots, 256 values of two bytes
+    assert plan.form.num_groups == 7 and plan.form.column_bytes == 7 * 5 * 2 * 4 * 16 * 256 * 2
+    assert plan.num_pool_blocks == DEFAULT_POOL_BYTES // plan.form.column_bytes
+    pool = plan.processes[1].config
+    assert (pool.form, pool.span) == (plan.form, KvSpan(16, 1024, 1, 1, 6))
+    with pytest.raises(ValueError, match="holds 255 blocks of 2293760 bytes, .* needs 256"):
+        wanted = told(engine, pool_memory_bytes=256 * plan.form.column_bytes - 1)
+        plan_island(wanted, gemma, NODE, "prefix")
+
+
+def test_a_pool_whose_model_has_no_window_counts_what_it_has() -> None:
+    assert island(told()).processes[1].config.span is None
 
 
 def test_a_pool_of_bytes_holds_more_blocks_and_all_parts_know() -> None:

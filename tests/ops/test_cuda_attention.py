@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from alignedserve.kernels.kv_rows import FP8, INT8, from_rows, to_rows
+from alignedserve.layer_groups import GroupedLayer
 from alignedserve.ops import cuda_attention
 from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.cuda_attention import CudaAttention
@@ -17,6 +18,7 @@ from alignedserve.ops.torch_attention import paged_attention
 from tests.kernels.tiny_model import Chunk, fill_step
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 4, 2, 16, 4, 64
+PLACE = GroupedLayer(0, 0)
 WIDTH = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 
 
@@ -107,7 +109,7 @@ def test_a_step_that_is_filled_up_computes_the_same(
     outputs = [0] * (len(work) - 1) + [1]
     fill_step(step, work, BLOCK_SIZE, outputs)
     expected_cache = cache.clone()
-    expected = paged_attention(qkv, expected_cache, step, spec)
+    expected = paged_attention(qkv, expected_cache, step, spec, PLACE)
 
     step.ladder = Ladder(chunk_shapes(step, cache))
     fill_step(step, work, BLOCK_SIZE, outputs)
@@ -142,7 +144,7 @@ def test_blocks_before_the_window_may_be_gone(
     qkv = torch.randn(17, WIDTH)
     step = StepInputs(max_tokens=40, max_seqs=6, max_blocks_per_seq=8)
     fill_step(step, work, BLOCK_SIZE)
-    expected = paged_attention(qkv, to_rows(cache, kv_dtype), step, spec)
+    expected = paged_attention(qkv, to_rows(cache, kv_dtype), step, spec, PLACE)
     for chunk in work:
         num_passed = max(chunk.start + 1 - window, 0) // BLOCK_SIZE
         if kv_dtype == torch.float32:
@@ -154,7 +156,7 @@ def test_blocks_before_the_window_may_be_gone(
     attention = CudaAttention(cache, step, kernel)
     attention.begin()
     torch.testing.assert_close(attention(qkv, spec), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(paged_attention(qkv, cache, step, spec), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(paged_attention(qkv, cache, step, spec, PLACE), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_an_empty_step_of_a_shape_writes_nothing() -> None:

@@ -44,7 +44,9 @@ def hello(
     num_blocks: int = 100,
     num_staging_blocks: int = 50,
     enable_prefix_caching: bool = False,
+    **others: int,
 ) -> Hello:
+    """`others`: of the limits."""
     limits = InstanceLimits(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
@@ -53,6 +55,7 @@ def hello(
         max_model_len=200,
         num_staging_blocks=num_staging_blocks,
         enable_prefix_caching=enable_prefix_caching,
+        **others,
     )
     role = instance_id.split("-")[0]
     is_pool = role == "kvpool"

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from alignedserve.kvpool.batch_builder import BatchLimits
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.search import form_batch
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Commit, Submit
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.request_state import Phase, RequestState
@@ -56,7 +57,7 @@ class TinyPool:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self._tree = QuadTree(BLOCK_SIZE)
+        self._tree = QuadTree(KvSpan(BLOCK_SIZE))
 
     def hear(self) -> None:
         for to, message in self._script.take():
@@ -113,7 +114,7 @@ def test_none_starves_in_the_pool(level: int) -> None:
     """One request a second comes that has not exceeded its prediction, and one a second goes."""
     script = Script(starvation_s=STARVATION_S)
     policy, island = script.router.policy, script.router.island
-    tree, waiting_s = QuadTree(BLOCK_SIZE), 0.0
+    tree, waiting_s = QuadTree(KvSpan(BLOCK_SIZE)), 0.0
 
     def insert(each: RequestState) -> None:
         tree.insert(each.key, 7, policy.admission_due_s(each, island), script.now)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from alignedserve.protocol.messages import Hello, InstanceLimits, Request
 from alignedserve.router.instance_views import DecodeView, PrefillView
 from alignedserve.router.request_state import Phase, RequestState
@@ -12,6 +14,9 @@ LIMITS = InstanceLimits(
 WITH_WINDOW = InstanceLimits(
     num_blocks=100, block_size=16, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=600, window=30
 )
+
+# Of three layers that attend to all and six that slide, for instance.
+WITH_GROUPS = replace(WITH_WINDOW, num_blocks=400, num_full_groups=1, num_sliding_groups=2)
 
 
 def hello(limits: InstanceLimits) -> Hello:
@@ -43,3 +48,23 @@ def test_what_is_staged_takes_no_blocks_for_what_was_passed() -> None:
 def test_the_longest_request_of_a_batch() -> None:
     assert LIMITS.max_request_blocks == 38
     assert WITH_WINDOW.max_request_blocks == -(-(29 + 63 + 1) // 16) + 1
+
+
+def test_a_request_takes_all_blocks_of_full_groups_and_those_of_its_window_of_the_others() -> None:
+    view, state = DecodeView(hello(WITH_GROUPS)), pooled(500)
+    assert view.blocks_of(state) == 32 + 2 * (32 - 448 // 16)
+    assert view.blocks_to_run(state) == view.blocks_of(state) + 3
+    assert view.blocks_of(pooled(40)) == 3 * 3
+    assert PrefillView(hello(WITH_GROUPS)).blocks_to_stage(state) == 32 + 2 * (32 - 448 // 16)
+    nowhere = pooled(500)
+    nowhere.blocks = []
+    assert view.blocks_of(nowhere) == 0
+
+
+def test_limits_of_several_groups() -> None:
+    assert LIMITS.num_kv_tokens == 100 * 16 and WITH_GROUPS.num_kv_tokens == 400 // 3 * 16
+    assert WITH_GROUPS.max_request_blocks == 38 + 2 * (-(-(29 + 63 + 1) // 16) + 1)
+
+
+def test_without_a_window_a_request_takes_a_block_for_each_that_the_pool_has() -> None:
+    assert DecodeView(hello(LIMITS)).blocks_to_run(pooled(500)) == 32 + 2 + 1

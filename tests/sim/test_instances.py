@@ -163,7 +163,7 @@ class Script(SimTransfers):
     def load(self, key: Any, pairs: Any, done: Done, is_urgent: bool = False) -> None:
         self._open.setdefault(("load", (key,)), []).append(done)
 
-    def save(self, key: Any, pairs: Any, num_tokens: int, done: Done, is_urgent: bool = False) -> None:
+    def save(self, key: Any, pairs: Any, num_empty: int, done: Done, is_urgent: bool = False) -> None:
         self._open.setdefault(("save", (key,)), []).append(done)
 
     def abandon(self, key: Any) -> None:

@@ -147,6 +147,14 @@ def test_of_what_is_behind_a_window_nothing_is_moved() -> None:
     assert (pauses.num_saved_tokens, pauses.num_fetched_tokens) == (90 + 122, 90 + 122)
 
 
+def test_in_layers_that_attend_to_all_tokens_everything_is_moved() -> None:
+    pauses = Pauses(KvSpan(16, window=100, num_full_groups=1, num_sliding_groups=3))
+    decoded(pauses, [], admitted=(A, B), sends=(Send(DECODE, Evict(B, [], num_saved=32)),))
+    decoded(pauses, [A, B], evicted=((B, 250),))
+    assert pauses.num_saved_tokens == (1 * (250 - 32) + 3 * 122) / 4
+    assert pauses.num_fetched_tokens == (1 * 250 + 3 * 122) / 4
+
+
 def test_after_an_eviction_that_failed_it_can_sit_out_again() -> None:
     pauses = Pauses()
     decoded(pauses, [], admitted=(A, B), sends=(Send(DECODE, Evict(B, [], num_saved=0)),))

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from alignedserve.engine.choices import block_format, choose_num_blocks
 from alignedserve.engine.config import EngineConfig
+from alignedserve.layer_groups import LayerGroups, layer_groups, one_group
 from alignedserve.models.presets import PRESETS
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.kv_span import KvSpan
@@ -37,7 +38,8 @@ def form_of(kv_cache_dtype: str) -> BlockFormat:
 def test_the_same_memory_holds_what_an_engine_finds_room_for(kv_cache_dtype: str) -> None:
     form, cost = form_of(kv_cache_dtype), with_kv(COST, 16, kv_cache_dtype, model=KV)
     assert cost.kv_bytes_per_token * 16 == form.block_bytes
-    num_blocks = choose_num_blocks(replace(ENGINE, max_num_seqs=10_000), form, MAX_MODEL_LEN, BUDGET)
+    config, span = replace(ENGINE, max_num_seqs=10_000), KvSpan(form.block_size)
+    num_blocks = choose_num_blocks(config, form, MAX_MODEL_LEN, BUDGET, span)
     assert cost.num_kv_tokens // 16 == num_blocks
     # The pool has KV as instances have it.
     assert cost.pool_bytes_per_token == cost.kv_bytes_per_token
@@ -79,12 +81,13 @@ def test_bytes_say_in_which_dtype_the_cost_model_is() -> None:
         with_kv(COST.with_window(512), 16)
 
 
-def most_at_once(window: int, num_blocks: int) -> int:
+def most_at_once(groups: LayerGroups, num_columns: int) -> int:
     """The most requests of the longest kind that decode in one iteration."""
-    kv = replace(KV, max_model_len=MAX_MODEL_LEN, window=window, held_window=window)
+    window = 0 if groups.num_full else groups.window
+    kv = replace(KV, max_model_len=MAX_MODEL_LEN, window=window, groups=groups)
     num_whole = MAX_MODEL_LEN // 16
     config = SimConfig(policy=("fcfs",), pool_memory_bytes=12 * num_whole * 16 * COST.kv_bytes_per_token)
-    cost = structs.replace(COST, num_kv_tokens=16 * num_blocks)
+    cost = structs.replace(COST, num_kv_tokens=16 * num_columns)
     comparison = Comparison(config, cost, ENGINE, RouterConfig(link="host"), SchedulingConfig(), kv)
     (scenario,) = comparison.scenarios
     assert comparison.max_model_len == MAX_MODEL_LEN
@@ -95,8 +98,19 @@ def most_at_once(window: int, num_blocks: int) -> int:
 
 
 def test_an_instance_holds_as_many_requests_as_windows() -> None:
-    num_blocks = MAX_MODEL_LEN // 16
+    num_columns = MAX_MODEL_LEN // 16
     # As a live pool counts what it hands a live decode instance.
-    most_blocks = KvSpan(16, WINDOW, max_step=1).most
-    assert most_at_once(WINDOW, num_blocks) == num_blocks // most_blocks == 6
-    assert most_at_once(0, num_blocks) == 1
+    most_columns = KvSpan(16, WINDOW, max_step=1).most
+    assert most_at_once(one_group(40, WINDOW), num_columns) == num_columns // most_columns == 6
+    assert most_at_once(one_group(40), num_columns) == 1
+
+
+def test_layers_that_attend_to_all_tokens_hold_blocks_for_all() -> None:
+    num_columns = 2 * MAX_MODEL_LEN // 16
+    groups = layer_groups([None, *([WINDOW] * 3)] * 10, 40)
+    assert (groups.num_full, groups.num_sliding) == (1, 3)
+    # As a live pool counts them, of a request with 100 tokens of its answer.
+    span = KvSpan(16, WINDOW, 1, groups.num_full, groups.num_sliding)
+    most_blocks = span.num_at_most(span.num_columns(1100))
+    assert most_at_once(one_group(40), num_columns) == 3
+    assert most_at_once(groups, num_columns) == 4 * num_columns // most_blocks == 7

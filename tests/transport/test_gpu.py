@@ -90,7 +90,7 @@ def test_blocks_are_quantised_on_the_way_to_the_pool_and_restored_on_the_way_bac
     order = np.random.default_rng(1).permutation(20)[:18].tolist()
     completions, outcomes = Completions(), Outcomes()
     mover = Mover([cache], pool, Epoch(1), completions, pool_format=stored)
-    mover.save(KEY, pairs(*enumerate(order)), outcomes.append, num_tokens=17 * 16 + 5)
+    mover.save(KEY, pairs(*enumerate(order)), outcomes.append, num_empty=11)
     assert completions.run(timeout_s=60) == 1
     apart = np.abs(pool[order].astype(int) - expected.numpy().astype(int))
     # where a value is as far from one code as from the next

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from alignedserve.transport.completions import Completions
 from alignedserve.transport.copiers import ALONE_BYTES
 from alignedserve.transport.int8_copiers import Int8Buffer, pairs_of
 from alignedserve.transport.mover import Mover
-from alignedserve.transport.runs import Run, Tail, tail_of
+from alignedserve.transport.runs import Run, tail_of
 from alignedserve.types import Epoch
 from tests.transport.helpers import KEY, Outcomes, pairs
 
@@ -38,8 +40,8 @@ class Copies:
         self.outcomes = Outcomes()
         self.mover = Mover([cache], pool, Epoch(1), self._completions, pool_format=form)
 
-    def save(self, places: list[tuple[int, int]], num_tokens: int) -> None:
-        self.mover.save(KEY, pairs(*places), self.outcomes.append, num_tokens=num_tokens)
+    def save(self, places: list[tuple[int, int]], num_empty: int) -> None:
+        self.mover.save(KEY, pairs(*places), self.outcomes.append, num_empty=num_empty)
         assert self._completions.run(timeout_s=30) == 1
 
     def load(self, places: list[tuple[int, int]]) -> None:
@@ -68,7 +70,7 @@ def test_what_is_saved_and_loaded_is_what_the_format_says(
         num_slots = num_last_slots if number == len(saved) else FORM.block_size
         quantise_torch(cache[here : here + 1], expected[there : there + 1], num_slots)
     copies = Copies(cache, pool)
-    copies.save(saved, (len(saved) - 1) * FORM.block_size + num_last_slots)
+    copies.save(saved, FORM.block_size - num_last_slots)
     assert np.array_equal(pool, expected.numpy())
 
     target = new_cache(seed=1)
@@ -86,14 +88,14 @@ def test_a_block_that_is_extended_is_stored_anew_as_a_whole() -> None:
     """It comes back, more tokens are computed, and it leaves again: what it had is within both scales' halves."""
     cache, pool = new_cache(), new_pool()
     copies, before = Copies(cache, pool), cache[2].clone()
-    copies.save([(2, 4)], num_tokens=3)
+    copies.save([(2, 4)], num_empty=5)
     first = pool[4].copy()
     copies.load([(2, 4)])
-    copies.save([(2, 4)], num_tokens=3)
+    copies.save([(2, 4)], num_empty=5)
     assert np.array_equal(pool[4], first)
 
     cache[2, ..., 3:5, :] = 5.0
-    copies.save([(2, 4)], num_tokens=5)
+    copies.save([(2, 4)], num_empty=3)
     copies.load([(2, 4)])
     after = cache[2]
     assert torch.equal(after[..., 3:5, :], torch.full_like(after[..., 3:5, :], 5.0))
@@ -113,7 +115,7 @@ def test_a_large_copy_is_shared_by_threads(dtype: str) -> None:
     order = [(here, (7 * here + 3) % num_blocks) for here in range(num_blocks)]
     assert len({there for _, there in order}) == num_blocks
     copies = Copies(cache, pool, stored)
-    copies.save(order, num_blocks * 16 - 6)
+    copies.save(order, num_empty=6)
     expected = torch.zeros(num_blocks, stored.block_bytes, dtype=torch.uint8)
     quantise_torch(cache, expected, 10)
     assert np.array_equal(pool[[there for _, there in order]], expected.numpy())
@@ -128,17 +130,56 @@ def test_a_pool_of_another_format_is_an_error_with_both_numbers() -> None:
         Mover([new_cache()], new_pool(FORM), Epoch(1), Completions(), pool_format=STORED)
 
 
+@st.composite
+def saves_of_groups(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
+    """The number of groups, and the blocks of some columns, the last of which is whole."""
+    num_groups = draw(st.integers(1, 3))
+    columns = draw(st.lists(st.integers(0, 8), unique=True, min_size=1, max_size=5))
+    there = [column * num_groups + group for column in columns for group in range(num_groups)]
+    is_passed = [draw(st.booleans()) for _ in there[:-num_groups]] + num_groups * [False]
+    there = [block for block, passed in zip(there, is_passed, strict=True) if not passed]
+    if draw(st.booleans()):
+        # group by group
+        there.sort(key=lambda block: block % num_groups)
+    first = draw(st.integers(0, 15 - len(there)))
+    here = draw(st.one_of(st.just([*range(first, first + len(there))]), st.permutations(range(len(there)))))
+    return num_groups, [*zip(here, there, strict=True)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(saves_of_groups(), st.integers(1, FORM.block_size))
+def test_the_last_column_has_a_block_in_part_of_each_group(
+    save: tuple[int, list[tuple[int, int]]], num_last_slots: int
+) -> None:
+    num_groups, saved = save
+    stored = replace(STORED, num_groups=num_groups)
+    cache, pool = new_cache(num_blocks=15), new_pool(num_blocks=27)
+    expected, last_column = torch.from_numpy(pool.copy()), saved[-1][1] // num_groups
+    for here, there in saved:
+        num_slots = num_last_slots if there // num_groups == last_column else FORM.block_size
+        cache[here, ..., num_slots:, :] = torch.nan
+        quantise_torch(cache[here : here + 1], expected[there : there + 1], num_slots)
+    copies = Copies(cache, pool, stored)
+    copies.save(saved, FORM.block_size - num_last_slots)
+    assert copies.outcomes.errors == [None]
+    assert np.array_equal(pool, expected.numpy())
+    copies.mover.close()
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 3])
 @pytest.mark.parametrize("num_last_slots", [1, FORM.block_size])
-def test_a_buffer_on_the_device_holds_groups_of_blocks(num_last_slots: int) -> None:
-    """What a GPU does between the copies, in Triton's interpreter: five blocks by way of a buffer for two."""
+def test_a_buffer_on_the_device_holds_groups_of_blocks(num_last_slots: int, num_groups: int) -> None:
+    """What a GPU does between the copies, in Triton's interpreter: up to five blocks by way of a buffer for two."""
     form = BlockFormat(num_layers=2, block_size=8, num_kv_heads=2, head_dim=24, dtype="float32")
     cache, target = new_cache(form), torch.full((NUM_BLOCKS, *form.shape), torch.nan)
-    places = pairs((0, 7), (1, 8), (5, 2), (3, 3), (4, 0))
-    cache[4, ..., num_last_slots:, :] = torch.nan
-    tail = tail_of(places, 4 * form.block_size + num_last_slots, form.block_size)
+    first = {1: 3, 2: 4, 3: 3}[num_groups]
+    in_tail = [5, 3, 4][:num_groups]
+    places = pairs((0, 7), (1, 8), *zip(in_tail, range(first, first + num_groups), strict=True))
+    cache[in_tail, ..., num_last_slots:, :] = torch.nan
+    tail = tail_of(places, form.block_size - num_last_slots, form.block_size, num_groups)
     expected, pool = torch.from_numpy(new_pool(form.in_pool("int8"))), new_pool(form.in_pool("int8"))
     for here, there in places:
-        num_slots = num_last_slots if here == 4 else form.block_size
+        num_slots = num_last_slots if here in in_tail else form.block_size
         quantise_torch(cache[here : here + 1], expected[there : there + 1], num_slots)
 
     buffer = Int8Buffer(cache, num_bytes=3 * pool.shape[1] - 1)
@@ -166,14 +207,3 @@ def test_a_buffer_on_the_device_holds_groups_of_blocks(num_last_slots: int) -> N
 
 def test_runs_are_taken_apart_in_order() -> None:
     assert pairs_of([Run(3, 7, 2), Run(0, 1, 1)]) == pairs((3, 7), (4, 8), (0, 1))
-
-
-def test_the_tail_is_the_last_block_unless_it_is_full() -> None:
-    assert tail_of(pairs((1, 5), (2, 7)), 9, 8) == Tail(pairs((2, 7))[0][1], 1)
-    assert tail_of(pairs((1, 5), (2, 7)), 16, 8) is None
-    assert tail_of([], 0, 8) is None
-    for places_, num_tokens in ((pairs((1, 5)), 9), (pairs((1, 5), (2, 7)), 8), (pairs((1, 5)), 0), ([], 1)):
-        with pytest.raises(
-            RuntimeError, match=f"{len(places_)} blocks of 8 slots for the KV of {num_tokens}"
-        ):
-            tail_of(places_, num_tokens, 8)

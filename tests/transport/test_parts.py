@@ -48,7 +48,7 @@ def moved(
     completions, outcomes = Completions(), Outcomes()
     with closing(Mover(parts, pool, Epoch(1), completions, pool_format=form)) as mover:
         if what == "save":
-            mover.save(KEY, pairs(*places), outcomes.append, num_tokens=len(places) * FORM.block_size)
+            mover.save(KEY, pairs(*places), outcomes.append)
         else:
             mover.load(KEY, pairs(*places), outcomes.append)
         assert completions.run(timeout_s=30) == 1

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from alignedserve.engine.blocks import BlockManager
 from alignedserve.kvpool.block_allocator import BlockAllocator, Grant
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.output_coalescing import OutputCoalescing
 from alignedserve.router.replay_diff import compare
-from alignedserve.sim.segment import Content, Write
+from alignedserve.sim.segment import Write
+from alignedserve.types import BlockId, RequestId
 from alignedserve.vopr.event_logs import open_in
 from alignedserve.vopr.history import History
 from alignedserve.vopr.run import history_of, log_hash, run
@@ -22,6 +24,9 @@ EVER_FAILED = [
     int(line.split("#")[0]) for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
 ]
 SHRUNK = sorted((Path(__file__).parent / "histories").glob("*.json"))
+
+IN_ALL_LAYERS = {"num_full_groups": 0, "num_sliding_groups": 1}
+IN_SOME_LAYERS = {"num_full_groups": 1, "num_sliding_groups": 2}
 
 
 def short(seed: int, seconds: float = 60.0, **changes: Any) -> History:
@@ -44,15 +49,52 @@ def test_nothing_breaks_where_blocks_are_shared_from_both_ends(seed: int) -> Non
 
 @pytest.mark.parametrize(("seed", "window"), [(5, 30), (11, 100), (18, 1), (20, 150)])
 def test_nothing_breaks_where_requests_hold_the_blocks_of_a_window(seed: int, window: int) -> None:
-    assert run(short(seed, 100.0, window=window)).failure is None
+    assert run(short(seed, 100.0, window=window, **IN_ALL_LAYERS)).failure is None
 
 
-def test_a_block_that_is_freed_too_soon_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seed", "window", "num_full", "num_sliding"),
+    [(5, 30, 1, 1), (11, 100, 2, 3), (18, 1, 1, 3), (20, 150, 1, 1), (9, 30, 2, 3)],
+)
+def test_nothing_breaks_where_only_some_layers_have_the_window(
+    seed: int, window: int, num_full: int, num_sliding: int
+) -> None:
+    groups = {"num_full_groups": num_full, "num_sliding_groups": num_sliding}
+    assert run(short(seed, 100.0, window=window, **groups)).failure is None
+
+
+@pytest.mark.parametrize("groups", [IN_ALL_LAYERS, IN_SOME_LAYERS], ids=["all layers slide", "some do"])
+def test_a_block_that_is_freed_too_soon_is_noticed(
+    groups: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     num_passed = KvSpan.num_passed
     monkeypatch.setattr("alignedserve.protocol.kv_span.TILE_TOKENS", 1)
     monkeypatch.setattr(KvSpan, "num_passed", lambda self, count: num_passed(self, count + 20))
-    failure = run(short(5, 100.0, window=100)).failure
+    failure = run(short(5, 100.0, window=100, **groups)).failure
     assert failure and "holds None" in failure.message
+
+
+def test_a_copy_that_passes_layers_which_attend_to_all_tokens_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(KvSpan, "is_held", lambda self, group, column, num_passed: column >= num_passed)
+    assert "group 0, which holds None" in failing(short(5, 100.0, window=30, **IN_SOME_LAYERS))
+
+
+def test_layers_that_take_each_others_kv_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = BlockManager.in_columns
+
+    def swapped(self: BlockManager, owner: RequestId, first: int, end: int) -> list[BlockId]:
+        blocks = held(self, owner, first, end)
+        # Of each column the first two.
+        for column in range(0, len(blocks), 3):
+            blocks[column : column + 2] = reversed(blocks[column : column + 2])
+        return blocks
+
+    history = short(5, 100.0, window=150, num_full_groups=2, num_sliding_groups=1)
+    assert run(history).failure is None
+    monkeypatch.setattr(BlockManager, "in_columns", swapped)
+    assert "of 3 groups is to hold Content" in failing(history)
 
 
 @pytest.mark.slow
@@ -101,9 +143,7 @@ def test_kv_of_other_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     finish = Write.finish
 
     def broken(write: Write) -> None:
-        write._places = [
-            (block, Content(held.key, held.place, held.num_tokens, 1)) for block, held in write._places
-        ]
+        write._places = [(block, held._replace(digest=1)) for block, held in write._places]
         finish(write)
 
     assert run(short(0, **QUIET)).failure is None

@@ -32,9 +32,14 @@ class Case:
         self.engine = settings.engine
 
     @property
-    def num_instances(self) -> int:
+    def roles(self) -> dict[str, int]:
+        """The number of instances of each role."""
         num_gpus = 0 if self.engine.device == "cpu" else len(self.gpus.gpus)
-        return sum(self.settings.launch.instances(num_gpus // self.engine.tensor_parallel_size).values())
+        return self.settings.launch.instances(num_gpus // self.engine.tensor_parallel_size)
+
+    @property
+    def num_instances(self) -> int:
+        return sum(self.roles.values())
 
     @property
     def num_threads(self) -> int:
@@ -80,7 +85,7 @@ class Case:
 
     @property
     def form(self) -> BlockFormat:
-        return block_format(self.engine, self.model.config, self.dtype)
+        return block_format(self.engine, self.model.config, self.dtype, self.settings.scheduling.share_blocks)
 
     @property
     def max_model_len(self) -> int:

@@ -11,7 +11,13 @@ from alignedserve.cli.doctor import cgroup
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, NotChecked, fail, in_bytes, note, ok, warn
 from alignedserve.cli.doctor.model import num_weight_bytes
-from alignedserve.engine.choices import DEFAULT_CPU_KV_BYTES, check_ranks, choose_num_blocks, choose_window
+from alignedserve.engine.choices import (
+    DEFAULT_CPU_KV_BYTES,
+    check_ranks,
+    choose_layer_groups,
+    choose_num_blocks,
+    span_of_requests,
+)
 from alignedserve.engine.gpu_memory import MemoryUse, kv_share
 from alignedserve.launch.plan import free_shm_bytes
 from alignedserve.protocol.kv_span import KvSpan
@@ -29,11 +35,12 @@ def check_kv(case: Case) -> Iterator[Finding]:
             raise
         yield fail(str(error), f"--tensor-parallel-size {num_gpus}, with as many GPUs like these")
         return
-    num_tokens = num_blocks * case.form.block_size
-    per_token = case.form.block_bytes // case.form.block_size
+    num_tokens = num_blocks // case.form.num_groups * case.form.block_size
+    per_token = case.form.column_bytes // case.form.block_size
+    least = " or more" if _span(case).window else ""
     most = "" if case.is_cpu or case.engine.kv_cache_memory_bytes else "at most "
     yield ok(
-        f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {most}{num_tokens} tokens "
+        f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {most}{num_tokens} tokens{least} "
         f"({in_bytes(num_blocks * case.form.block_bytes)}), "
         f"{num_blocks // _blocks_of_longest(case)} requests of {case.max_model_len}{_window(case)}"
     )
@@ -56,18 +63,21 @@ def num_gpus_that_fit(case: Case) -> int | None:
 
 def _span(case: Case) -> KvSpan:
     """The blocks of a request where it decodes."""
-    window = choose_window(case.engine, case.model.config, case.settings.scheduling.share_blocks)
-    return KvSpan(case.form.block_size, window, case.engine.max_num_batched_tokens)
+    engine, share_blocks = case.engine, case.settings.scheduling.share_blocks
+    groups = choose_layer_groups(engine, case.model.config, share_blocks)
+    return span_of_requests(engine, groups, has_whole_prompts=False)
 
 
 def _blocks_of_longest(case: Case) -> int:
-    return _span(case).end(0, case.max_model_len)
+    return _span(case).num_held(0, case.max_model_len)
 
 
 def _window(case: Case) -> str:
-    if _blocks_of_longest(case) == case.form.num_blocks(case.max_model_len):
+    span = _span(case)
+    if _blocks_of_longest(case) == span.num_groups * span.num_columns(case.max_model_len):
         return ""
-    return f", which have blocks for their last {_span(case).window} tokens only where they decode"
+    whose = "whose layers with a window" if span.num_full_groups else "which"
+    return f", {whose} have blocks for their last {span.window} tokens only where they decode"
 
 
 def _kind(case: Case) -> str:
@@ -76,7 +86,7 @@ def _kind(case: Case) -> str:
 
 def check_plan(case: Case) -> Iterator[Finding]:
     """Checks what `serve` checks before it starts a process, above all the pool's memory."""
-    num_bytes = case.island.num_pool_blocks * case.island.form.block_bytes
+    num_bytes = case.island.num_pool_blocks * case.island.form.column_bytes
     yield ok(
         f"{case.num_instances} instances, link {case.instance.transfers.transport}; "
         f"a pool of {in_bytes(num_bytes)}{_pool_tokens(case)}, {in_bytes(free_shm_bytes())} are free in /dev/shm"
@@ -95,7 +105,7 @@ def check_memory(case: Case) -> Iterator[Finding]:
     try:
         num_weights = num_weight_bytes(case)
         num_kv = _num_kv_blocks(case) * case.form.block_bytes
-        num_pool = case.island.num_pool_blocks * case.island.form.block_bytes
+        num_pool = case.island.num_pool_blocks * case.island.form.column_bytes
     except ValueError:
         # Another check reports the error; the bytes that are known may already be too many.
         if not num_weights:
@@ -142,7 +152,9 @@ def _num_kv_blocks(case: Case) -> int:
     budget = case.engine.kv_cache_memory_bytes or (
         DEFAULT_CPU_KV_BYTES if case.is_cpu else _gpu_kv_bytes(case)
     )
-    return choose_num_blocks(case.engine, case.form, case.max_model_len, budget)
+    groups = choose_layer_groups(case.engine, case.model.config, case.settings.scheduling.share_blocks)
+    span = span_of_requests(case.engine, groups, "prefill" in case.roles)
+    return choose_num_blocks(case.engine, case.form, case.max_model_len, budget, span)
 
 
 def _gpu_kv_bytes(case: Case) -> int:

@@ -49,7 +49,7 @@ def follow(channel: Channel) -> None:
         if start["is_on_gpu"]:
             # "cuda" means this one from here on: ranks have those that this process can see, one each.
             torch.cuda.set_device(ranks.shard.rank)
-        loaded = load_model(config, ranks)
+        loaded = load_model(config, start["has_reversed"], ranks)
     except (ValueError, OSError) as error:
         channel.send(Kind.FAILED, str(error).encode())
         return
@@ -58,7 +58,7 @@ def follow(channel: Channel) -> None:
     blocks = new_blocks(
         loaded.form, _num_blocks(channel, config, loaded, step), loaded.ops.device, memory.empty
     )
-    loaded.ops.bind_cache(blocks)
+    loaded.ops.bind_cache(blocks, groups=loaded.groups)
     compiled = loaded.ops.compile(loaded.model.forward, loaded.model.logits, step, max_rows=max_seqs)
     channel.send_json(Kind.READY, memory.describe(blocks))
     _compute(channel, step, compiled)
@@ -74,7 +74,9 @@ def _num_blocks(channel: Channel, config: EngineConfig, loaded: LoadedModel, ste
     """Returns how many blocks the leading rank says that there are, which may ask before how much memory there is."""
     kind, data = channel.receive()
     if kind is Kind.MEASURE:
-        room = kv_bytes(loaded.model, loaded.ops, loaded.form, step, config.gpu_memory_utilization)
+        room = kv_bytes(
+            loaded.model, loaded.ops, loaded.form, loaded.groups, step, config.gpu_memory_utilization
+        )
         channel.send(Kind.MEASURED, str(room).encode())
         data = channel.expect(Kind.CACHE)
     elif kind is not Kind.CACHE:

@@ -50,7 +50,7 @@ def make(
     is_slow = measure(engine, points[:1], 0.0, 1)[0].seconds > SLOW_S
     budget_s = effort.slow_budget_s if is_slow else effort.budget_s
     measured = measure(engine, points, budget_s, effort.max_rounds, progress)
-    token_bytes = form.block_bytes // form.block_size
+    token_bytes = form.column_bytes // form.block_size
     cost, errors = fit_held_out(
         measured, token_bytes, reach.num_kv_tokens, _source(facts), experts, engine.window
     )

@@ -51,7 +51,7 @@ def reach_of(engine: Engine) -> Reach:
         max_num_seqs=limits.max_num_seqs,
         max_chunk=min(limits.max_prefill_chunk, engine.max_model_len),
         max_model_len=engine.max_model_len,
-        num_kv_tokens=engine.num_blocks * block_size,
+        num_kv_tokens=engine.num_blocks // engine.span.num_groups * block_size,
     )
 
 
@@ -164,7 +164,7 @@ class Bench:
     def has_room(self, point: Point) -> bool:
         ends = [length + _MAX_STEPS for length in point.lengths]
         ends += [before + count for before, count in point.chunks]
-        return sum(map(self._engine.cache.format.num_blocks, ends)) <= self._engine.num_free_blocks
+        return sum(self._engine.span.num_held(0, end) for end in ends) <= self._engine.num_free_blocks
 
     def seconds(self, point: Point) -> float:
         """The least seconds of several steps, after one that is not counted."""

@@ -188,8 +188,9 @@ class Prompts:
     def distance(self, request: DecodeRequest) -> float:
         """How far what the request needs is from using up both tokens and blocks."""
         num_tokens = 1 if request.num_pooled else min(request.num_pending, self.num_left)
+        span = self._at.limits.span
         num_free = self._at.num_free_blocks - self._at.growth_of(request, 0)
-        return math.hypot(self.num_left - num_tokens, num_free * self._at.limits.block_size)
+        return math.hypot(self.num_left - num_tokens, num_free / span.num_groups * span.block_size)
 
 
 class AccelgenPrefill(PrefillPart):

@@ -99,11 +99,11 @@ class AliseDecode(DecodePart):
         in_order = self._in_order([*at.running, *waiting], at.now)
         gone = self.preempt(at, *self._victims(at, in_order))
         in_order = [each for each in in_order if each not in gone]
-        ready = [each for each in in_order if each.num_blocks and each.num_pending == 1]
+        ready = [each for each in in_order if each.num_columns and each.num_pending == 1]
         at.run_each(ready)
         is_room = True
         for request in in_order:
-            if request.num_blocks:
+            if request.num_columns:
                 if request.num_pending > 1:
                     decoding.compute(at, request, at.num_tokens_left)
             elif is_room and at.num_tokens_left > 0 and not decoding.had_better_wait(at, request):
@@ -180,7 +180,7 @@ class AliseDecode(DecodePart):
         places = {request.key: place for place, request in enumerate(in_order)}
         last = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
         for place, request in enumerate(in_order):
-            if request.num_blocks:
+            if request.num_columns:
                 continue
             num_blocks -= at.growth_of(request, self.config.admit_ahead)
             num_slots -= 1

@@ -77,7 +77,7 @@ class Batch:
         """Whether it runs already, or there is room for it."""
         num_lendable = self._num_lendable if request.is_rt and not request.num_pooled else 0
         num_blocks = self._num_blocks + num_lendable
-        return request.num_blocks > 0 or (self._num_slots > 0 and self._needed(request) <= num_blocks)
+        return request.num_columns > 0 or (self._num_slots > 0 and self._needed(request) <= num_blocks)
 
     def add(self, request: DecodeRequest) -> None:
         self.requests.append(request)
@@ -137,13 +137,13 @@ class Batch:
         return self._at.growth_of(request, self._admit_ahead)
 
     def _take_room(self, request: DecodeRequest, sign: int) -> None:
-        if not request.num_blocks:
+        if not request.num_columns:
             self._num_blocks -= sign * self._needed(request)
             self._num_slots -= sign
 
 
 def _is_fetched(request: DecodeRequest) -> bool:
-    return not request.num_blocks and request.num_pooled > 0
+    return not request.num_columns and request.num_pooled > 0
 
 
 def _is_decode(request: DecodeRequest) -> bool:
@@ -175,13 +175,13 @@ class BrosDecode(DecodePart):
         rt = [each for each in (*at.running, *waiting) if each.is_rt]
         rt.sort(key=lambda request: self._place(request, at.now))
         be = [each for each in (*at.running, *waiting) if not each.is_rt]
-        be.sort(key=lambda request: 0 if request.num_blocks else request.num_pooled)
+        be.sort(key=lambda request: 0 if request.num_columns else request.num_pooled)
         gone = self.preempt(at, *self._victims(at, rt))
         rt, be = ([each for each in some if each not in gone] for some in (rt, be))
         batch = self._pack(at, rt, be)
         # BE that runs can't lend its blocks in the same iteration.
         for request in decoding.real_time_first(batch.requests):
-            if not request.num_blocks:
+            if not request.num_columns:
                 if decoding.had_better_wait(at, request):
                     continue
                 at.admit(request)
@@ -227,7 +227,7 @@ class BrosDecode(DecodePart):
             if len(ready) == self._size:
                 break
             is_room &= batch.has_blocks(request)
-            if not (request.num_blocks or is_room):
+            if not (request.num_columns or is_room):
                 continue
             batch.add(request)
             if not ready and self._can_be_in_time(request, at.now):
@@ -288,7 +288,7 @@ class BrosDecode(DecodePart):
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(map(at.num_freed, chosen))
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
         be = [each for each in self.in_eviction_order(at.running, at) if not (each.is_rt or each in chosen)]
-        for request in (each for each in rt if not each.num_blocks):
+        for request in (each for each in rt if not each.num_columns):
             needed = at.growth_of(request, self.config.admit_ahead)
             num_lent = 0 if request.num_pooled else min(needed, num_lendable)
             num_lendable -= num_lent

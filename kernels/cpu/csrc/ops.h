@@ -166,6 +166,8 @@ struct AttentionOp {
   int32_t of_kept;
   // how many of a head's first values are rotated, and the width of rope
   int32_t rotary_dim;
+  // of layers, whose slots and block table these are
+  int32_t group;
   float scale, eps;
 };
 
@@ -290,7 +292,10 @@ struct Step {
   int64_t num_tokens;
   int64_t num_rows;
   int64_t num_seqs;
-  int64_t block_table_stride;
+  // from a sequence's blocks to the next one's, and from a group's to those of the next group of layers
+  int64_t block_table_stride, group_table_stride;
+  // from a group's slots to the next one's
+  int64_t slots_stride;
   int64_t num_restored;
   const int32_t* positions;
   const int32_t* slots;

@@ -20,6 +20,14 @@ struct Run {
 
   const Step& step(const Op& op) const { return steps[op.of_rows]; }
 
+  // What attention of a layer sees: slots and blocks of the layer's group.
+  Step step_of_group(const Op& op) const {
+    Step moved = step(op);
+    moved.slots += op.attention.group * moved.slots_stride;
+    moved.block_table += op.attention.group * moved.group_table_stride;
+    return moved;
+  }
+
   const AttentionPlan& plan(const Op& op) {
     const AttentionOp& wanted = op.attention;
     for (size_t i = 0; i < num_plans; ++i)
@@ -125,9 +133,9 @@ void run_chunk(const void* context, int i, int64_t chunk) {
     case OpKind::JoinRanks:
       return join_ranks(op.join_ranks, step, chunk);
     case OpKind::WriteKv:
-      return write_kv(op.attention, op.dtype, step, *run.plan_of_op[i], chunk);
+      return write_kv(op.attention, op.dtype, run.step_of_group(op), *run.plan_of_op[i], chunk);
     case OpKind::Attention:
-      return attention(op.attention, op.dtype, step, *run.plan_of_op[i], chunk);
+      return attention(op.attention, op.dtype, run.step_of_group(op), *run.plan_of_op[i], chunk);
   }
 }
 

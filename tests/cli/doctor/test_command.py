@@ -252,6 +252,18 @@ def test_it_counts_requests_of_a_model_with_a_window_by_what_they_hold(
     assert "11 requests of 512, which have blocks for their last 24 tokens only where they decode" in said
 
 
+def test_it_counts_requests_of_a_model_of_which_some_layers_slide_by_what_they_hold(
+    own: list[str], tiny_model: Callable[[str], Path]
+) -> None:
+    words = [*own, str(tiny_model("gemma3")), "--skip-tokenizer-init"]
+    words += ["--kv-cache-memory-bytes", str(300 * 8192), "--max-num-batched-tokens", "32"]
+    said = " ".join(CliRunner().invoke(command, words).stdout.split())
+    # Of its three layers, in groups of one, two slide: 32 + 2 * 9 blocks of 8 KiB each, not 3 * 32.
+    text = "6 requests of 512, whose layers with a window have blocks for their last 24 tokens only where they decode"
+    assert text in said
+    assert "1.5 KiB a token; each instance: 1600 tokens or more (2.3 MiB)" in said
+
+
 def test_it_leaves_the_hub_the_kernels_and_the_state_as_they_are(own: list[str]) -> None:
     before = sorted(cache_dir().glob("*.so"))
     CliRunner().invoke(command, own)

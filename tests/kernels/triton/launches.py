@@ -107,6 +107,9 @@ def move_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     return {
         "gather_kv 128": partial(gather_kv, cache, 3, table, one, one, ids, context, context),
         "gather_kv 80": partial(gather_kv, odd_cache, 3, table, one, one, ids, odd_context, odd_context),
+        "gather_kv of a group": partial(
+            gather_kv, cache, 3, table, one, one, ids, context, context, group=1, num_groups=2
+        ),
         "gather_kv reversed": partial(gather_kv, cache, 3, table, one, one, ids, context, context, ids),
     }
 
@@ -160,7 +163,7 @@ def sink_launches(dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     """The attention of gpt-oss."""
     q, cache = meta(32, 64, 64, dtype=dtype), meta(999, 2, 8, 16, 64, dtype=dtype)
     ints, sinks = meta(33, dtype=torch.int32), meta(64, dtype=dtype)
-    step = PagedStep(ints, ints, meta(9999, dtype=torch.int32), ints, 32)
+    step = PagedStep(ints, ints, meta(9999, dtype=torch.int32), ints, 32, group=1, num_groups=2)
     tuning = decode_tuning(8, 64, q.element_size())
     scratch = DecodeScratch(64, 8, 64, 32, 132, torch.device("meta"), tuning)
     return {

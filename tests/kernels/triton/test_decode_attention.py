@@ -35,12 +35,15 @@ class Case:
         num_queries: list[int] | None = None,
         reversed_seqs: tuple[int, ...] = (),
         sinks: torch.Tensor | None = None,
+        group: int = 0,
+        num_groups: int = 1,
     ) -> None:
         num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         ids = torch.randperm(sum(num_blocks) + 5).int()
         cache = torch.full((len(ids), 2, 2, num_kv_heads, BLOCK_SIZE, head_dim), NAN)
         columns = max(num_blocks) + 3
-        table = torch.full((len(lengths), columns), -7, dtype=torch.int32)
+        rows = torch.full((len(lengths), num_groups, columns), -7, dtype=torch.int32)
+        table = rows[:, group]
         for seq, (length, count) in enumerate(zip(lengths, num_blocks, strict=True)):
             table[seq, :count], ids = ids[:count], ids[count:]
             for position in range(length):
@@ -55,12 +58,14 @@ class Case:
         self.step = PagedStep(
             query_start=starts.to(DEVICE),
             context_len=torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
-            block_table=table.to(DEVICE),
+            block_table=rows.to(DEVICE),
             table_stride=torch.tensor([columns], dtype=torch.int32, device=DEVICE),
             num_seqs=len(lengths),
             is_reversed=torch.tensor([seq in reversed_seqs for seq in range(len(lengths))]).to(DEVICE).int()
             if reversed_seqs
             else None,
+            group=group,
+            num_groups=num_groups,
         )
 
     @property
@@ -133,6 +138,14 @@ def test_any_number_of_programs_gives_the_same(num_sms: int) -> None:
 @pytest.mark.parametrize("window", [1, 16, 40, 1000])
 def test_sliding_window(window: int) -> None:
     case = Case([7, 120, 41, 16], 4, 2, 64, torch.float32)
+    case.check(case.balanced(6, SMALL, window), window)
+    case.check(case.plain(SMALL, window), window)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("group", [0, 2])
+def test_each_group_of_layers_has_rows_of_its_own(group: int, window: int | None) -> None:
+    case = Case([7, 120, 41, 16], 4, 2, 64, torch.float32, group=group, num_groups=3)
     case.check(case.balanced(6, SMALL, window), window)
     case.check(case.plain(SMALL, window), window)
 

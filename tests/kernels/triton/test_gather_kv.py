@@ -103,6 +103,20 @@ def test_rows_of_the_table_begin_anywhere() -> None:
     assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
 
 
+@pytest.mark.parametrize("group", [0, 1, 2])
+def test_each_group_of_layers_has_rows_of_its_own(group: int) -> None:
+    """The first sequence is not gathered."""
+    lens = [5, 11, TILE + 2]
+    cache, table = cached(lens, 2, 4, 8, torch.float32)
+    rows = torch.full((4, 3, table.shape[1]), -(2**30), dtype=torch.int32, device=DEVICE)
+    rows[1:, group] = table
+    k, v = (poison(sum(lens), 2, 8) for _ in range(2))
+    stride, starts = ints(rows.shape[2]), cumulated(lens)
+    gather_kv(cache, 0, rows.flatten(), stride, ints(1), starts, k, v, group=group, num_groups=3)
+    expected = gather_kv_reference(cache, 0, table, lens)
+    assert torch.equal(k, expected[0]) and torch.equal(v, expected[1])
+
+
 def test_nothing_to_gather() -> None:
     cache, table = cached([3], 1, 4, 8, torch.float32)
     k, v = poison(4, 1, 8), poison(4, 1, 8)

@@ -19,13 +19,15 @@ def by_worth(
     requests: Iterable[DecodeRequest], at: DecodeBoundary, is_pressed: Callable[[DecodeRequest], bool]
 ) -> list[DecodeRequest]:
     """Requests whose eviction was wanted at the last boundary stay in front."""
-    block_size = at.limits.block_size
+    span = at.limits.span
 
     def order(request: DecodeRequest) -> tuple[bool, bool, bool, float, int]:
         is_new = not at.was_evicted(request)
         if request.is_rt:
             return is_new, True, False, request.batch, -request.num_tokens
-        num_to_move = request.num_blocks - max(request.num_pooled // block_size - request.num_passed, 0)
+        # The columns that the pool has.
+        end = request.num_pooled // span.block_size
+        num_to_move = request.num_blocks - span.num_blocks(min(request.num_passed, end), end)
         return is_new, False, is_pressed(request), num_to_move / request.num_left, -request.num_blocks
 
     return sorted(requests, key=order)

@@ -82,10 +82,11 @@ def _is_shrunk(view: DecodeView, island: Island) -> bool:
     queue, limits, report = island.decode_queue, view.hello.limits, view.report
 
     def filling(num_requests: int, num_tokens: float) -> float:
-        num_slots, capacity = limits.max_num_seqs, view.num_blocks * limits.block_size
+        num_slots, capacity = limits.max_num_seqs, limits.num_kv_tokens
         return min(max(num_requests / num_slots, num_tokens / capacity), 1.0)
 
-    num_tokens = (report.sum_lengths if report else 0) + sum(view.near.values()) * limits.block_size
+    num_near_columns = sum(view.near.values()) // limits.span.num_groups
+    num_tokens = (report.sum_lengths if report else 0) + num_near_columns * limits.block_size
     here = filling(len(view.running) + len(view.near), num_tokens)
     return here <= SWITCH * filling(len(queue), queue.num_tokens)
 

@@ -16,7 +16,7 @@ def expect_at(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView
     """The instance with least real time; of two with equally much, one where no best effort has to leave."""
 
     def load(view: DecodeView) -> tuple[int, bool, int]:
-        has_room = view.num_available_slots > 0 and view.num_available_blocks > view.blocks_of(request)
+        has_room = view.num_available_slots > 0 and view.num_available_blocks >= view.blocks_to_run(request)
         return view.num_rt + len(view.coming), not has_room, -view.num_blocks_for_rt
 
     return min(views, key=load, default=None)
@@ -33,7 +33,7 @@ def assign(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> li
     load = {view.instance_id: view.num_rt for view in views}
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
     for request in sorted(requests, key=_due_s) if blocks else ():
-        needed, expected_at = views[0].blocks_of(request) + 1, request.expected_at
+        needed, expected_at = views[0].blocks_to_run(request), request.expected_at
         fitting = [name for name, num_free in blocks.items() if needed <= num_free]
         if not fitting:
             continue

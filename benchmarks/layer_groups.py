@@ -1,0 +1,153 @@
+"""What it brings, in the same memory, that layers with a window free what they have passed, in a model where others
+attend to all tokens: blocks of groups of layers, beside blocks of all layers, which are held to a request's end.
+
+The model has the shape of Qwen3-0.6B's layers, of which five in six slide, as in Gemma 3. All requests are there at the
+start. Each kind runs in turn, several times; printed are the medians of output tokens a second, the most requests
+that ran at once, and how often one had to leave for host memory.
+
+    python -m benchmarks.layer_groups [--num-layers 12] [--window 512] [--prompt 1500] [--output 200] [--requests 16]
+        [--room 4] [--rounds 3] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from alignedserve.engine.build import build_engine
+from alignedserve.engine.choices import block_format
+from alignedserve.engine.config import EngineConfig
+from alignedserve.engine.engine import Engine
+from alignedserve.models import presets
+from alignedserve.offline.local_instance import LocalInstance
+from alignedserve.sampling_params import SamplingParams
+from alignedserve.types import RequestId
+from benchmarks.cpu_vs_vllm import cpu_name
+from benchmarks.pages import command_of, publish
+from benchmarks.progress import say
+
+MODEL = "qwen3-0.6b"
+# Logits are no part of this.
+VOCABULARY = 8192
+FULL_EVERY = 6
+GROUPS, WHOLE = "groups of layers", "all layers"
+
+
+@dataclass(frozen=True)
+class Run:
+    kind: str
+    seconds: float
+    num_tokens: int
+    most_running: int
+    num_evictions: int
+
+    @property
+    def rate(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+def engines(args: argparse.Namespace) -> dict[str, Engine]:
+    num_layers = args.num_layers
+    windows = tuple(None if (layer + 1) % FULL_EVERY == 0 else args.window for layer in range(num_layers))
+    changes = {"num_layers": num_layers, "vocab_size": VOCABULARY, "sliding_windows": windows}
+    config = presets.PRESETS[MODEL] = replace(presets.PRESETS[MODEL], **changes)
+    longest = args.prompt + args.output
+    asked = EngineConfig(
+        MODEL,
+        load_format="dummy",
+        dtype="bfloat16",
+        device="cpu",
+        max_model_len=longest,
+        max_num_seqs=args.requests,
+        max_num_batched_tokens=512,
+        enable_prefix_caching=False,
+        use_tqdm=False,
+    )
+    whole = block_format(asked, config, "bfloat16", share_blocks=True)
+    asked = replace(asked, kv_cache_memory_bytes=args.room * whole.num_columns(longest) * whole.block_bytes)
+    # Blocks that may be filled from both ends hold all layers.
+    return {
+        GROUPS: build_engine(asked).engine,
+        WHOLE: build_engine(asked, has_reversed=True).engine,
+    }
+
+
+def run(kind: str, engine: Engine, args: argparse.Namespace) -> tuple[Run, list[list[int]]]:
+    instance, outputs = LocalInstance(engine), dict[RequestId, list[int]]()
+    params = SamplingParams(temperature=0, max_tokens=args.output, ignore_eos=True)
+    for number in range(args.requests):
+        prompt = [(7 * number + 3 * position) % VOCABULARY for position in range(args.prompt)]
+        instance.add_request(RequestId(str(number)), prompt, params, 0)
+        outputs[RequestId(str(number))] = []
+    begun_s, most = time.perf_counter(), 0
+    while instance.num_unfinished:
+        for output in instance.step():
+            if output.token_id is not None:
+                outputs[output.request_id].append(output.token_id)
+        most = max(most, instance._worker.schedule.num_running)
+    seconds = time.perf_counter() - begun_s
+    instance.check_idle()
+    instance.close()
+    done = Run(kind, seconds, args.requests * args.output, most, instance.num_evictions)
+    return done, list(outputs.values())
+
+
+def page(runs: Sequence[Run], args: argparse.Namespace, command: str) -> str:
+    lines = [
+        "# Layers that slide free what they have passed",
+        "",
+        f"`{command}`, {cpu_name()}, {torch.get_num_threads()} threads. {args.num_layers} layers of {MODEL}'s shape, "
+        f"five in six with a window of {args.window}; {args.requests} requests of {args.prompt} tokens, {args.output} "
+        f"more each; memory for {args.room} of them, if nothing is freed. Both say the same tokens.",
+        "",
+        "| a block holds | output tokens/s | most at once | evictions |",
+        "| --- | --- | --- | --- |",
+    ]
+    for kind in (GROUPS, WHOLE):
+        own = [run for run in runs if run.kind == kind]
+        rate = statistics.median(run.rate for run in own)
+        lines.append(f"| {kind} | {rate:.1f} | {own[0].most_running} | {own[0].num_evictions} |")
+    pairs = zip(*([run.rate for run in runs if run.kind == kind] for kind in (GROUPS, WHOLE)), strict=True)
+    ratios = ", ".join(f"{ours / other:.2f}" for ours, other in pairs)
+    return "\n".join([*lines, "", f"Ratio of the rates, round by round: {ratios}.", ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--num-layers", type=int, default=12)
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--prompt", type=int, default=1500)
+    parser.add_argument("--output", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--room", type=int, default=4, help="requests that fit if nothing is freed")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    runs: list[Run] = []
+    made = engines(args)
+    for _ in range(args.rounds):
+        said = []
+        for kind, engine in made.items():
+            done, tokens = run(kind, engine, args)
+            say(
+                f"{kind}: {done.rate:.1f} tokens/s, {done.most_running} at once, {done.num_evictions} evictions"
+            )
+            runs.append(done)
+            said.append(tokens)
+        if said[0] != said[1]:
+            raise RuntimeError("the two kinds say different tokens")
+    publish(
+        page(runs, args, command_of("layer_groups")), command_of("layer_groups"), {"runs": runs}, args.out
+    )
+
+
+if __name__ == "__main__":
+    main()

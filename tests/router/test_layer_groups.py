@@ -1,0 +1,68 @@
+"""An island whose model has layers that attend to all tokens and others that slide: its instances count blocks of
+groups of layers, and the pool counts whole columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignedserve.protocol.messages import FormBatch, Offer, Rejected, Reserve, Stage
+from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, prefill_report
+
+# One group attends to all tokens, and two to the latest eight.
+GROUPS = {"window": 8, "num_full_groups": 1, "num_sliding_groups": 2}
+
+
+def island(num_blocks: int = 300, num_pool_blocks: int = 100, **options: Any) -> Script:
+    script = Script(connect=False, **options)
+    script.connect(POOL, num_blocks=num_pool_blocks)
+    for name in (PREFILL, DECODE):
+        script.connect(name, num_blocks=num_blocks, **GROUPS)
+    script.connect(GATEWAY)
+    script.take()
+    return script
+
+
+@pytest.mark.parametrize(("num_blocks", "num_pool_blocks"), [(62, 100), (300, 20)])
+def test_a_request_is_refused_if_its_columns_fit_no_memory(num_blocks: int, num_pool_blocks: int) -> None:
+    script = island(num_blocks, num_pool_blocks)
+    script.submit(num_prompt=70, max_tokens=11)
+    assert "need 21 blocks of KV, and there are at most 20" in script.take_one(Rejected, GATEWAY).message
+    script.submit(num_prompt=70, max_tokens=10)
+    assert script.take_one(Reserve, POOL).key == ONE
+
+
+def test_what_is_offered_is_promised_its_blocks_and_those_of_a_column_more() -> None:
+    script = island()
+    script.pooled(num_prompt=120, max_tokens=10)
+    script.take()
+    script.chosen(1)
+    assert [work.request.key for work in script.take_one(Offer, DECODE).works] == [ONE]
+    view = script.router.cluster.decode(DECODE)
+    # It has 121 tokens in 31 columns; the tile of the first token that the next one sees begins with 64.
+    assert view and view.batch == {ONE: 31 + 2 * (31 - 16) + 3}
+    assert view.num_available_blocks == view.num_free_blocks - 64
+
+
+def test_a_batch_may_have_the_longest_request() -> None:
+    script = island(num_blocks=150, batch_share=0.01)
+    script.pooled(num_prompt=30)
+    asked = next(message for _, message in script.take() if isinstance(message, FormBatch))
+    # Of 200 tokens all 50 columns in one group, and in two those of a window, the rest of a tile and a column in part.
+    assert asked.max_blocks == 50 + 2 * (-(-(8 + 62 + 1) // 4) + 1)
+
+
+@pytest.mark.parametrize(("num_staging_blocks", "kind"), [(30 + 2 * 14, Stage), (30 + 2 * 14 - 1, Offer)])
+def test_what_is_staged_takes_the_blocks_that_are_copied(num_staging_blocks: int, kind: type[Any]) -> None:
+    script = island(link="gloo")
+    script.close(PREFILL)
+    script.connect(PREFILL, epoch=2, num_blocks=300, num_staging_blocks=num_staging_blocks, **GROUPS)
+    script.say(PREFILL, prefill_report(num_free_blocks=300))
+    script.pooled(num_prompt=120, max_tokens=10)
+    script.chosen(1)
+    found = [message for _, message in script.take() if isinstance(message, Stage | Offer)]
+    assert [type(message) for message in found] == [kind]
+    if kind is Stage:
+        stager = script.router.cluster.prefill(PREFILL)
+        assert stager and not stager.num_free_staging_blocks
