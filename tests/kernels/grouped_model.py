@@ -70,7 +70,7 @@ class GroupedModel:
         num_passed = self.span.num_passed(start)
         for group, blocks in enumerate(self._blocks[seq]):
             for column in range(len(blocks)):
-                if blocks[column] != NO_BLOCK and not self.span.is_held(group, column, num_passed):
+                if blocks[column] != NO_BLOCK and group >= self.span.num_full_groups and column < num_passed:
                     self._cache[blocks[column]].view(torch.uint8).copy_(self._nothing.view(torch.uint8))
                     self._free.append(blocks[column])
                     blocks[column] = NO_BLOCK
