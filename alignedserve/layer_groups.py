@@ -17,7 +17,7 @@ from dataclasses import dataclass
 MAX_GROUPS = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class GroupedLayer:
     group: int
     # Its place among the layers of a block.

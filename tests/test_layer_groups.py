@@ -22,10 +22,10 @@ def test_each_layer_has_a_place_of_its_own_among_its_kind(windows: list[int | No
     assert len(found.layers) == len(set(found.layers)) == len(windows)
     is_mixed = None in windows and set(windows) != {None}
     assert (found.num_groups > 1) == is_mixed
-    for (group, index), window in zip(found.layers, windows, strict=True):
-        assert 0 <= group < found.num_groups and 0 <= index < found.num_layers
-        assert not is_mixed or (group < found.num_full) == (window is None)
-    assert {group for group, _ in found.layers} == set(range(found.num_groups))
+    for layer, window in zip(found.layers, windows, strict=True):
+        assert 0 <= layer.group < found.num_groups and 0 <= layer.index < found.num_layers
+        assert not is_mixed or (layer.group < found.num_full) == (window is None)
+    assert {layer.group for layer in found.layers} == set(range(found.num_groups))
     assert found.window == max((window or 0 for window in windows), default=0)
 
 

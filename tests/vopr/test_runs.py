@@ -77,7 +77,10 @@ def test_a_block_that_is_freed_too_soon_is_noticed(
 def test_a_copy_that_passes_layers_which_attend_to_all_tokens_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(KvSpan, "is_held", lambda self, group, column, num_passed: column >= num_passed)
+    def passing_all(self: KvSpan, first: int, end: int, num_passed: int) -> list[bool]:
+        return [column >= num_passed for column in range(first, end) for _ in range(self.num_groups)]
+
+    monkeypatch.setattr(KvSpan, "are_held", passing_all)
     assert "group 0, which holds None" in failing(short(5, 100.0, window=30, **IN_SOME_LAYERS))
 
 
