@@ -17,7 +17,7 @@ may be passed: NO_BLOCK stands in their places in the sliding groups.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 from typing import NamedTuple
@@ -266,15 +266,14 @@ class BlockManager:
         """The number of leading hashes for which there are blocks in all groups, those aside that are passed after so
         many."""
         num_full, window = self._span.num_full_groups, self._span.window
-        full, sliding = self._published[:num_full], self._published[num_full:]
-        always = full if window else self._published
-        there = takewhile(lambda each: all(each in published for published in always), block_hashes)
+        # Where nothing is passed, all groups need all.
+        always = self._published[:num_full] if window else self._published
+        there = takewhile(_in_all(always), block_hashes) if always else block_hashes
         if not window:
             return sum(1 for _ in there)
-        num_known = num_in_a_row = 0
+        is_there, num_known, num_in_a_row = _in_all(self._published[num_full:]), 0, 0
         for count, block_hash in enumerate(there, 1):
-            is_there = all(block_hash in published for published in sliding)
-            num_in_a_row = num_in_a_row + 1 if is_there else 0
+            num_in_a_row = num_in_a_row + 1 if is_there(block_hash) else 0
             if num_in_a_row and num_in_a_row >= count - self._num_passed(count):
                 num_known = count
         return num_known
@@ -346,6 +345,13 @@ class BlockManager:
         self.check()
         if self._held:
             raise RuntimeError(f"idle, but {len(self._held)} requests hold blocks: {sorted(self._held)[:5]}")
+
+
+def _in_all(published: Sequence[Mapping[bytes, BlockId]]) -> Callable[[bytes], bool]:
+    """Returns what says of a hash whether it is in all of these. Long prompts ask for thousands."""
+    if len(published) == 1:
+        return published[0].__contains__
+    return lambda block_hash: all(block_hash in each for each in published)
 
 
 def _spread(blocks: Iterable[BlockId], groups: Sequence[list[BlockId]], ends: Sequence[int]) -> None:
