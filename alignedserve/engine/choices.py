@@ -75,11 +75,9 @@ def span_of_requests(config: EngineConfig, groups: LayerGroups, has_whole_prompt
 
 def choose_layer_groups(config: EngineConfig, model_config: ModelConfig, share_blocks: bool) -> LayerGroups:
     """Where an instance holds blocks for all tokens, all layers are one group."""
-    windows, num_layers = model_config.sliding_windows, model_config.num_layers
-    longest = max((each or 0 for each in windows), default=0)
-    if config.hidden_cache or share_blocks or longest >= choose_max_model_len(config, model_config):
-        return one_group(num_layers)
-    return layer_groups(windows, num_layers)
+    found = layer_groups(model_config.sliding_windows, model_config.num_layers)
+    is_short = found.window >= choose_max_model_len(config, model_config)
+    return one_group(model_config.num_layers) if config.hidden_cache or share_blocks or is_short else found
 
 
 def check_num_gpus(config: EngineConfig, num_gpus: int) -> None:

@@ -89,15 +89,9 @@ class Scenario:
 
     @property
     def span(self) -> KvSpan:
-        groups = self.groups
-        if groups.window >= self.max_model_len:
+        if self.groups.window >= self.max_model_len:
             return KvSpan(self.block_size)
-        return KvSpan(
-            self.block_size,
-            groups.window,
-            num_full_groups=groups.num_full,
-            num_sliding_groups=groups.num_sliding,
-        )
+        return KvSpan.of(self.groups, self.block_size, max_step=0)
 
     @property
     def num_decoding(self) -> int:
