@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -49,6 +49,7 @@ _numbers = count(1)
 @dataclass(frozen=True)
 class Setup:
     directory: Path
+    _: KW_ONLY
     num_kv_heads: int = 2
     head_dim: int = 16
     # of layers: the model's three, or some that slide beside others

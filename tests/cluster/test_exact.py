@@ -39,7 +39,7 @@ def island(
     request: pytest.FixtureRequest, tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Processes]:
     family, policy, link = request.param
-    setup = Setup(tiny_model(family), FAMILIES[family], policy, link)
+    setup = Setup(tiny_model(family), num_kv_heads=FAMILIES[family], policy=policy, link=link)
     with running(setup, tmp_path_factory.mktemp("events")) as processes:
         yield processes
 

@@ -36,7 +36,7 @@ def check_private_redis(case: Case) -> Iterator[Finding]:
     if case.settings.launch.redis_url is not None:
         return
     with (
-        tempfile.TemporaryDirectory(prefix="doctor-", dir="/tmp") as name,
+        tempfile.TemporaryDirectory(prefix=f"doctor-{os.getpid()}-", dir="/tmp") as name,
         open(Path(name) / "lock", "w") as lock,
     ):
         yield asyncio.run(_starts(PrivateServer(find_server(), Path(name), lock.fileno())))
