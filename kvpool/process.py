@@ -138,7 +138,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch) -> Hello:
-    limits = InstanceLimits(num_blocks=segment.num_blocks, block_size=config.form.block_size)
+    window = config.span.window if config.span else 0
+    limits = InstanceLimits(segment.num_blocks, config.form.block_size, window=window)
     return Hello(
         role="kvpool",
         instance_id=config.instance_id,

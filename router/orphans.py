@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Stored
 from alignedserve.router.clock import Clock
 from alignedserve.types import RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class _Orphan:
+    stored: Stored
+    span: KvSpan
+    # When it was found: seconds on the router's clock.
+    since_s: float
 
 
 class Orphans:
@@ -12,20 +23,25 @@ class Orphans:
         """`patience_s`: seconds after which an orphan has expired."""
         self._clock = clock
         self._patience_s = patience_s
-        # The KV of each, and the seconds on the router's clock at which it was found.
-        self._found: dict[RequestKey, tuple[float, Stored]] = {}
+        self._found: dict[RequestKey, _Orphan] = {}
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, stored: Stored) -> None:
-        self._found[stored.key] = (self._clock.now, stored)
+    def add(self, stored: Stored, span: KvSpan) -> None:
+        """`span`: says which blocks are saved of so many tokens."""
+        self._found[stored.key] = _Orphan(stored, span, self._clock.now)
 
-    def claim(self, key: RequestKey) -> Stored | None:
-        """Returns the KV of a request that was submitted, which is an orphan no more. Blocks that were only reserved do
-        not count: an instance that was to fill them may be at it still."""
-        _, stored = self._found.get(key, (0.0, None))
-        return self._found.pop(key)[1] if stored and stored.num_tokens else None
+    def claim(self, key: RequestKey, num_tokens: int) -> Stored | None:
+        """Returns the KV with which a request of so many tokens goes on that was submitted, and is an orphan no more. An
+        earlier router may have heard more tokens of it than its gateway did. Blocks that were only reserved do not
+        count: an instance that was to fill them may be at it still."""
+        orphan = self._found.get(key)
+        if orphan is None or not orphan.stored.num_tokens:
+            return None
+        del self._found[key]
+        stored = orphan.stored
+        return Stored(key, stored.blocks, orphan.span.num_usable(stored.num_tokens, num_tokens))
 
     def drop(self, key: RequestKey) -> None:
         """The pool has nothing of it any more. It is safe to repeat this."""
@@ -33,7 +49,7 @@ class Orphans:
 
     def take_expired(self) -> list[RequestKey]:
         now = self._clock.now
-        expired = [key for key, (since_s, _) in self._found.items() if now - since_s >= self._patience_s]
+        expired = [key for key, orphan in self._found.items() if now - orphan.since_s >= self._patience_s]
         for key in expired:
             del self._found[key]
         return expired

@@ -47,20 +47,21 @@ class PoolRecovery:
             self.segment = hello.segment
             for process in self._cluster.instances:
                 self._outbox.send(process.instance_id, UsePool(self.segment))
-        stored = {each.key: each for each in hello.inventory}
+        stored, span = {each.key: each for each in hello.inventory}, hello.limits.span
         # Requests that ask for room come last: it may be made of what others have not said yet that they need.
         for state in sorted(self._requests, key=lambda state: state.phase is Phase.MAKING_ROOM):
             found = stored.pop(state.key, None)
             if found is None:
                 state.blocks, state.num_cached = [], 0
             elif found.blocks != state.blocks:
-                state.blocks, state.num_cached = found.blocks, min(found.num_tokens, state.num_tokens - 1)
+                state.blocks = found.blocks
+                state.num_cached = span.num_usable(found.num_tokens, state.num_tokens)
             elif found.num_tokens < state.num_cached:
                 # It was away when the KV came into these blocks, and would not keep them as a spare.
                 self._pool.commit(state, is_candidate=False)
             self._reconcile(state)
         for orphan in stored.values():
-            self._orphans.add(orphan)
+            self._orphans.add(orphan, span)
 
     def _reconcile(self, state: RequestState) -> None:
         """The request goes on with what the pool that came back has of it."""

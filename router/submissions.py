@@ -66,9 +66,8 @@ class Submissions:
             return
         state = self._new_state(gateway, self._with_possible_slo(submit))
         self._requests.add(state)
-        if stored := self._orphans.claim(state.key):
-            state.blocks = stored.blocks
-            state.num_cached = min(stored.num_tokens, state.num_tokens - 1)
+        if stored := self._orphans.claim(state.key, state.num_tokens):
+            state.blocks, state.num_cached = stored.blocks, stored.num_tokens
         # Even if the pool has all of its KV: room that was asked for just before may be made of it.
         self._requeuer.queue_prefill(state)
 

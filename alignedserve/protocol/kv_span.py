@@ -60,6 +60,12 @@ class KvSpan:
             return 0
         return (num_cached + 1 - self.window) // TILE_TOKENS * TILE_TOKENS // self.block_size
 
+    def num_usable(self, num_saved: int, num_tokens: int) -> int:
+        """With KV of how many tokens a request of `num_tokens` goes on, of which it was saved while `num_saved` of them had
+        some. None, if its next token attends to what was passed by then, which was not saved."""
+        num_usable = min(num_saved, num_tokens - 1)
+        return num_usable if self.num_passed(num_usable) == self.num_passed(num_saved) else 0
+
     def end(self, num_passed: int, num_columns: int) -> int:
         """The blocks of sliding groups end with this column, exclusive, where those of full groups are `num_columns`
         and so many columns are passed."""

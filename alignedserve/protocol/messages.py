@@ -46,7 +46,8 @@ class Hello(Message):
     # What has to be the same everywhere: model, dtype, block format, ... If one differs the router refuses the
     # process, and names it.
     fingerprint: dict[str, str]
-    # An instance's limits; or, for a pool, the number and size of its blocks.
+    # An instance's limits; or, for a pool, the number and size of its blocks, each of which is a whole column, and the
+    # window that instances keep.
     limits: InstanceLimits
     # A pool's segment, and what was in it when the pool attached to it.
     segment: str = ""

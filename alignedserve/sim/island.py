@@ -78,7 +78,7 @@ class Island:
         self.pool = PoolProcess(
             self.world,
             InstanceId("kvpool-0"),
-            InstanceLimits(num_blocks=config.pool_blocks, block_size=config.decode.block_size),
+            InstanceLimits(config.pool_blocks, config.decode.block_size, window=config.decode.window),
             config.decode.decode_span,
         )
         self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]

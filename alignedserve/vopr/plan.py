@@ -135,7 +135,7 @@ def _system_of(seed: int, systems: Sequence[str]) -> str:
 
 def _with_groups(plan: Plan) -> Plan:
     if plan.share_blocks or plan.hidden_cache:
-        return plan
+        return replace(plan, window=0)  # They keep all.
     random = Random(f"groups of {plan.seed}")
     window, choices = plan.window, GROUPS
     if not window and random.random() < MIXED_SHARE:

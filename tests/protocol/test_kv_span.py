@@ -57,6 +57,20 @@ def test_all_that_the_next_tokens_attend_to_is_held(
     assert span.num_held(num_cached, num_tokens) == sum(map(len, in_groups))
 
 
+@settings(max_examples=300, deadline=None)
+@given(SPANS | ALL, st.integers(0, 700), st.integers(1, 700))
+def test_what_is_usable_has_all_that_the_next_token_attends_to(
+    span: KvSpan, num_saved: int, num_tokens: int
+) -> None:
+    num_usable = span.num_usable(num_saved, num_tokens)
+    assert num_usable in (0, min(num_saved, num_tokens - 1))
+    if num_usable:
+        saved = range(span.num_passed(num_saved), span.num_columns(num_saved))
+        assert {token // span.block_size for token in seen(span.window, num_usable)[:-1]} <= set(saved)
+    if num_saved < num_tokens or not span.window:
+        assert num_usable == min(num_saved, num_tokens - 1)
+
+
 @settings(max_examples=200, deadline=None)
 @given(SPANS, st.integers(0, 900))
 def test_what_is_passed_is_no_more_than_a_tile_and_a_column_behind(span: KvSpan, num_cached: int) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from alignedserve.protocol.messages import FormBatch, Offer, Rejected, Reserve, Stage
-from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, prefill_report
+from alignedserve.protocol.messages import FormBatch, Offer, Rejected, Release, Reserve, Stage, Stored, Submit
+from alignedserve.types import PoolBlockId
+from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
 
 # One group attends to all tokens, and two to the latest eight.
 GROUPS = {"window": 8, "num_full_groups": 1, "num_sliding_groups": 2}
@@ -66,3 +67,24 @@ def test_what_is_staged_takes_the_blocks_that_are_copied(num_staging_blocks: int
     if kind is Stage:
         stager = script.router.cluster.prefill(PREFILL)
         assert stager and not stager.num_free_staging_blocks
+
+
+# After 135 tokens the next one attends to those from 128 on, and all before that tile are passed; with fewer, one tile less.
+@pytest.mark.parametrize(("num_delivered", "num_cached"), [(38, 137), (36, 135), (35, 0)])
+def test_a_new_router_goes_on_with_no_kv_of_which_the_window_was_not_saved(
+    num_delivered: int, num_cached: int
+) -> None:
+    """The one before had it evicted after 137 tokens, and not all of them reached the gateway."""
+    script = Script(connect=False)
+    for name in (PREFILL, DECODE):
+        script.connect(name, num_blocks=300, **GROUPS)
+    script.connect(GATEWAY)
+    blocks = [PoolBlockId(block) for block in range(35)]
+    script.connect(POOL, window=8, inventory=[Stored(ONE, blocks, 137)])
+    submitted = Submit(request(num_prompt=100, max_tokens=100), delivered=[50] * num_delivered)
+    script.say(GATEWAY, submitted)
+    assert script.state().num_cached == num_cached
+    sent = [message for _, message in script.take()]
+    assert (Release([ONE]) in sent) == (num_cached == 0)
+    asked = [message.num_tokens for message in sent if isinstance(message, Reserve)]
+    assert asked == [num_cached or 100 + num_delivered]
