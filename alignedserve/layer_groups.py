@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Groups of fewer layers leave less room unused, and take more blocks.
-MAX_GROUPS = 16
+# More groups, of fewer layers each, leave less room unused. But a step's block table is so many times as large, and in
+# long contexts full groups have most of the blocks: it is room in these that counts then.
+MAX_GROUPS = 8
 
 
 @dataclass(frozen=True, order=True)
@@ -66,11 +67,13 @@ def layer_groups(windows: Sequence[int | None], num_layers: int) -> LayerGroups:
 
 
 def _group_size(num_full: int, num_sliding: int) -> int:
-    """Returns the number of layers in a group that leaves the least room unused, the largest of these."""
+    """Returns the number of layers in a group that leaves the least room unused, the largest of these. If there would
+    be too many groups, the layers of one kind may be less than a group."""
 
     def num_groups(size: int) -> int:
         return -(-num_full // size) + -(-num_sliding // size)
 
-    most = min(num_full, num_sliding)
-    sizes = [size for size in range(most, 0, -1) if num_groups(size) <= MAX_GROUPS]
-    return min(sizes or [most], key=lambda size: num_groups(size) * size)
+    fewer, more = sorted((num_full, num_sliding))
+    sizes = [size for size in range(fewer, 0, -1) if num_groups(size) <= MAX_GROUPS]
+    sizes = sizes or [size for size in range(more, fewer, -1) if num_groups(size) <= MAX_GROUPS]
+    return min(sizes, key=lambda size: num_groups(size) * size)

@@ -145,7 +145,7 @@ def _hello(config: PoolProcessConfig, segment: Segment, pool: Pool, epoch: Epoch
         instance_id=config.instance_id,
         epoch=epoch,
         pid=os.getpid(),
-        fingerprint=config.form.describe(),
+        fingerprint=config.form.describe() | {"window": str(window)},
         limits=limits,
         segment=segment.name,
         inventory=pool.inventory(),

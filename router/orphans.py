@@ -33,9 +33,9 @@ class Orphans:
         self._found[stored.key] = _Orphan(stored, span, self._clock.now)
 
     def claim(self, key: RequestKey, num_tokens: int) -> Stored | None:
-        """Returns the KV with which a request of so many tokens goes on that was submitted, and is an orphan no more. An
-        earlier router may have heard more tokens of it than its gateway did. Blocks that were only reserved do not
-        count: an instance that was to fill them may be at it still."""
+        """Returns the KV with which a submitted request of so many tokens goes on; it is an orphan no more. An earlier
+        router may have heard more tokens of it than its gateway did. Blocks that were only reserved do not count: an
+        instance that was to fill them may be at it still."""
         orphan = self._found.get(key)
         if orphan is None or not orphan.stored.num_tokens:
             return None

@@ -128,10 +128,12 @@ class RoleChanges:
         ]
         views = self._cluster.instances
         limits = [view.hello.limits for view in views]
+        num_tokens = sum(state.num_tokens for state in states)
+        length = num_tokens // max(len(states), 1)
         return Decoding(
             num_requests=len(states),
-            num_tokens=sum(state.num_tokens for state in states),
-            max_tokens=min((each.num_kv_tokens for each in limits), default=1),
+            num_tokens=num_tokens,
+            max_tokens=min((each.num_tokens_of(length) for each in limits), default=1),
             max_requests=min((each.max_num_seqs for each in limits), default=1),
             cost=next((view.hello.cost for view in views if view.hello.cost), None),
             tbt_s=self._proportion.arrivals.tbt_s,

@@ -358,8 +358,10 @@ def _spread(blocks: Iterable[BlockId], groups: Sequence[list[BlockId]], ends: Se
     """Appends the blocks to the groups up to these columns, column by column: so those of a column are neighbours in
     memory as they are in the pool, and move as one piece."""
     taken = iter(blocks)
-    for column in range(min(map(len, groups)), max(ends)):
-        for held, end in zip(groups, ends, strict=True):
+    growing = [(held, end) for held, end in zip(groups, ends, strict=True) if len(held) < end]
+    first = min((len(held) for held, _ in growing), default=0)
+    for column in range(first, max((end for _, end in growing), default=0)):
+        for held, end in growing:
             if len(held) == column < end:
                 held.append(next(taken))
 

@@ -191,7 +191,8 @@ class InstanceProcess(ABC):
             instance_id=self._config.instance_id,
             epoch=epoch,
             pid=os.getpid(),
-            fingerprint=self._fingerprint(loaded.pool_format) | {"link": self._config.transfers.transport},
+            fingerprint=self._fingerprint(loaded.pool_format)
+            | {"link": self._config.transfers.transport, "window": str(worker.limits.window)},
             limits=worker.limits,
             link=address,
             cost=loaded.cost,

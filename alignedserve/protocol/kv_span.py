@@ -61,8 +61,8 @@ class KvSpan:
         return (num_cached + 1 - self.window) // TILE_TOKENS * TILE_TOKENS // self.block_size
 
     def num_usable(self, num_saved: int, num_tokens: int) -> int:
-        """With KV of how many tokens a request of `num_tokens` goes on, of which it was saved while `num_saved` of them had
-        some. None, if its next token attends to what was passed by then, which was not saved."""
+        """Of how many of its `num_tokens` a request takes the KV that was saved when `num_saved` tokens had some. None,
+        if its next token attends to what was passed by then: that was not saved."""
         num_usable = min(num_saved, num_tokens - 1)
         return num_usable if self.num_passed(num_usable) == self.num_passed(num_saved) else 0
 

@@ -10,9 +10,10 @@ A request's `tokens` are its prompt and what it has generated; the KV of the fir
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.sampling_params import SamplingParams
@@ -77,10 +78,10 @@ class InstanceLimits(Message):
     # than have KV in so many blocks. 0: of none.
     max_restored_blocks: int = 0
     # Blocks of sliding groups of layers before so many of the latest tokens are not held; 0: all are.
-    window: int = 0
+    window: Annotated[int, Meta(ge=0)] = 0
     # See LayerGroups.
-    num_full_groups: int = 0
-    num_sliding_groups: int = 1
+    num_full_groups: Annotated[int, Meta(ge=0)] = 0
+    num_sliding_groups: Annotated[int, Meta(ge=1)] = 1
 
     @property
     def can_keep_inputs(self) -> bool:
@@ -94,6 +95,12 @@ class InstanceLimits(Message):
     def num_kv_tokens(self) -> int:
         """The number of tokens for which there are blocks, where nothing is passed."""
         return self.num_blocks // (self.num_full_groups + self.num_sliding_groups) * self.block_size
+
+    def num_tokens_of(self, length: int) -> int:
+        """The number of tokens for which there are blocks, where requests of this length decode."""
+        span, num_columns = self.decode_span, -(-max(length, 1) // self.block_size)
+        num_blocks = span.num_held(max(length - 1, 0), max(length, 1))
+        return self.num_blocks * num_columns // num_blocks * self.block_size
 
     @property
     def max_request_blocks(self) -> int:
@@ -327,6 +334,7 @@ class Release(Message):
 
 class FormBatch(Message):
     decode: InstanceId
+    # Of the decode instance.
     max_blocks: int
     min_requests: int
     max_requests: int
@@ -342,6 +350,7 @@ class FindNear(Message):
     decode: InstanceId
     low: int
     high: int
+    # Of the decode instance.
     max_blocks: int
     max_requests: int
     # The number of the running batch, which the answer has as well: they are looked for to join it.

@@ -89,8 +89,10 @@ def has_evicted(island: Island) -> bool:
 def patience_s(island: Island, starvation_s: float) -> float:
     """A pooled request should be admitted after so long. With more of them than decode instances can hold, all wait
     long, whatever the order: only beyond that does somebody starve."""
-    capacity = sum(view.hello.limits.num_kv_tokens for view in island.cluster.decodes)
-    num_fills = island.decode_queue.num_tokens / capacity if capacity else 0.0
+    queue = island.decode_queue
+    length = queue.num_tokens // max(len(queue), 1)
+    capacity = sum(view.hello.limits.num_tokens_of(length) for view in island.cluster.decodes)
+    num_fills = queue.num_tokens / capacity if capacity else 0.0
     return starvation_s * (1.0 + num_fills)
 
 

@@ -8,7 +8,8 @@ from itertools import product
 from typing import Protocol
 
 from alignedserve.engine.config import EngineConfig
-from alignedserve.layer_groups import one_group
+from alignedserve.layer_groups import LayerGroups, one_group
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import check_keeps_inputs, make_policy
@@ -165,14 +166,16 @@ class Comparison:
             check_keeps_inputs(policy)
             if not setting.num_colocated:
                 raise ValueError("hidden_cache: takes colocated_instances")
-        most_tokens = self._cost.num_kv_tokens // block_size * block_size
+        most_tokens = self._most_tokens(setting)
         longest = self._model.max_model_len if self._model else MAX_MODEL_LEN
         max_model_len = config.max_model_len or min(MAX_MODEL_LEN, longest, most_tokens)
-        kv_bytes = most_tokens * self._cost.kv_bytes_per_token
-        pool_bytes = config.pool_memory_bytes or 2 * (setting.num_colocated or setting.num_decode) * kv_bytes
         if max_model_len > most_tokens:
             raise ValueError(f"max_model_len={max_model_len}: an instance holds {most_tokens} tokens")
-        if pool_bytes < -(-max_model_len // block_size) * block_size * self._cost.pool_bytes_per_token:
+        needed_bytes = -(-max_model_len // block_size) * block_size * self._cost.pool_bytes_per_token
+        kv_bytes = self._num_columns * block_size * self._cost.kv_bytes_per_token
+        num_decoding = setting.num_colocated or setting.num_decode
+        pool_bytes = config.pool_memory_bytes or max(2 * num_decoding * kv_bytes, needed_bytes)
+        if pool_bytes < needed_bytes:
             raise ValueError(
                 f"pool_memory_bytes={pool_bytes}: does not hold one request of max_model_len={max_model_len}, "
                 f"of {self._cost.pool_bytes_per_token:g} bytes a token"
@@ -194,8 +197,25 @@ class Comparison:
             foresee=_foresight(config.length_predictor, max_model_len),
             overhead=Overhead(config.pace, config.outside_ms / 1000),
             hidden_cache=self._engine.hidden_cache,
-            groups=self._model.groups if self._model else one_group(1),
+            groups=self._groups,
         )
+
+    def _most_tokens(self, setting: Setting) -> int:
+        """Those of a request that an instance of each kind has blocks for."""
+        block_size, groups = self._engine.block_size, self._groups
+        if not setting.num_colocated:  # A prefill instance holds whole prompts.
+            return self._num_columns * block_size
+        span = KvSpan.of(groups, block_size, self._engine.max_num_batched_tokens)
+        return span.longest(self._num_columns * groups.num_groups) * block_size
+
+    @property
+    def _groups(self) -> LayerGroups:
+        return self._model.groups if self._model else one_group(1)
+
+    @property
+    def _num_columns(self) -> int:
+        """Those that an instance has blocks for, where nothing is passed."""
+        return self._cost.num_kv_tokens // self._engine.block_size
 
 
 def _seconds(objective_ms: float) -> float:

@@ -182,6 +182,23 @@ def test_a_model_that_mixes_layers_has_blocks_for_its_window_in_those_that_slide
     assert whole_bytes == pytest.approx(10 * 3008 * cost.kv_bytes_per_token)
 
 
+@pytest.mark.parametrize("kind", ["colocated", "prefill"])
+def test_a_colocated_instance_takes_requests_that_no_prefill_instance_has_room_for(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MISTRAL | {"sliding_window": 512}))
+    cost = msgspec.structs.replace(COST, kv_bytes_per_token=131_072, num_kv_tokens=2_048)
+    (tmp_path / "cost.json").write_bytes(msgspec.json.encode(cost))
+    words = [str(tmp_path), "--cost", str(tmp_path / "cost.json"), "--max-model-len=4000", "--num-prompts=2"]
+    words += ["--input-len=3000", "--output-len=30", "--max-num-batched-tokens=256", f"--{kind}-instances=1"]
+    if kind == "colocated":
+        (row,) = rows_of(tmp_path, *words)
+        assert row["outcome"]["mixture"]["rt"]["num_requests"] == 2
+    else:
+        done = CliRunner().invoke(command, words)
+        assert str(done.exception) == "max_model_len=4000: an instance holds 2048 tokens"
+
+
 def test_blocks_that_are_shared_from_both_ends_are_held_to_the_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MISTRAL | {"sliding_window": 512}))
     engine = EngineConfig(str(tmp_path))

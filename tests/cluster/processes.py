@@ -24,6 +24,7 @@ from alignedserve.protocol.connection import new_epoch
 from alignedserve.protocol.frames import frame
 from alignedserve.protocol.handshake import ClientHandshake
 from alignedserve.protocol.kv_format import KV_CACHE_DTYPES, BlockFormat
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Hello, InstanceLimits, Stop
 from alignedserve.router.config import RouterConfig
 from alignedserve.router.process import RouterProcessConfig
@@ -54,6 +55,8 @@ class Setup:
     head_dim: int = 16
     # of layers: the model's three, or some that slide beside others
     num_groups: int = 1
+    # What a request holds at a decode instance; None: all.
+    span: KvSpan | None = None
     policy: str = "aligned"
     link: str = "host"
     pool_kv_dtype: str = "auto"
@@ -182,6 +185,7 @@ class Processes:
             self.setup.form.in_pool(self.setup.pool_kv_dtype),
             self.setup.num_pool_blocks,
             self.setup.log,
+            span=self.setup.span,
         )
 
     def _instance(self, name: InstanceId, num_blocks: int, max_num_batched_tokens: int) -> InstanceConfig:

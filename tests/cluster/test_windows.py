@@ -11,6 +11,7 @@ import pytest
 
 from alignedserve.kvpool.process import segments
 from alignedserve.kvpool.segment import Segment
+from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import InstanceId
 from tests.cluster.history import History
 from tests.cluster.processes import COLOCATED, DECODES, MAX_BLOCKS, PREFILLS, Setup, running
@@ -32,7 +33,15 @@ Directory = Callable[[str], Path]
 def test_evictions_links_and_deaths_change_nothing(
     tiny_model: Directory, tmp_path: Path, options: dict[str, Any], victims: Sequence[InstanceId]
 ) -> None:
-    setup = Setup(tiny_model("ministral"), head_dim=24, num_groups=3, num_decode_blocks=MAX_BLOCKS, **options)
+    span = KvSpan(block_size=16, window=24, max_step=1, num_full_groups=1, num_sliding_groups=2)
+    setup = Setup(
+        tiny_model("ministral"),
+        head_dim=24,
+        num_groups=span.num_groups,
+        span=span,
+        num_decode_blocks=MAX_BLOCKS,
+        **options,
+    )
     with running(setup, tmp_path) as processes:
         scene = Scene(processes)
         scene.kill_in_turn(victims)

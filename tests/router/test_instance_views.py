@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Hello, InstanceLimits, Request
@@ -64,6 +65,18 @@ def test_a_request_takes_all_blocks_of_full_groups_and_those_of_its_window_of_th
 def test_limits_of_several_groups() -> None:
     assert LIMITS.num_kv_tokens == 100 * 16 and WITH_GROUPS.num_kv_tokens == 400 // 3 * 16
     assert WITH_GROUPS.max_request_blocks == 38 + 2 * (-(-(29 + 63 + 1) // 16) + 1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 16, 40, 500])
+def test_requests_that_have_passed_nothing_have_as_many_tokens_as_there_are_blocks_for(length: int) -> None:
+    assert LIMITS.num_tokens_of(length) == LIMITS.num_kv_tokens
+    assert replace(WITH_GROUPS, window=0).num_tokens_of(length) == WITH_GROUPS.num_kv_tokens
+
+
+def test_the_longer_requests_are_the_more_tokens_there_are_blocks_for() -> None:
+    assert WITH_GROUPS.num_tokens_of(40) == WITH_GROUPS.num_kv_tokens
+    # Of 32 columns a request holds one block of each, and of the last four all three.
+    assert WITH_GROUPS.num_tokens_of(500) == 400 * 32 // (32 + 2 * 4) * 16
 
 
 def test_without_a_window_a_request_takes_a_block_for_each_that_the_pool_has() -> None:

@@ -69,7 +69,7 @@ def test_what_is_staged_takes_the_blocks_that_are_copied(num_staging_blocks: int
         assert stager and not stager.num_free_staging_blocks
 
 
-# After 135 tokens the next one attends to those from 128 on, and all before that tile are passed; with fewer, one tile less.
+# After 135 tokens the next one attends to those from 128 on, and the tiles before are passed; before that, a tile less.
 @pytest.mark.parametrize(("num_delivered", "num_cached"), [(38, 137), (36, 135), (35, 0)])
 def test_a_new_router_goes_on_with_no_kv_of_which_the_window_was_not_saved(
     num_delivered: int, num_cached: int

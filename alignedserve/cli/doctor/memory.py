@@ -37,10 +37,12 @@ def check_kv(case: Case) -> Iterator[Finding]:
         return
     num_tokens = num_blocks // case.form.num_groups * case.form.block_size
     per_token = case.form.column_bytes // case.form.block_size
-    least = " or more" if _span(case).window else ""
-    most = "" if case.is_cpu or case.engine.kv_cache_memory_bytes else "at most "
+    is_known = case.is_cpu or case.engine.kv_cache_memory_bytes
+    has_window = _span(case).window > 0
+    about = "" if is_known else "about " if has_window else "at most "
+    more = " or more" if has_window else ""
     yield ok(
-        f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {most}{num_tokens} tokens{least} "
+        f"{in_bytes(per_token)} a token{_kind(case)}; each instance: {about}{num_tokens} tokens{more} "
         f"({in_bytes(num_blocks * case.form.block_bytes)}), "
         f"{num_blocks // _blocks_of_longest(case)} requests of {case.max_model_len}{_window(case)}"
     )

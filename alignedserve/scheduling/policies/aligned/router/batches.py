@@ -81,14 +81,16 @@ def _is_shrunk(view: DecodeView, island: Island) -> bool:
     """Whether what the instance has fills little of it, beside what waits and would fit."""
     queue, limits, report = island.decode_queue, view.hello.limits, view.report
 
-    def filling(num_requests: int, num_tokens: float) -> float:
-        num_slots, capacity = limits.max_num_seqs, limits.num_kv_tokens
-        return min(max(num_requests / num_slots, num_tokens / capacity), 1.0)
+    def memory(num_requests: int, num_tokens: int) -> float:
+        return num_tokens / limits.num_tokens_of(num_tokens // max(num_requests, 1))
 
-    num_near_columns = sum(view.near.values()) // limits.span.num_groups
-    num_tokens = (report.sum_lengths if report else 0) + num_near_columns * limits.block_size
-    here = filling(len(view.running) + len(view.near), num_tokens)
-    return here <= SWITCH * filling(len(queue), queue.num_tokens)
+    def filling(num_requests: int, memory: float) -> float:
+        return min(max(num_requests / limits.max_num_seqs, memory), 1.0)
+
+    num_tokens = report.sum_lengths if report else 0
+    taken = memory(len(view.running), num_tokens) + sum(view.near.values()) / limits.num_blocks
+    here = filling(len(view.running) + len(view.near), taken)
+    return here <= SWITCH * filling(len(queue), memory(len(queue), queue.num_tokens))
 
 
 def _is_coming(island: Island) -> bool:
