@@ -9,6 +9,7 @@ from pathlib import Path
 from alignedserve.protocol.messages import (
     DecodeReport,
     Failed,
+    Hello,
     NewTokens,
     Offer,
     Prefill,
@@ -17,7 +18,7 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.router.eventlog import replay
-from alignedserve.router.events import Event, Received, Send
+from alignedserve.router.events import Connected, Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
 
 
@@ -40,6 +41,7 @@ class History:
         # tokens of prompts whose KV an instance had already
         self.found: Counter[InstanceId] = Counter()
         self.failures: list[Failed] = []
+        self.hellos: list[Hello] = []
         # what was sent to gateways
         self.news: list[NewTokens] = []
         self._sources: dict[RequestKey, InstanceId | None] = {}
@@ -64,6 +66,8 @@ class History:
                 self.num_dropped += len(dropped)
             case Received(message=Failed() as failed):
                 self.failures.append(failed)
+            case Connected(hello=hello):
+                self.hellos.append(hello)
 
     def _take_order(self, order: Send) -> None:
         match order.message:

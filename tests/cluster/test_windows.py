@@ -49,4 +49,13 @@ def test_evictions_links_and_deaths_change_nothing(
         segment = Segment.attach(name)
         assert segment.form == setup.form and segment.blocks.any()
         segment.close()
-        assert sum(History(processes.logs).evicted.values())
+        history = History(processes.logs)
+        assert sum(history.evicted.values())
+        # The next router goes by what the pool says, and the pool by what instances keep.
+        said = {
+            (hello.role, hello.limits.window, hello.fingerprint["window"])
+            for hello in history.hellos
+            if "window" in hello.fingerprint
+        }
+        assert {(window, text) for _, window, text in said} == {(24, "24")}
+        assert {role for role, _, _ in said} >= {"kvpool", victims[0].split("-")[0]}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from alignedserve.protocol.messages import Candidates, FindNear, FormBatch, Offer
 from alignedserve.types import InstanceId, RequestKey
-from tests.router.script import DECODE, POOL, Script, decode_report
+from tests.router.script import DECODE, GATEWAY, POOL, PREFILL, Script, decode_report
 
 
-def script_with(*, num_running: int, length: int, tier: str = "be") -> Script:
-    """So many requests of this length run, as batch 1, and nothing waits."""
-    script = Script()
+def script_with(*, num_running: int, length: int, tier: str = "be", **limits: int) -> Script:
+    """So many requests of this length run, as batch 1, and nothing waits. `limits`: others of the instances."""
+    script = Script(connect=not limits)
+    for name in (POOL, PREFILL, DECODE, GATEWAY) if limits else ():
+        script.connect(name, **(limits if name != POOL else {}))
     keys = [*range(1, num_running + 1)]
     for key in keys:
         script.pooled(key, tier=tier)
@@ -53,6 +57,19 @@ def test_the_next_batch_takes_the_place_of_one_that_has_shrunk() -> None:
     script.say(POOL, Candidates(DECODE, [RequestKey(11)], is_batch=True, replaces=True))
     offer = script.take_one(Offer, DECODE)
     assert (offer.is_batch, offer.batch, offer.replaces) == (True, 2, True)
+
+
+@pytest.mark.parametrize(("num_running", "num_asked"), [(2, 0), (1, 1)])
+def test_a_batch_has_shrunk_by_what_requests_hold_where_layers_slide(
+    num_running: int, num_asked: int
+) -> None:
+    """The instance has room for three requests of 120 tokens, and for 192 tokens of which nothing is passed."""
+    groups = {"window": 8, "num_full_groups": 1, "num_sliding_groups": 6}
+    script = script_with(num_running=num_running, length=130, num_blocks=3 * (30 + 6 * 14), **groups)
+    for key in (11, 12):
+        script.pooled(key, tier="be", num_prompt=119)
+    nothing_near(script)
+    assert len([each for each in searches(script) if isinstance(each, FormBatch)]) == num_asked
 
 
 def test_whoever_is_held_back_for_long_is_held_back_no_longer() -> None:

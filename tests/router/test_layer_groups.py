@@ -5,11 +5,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from alignedserve.protocol.messages import FormBatch, Offer, Rejected, Release, Reserve, Stage, Stored, Submit
+from alignedserve.protocol.messages import (
+    Commit,
+    FormBatch,
+    Hello,
+    Offer,
+    Rejected,
+    Release,
+    Reserve,
+    Stage,
+    Stored,
+    Submit,
+)
+from alignedserve.scheduling.proportion import Proportion, Seen
 from alignedserve.types import PoolBlockId
-from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
+from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, hello, prefill_report, request
 
 # One group attends to all tokens, and two to the latest eight.
 GROUPS = {"window": 8, "num_full_groups": 1, "num_sliding_groups": 2}
@@ -88,3 +101,26 @@ def test_a_new_router_goes_on_with_no_kv_of_which_the_window_was_not_saved(
     assert (Release([ONE]) in sent) == (num_cached == 0)
     asked = [message.num_tokens for message in sent if isinstance(message, Reserve)]
     assert asked == [num_cached or 100 + num_delivered]
+
+
+def test_patience_and_roles_go_by_what_requests_hold_where_they_decode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is room for three requests of 120 tokens, and for 232 tokens of which nothing is passed."""
+    seen: list[Seen] = []
+    monkeypatch.setattr(Proportion, "wanted", lambda self, new: seen.append(new))
+    script = island(num_blocks=3 * (30 + 2 * 14), starvation_s=1.0, change_roles=True)
+    script.pooled(num_prompt=119)
+    commits = [message for _, message in script.take() if isinstance(message, Commit)]
+    assert commits[-1].due_s == pytest.approx(1.0 + 120 / 360)
+    script.tick(1.0)
+    assert (seen[-1].decoding.num_tokens, seen[-1].decoding.max_tokens) == (120, 360)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_sliding_groups": 0}, {"num_full_groups": -1, "num_sliding_groups": 1}, {"window": -1}]
+)
+def test_groups_that_no_model_has_are_no_message(wrong: dict[str, int]) -> None:
+    encoded = msgspec.msgpack.encode(hello(DECODE, **wrong))
+    with pytest.raises(msgspec.ValidationError, match="`int` >= "):
+        msgspec.msgpack.decode(encoded, type=Hello)
