@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.inner_pytest import run_pytest
 
 SHAKY = """
 import pytest
@@ -38,28 +35,6 @@ from hypothesis import given, strategies
 def test_rarely_failing(number):
     assert number < 2000
 """
-
-
-def run_pytest(root: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
-    """Its exit code, and what it says."""
-    for name, text in files.items():
-        path = root / "tests" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    config = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(root), "-p", "tests.conftest"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *config,
-        "-p",
-        "no:cacheprovider",
-        *options,
-        str(root / "tests"),
-    ]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300)
-    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_live_test_that_passes_only_on_its_second_run_is_named_and_no_failure(tmp_path: Path) -> None:
