@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from alignedserve.engine.engine import Engine
-from tests import draws, second_runs
+from tests import draws, second_runs, timings
 
 # torch's threads spin while they wait for each other: on a machine where another process has one of the cores, tiny
 # operations on two threads take a hundred times as long as on one. What threads change is tested in tests/kernels.
@@ -59,8 +59,9 @@ LONGEST = ("test_serve.py", "test_kill.py")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    if not pluginmanager.is_registered(draws):
-        pluginmanager.register(draws)
+    for plugin in (draws, timings):
+        if not pluginmanager.is_registered(plugin):
+            pluginmanager.register(plugin)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,0 +1,85 @@
+"""What a run says of its own time, and that a folder which outgrows its budget fails it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.inner_pytest import ROOT, run_pytest
+from tests.timings import BUDGET, GENEROSITY, budgets, excesses, pace_of
+
+BUDGETS = {"router": 60.0, "kvpool": 30.0, "sim": 90.0, "tiny": 5.0}
+USUAL = {name: seconds / GENEROSITY for name, seconds in BUDGETS.items()}
+
+
+def test_what_is_within_its_budget_is_no_excess() -> None:
+    assert excesses(USUAL, BUDGETS) == []
+    assert excesses(USUAL | {"router": 59.0}, BUDGETS) == []
+
+
+def test_a_folder_that_outgrew_the_others_is_named_with_both_numbers() -> None:
+    (found,) = excesses(USUAL | {"router": 61.0}, BUDGETS)
+    assert str(found).startswith("tests/router took 61 s and may take 60: ")
+
+
+def test_a_folder_without_a_budget_is_named() -> None:
+    assert [each.folder for each in excesses(USUAL | {"new": 1.0}, BUDGETS)] == ["new"]
+
+
+def test_a_slow_machine_is_no_excess_and_hides_none() -> None:
+    slow = {name: 3 * seconds for name, seconds in USUAL.items()}
+    assert pace_of(slow, BUDGETS) == 3
+    assert excesses(slow, BUDGETS) == []
+    assert [each.folder for each in excesses(slow | {"sim": 271.0}, BUDGETS)] == ["sim"]
+
+
+def test_a_quick_machine_has_no_smaller_budget() -> None:
+    assert pace_of({name: seconds / 9 for name, seconds in USUAL.items()}, BUDGETS) == 1
+
+
+def test_every_folder_has_a_budget_and_no_other() -> None:
+    folders = {
+        path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")
+    }
+    assert budgets(BUDGET).keys() == {".", *folders}
+
+
+QUICK = "def test_it(): pass"
+SHAKY = """
+import time
+
+import pytest
+
+def test_it(request):
+    if request.node.execution_count == 1:
+        time.sleep(0.3)
+        assert False
+"""
+
+
+def test_a_run_prints_its_slowest_files_and_writes_them_down(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    files = {"router/test_a.py": QUICK, "test_b.py": QUICK}
+    code, said = run_pytest(tmp_path, files, "--record", str(record), plugins=["tests.timings"])
+    assert code == 0, said
+    assert "s  tests/router/test_a.py" in said and "s  in all; " in said
+    found = json.loads(record.read_text())
+    assert found["files"].keys() == {"tests/router/test_a.py", "tests/test_b.py"}
+    assert found["folders"].keys() == {"router", "."}
+
+
+def test_a_folder_over_its_budget_fails_a_run_whose_tests_pass(tmp_path: Path) -> None:
+    files = {"nobody_s/test_a.py": QUICK}
+    options = ("--record", str(tmp_path / "record.json"), "-n", "1")
+    code, said = run_pytest(tmp_path, files, *options, plugins=["tests.timings", "xdist"])
+    assert code == 1 and "1 passed" in said, said
+    assert "OVER BUDGET tests/nobody_s took " in said
+
+
+def test_a_first_run_that_failed_does_not_count(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    options = ("--record", str(record), "--reruns", "1")
+    plugins = ["tests.timings", "pytest_rerunfailures"]
+    code, said = run_pytest(tmp_path, {"router/test_a.py": SHAKY}, *options, plugins=plugins)
+    assert code == 0 and "1 rerun" in said, said
+    assert json.loads(record.read_text())["folders"]["router"] < 0.3

@@ -1,0 +1,147 @@
+"""How long the tests took: `--record FILE` prints the slowest files and the whole in a table, and fails the run if a
+folder took longer than its budget.
+
+The budgets are those of tests/budget.toml. What a folder may take grows with how slow the machine is, which the median
+of all folders shows: so a budget holds on any machine, and only a folder that grew beside the others is over it.
+
+A plugin of pytest, which conftest.py registers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+BUDGET = Path(__file__).parent / "budget.toml"
+# A budget is the usual time of its folder and half of that.
+GENEROSITY = 1.5
+NUM_SLOWEST = 20
+# A folder with a smaller budget than this, in seconds, says little about the machine's pace.
+TELLING_S = 10.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("timings").addoption(
+        "--record",
+        type=Path,
+        help="print how long files took, write it here, and hold folders to their budget",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_worker = hasattr(config, "workerinput")
+    if config.option.record and not is_worker:
+        config.pluginmanager.register(Timings(config.option.record, budgets(BUDGET)))
+
+
+def budgets(path: Path) -> dict[str, float]:
+    """Seconds by the name of a folder of tests/."""
+    return {name: float(seconds) for name, seconds in tomllib.loads(path.read_text())["seconds"].items()}
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A folder that took longer than it may."""
+
+    folder: str
+    seconds: float
+    allowed_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"tests/{self.folder} took {self.seconds:.0f} s and may take {self.allowed_s:.0f}: make it quicker, or "
+            "raise its budget in tests/budget.toml and say what the seconds are for"
+        )
+
+
+def pace_of(taken: Mapping[str, float], budget: Mapping[str, float]) -> float:
+    """Returns how many times longer than usual this machine takes, and at least 1."""
+    shares = [
+        GENEROSITY * taken.get(name, 0.0) / limit for name, limit in budget.items() if limit >= TELLING_S
+    ]
+    return max(1.0, median(shares)) if shares else 1.0
+
+
+def excesses(taken: Mapping[str, float], budget: Mapping[str, float]) -> list[Excess]:
+    """Returns the folders that are over their budget; one without a budget may take nothing."""
+    pace = pace_of(taken, budget)
+    allowed = {folder: pace * budget.get(folder, 0.0) for folder in taken}
+    return [
+        Excess(folder, seconds, allowed[folder])
+        for folder, seconds in sorted(taken.items())
+        if seconds > allowed[folder]
+    ]
+
+
+class Timings:
+    """Adds up reports. What a test took that ran once more counts from its last run only."""
+
+    def __init__(self, record: Path, budget: Mapping[str, float]) -> None:
+        self._record, self._budget = record, budget
+        self._seconds: Counter[str] = Counter()
+        self._pending: Counter[str] = Counter()
+        self._begun_s = time.monotonic()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._pending[report.nodeid] += report.duration
+        if report.when == "teardown" or report.outcome == "rerun":
+            seconds = self._pending.pop(report.nodeid)
+            if report.outcome != "rerun":
+                self._seconds[report.nodeid.split("::")[0]] += seconds
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._excesses and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        whole_s = time.monotonic() - self._begun_s
+        terminalreporter.section("how long it took")
+        for line in self._lines(whole_s):
+            terminalreporter.line(line)
+        for excess in self._excesses:
+            terminalreporter.line(f"OVER BUDGET {excess}", red=True)
+        found = {"cores": os.cpu_count(), "whole_s": round(whole_s, 1), "folders": _rounded(self._folders)}
+        self._record.write_text(json.dumps(found | {"files": _rounded(self._seconds)}, indent=1) + "\n")
+
+    @property
+    def _folders(self) -> dict[str, float]:
+        """A file beside the folders counts under `.`."""
+        found: Counter[str] = Counter()
+        for name, seconds in self._seconds.items():
+            parts = Path(name).parts
+            found[parts[1] if len(parts) > 2 else "."] += seconds
+        return found
+
+    @property
+    def _excesses(self) -> list[Excess]:
+        return excesses(self._folders, self._budget)
+
+    def _lines(self, whole_s: float) -> list[str]:
+        folders = self._folders
+        slowest = [f"{seconds:8.1f} s  {name}" for name, seconds in self._seconds.most_common(NUM_SLOWEST)]
+        ranked = sorted(folders.items(), key=lambda each: -each[1])
+        rows = [
+            f"{seconds:8.1f} s  of {self._budget.get(name, 0):4.0f}  tests/{name}" for name, seconds in ranked
+        ]
+        pace = f"{pace_of(folders, self._budget):.2f} times the usual pace"
+        return [
+            *slowest,
+            "",
+            *rows,
+            "",
+            f"{whole_s:8.1f} s  in all; {sum(folders.values()):.0f} s of tests, {pace}",
+        ]
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(each, 2) for name, each in sorted(seconds.items(), key=lambda each: -each[1])}
