@@ -13,7 +13,7 @@ import json
 import os
 import time
 import tomllib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,16 +87,17 @@ class Timings:
 
     def __init__(self, record: Path, budget: Mapping[str, float]) -> None:
         self._record, self._budget = record, budget
-        self._seconds: Counter[str] = Counter()
-        self._pending: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._pending: defaultdict[str, float] = defaultdict(float)
         self._begun_s = time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._pending[report.nodeid] += report.duration
-        if report.when == "teardown" or report.outcome == "rerun":
+        # pytest-rerunfailures' word for the end of a run that failed and is followed by another one
+        is_run_again = str(report.outcome) == "rerun"
+        if report.when == "teardown" or is_run_again:
             seconds = self._pending.pop(report.nodeid)
-            if report.outcome != "rerun":
-                self._seconds[report.nodeid.split("::")[0]] += seconds
+            self._seconds[report.nodeid.split("::")[0]] += 0.0 if is_run_again else seconds
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -116,7 +117,7 @@ class Timings:
     @property
     def _folders(self) -> dict[str, float]:
         """A file beside the folders counts under `.`."""
-        found: Counter[str] = Counter()
+        found: defaultdict[str, float] = defaultdict(float)
         for name, seconds in self._seconds.items():
             parts = Path(name).parts
             found[parts[1] if len(parts) > 2 else "."] += seconds
@@ -128,10 +129,10 @@ class Timings:
 
     def _lines(self, whole_s: float) -> list[str]:
         folders = self._folders
-        slowest = [f"{seconds:8.1f} s  {name}" for name, seconds in self._seconds.most_common(NUM_SLOWEST)]
-        ranked = sorted(folders.items(), key=lambda each: -each[1])
+        slowest = [f"{seconds:8.1f} s  {name}" for name, seconds in _ranked(self._seconds)[:NUM_SLOWEST]]
         rows = [
-            f"{seconds:8.1f} s  of {self._budget.get(name, 0):4.0f}  tests/{name}" for name, seconds in ranked
+            f"{seconds:8.1f} s  of {self._budget.get(name, 0):4.0f}  tests/{name}"
+            for name, seconds in _ranked(folders)
         ]
         pace = f"{pace_of(folders, self._budget):.2f} times the usual pace"
         return [
@@ -143,5 +144,9 @@ class Timings:
         ]
 
 
+def _ranked(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda each: -each[1])
+
+
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(each, 2) for name, each in sorted(seconds.items(), key=lambda each: -each[1])}
+    return {name: round(each, 2) for name, each in _ranked(seconds)}
