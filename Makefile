@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo serve test test-all clients fuzz attack vopr soak lint types check picture lock clean
+.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak lint types check picture lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -11,16 +11,20 @@ demo: .venv/installed
 serve: .venv/installed
 	$(BIN)/alignedserve serve
 
-# two at a time, each file whole
-TESTS := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# each file whole; on two cores three at a time, since live processes wait for half of their time
+TESTS := -m pytest -n $${WORKERS:-3} --dist loadfile --no-loadscope-reorder
 
-# without those that are marked slow
+# 4 minutes on two cores: without those that are marked slow
 test: .venv/installed
 	$(BIN)/python $(TESTS) -m "not slow"
 
-# a quarter of an hour
+# 15 minutes on two cores: all of them, with this commit's share of large matrices; RECORD=FILE keeps how long each took
 test-all: .venv/installed
-	$(BIN)/python $(TESTS)
+	$(BIN)/python $(TESTS) $${RECORD:+--record $$RECORD}
+
+# hours: all cases of all matrices
+test-everything: .venv/installed
+	$(BIN)/python $(TESTS) --everything
 
 # what tests/clients tries this server with: openai-python, LiteLLM, guidellm, Codex, …; 2 GB
 clients: .venv/installed
