@@ -24,7 +24,8 @@ colocated_or_apart = pytest.mark.parametrize("apart", [False, True], ids=["coloc
 
 def island_of(apart: bool, policy: str = NAME, **options: Any) -> tuple[Island, Lifetimes]:
     roles = {"num_prefill": 1, "num_decode": 2} if apart else {"num_colocated": 2}
-    island = small_island(policy, **({"pool_blocks": 400, "decode": SHORT} | roles | options))
+    made: dict[str, Any] = {"pool_blocks": 400, "decode": SHORT} | roles | options
+    island = small_island(policy, **made)
     island.router.observers.append(lifetimes := Lifetimes())
     return island, lifetimes
 
@@ -53,7 +54,7 @@ def test_who_is_dropped_is_computed_again_and_gets_its_tokens(apart: bool) -> No
 
 def test_colocated_instances_that_drop_ask_nothing_of_the_pool() -> None:
     island, _ = island_of(apart=False)
-    reserved = []
+    reserved = list[Send]()
 
     def observe(now: float, event: Event, sends: list[Send]) -> None:
         reserved.extend(send for send in sends if isinstance(send.message, Reserve))

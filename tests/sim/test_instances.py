@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.prefill_worker.worker import PrefillWorker
-from alignedserve.protocol.messages import AnyMessage, InstanceLimits, Request
+from alignedserve.protocol.messages import AnyMessage, Request
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import COMPILE_S
 from alignedserve.sim.instance import SimInstance
@@ -23,7 +23,7 @@ from tests.sim.islands import limits, small_island
 
 NUM_OUTPUT = 5
 # room for all of a test's prompts at once
-ROOMY: dict[str, InstanceLimits] = {
+ROOMY: dict[str, Any] = {
     "prefill": limits(num_blocks=256, max_num_batched_tokens=256),
     "decode": limits(num_blocks=256),
 }
@@ -118,7 +118,8 @@ class Recorded:
             post(noted_done, outcome)
 
         def noted_take_outcomes() -> list[AnyMessage]:
-            self._outcomes = before = []
+            before = list[Outcome]()
+            self._outcomes = before
             boundary = Boundary(worker._clock(), self._orders, before)
             self._orders = []
             self.boundaries.append(boundary)
