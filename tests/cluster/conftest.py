@@ -71,7 +71,7 @@ def scenes(borrow: Borrow) -> Scenes:
     return scene
 
 
-@pytest.fixture(params=[0, 1], ids=["apart", "colocated"])
+@pytest.fixture(params=[pytest.param(0, id="apart"), pytest.param(1, id="colocated", marks=pytest.mark.slow)])
 def slow_processes(request: pytest.FixtureRequest, borrow: Borrow) -> Processes:
     """Prefill and decode instances, then a colocated one: so slow that one can be killed in the middle."""
     return borrow(num_colocated=request.param, is_slow=True)

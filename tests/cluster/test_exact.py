@@ -17,12 +17,12 @@ from tests.tiny_models import greedy
 
 Directory = Callable[[str], Path]
 FAMILIES = {"llama-gqa-tied": 2, "opt": 4}
-DRAWN = pytest.mark.drawn(one_in=3)
-# In every run: each link, both families, both policies.
+DRAWN = (pytest.mark.slow, pytest.mark.drawn(one_in=3))
+# In every run: each link, both families, both policies. The first one is that of `make test`.
 SETUPS = [
     ("llama-gqa-tied", "aligned", "ipc"),
-    ("llama-gqa-tied", "fcfs", "gloo"),
-    ("opt", "aligned", "host"),
+    pytest.param(("llama-gqa-tied", "fcfs", "gloo"), marks=pytest.mark.slow),
+    pytest.param(("opt", "aligned", "host"), marks=pytest.mark.slow),
     pytest.param(("llama-gqa-tied", "aligned", "host"), marks=DRAWN),
     pytest.param(("llama-gqa-tied", "aligned", "gloo"), marks=DRAWN),
     pytest.param(("opt", "fcfs", "host"), marks=DRAWN),
@@ -48,7 +48,6 @@ def generate(island: Processes, requests: list[Request]) -> tuple[Client, list[S
     return asyncio.run(scenario())
 
 
-@pytest.mark.slow
 def test_tokens_and_all_logprobs_are_transformers_and_the_engines(island: Processes) -> None:
     known, greedy_ones, sampled = known_requests(), greedy_requests(32, seed=1), sampled_requests(36, seed=2)
     more = [each for pair in zip(greedy_ones, sampled, strict=False) for each in pair]

@@ -24,7 +24,7 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
 
 def ways(always: str) -> pytest.MarkDecorator:
     """This one in every run, and a share of the others, which differ in what the gateway makes of them."""
-    drawn = pytest.mark.drawn(one_in=3)
+    drawn = (pytest.mark.slow, pytest.mark.drawn(one_in=3))
     return pytest.mark.parametrize(
         ("way", "num"),
         [pytest.param(*each, id=name, marks=() if name == always else drawn) for name, each in WAYS.items()],
