@@ -16,7 +16,7 @@ from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
 from tests.scheduling.dropping import NAME
-from tests.sim.islands import limits, requests, small_island
+from tests.sim.islands import finish, limits, requests, small_island
 
 SHORT = limits(num_blocks=34)
 colocated_or_apart = pytest.mark.parametrize("apart", [False, True], ids=["colocated", "apart"])
@@ -30,20 +30,13 @@ def island_of(apart: bool, policy: str = NAME, **options: Any) -> tuple[Island, 
     return island, lifetimes
 
 
-def finish(island: Island, num_requests: int) -> None:
-    assert island.run_until_done(num_requests, 2000.0), f"{island.num_open} are open at {island.now} s"
-    island.settle()
-    island.check_idle()
-    assert all(stream.is_complete for stream in island.streams)
-
-
 @colocated_or_apart
 def test_who_is_dropped_is_computed_again_and_gets_its_tokens(apart: bool) -> None:
     island, lifetimes = island_of(apart)
     asked = requests(40, every_s=0.0, prompt_len=60, output_len=240)
     island.submit(asked)
     island.start()
-    finish(island, len(asked))
+    finish(island, len(asked), limit_s=2000.0)
     assert lifetimes.count("dropped") > 10 and not lifetimes.count("evicted")
     again = {key for key, events in lifetimes.events.items() if "dropped" in {each.name for each in events}}
     for stream in island.streams:
@@ -62,7 +55,7 @@ def test_colocated_instances_that_drop_ask_nothing_of_the_pool() -> None:
     island.router.observers.append(observe)
     island.submit(asked := requests(40, every_s=0.0, prompt_len=60, output_len=240))
     island.start()
-    finish(island, len(asked))
+    finish(island, len(asked), limit_s=2000.0)
     assert not reserved
 
 
@@ -79,7 +72,7 @@ def test_a_death_among_drops_costs_no_token(apart: bool, victim: str) -> None:
     process.kill()
     island.run(0.5)
     process.start()
-    finish(island, len(asked))
+    finish(island, len(asked), limit_s=2000.0)
 
 
 @colocated_or_apart
@@ -95,7 +88,7 @@ def test_every_policy_can_drop_or_defer(policy: str, mode: str, apart: bool) -> 
     island, lifetimes = island_of(apart, policy, scheduling={"preemption_mode": mode})
     island.submit(asked)
     island.start()
-    finish(island, len(asked))
+    finish(island, len(asked), limit_s=2000.0)
     if mode == "recompute":
         assert lifetimes.count("dropped") > 0 and not lifetimes.count("evicted")
     else:
@@ -114,6 +107,6 @@ def test_nobody_leaves_for_others_that_are_deferred(policy: str) -> None:
         island, lifetimes = island_of(False, policy, scheduling=scheduling, foresee=oracle(512))
         island.submit(asked)
         island.start()
-        finish(island, len(asked))
+        finish(island, len(asked), limit_s=2000.0)
         left[mode] = lifetimes.count("evicted")
     assert left["swap"] > 0 == left["defer"]
