@@ -61,6 +61,7 @@ def test_one_is_lent_again_until_others_take_its_place(tiny_model: Directory, tm
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=8)
 def test_a_second_run_has_another_one(tmp_path: Path) -> None:
     code, said = run_pytest(tmp_path, {"cluster/test_a.py": SHAKY}, "-p", "tests.cluster.conftest")
     assert code == 0 and "FLAKY" in said, said
