@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +44,10 @@ class Plan:
     # The work that is done of the next line.
     begun: float = 0.0
     end_s: float | None = None
+
+    @cached_property
+    def work_of_a_line(self) -> float:
+        return sum(line.done.work() for line in self.lines) / len(self.lines)
 
     @property
     def is_over(self) -> bool:
@@ -88,7 +93,7 @@ def played(
     while not all(plan.is_over for plan in plans) and now_s < until_s:
         open_ones = [plan for plan in plans if not plan.is_over][:num_places]
         now_s += 0.1
-        works = [sum(line.done.work() for line in plan.lines) / len(plan.lines) for plan in open_ones]
+        works = [plan.work_of_a_line for plan in open_ones]
         for plan, work in zip(open_ones, works, strict=True):
             plan.work(speed * 0.1 * work / sum(works), now_s)
     return now_s

@@ -34,7 +34,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(texts: list[str], size: 
 def test_a_line_too_long_is_told_and_not_kept(size: int) -> None:
     content = b"ab\n" + b"x" * 21 + b"\n" + b"y" * 20 + b"\nz"
     splitter = LineSplitter(20)
-    found = []
+    found = list[Line]()
     for start in range(0, len(content), size):
         found += splitter.feed(content[start : start + size])
         assert len(splitter._open) <= 20

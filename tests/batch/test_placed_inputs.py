@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -106,11 +106,17 @@ def test_a_file_that_has_changed_is_not_read(folder: Path) -> None:
     inputs, file = PlacedInputs([str(folder)]), folder / "in" / "file"
     placed = find(inputs, f"file://{file}")
     stat = file.stat()
-    changes = [
+
+    def replace() -> None:
+        """By another file of the same size and age."""
+        file.unlink()
+        file.write_bytes(b"abcdefghij")
+        os.utime(file, ns=(0, stat.st_mtime_ns))
+
+    changes: list[Callable[[], object]] = [
         lambda: file.write_bytes(b"012345678"),
         lambda: os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1)),
-        # another file of the same size and age
-        lambda: (file.unlink(), file.write_bytes(b"abcdefghij"), os.utime(file, ns=(0, stat.st_mtime_ns))),
+        replace,
         file.unlink,
     ]
     for change in changes:

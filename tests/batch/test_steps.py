@@ -19,15 +19,15 @@ from alignedserve.store import ContentsInStore, FileRecord, JobRecord
 from alignedserve.store.contents import CHUNK_BYTES
 from alignedserve.store.records import new_file_id, new_job_id
 from alignedserve.store.redis_store import RedisStore
-from tests.store.redis_process import redis_store
+from tests.store import redis_process
+from tests.store.redis_process import RedisProcess
 
 
 def play(scenario: Callable[[RedisStore], Awaitable[None]]) -> None:
-    async def within_time() -> None:
-        async with asyncio.timeout(60), redis_store() as (_, store):
-            await scenario(store)
+    async def with_store(_: RedisProcess, store: RedisStore) -> None:
+        await scenario(store)
 
-    asyncio.run(within_time())
+    redis_process.play(with_store)
 
 
 async def stored(store: RedisStore, content: bytes) -> JobRecord:

@@ -18,6 +18,7 @@ import pytest
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.launch.ports import free_port
 from alignedserve.protocol.messages import Rejected, Submit
+from tests.cli.forked import forked
 from tests.cli.terminal import CTRL_C, CTRL_D, Terminal
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, play, served
@@ -200,7 +201,8 @@ def test_what_is_wrong_is_one_line() -> None:
                 (["--url", "nonsense"], "must be like http://"),
                 (["--api-key", "sécret"], "printable ASCII"),
             ):
-                done = await chat(at, *words, "-q", "What?")
+                command = ["chat", "--url", str(at.http.base_url), *words, "-q", "What?"]
+                done = await asyncio.to_thread(forked, *command, environment={"OPENAI_API_KEY": ""})
                 assert (done.returncode, done.stdout) == (1, ""), words
                 assert done.stderr.startswith("Error: ") and reason in done.stderr, done.stderr
                 assert done.stderr.count("\n") == 1

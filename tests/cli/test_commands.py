@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from alignedserve import demo
 from alignedserve.cli.bench import prompt_lengths, random_prompts
+from tests.cli.forked import forked
 from tests.tiny_adapters import write_adapter
 
 
@@ -52,18 +53,16 @@ def test_generate_answers_with_an_adapter(tmp_path: Path) -> None:
     paths = [write_adapter(tmp_path / name, demo.MODEL_DIR, seed) for seed, name in enumerate("ab")]
     words = ["generate", "-p", "List the letters from a to e.", "--no-use-tqdm", "--max-tokens", "20"]
     words += ["--lora-modules", *(f"{path.name}={path}" for path in paths)]
-    answers = [
-        alignedserve(*words, *more).stdout for more in ([], ["--lora-name", "a"], ["--lora-name", "b"])
-    ]
+    answers = [forked(*words, *more).stdout for more in ([], ["--lora-name", "a"], ["--lora-name", "b"])]
     assert len(set(answers)) == 3 and "a, b, c, d, e" in answers[0]
-    wrong = alignedserve(*words, "--lora-name", "c")
+    wrong = forked(*words, "--lora-name", "c")
     assert wrong.returncode == 1 and wrong.stderr.startswith("Error: lora_request: 'c' is not loaded")
 
 
 def test_bench_engine_prints_one_json_line(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     model, out = str(tiny_model("qwen2")), tmp_path / "out.jsonl"
     sizes = ["--num-prompts", "4", "--input-len", "20", "--output-len", "5", "--runs", "2"]
-    done = alignedserve("bench", "engine", model, *sizes, "--out", str(out), "--no-use-tqdm")
+    done = forked("bench", "engine", model, *sizes, "--out", str(out), "--no-use-tqdm")
     assert done.returncode == 0, done.stderr
     line = json.loads(done.stdout)
     assert line == json.loads(out.read_text())
@@ -71,11 +70,11 @@ def test_bench_engine_prints_one_json_line(tiny_model: Callable[[str], Path], tm
 
 
 def test_what_a_user_got_wrong_is_one_line(tmp_path: Path) -> None:
-    for words in (
-        ["generate", str(tmp_path), "-p", "x"],
-        ["bench", "engine", "no-such-model", "--dtype", "int3"],
+    for run, words in (
+        (alignedserve, ["generate", str(tmp_path), "-p", "x"]),
+        (forked, ["bench", "engine", "no-such-model", "--dtype", "int3"]),
     ):
-        done = alignedserve(*words)
+        done = run(*words)
         assert done.returncode == 1
         assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
 
@@ -85,7 +84,7 @@ def test_a_model_of_nan_is_an_error_and_no_empty_answer(tmp_path: Path) -> None:
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"].fill_(math.nan)
     save_file(weights, model / "model.safetensors")
-    done = alignedserve("generate", str(model), "-p", "Hello", "--no-use-tqdm")
+    done = forked("generate", str(model), "-p", "Hello", "--no-use-tqdm")
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ") and "NaN" in done.stderr and done.stderr.count("\n") == 1
 

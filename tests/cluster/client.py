@@ -17,10 +17,8 @@ from alignedserve.gateway.island import Island, News
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.protocol.messages import AnyMessage, Cluster, NewTokens, PromptProgress, Request, Tokens
 from alignedserve.protocol.prompt_logprobs import TokenLogprobs, unpack
-from alignedserve.types import InstanceId
-from tests.cluster.processes import Processes
+from tests.cluster.processes import GATEWAY, Processes
 
-GATEWAY = InstanceId("gateway-0")
 TIMEOUT_S = 120.0
 ASK_S = 0.05
 

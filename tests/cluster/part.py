@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from multiprocessing.process import BaseProcess
@@ -29,6 +28,7 @@ from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Pull
 from alignedserve.transport.transfer_session import TransferSession
 from alignedserve.types import InstanceId
+from tests.forkserver import forking
 
 
 class SlowPrefill(PrefillProcess):
@@ -69,13 +69,14 @@ class CuttingPrefill(PrefillProcess):
     """Cuts the connection at each pull, as long as links fail."""
 
     def run(self) -> None:
+        assert self._config.log.dir
         links_fail = Path(self._config.log.dir) / LINKS_FAIL
         serve = TransferSession._serve
 
-        def serve_or_cut(session: TransferSession, pull: Pull) -> None:
+        def serve_or_cut(self: TransferSession, pull: Pull) -> None:
             if links_fail.exists():
                 raise ConnectionError("this test has it so")
-            serve(session, pull)
+            serve(self, pull)
 
         TransferSession._serve = serve_or_cut  # type: ignore[method-assign]
         super().run()
@@ -119,8 +120,7 @@ PROCESSES: dict[str, Any] = {
 }
 # of what is native: several processes share two cores, and threads that wait for each other spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-_FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload([__name__])
+_FORKED = forking(__name__)
 
 
 def start(name: InstanceId, kind: str, config: object) -> BaseProcess:

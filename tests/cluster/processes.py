@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.engine.config import EngineConfig
+from alignedserve.gateway.config import GatewayConfig, HttpConfig
 from alignedserve.instance.config import InstanceConfig, TransferConfig
 from alignedserve.kvpool.process import PoolProcessConfig, segments
 from alignedserve.kvpool.segment import Segment
@@ -37,6 +38,7 @@ ROUTER, POOL = InstanceId("router"), InstanceId("kvpool-0")
 PREFILLS = (InstanceId("prefill-0"), InstanceId("prefill-1"))
 DECODES = (InstanceId("decode-0"), InstanceId("decode-1"))
 COLOCATED = InstanceId("colocated-0")
+GATEWAY = InstanceId("gateway-0")
 # for the longest of the tests' prompts
 MAX_MODEL_LEN = 384
 MAX_BLOCKS = MAX_MODEL_LEN // 16
@@ -62,12 +64,12 @@ class Setup:
     pool_kv_dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     lora_modules: tuple[str, ...] = ()
-    # room for one of the longest, or a few others
+    # Room for one of the longest requests, or a few others.
     num_decode_blocks: int = MAX_BLOCKS + 8
     num_pool_blocks: int = 3 * MAX_BLOCKS
     silence_s: float = 10.0
     timeout_s: float = 30.0
-    # so many instead of prefill and decode instances
+    # Colocated instances, which replace the prefill and decode instances.
     num_colocated: int = 0
     # instances that take their time
     is_slow: bool = False
@@ -75,6 +77,9 @@ class Setup:
     has_failing_links: bool = False
     # instances that change between prefill and decode all the time
     changes_roles: bool = False
+    # A gateway as well, which tells of its requests there: see `house.House`.
+    has_gateway: bool = False
+    otlp_endpoint: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
 
     @property
@@ -120,7 +125,14 @@ class Processes:
         self.configs[ROUTER] = RouterProcessConfig(
             self.router, decides, expected, str(logs), setup.log, self._scheduling
         )
+        if setup.has_gateway:
+            self.configs[GATEWAY] = self._gateway()
         self._running: dict[InstanceId, BaseProcess] = {}
+
+    @property
+    def names(self) -> set[InstanceId]:
+        """Those that were started, and not removed."""
+        return {*self._running}
 
     def start(self, *names: InstanceId) -> None:
         for name in names:
@@ -133,6 +145,12 @@ class Processes:
         """Returns when it is dead."""
         self._running[name].kill()
         self.join(name)
+
+    def remove(self, *names: InstanceId) -> None:
+        """Kills them, and expects nothing of them at the end."""
+        for name in names:
+            self.kill(name)
+            del self._running[name]
 
     def signal(self, name: InstanceId, number: signal.Signals) -> None:
         os.kill(self.pid(name), number)
@@ -161,6 +179,13 @@ class Processes:
         assert {name: self.join(name) for name in self._running} == dict.fromkeys(self._running, 0)
         assert segments(self.segment_prefix) == []
 
+    def end(self) -> None:
+        """Raises unless all of them end by themselves; none is left."""
+        try:
+            self.stop()
+        finally:
+            self.clean_up()
+
     def clean_up(self) -> None:
         """However the test ended."""
         for process in self._running.values():
@@ -187,6 +212,12 @@ class Processes:
             self.setup.log,
             span=self.setup.span,
         )
+
+    def _gateway(self) -> GatewayConfig:
+        setup, port = self.setup, free_port("127.0.0.1")
+        engine = EngineConfig(str(setup.directory), max_model_len=MAX_MODEL_LEN, skip_tokenizer_init=True)
+        http = HttpConfig("127.0.0.1", port, otlp_endpoint=setup.otlp_endpoint)
+        return GatewayConfig(GATEWAY, (self.router,), engine, "tiny", http, log=setup.log)
 
     def _instance(self, name: InstanceId, num_blocks: int, max_num_batched_tokens: int) -> InstanceConfig:
         engine = EngineConfig(
@@ -221,6 +252,6 @@ def running(setup: Setup, logs: Path) -> Iterator[Processes]:
     try:
         processes.start_all()
         yield processes
-        processes.stop()
+        processes.end()
     finally:
         processes.clean_up()

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.instance.requests import logprobs_of, plain
 from alignedserve.protocol.messages import Request
@@ -45,9 +46,12 @@ def mixed_prompts(num: int, seed: int) -> list[list[int]]:
     return found
 
 
-def greedy_requests(num: int, seed: int) -> list[Request]:
+def greedy_requests(num: int, seed: int, longest: int = 200) -> list[Request]:
+    """`longest`: the most tokens of an answer."""
     dice = Random(seed)
-    return [make_request(prompt, greedy_params(dice.randint(16, 200))) for prompt in mixed_prompts(num, seed)]
+    return [
+        make_request(prompt, greedy_params(dice.randint(16, longest))) for prompt in mixed_prompts(num, seed)
+    ]
 
 
 def sampled_requests(num: int, seed: int) -> list[Request]:
@@ -86,6 +90,10 @@ class Result:
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
+# What the engine made of a request, which others beside it do not change. Each is computed once.
+_known: dict[tuple[str, ...], Result] = {}
+
+
 def alone(
     directory: Path,
     requests: Sequence[Request],
@@ -93,13 +101,30 @@ def alone(
     lora_modules: tuple[str, ...] = (),
 ) -> list[Result]:
     """By one engine with room for all."""
-    engine = make_engine(
-        directory,
-        dtype="float32",
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=MAX_MODEL_LEN,
-        lora_modules=lora_modules,
-    )
+
+    def name_of(request: Request) -> tuple[str, ...]:
+        return (
+            str(directory),
+            kv_cache_dtype,
+            request.adapter,
+            repr(lora_modules if request.adapter else ()),
+            repr((request.prompt, request.params, request.seed)),
+        )
+
+    missing = {name_of(each): each for each in requests if name_of(each) not in _known}
+    if missing:
+        engine = make_engine(
+            directory,
+            dtype="float32",
+            kv_cache_dtype=kv_cache_dtype,
+            max_model_len=MAX_MODEL_LEN,
+            lora_modules=lora_modules,
+        )
+        _known.update(zip(missing, _generate(engine, list(missing.values())), strict=True))
+    return [_known[name_of(each)] for each in requests]
+
+
+def _generate(engine: Engine, requests: Sequence[Request]) -> list[Result]:
     prompts, params = [each.prompt for each in requests], [each.params for each in requests]
     outputs = run(engine, prompts, params, [each.adapter for each in requests])
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from alignedserve.engine.lora_modules import parse_lora_modules
@@ -12,7 +12,7 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected
 from tests.cluster.processes import Processes
-from tests.cluster.requests import Result, alone, make_request, mixed_prompts, results
+from tests.cluster.requests import alone, make_request, mixed_prompts, results
 from tests.engine.helpers import greedy_params
 
 NUM_REQUESTS = 16
@@ -31,6 +31,8 @@ class Scene:
         ]
         self._prompts = [prompt[:150] for prompt in mixed_prompts(NUM_REQUESTS, seed=3)]
         setup = processes.setup
+        # What was in a pool that keeps KV in 8 bits is nearly right.
+        self._is_exact = setup.pool_kv_dtype == "auto"
         names = ["", *(module.name for module in parse_lora_modules(setup.lora_modules))]
         self._adapters = [names[number // 2 % len(names)] for number in range(NUM_REQUESTS)]
         self._expected = alone(setup.directory, self.requests(), setup.kv_cache_dtype, setup.lora_modules)
@@ -39,21 +41,21 @@ class Scene:
         each = zip(self._prompts, self._params, self._adapters, strict=True)
         return [make_request(*one) for one in each]
 
-    @property
-    def expected(self) -> list[Result]:
-        return self._expected
-
     def check(self, streams: Sequence[Stream]) -> None:
         """Of streams that have ended."""
-        assert results(streams) == self._expected
+        if self._is_exact:
+            assert results(streams) == self._expected
+        else:
+            assert [len(stream.tokens) for stream in streams] == [len(each.tokens) for each in self._expected]
+            assert {stream.finish_reason for stream in streams} == {"length"}
 
-    def play(self, act: Callable[[Client, list[Stream]], object]) -> None:
+    def play(self, act: Callable[[Client, list[Stream]], Awaitable[None]]) -> None:
         """`act` is awaited when all have been submitted."""
 
         async def scenario() -> None:
             async with connected(self.processes) as client:
                 streams = self._submit(client)
-                await act(client, streams)  # type: ignore[misc]
+                await act(client, streams)
                 await client.until(partial(all_ended, streams))
                 for start in range(0, len(streams), NUM_REQUESTS):
                     self.check(streams[start : start + NUM_REQUESTS])

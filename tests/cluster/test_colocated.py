@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,8 +14,9 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected
+from tests.cluster.conftest import Scenes
 from tests.cluster.history import History
-from tests.cluster.processes import COLOCATED, POOL, ROUTER, Setup, running
+from tests.cluster.processes import COLOCATED, POOL, ROUTER
 from tests.cluster.requests import (
     alone,
     greedy_requests,
@@ -26,27 +25,11 @@ from tests.cluster.requests import (
     results,
     sampled_requests,
 )
-from tests.cluster.scene import NUM_EARLY, NUM_REQUESTS, Scene
+from tests.cluster.scene import NUM_EARLY, NUM_REQUESTS
 from tests.scheduling import dropping
 from tests.tiny_models import greedy
 
-Directory = Callable[[str], Path]
-FAMILY = "llama-gqa-tied"
-
-
-@pytest.fixture(scope="module")
-def scenes(tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Scene]]:
-    """Each started once."""
-    made: dict[Setup, Scene] = {}
-    with ExitStack() as stack:
-
-        def scene(**options: object) -> Scene:
-            setup = Setup(tiny_model(FAMILY), **{"num_colocated": 1} | options)  # type: ignore[arg-type]
-            if setup not in made:
-                made[setup] = Scene(stack.enter_context(running(setup, tmp_path_factory.mktemp("events"))))
-            return made[setup]
-
-        yield scene
+pytestmark = pytest.mark.slow
 
 
 def in_classes(asked: Sequence[Request]) -> list[Request]:
@@ -55,15 +38,17 @@ def in_classes(asked: Sequence[Request]) -> list[Request]:
     return [replace(each, **ways[number % len(ways)]) for number, each in enumerate(asked)]
 
 
-# The default one is that of `make test`.
-every_policy = pytest.mark.parametrize(
-    "policy", [pytest.param(name, marks=() if name == "aligned" else pytest.mark.slow) for name in POLICIES]
+# All policies run in the simulator, in `vopr` and in `LLM` too.
+OTHERS = [name for name in POLICIES if name != "aligned"]
+some_policies = pytest.mark.parametrize(
+    "policy",
+    ["aligned", *(pytest.param(name, marks=pytest.mark.drawn(one_in=len(OTHERS))) for name in OTHERS)],
 )
 
 
-@every_policy
-def test_tokens_are_transformers_and_the_engines(scenes: Callable[..., Scene], policy: str) -> None:
-    scene = scenes(policy=policy)
+@some_policies
+def test_tokens_are_transformers_and_the_engines_whoever_is_killed(scenes: Scenes, policy: str) -> None:
+    scene = scenes(num_colocated=1, policy=policy)
     directory, known = scene.processes.setup.directory, known_requests()
     more = [*greedy_requests(24, seed=1), *sampled_requests(24, seed=2)]
     logged = [
@@ -83,32 +68,25 @@ def test_tokens_are_transformers_and_the_engines(scenes: Callable[..., Scene], p
     assert results(streams) == alone(directory, [stream.request for stream in streams])
     history = History(scene.processes.logs)
     assert history.evicted[COLOCATED] > 3 and history.found[COLOCATED]
+    # There is no other instance to go on meanwhile.
+    scene.kill_in_turn((COLOCATED,))
 
 
 @pytest.mark.parametrize(
     "victims",
     [
-        (COLOCATED,),
-        pytest.param((POOL, COLOCATED), marks=pytest.mark.slow),
-        (ROUTER,),
-        pytest.param((COLOCATED, ROUTER, COLOCATED), marks=pytest.mark.slow),
+        pytest.param((ROUTER,), marks=pytest.mark.drawn(one_in=2)),
+        (POOL, COLOCATED),
+        pytest.param((COLOCATED, ROUTER, COLOCATED), marks=pytest.mark.drawn(one_in=2)),
     ],
     ids="-then-".join,
 )
-def test_killed_in_mid_stream(scenes: Callable[..., Scene], victims: Sequence[InstanceId]) -> None:
-    """There is no other instance to go on meanwhile."""
-    scenes(policy="aligned").kill_in_turn(victims)
+def test_killed_in_mid_stream(scenes: Scenes, victims: Sequence[InstanceId]) -> None:
+    scenes(num_colocated=1, policy="aligned").kill_in_turn(victims)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "aligned"])
-def test_killed_in_mid_stream_under_every_policy(scenes: Callable[..., Scene], policy: str) -> None:
-    scenes(policy=policy).kill_in_turn((COLOCATED,))
-
-
-@pytest.mark.slow
-def test_of_two_one_goes_on_with_what_the_other_had(scenes: Callable[..., Scene]) -> None:
-    scene = scenes(policy="fcfs", num_colocated=2)
+def test_of_two_one_goes_on_with_what_the_other_had(scenes: Scenes) -> None:
+    scene = scenes(num_colocated=2, policy="fcfs")
 
     async def kill(client: Client, streams: list[Stream]) -> None:
         await client.until(lambda: client.num_tokens >= NUM_EARLY * NUM_REQUESTS)
@@ -119,9 +97,9 @@ def test_of_two_one_goes_on_with_what_the_other_had(scenes: Callable[..., Scene]
     scene.play(kill)
 
 
-def test_killed_among_drops(scenes: Callable[..., Scene]) -> None:
-    """Who leaves does so without its KV, and is computed again wherever it goes on."""
-    scene = scenes(policy=dropping.NAME)
+def test_killed_among_drops(scenes: Scenes) -> None:
+    """A request leaves without its KV, and is computed again wherever it goes on."""
+    scene = scenes(num_colocated=1, policy=dropping.NAME)
     scene.kill_in_turn((COLOCATED, ROUTER))
     history = History(scene.processes.logs)
     assert history.dropped[COLOCATED] > 3 and not history.evicted[COLOCATED]

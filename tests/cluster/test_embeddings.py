@@ -59,11 +59,15 @@ async def until_computing(client: Client, embedded: list[Stream], answered: list
 
 
 def ask(client: Client, embedded: list[Stream], answered: list[Stream]) -> None:
-    answered += [client.submit(request) for request in greedy_requests(3, seed=5)]
+    answered += [client.submit(request) for request in greedy_requests(3, seed=5, longest=24)]
     embedded += [client.submit(request) for request in to_embed()]
 
 
-@pytest.mark.parametrize("victim", [None, PREFILLS[0], ROUTER], ids=str)
+VICTIMS = [pytest.param(None, marks=pytest.mark.drawn(one_in=2)), PREFILLS[0], ROUTER]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", VICTIMS, ids=str)
 def test_embeddings_beside_answers(slow_processes: Processes, victim: InstanceId | None) -> None:
     if victim not in (None, ROUTER) and slow_processes.setup.num_colocated:
         victim = COLOCATED

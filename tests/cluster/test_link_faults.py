@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from alignedserve.process.logs import LogConfig
 from alignedserve.protocol.messages import Cluster
 from alignedserve.types import InstanceId
@@ -29,6 +31,7 @@ def num_pulled_bytes(cluster: Cluster) -> int:
     return sum(each.num_bytes for each in moved if each.what == "pull")
 
 
+@pytest.mark.slow
 def test_links_fail_and_come_back(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     logs, events = tmp_path / "logs", tmp_path / "events"
     setup = Setup(

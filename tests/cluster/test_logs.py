@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import pytest
 
 from alignedserve.process.logs import LogConfig
-from tests.cluster.processes import DECODES, POOL, PREFILLS, Processes, Setup
-from tests.cluster.test_leaving import FAMILY, GATEWAY, Directory, opened
+from tests.cluster.conftest import FAMILY, Directory
+from tests.cluster.house import opened
+from tests.cluster.processes import DECODES, GATEWAY, POOL, PREFILLS, Processes, Setup
+from tests.playing import play
 
 CALL = {"X-Request-Id": "call-1"}
 # no number that is also a key, a port, a time
@@ -24,7 +25,7 @@ Lines = dict[str, list[dict[str, Any]]]
 def lines_of_a_call(tiny_model: Directory, directory: Path, level: str) -> Lines:
     """By process."""
     log = LogConfig("json", level, str(directory / "logs"))
-    processes = Processes(Setup(tiny_model(FAMILY), log=log), directory)
+    processes = Processes(Setup(tiny_model(FAMILY), has_gateway=True, log=log), directory)
 
     async def scenario() -> None:
         async with opened(processes, PREFILLS[0], DECODES[0]) as house:
@@ -34,7 +35,8 @@ def lines_of_a_call(tiny_model: Directory, directory: Path, level: str) -> Lines
             await house.until_empty()
 
     try:
-        asyncio.run(scenario())
+        play(scenario)
+        processes.end()
     finally:
         processes.clean_up()
     found = {path.stem: path.read_text().splitlines() for path in (directory / "logs").iterdir()}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +11,13 @@ from alignedserve.protocol.messages import Cluster, Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, all_ended, connected
-from tests.cluster.processes import DECODES, POOL, PREFILLS, ROUTER, Processes, Setup, running
+from tests.cluster.conftest import Borrow
+from tests.cluster.processes import DECODES, POOL, PREFILLS, ROUTER
 from tests.cluster.requests import alone, make_request, results
 
 NUM_REQUESTS = 6
 # several chunks, each of which a slow instance takes a tenth of a second for
 PROMPTS = [[(number * 7 + place) % 150 for place in range(280)] for number in range(NUM_REQUESTS)]
-
-Directory = Callable[[str], Path]
 
 
 def requests() -> list[Request]:
@@ -31,33 +28,30 @@ def requests() -> list[Request]:
     return [make_request(*each) for each in zip(PROMPTS, params, strict=True)]
 
 
-@pytest.fixture(scope="module", params=["host", pytest.param("gloo", marks=pytest.mark.slow)])
-def processes(
-    request: pytest.FixtureRequest, tiny_model: Directory, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Processes]:
-    setup = Setup(tiny_model("llama-gqa-tied"), link=request.param, is_slow=True)
-    with running(setup, tmp_path_factory.mktemp("events")) as found:
-        yield found
-
-
 def is_computing(cluster: Cluster) -> bool:
     """Some prompts are half done, and some tokens may be on their way."""
     return cluster.requests.get("prefilling", 0) >= 2
 
 
-@pytest.mark.parametrize(
-    "victims",
-    [
-        [PREFILLS[0]],
-        pytest.param([ROUTER], marks=pytest.mark.slow),
-        pytest.param([POOL], marks=pytest.mark.slow),
-        pytest.param([DECODES[0]], marks=pytest.mark.slow),
-        pytest.param([ROUTER, PREFILLS[1]], marks=pytest.mark.slow),
-        [POOL, ROUTER],
-    ],
-    ids="-then-".join,
-)
-def test_killed_while_prompts_are_computed(processes: Processes, victims: list[InstanceId]) -> None:
+DRAWN = pytest.mark.drawn(one_in=5)
+CASES = [
+    ("host", [POOL, ROUTER]),
+    ("host", [PREFILLS[0]]),
+    ("gloo", [ROUTER, PREFILLS[1]]),
+    *(
+        pytest.param("host", each, marks=DRAWN)
+        for each in ([ROUTER], [POOL], [DECODES[0]], [ROUTER, PREFILLS[1]])
+    ),
+    *(pytest.param("gloo", each, marks=DRAWN) for each in ([ROUTER], [POOL], [DECODES[0]], [POOL, ROUTER])),
+    pytest.param("gloo", [PREFILLS[0]], marks=DRAWN),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("link", "victims"), CASES)
+def test_killed_while_prompts_are_computed(borrow: Borrow, link: str, victims: list[InstanceId]) -> None:
+    processes = borrow(link=link, is_slow=True)
+
     async def scenario() -> None:
         async with connected(processes) as client:
             streams = [client.submit(request) for request in requests()]

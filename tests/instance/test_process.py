@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from alignedserve.protocol.messages import Prefill, Stop
-from alignedserve.types import Epoch
+from alignedserve.types import Epoch, InstanceId
 from tests.engine.helpers import greedy_params
 from tests.instance.remote import DECODE, PREFILL, RemoteIsland
 from tests.tiny_models import greedy, prompts
@@ -82,15 +83,23 @@ def test_a_new_router_starts_from_what_it_knows(tiny_model: Directory) -> None:
     asyncio.run(run())
 
 
+def has_more_tokens(island: RemoteIsland, than: int) -> bool:
+    return num_tokens(island) > than
+
+
+def is_gone(island: RemoteIsland, instance_id: InstanceId) -> bool:
+    return instance_id not in island.hellos
+
+
 def test_killed_instances_and_their_successors(tiny_model: Directory) -> None:
     async def run() -> None:
         async with RemoteIsland(tiny_model(FAMILY)) as island:
             await island.until_up()
             submit_all(island)
             for victim, enough in ((DECODE, 100), (PREFILL, 0)):
-                await island.until(lambda enough=enough: num_tokens(island) > enough)
+                await island.until(partial(has_more_tokens, island, enough))
                 island.processes[victim].kill()
-                await island.until(lambda victim=victim: victim not in island.hellos, timeout_s=5.0)
+                await island.until(partial(is_gone, island, victim), timeout_s=5.0)
                 island.start(victim)
             await island.until_up()
             await island.until(lambda: island.rules.is_over)

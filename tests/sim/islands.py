@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from alignedserve.protocol.messages import InstanceLimits
+from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.island import Island, IslandConfig
@@ -66,3 +67,21 @@ def requests(num: int, every_s: float = 0.05, prompt_len: int = 100, output_len:
         )
         for index in range(num)
     ]
+
+
+def play(island: Island, asked: Sequence[Request], *, limit_s: float = 1000.0) -> Island:
+    """These requests arrive, and all of them end as they should."""
+    island.submit(asked)
+    island.start()
+    return finish(island, len(asked), limit_s=limit_s)
+
+
+def finish(island: Island, num_requests: int, *, limit_s: float = 1000.0) -> Island:
+    """This number of requests ends, with all of their tokens and before this time, and nothing is left."""
+    assert island.run_until_done(num_requests, limit_s), (
+        f"{island.num_open} requests are open at {island.now} s"
+    )
+    island.settle()
+    island.check_idle()
+    assert all(stream.is_complete for stream in island.streams)
+    return island

@@ -15,7 +15,7 @@ from alignedserve.sim.island import Island
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import Epoch
-from tests.sim.islands import COST, limits, requests, small_island
+from tests.sim.islands import COST, limits, play, requests, small_island
 
 NUM_BE = 60
 # all of it comes at once
@@ -26,15 +26,10 @@ CHATS = [
 ]
 
 
-def play(island: Island, asked: list[Request], limit_s: float = 500.0) -> Lifetimes:
+def lifetimes_of(island: Island, asked: list[Request], limit_s: float = 500.0) -> Lifetimes:
     lifetimes = Lifetimes()
     island.router.observers.append(lifetimes)
-    island.submit(asked)
-    island.start()
-    assert island.run_until_done(len(asked), limit_s), f"{island.num_open} are open after {limit_s} s"
-    island.settle()
-    island.check_idle()
-    assert all(stream.is_complete for stream in island.streams)
+    play(island, asked, limit_s=limit_s)
     return lifetimes
 
 
@@ -51,10 +46,10 @@ def test_a_first_token_waits_for_no_more_best_effort_than_instances_have_ahead()
     found = {}
     for policy in ("aligned", "priority", "fcfs"):
         island = small_island(policy, pool_blocks=120)
-        play(island, BATCH + CHATS)
+        lifetimes_of(island, BATCH + CHATS)
         found[policy] = slowest_first_token_s(island)
     alone = small_island(pool_blocks=120)
-    play(alone, CHATS)
+    lifetimes_of(alone, CHATS)
     iteration_s = COST.iteration([(100, 128)], [])
     assert found["aligned"] <= slowest_first_token_s(alone) + 3 * iteration_s
     assert found["fcfs"] > 10 * found["aligned"]
@@ -78,7 +73,7 @@ def test_nothing_is_computed_twice_however_often_somebody_has_to_leave(link: str
     batch = [
         replace(each, tier="be") for each in requests(3 * NUM_BE, every_s=0.0, prompt_len=60, output_len=240)
     ]
-    lifetimes = play(island, batch + CHATS, limit_s=2000.0)
+    lifetimes = lifetimes_of(island, batch + CHATS, limit_s=2000.0)
     assert lifetimes.count("evicted") > 100
     assert sorted(prefills) == sorted((stream.request.key, 0) for stream in island.streams)
     assert island.router.core and island.router.core.counters.num_recomputed == 0
@@ -92,7 +87,7 @@ def test_what_a_router_with_classes_did_replays() -> None:
         steps.append((now, event, msgspec.msgpack.encode(sends)))
 
     island.router.observers.append(record)
-    play(island, BATCH + CHATS)
+    lifetimes_of(island, BATCH + CHATS)
     encoded = [msgspec.msgpack.encode((now, event)) for now, event, _ in steps]
     decoder: Any = msgspec.msgpack.Decoder(tuple[float, Event])
     again = Router(island.config.router, Epoch(1), island.config.scheduling)

@@ -19,7 +19,7 @@ from alignedserve.scheduling.policies import POLICIES, make_policy
 from alignedserve.sim.island import Island
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
-from tests.sim.islands import limits, requests, small_island
+from tests.sim.islands import finish, limits, play, requests, small_island
 
 SHORT = limits(num_blocks=34)
 every_policy = pytest.mark.parametrize("policy", POLICIES)
@@ -36,19 +36,6 @@ def both_classes(asked: list[Request]) -> list[Request]:
     ]
 
 
-def finish(island: Island, num_requests: int, limit_s: float = 1000.0) -> None:
-    assert island.run_until_done(num_requests, limit_s), f"{island.num_open} are open at {island.now} s"
-    island.settle()
-    island.check_idle()
-    assert all(stream.is_complete for stream in island.streams)
-
-
-def run(island: Island, asked: list[Request]) -> None:
-    island.submit(asked)
-    island.start()
-    finish(island, len(asked))
-
-
 def evictions(island: Island) -> int:
     core = island.router.core
     assert core
@@ -58,7 +45,7 @@ def evictions(island: Island) -> int:
 @every_policy
 def test_every_request_gets_its_tokens(policy: str) -> None:
     island = island_of(policy, num=2)
-    run(island, both_classes(requests(60, every_s=0.01)))
+    play(island, both_classes(requests(60, every_s=0.01)))
     assert all(island.world.computed[stream.request.key] for stream in island.streams)
 
 
@@ -67,7 +54,7 @@ def test_who_is_preempted_comes_back_with_its_kv(policy: str) -> None:
     """Nothing is computed twice, however often somebody has to leave."""
     island = island_of(policy, decode=SHORT, pool_blocks=800)
     asked = both_classes(requests(40, every_s=0.0, prompt_len=60, output_len=240))
-    run(island, asked)
+    play(island, asked)
     assert evictions(island) > 10
     for stream in island.streams:
         num_tokens = len(stream.request.prompt) + len(stream.tokens)
@@ -97,7 +84,7 @@ def test_prompts_that_begin_alike_are_computed_once(policy: str) -> None:
     for key in range(1, 9):
         made = make_request(key, 340, num_output_tokens=10, arrival_s=0.0)
         asked.append(replace(made, prompt=[*document, *[key] * 20]))
-    run(island, asked)
+    play(island, asked)
     own = sum(20 + len(stream.tokens) - 1 for stream in island.streams)
     assert sum(island.world.computed.values()) == 320 + own
 
@@ -112,7 +99,7 @@ def test_real_time_does_not_wait_for_best_effort() -> None:
     found = {}
     for policy in ("aligned", "fcfs"):
         island = island_of(policy)
-        run(island, batch + chats)
+        play(island, batch + chats)
         found[policy] = max(
             stream.times_s[0] - stream.request.arrival_s
             for stream in island.streams
@@ -129,7 +116,7 @@ def test_whoever_decodes_is_stalled_by_no_prompt() -> None:
     for policy in ("sarathi", "fcfs"):
         roomy = limits(num_blocks=256, max_num_batched_tokens=2048)
         island = island_of(policy, decode=roomy, pool_blocks=400)
-        run(island, chats + documents)
+        play(island, chats + documents)
         gaps = [
             late - early
             for stream in island.streams
@@ -151,7 +138,7 @@ def test_no_iteration_has_more_tokens_than_it_may() -> None:
                 most = max(most, event.message.num_computed)
 
         island.router.observers.append(watch)
-        run(island, both_classes(requests(30, every_s=0.0)))
+        play(island, both_classes(requests(30, every_s=0.0)))
         assert 60 < most <= 64, policy
 
 
@@ -204,7 +191,7 @@ def test_requests_that_share_blocks_run_with_their_own_kv(seed: int) -> None:
     island = shares_blocks(rng.choice([34, 40, 64]), enable_prefix_caching=seed % 2 == 0)
     asked = requests(60, every_s=rng.choice([0.002, 0.01]), output_len=rng.choice([20, 40, 100]))
     found = moved(island)
-    run(island, [replace(each, tier="be") if rng.random() < 0.6 else each for each in asked])
+    play(island, [replace(each, tier="be") if rng.random() < 0.6 else each for each in asked])
     assert found["checkpoint"] >= found["restore"]
 
 
@@ -216,7 +203,7 @@ def test_blocks_that_are_shared_spare_evictions() -> None:
         copied = moved(island)
         job = make_request(1, 460, 30, arrival_s=0.0, tier="be")
         chats = [make_request(2 + i, 100, 20, arrival_s=0.3 + i, ttft_s=0.5, tbt_s=0.1) for i in range(4)]
-        run(island, [job, *chats])
+        play(island, [job, *chats])
         found[share_blocks] = evictions(island), copied
     assert found[False][0] > 0 and found[True][0] == 0
     whole, ends = found[False][1], found[True][1]

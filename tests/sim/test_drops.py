@@ -16,7 +16,7 @@ from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
 from tests.scheduling.dropping import NAME
-from tests.sim.islands import limits, requests, small_island
+from tests.sim.islands import finish, limits, requests, small_island
 
 SHORT = limits(num_blocks=34)
 colocated_or_apart = pytest.mark.parametrize("apart", [False, True], ids=["colocated", "apart"])
@@ -24,16 +24,10 @@ colocated_or_apart = pytest.mark.parametrize("apart", [False, True], ids=["coloc
 
 def island_of(apart: bool, policy: str = NAME, **options: Any) -> tuple[Island, Lifetimes]:
     roles = {"num_prefill": 1, "num_decode": 2} if apart else {"num_colocated": 2}
-    island = small_island(policy, **({"pool_blocks": 400, "decode": SHORT} | roles | options))
+    made: dict[str, Any] = {"pool_blocks": 400, "decode": SHORT} | roles | options
+    island = small_island(policy, **made)
     island.router.observers.append(lifetimes := Lifetimes())
     return island, lifetimes
-
-
-def finish(island: Island, num_requests: int) -> None:
-    assert island.run_until_done(num_requests, 2000.0), f"{island.num_open} are open at {island.now} s"
-    island.settle()
-    island.check_idle()
-    assert all(stream.is_complete for stream in island.streams)
 
 
 @colocated_or_apart
@@ -42,7 +36,7 @@ def test_who_is_dropped_is_computed_again_and_gets_its_tokens(apart: bool) -> No
     asked = requests(40, every_s=0.0, prompt_len=60, output_len=240)
     island.submit(asked)
     island.start()
-    finish(island, len(asked))
+    finish(island, len(asked), limit_s=2000.0)
     assert lifetimes.count("dropped") > 10 and not lifetimes.count("evicted")
     again = {key for key, events in lifetimes.events.items() if "dropped" in {each.name for each in events}}
     for stream in island.streams:
@@ -53,7 +47,7 @@ def test_who_is_dropped_is_computed_again_and_gets_its_tokens(apart: bool) -> No
 
 def test_colocated_instances_that_drop_ask_nothing_of_the_pool() -> None:
     island, _ = island_of(apart=False)
-    reserved = []
+    reserved = list[Send]()
 
     def observe(now: float, event: Event, sends: list[Send]) -> None:
         reserved.extend(send for send in sends if isinstance(send.message, Reserve))
@@ -61,7 +55,7 @@ def test_colocated_instances_that_drop_ask_nothing_of_the_pool() -> None:
     island.router.observers.append(observe)
     island.submit(asked := requests(40, every_s=0.0, prompt_len=60, output_len=240))
     island.start()
-    finish(island, len(asked))
+    finish(island, len(asked), limit_s=2000.0)
     assert not reserved
 
 
@@ -78,7 +72,7 @@ def test_a_death_among_drops_costs_no_token(apart: bool, victim: str) -> None:
     process.kill()
     island.run(0.5)
     process.start()
-    finish(island, len(asked))
+    finish(island, len(asked), limit_s=2000.0)
 
 
 @colocated_or_apart
@@ -94,7 +88,7 @@ def test_every_policy_can_drop_or_defer(policy: str, mode: str, apart: bool) -> 
     island, lifetimes = island_of(apart, policy, scheduling={"preemption_mode": mode})
     island.submit(asked)
     island.start()
-    finish(island, len(asked))
+    finish(island, len(asked), limit_s=2000.0)
     if mode == "recompute":
         assert lifetimes.count("dropped") > 0 and not lifetimes.count("evicted")
     else:
@@ -113,6 +107,6 @@ def test_nobody_leaves_for_others_that_are_deferred(policy: str) -> None:
         island, lifetimes = island_of(False, policy, scheduling=scheduling, foresee=oracle(512))
         island.submit(asked)
         island.start()
-        finish(island, len(asked))
+        finish(island, len(asked), limit_s=2000.0)
         left[mode] = lifetimes.count("evicted")
     assert left["swap"] > 0 == left["defer"]

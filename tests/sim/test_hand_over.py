@@ -17,9 +17,10 @@ from alignedserve.sim.island import Island
 from alignedserve.sim.world import NoFaults
 from alignedserve.types import InstanceId, RequestKey
 from tests.sim.indirect import INDIRECT
-from tests.sim.islands import COST, limits, requests, small_island, with_slow_copies
+from tests.sim.islands import COST, finish, limits, play, requests, small_island, with_slow_copies
 
 NUM_REQUESTS = 40
+LIMIT_S = 600.0
 SLOW = with_slow_copies(COST, 200.0)
 # Pulls are done long before saves are.
 _SAVE = replace(COST.channels.save, bytes_per_s=COST.channels.save.bytes_per_s / 1000)
@@ -31,20 +32,6 @@ def with_best_effort() -> list[Any]:
     """Every other request."""
     asked = requests(NUM_REQUESTS, every_s=0.25)
     return [replace(each, tier="be" if each.key % 2 else "rt") for each in asked]
-
-
-def run(island: Island, asked: list[Any]) -> Island:
-    island.submit(asked)
-    island.start()
-    finish(island)
-    return island
-
-
-def finish(island: Island, num_requests: int = NUM_REQUESTS) -> None:
-    assert island.run_until_done(num_requests, 600.0)
-    island.settle()
-    island.check_idle()
-    assert all(stream.is_complete for stream in island.streams)
 
 
 def core(island: Island) -> Router:
@@ -69,8 +56,10 @@ def gaps_s(island: Island) -> list[float]:
 
 def test_the_second_token_comes_sooner_and_the_pool_is_read_less() -> None:
     ways = {
-        policy: run(
-            small_island(policy, "ipc", cost=with_slow_copies(COST, 20.0), **ROOMY), with_best_effort()
+        policy: play(
+            small_island(policy, "ipc", cost=with_slow_copies(COST, 20.0), **ROOMY),
+            with_best_effort(),
+            limit_s=LIMIT_S,
         )
         for policy in ("aligned", INDIRECT)
     }
@@ -85,14 +74,14 @@ def test_the_second_token_comes_sooner_and_the_pool_is_read_less() -> None:
 
 @pytest.mark.parametrize("policy", ["aligned", "fcfs", "priority", "accelgen"])
 def test_without_best_effort_it_is_the_way_as_long_as_there_is_room(policy: str) -> None:
-    island = run(small_island(policy, "ipc", **ROOMY), requests(NUM_REQUESTS, every_s=0.25))
+    island = play(small_island(policy, "ipc", **ROOMY), requests(NUM_REQUESTS, every_s=0.25), limit_s=LIMIT_S)
     assert num_handed_over(island) == NUM_REQUESTS
     assert not num_bytes(island, "load")
 
 
 def test_best_effort_goes_by_way_of_the_pool() -> None:
     asked = [replace(each, tier="be") for each in requests(NUM_REQUESTS)]
-    assert not num_handed_over(run(small_island(link="ipc", **ROOMY), asked))
+    assert not num_handed_over(play(small_island(link="ipc", **ROOMY), asked, limit_s=LIMIT_S))
 
 
 def test_prompts_are_not_kept_from_their_blocks() -> None:
@@ -111,7 +100,7 @@ def test_prompts_are_not_kept_from_their_blocks() -> None:
                 most = max(most, held)
 
     island.router.observers.append(observe)
-    run(island, requests(NUM_REQUESTS, every_s=0.02))
+    play(island, requests(NUM_REQUESTS, every_s=0.02), limit_s=LIMIT_S)
     assert most > 8 and num_handed_over(island)
 
 
@@ -140,7 +129,7 @@ class FailingCopies(NoFaults):
 def test_copies_that_fail_cost_no_token(what: str, share: float) -> None:
     island = small_island(link="ipc", cost=SLOW)
     faults = island.world.faults = FailingCopies(what, share)
-    run(island, with_best_effort())
+    play(island, with_best_effort(), limit_s=LIMIT_S)
     assert faults.num_failed > 3 and num_handed_over(island) > 3
 
 
@@ -170,4 +159,4 @@ def test_a_death_before_it_is_saved_costs_no_token(victim: str, when: Callable[[
         process.kill()
         island.run(0.5)
         process.start()
-    finish(island)
+    finish(island, NUM_REQUESTS, limit_s=LIMIT_S)

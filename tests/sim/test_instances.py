@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.prefill_worker.worker import PrefillWorker
-from alignedserve.protocol.messages import AnyMessage, InstanceLimits, Request
+from alignedserve.protocol.messages import AnyMessage, Request
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.grammars import COMPILE_S
 from alignedserve.sim.instance import SimInstance
@@ -19,11 +19,12 @@ from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import Done, Outcome, TransferIds
 from alignedserve.types import Epoch, InstanceId
-from tests.sim.islands import limits, small_island
+from tests.sim.islands import limits, play, small_island
 
 NUM_OUTPUT = 5
+LIMIT_S = 60.0
 # room for all of a test's prompts at once
-ROOMY: dict[str, InstanceLimits] = {
+ROOMY: dict[str, Any] = {
     "prefill": limits(num_blocks=256, max_num_batched_tokens=256),
     "decode": limits(num_blocks=256),
 }
@@ -37,16 +38,6 @@ def asking(*prompts: list[int], every_s: float = 0.0) -> list[Request]:
     return [replace(request, prompt=prompt) for request, prompt in zip(plain, prompts, strict=True)]
 
 
-def finish(island: Island, requests: list[Request]) -> Island:
-    island.submit(requests)
-    island.start()
-    assert island.run_until_done(len(requests), 60.0)
-    island.settle()
-    island.check_idle()
-    assert all(stream.is_complete for stream in island.streams)
-    return island
-
-
 def num_computed(island: Island) -> int:
     return island.world.computed.total()
 
@@ -57,8 +48,10 @@ BEGINNING = [7] * 160
 @pytest.mark.parametrize("every_s", [0.0, 2.0], ids=["together", "one after the other"])
 def test_prompts_that_begin_alike_share_kv(every_s: float) -> None:
     prompts = [BEGINNING + [number] * 40 for number in range(6)]
-    alone = finish(small_island(**ROOMY), asking(*prompts, every_s=every_s))
-    together = finish(small_island(enable_prefix_caching=True, **ROOMY), asking(*prompts, every_s=every_s))
+    alone = play(small_island(**ROOMY), asking(*prompts, every_s=every_s), limit_s=LIMIT_S)
+    together = play(
+        small_island(enable_prefix_caching=True, **ROOMY), asking(*prompts, every_s=every_s), limit_s=LIMIT_S
+    )
     assert num_computed(alone) - num_computed(together) == 5 * len(BEGINNING)
 
 
@@ -67,7 +60,7 @@ def test_a_restarted_instance_has_forgotten_what_could_be_shared() -> None:
     prefill = island.world.processes[InstanceId("prefill-0")]
     island.world.clock.at(3.0, prefill.kill)
     island.world.clock.at(3.1, prefill.start)
-    finish(island, asking(BEGINNING, BEGINNING, BEGINNING, every_s=2.0))
+    play(island, asking(BEGINNING, BEGINNING, BEGINNING, every_s=2.0), limit_s=LIMIT_S)
     # of the last block one token at least is computed
     num_shared = len(BEGINNING) - 16
     assert num_computed(island) == 3 * (len(BEGINNING) + NUM_OUTPUT - 1) - num_shared
@@ -77,7 +70,7 @@ def test_another_router_finds_what_can_be_shared() -> None:
     island = small_island(enable_prefix_caching=True, **ROOMY)
     island.world.clock.at(3.0, island.router.kill)
     island.world.clock.at(3.1, island.router.start)
-    finish(island, asking(BEGINNING, BEGINNING, BEGINNING, every_s=2.0))
+    play(island, asking(BEGINNING, BEGINNING, BEGINNING, every_s=2.0), limit_s=LIMIT_S)
     num_shared = 2 * (len(BEGINNING) - 16)
     assert num_computed(island) == 3 * (len(BEGINNING) + NUM_OUTPUT - 1) - num_shared
 
@@ -86,7 +79,7 @@ def test_whoever_waits_for_its_grammar_keeps_nobody() -> None:
     constrained, plain = asking([1] * 40, [2] * 40)
     params = constrained.params
     params.structured_outputs = StructuredOutputsParams(regex="a*")
-    island = finish(small_island(**ROOMY), [constrained, plain])
+    island = play(small_island(**ROOMY), [constrained, plain], limit_s=LIMIT_S)
     first_s = {stream.request.key: stream.times_s[0] for stream in island.streams}
     assert first_s[plain.key] < COMPILE_S < first_s[constrained.key] < 3 * COMPILE_S
 
@@ -118,7 +111,8 @@ class Recorded:
             post(noted_done, outcome)
 
         def noted_take_outcomes() -> list[AnyMessage]:
-            self._outcomes = before = []
+            before = list[Outcome]()
+            self._outcomes = before
             boundary = Boundary(worker._clock(), self._orders, before)
             self._orders = []
             self.boundaries.append(boundary)

@@ -6,7 +6,7 @@ from alignedserve.sim.island import Island
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
-from tests.sim.islands import limits, requests, small_island
+from tests.sim.islands import finish, limits, requests, small_island
 
 
 def run(island: Island, num_requests: int, limit_s: float = 300.0) -> None:
@@ -90,10 +90,7 @@ def test_a_death_in_mid_stream_costs_no_token(victim: str, link: str) -> None:
     process = island.world.processes[InstanceId(victim)]
     island.world.clock.at(0.4, process.kill)
     island.world.clock.at(0.9, process.start)
-    assert island.run_until_done(16, 300.0)
-    island.settle()
-    island.check_idle()
-    assert all(stream.is_complete for stream in island.streams)
+    finish(island, 16, limit_s=300.0)
 
 
 def test_a_lost_segment_costs_no_token() -> None:
@@ -105,10 +102,7 @@ def test_a_lost_segment_costs_no_token() -> None:
     island.pool.lose_segment()
     island.run(0.5)
     island.pool.start()
-    assert island.run_until_done(16, 300.0)
-    island.settle()
-    island.check_idle()
-    assert all(stream.is_complete for stream in island.streams)
+    finish(island, 16, limit_s=300.0)
 
 
 def test_the_routers_death_costs_no_token() -> None:
@@ -119,10 +113,7 @@ def test_the_routers_death_costs_no_token() -> None:
     island.router.kill()
     island.run(0.5)
     island.router.start()
-    assert island.run_until_done(16, 300.0)
-    island.settle()
-    island.check_idle()
-    assert all(stream.is_complete for stream in island.streams)
+    finish(island, 16, limit_s=300.0)
 
 
 def test_the_gateways_death_leaves_nothing() -> None:

@@ -16,7 +16,7 @@ from alignedserve.sim.island import Island
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.types import InstanceId, RequestKey
 from tests.scheduling.keeping_inputs import NAME
-from tests.sim.islands import limits, requests, small_island
+from tests.sim.islands import finish, limits, requests, small_island
 
 LIMITS = replace(limits(num_blocks=34), max_restored_blocks=34)
 POLICIES = pytest.mark.parametrize("policy", [NAME, "apt"])
@@ -47,11 +47,7 @@ class Watched:
         self.island.start()
 
     def finish(self, num: int) -> None:
-        island = self.island
-        assert island.run_until_done(num, 4000.0), f"{island.num_open} are open at {island.now} s"
-        island.settle()
-        island.check_idle()
-        assert all(stream.is_complete for stream in island.streams)
+        finish(self.island, num, limit_s=4000.0)
 
 
 @POLICIES

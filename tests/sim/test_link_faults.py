@@ -14,7 +14,7 @@ from alignedserve.sim.clock import Clock
 from alignedserve.sim.island import Island
 from alignedserve.sim.world import NoFaults
 from alignedserve.types import RequestKey
-from tests.sim.islands import requests, small_island
+from tests.sim.islands import finish, requests, small_island
 
 # The seconds in which all pulls fail.
 FAILS_S = (2.0, 40.0)
@@ -66,11 +66,7 @@ def test_kv_goes_through_host_memory_as_long_as_the_link_fails(policy: str, shar
     island.start()
     island.run(END_S)
     (stats,) = (island.router.core.counters.of(each.instance_id) for each in island.decodes)  # type: ignore[union-attr]
-    assert island.run_until_done(num_requests, END_S + 60.0)
-    island.settle()
-    island.check_idle()
-
-    assert all(stream.is_complete for stream in island.streams)
+    finish(island, num_requests, limit_s=END_S + 60.0)
     before, during = (0.0, FAILS_S[0]), (FAILS_S[0] + A_FEW_S, LAST_TRIAL_S)
     after = LAST_TRIAL_S + A_FEW_S, END_S
     assert ways.between(*before)[True] and not ways.between(*before)[False]

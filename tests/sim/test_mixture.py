@@ -106,7 +106,16 @@ def decoded(
     sends: tuple[Send, ...] = (),
 ) -> None:
     news = [NewTokens(key, 0, [1], finish_reason="stop" if key in ended else None) for key in ran]
-    report = DecodeReport(news, [*admitted], [*wants_evicted], [*evicted], [], 0, 3, 0, 0)
+    report = DecodeReport(
+        news,
+        [*admitted],
+        [*wants_evicted],
+        [*evicted],
+        num_free_blocks=0,
+        num_running=3,
+        max_length=0,
+        sum_lengths=0,
+    )
     pauses(0.0, Received(DECODE, report), list(sends))
 
 

@@ -10,7 +10,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.model import make_request
 from tests.sim.islands import COST, limits
-from tests.sim.test_classes import play
+from tests.sim.test_classes import lifetimes_of
 
 NUM_PROMPTS, NUM_STORIES = 150, 60
 
@@ -48,7 +48,7 @@ def test_prompts_and_then_stories_change_roles_and_back(link: str, policy: str) 
         for each in prompts
     ]
     changing = island(link, policy)
-    play(changing, prompts + stories + again)
+    lifetimes_of(changing, prompts + stories + again)
     assert changing.router.core
     changes = changing.router.core.counters.role_changes
     assert changes["prefill"] >= 1 and changes["decode"] >= 1, changes

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from alignedserve.sim.island import Island
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
-from tests.sim.islands import limits, small_island
+from tests.sim.islands import finish, limits, small_island
 
 NUM_REQUESTS = 12
 # One group attends to all tokens, and two to the latest hundred.
@@ -37,7 +37,4 @@ def test_a_router_that_dies_as_it_evicts_costs_no_token() -> None:
         island = island_with_batches()
         island.world.clock.at(when_s + 0.0005, island.router.kill)
         island.world.clock.at(when_s + 0.5, island.router.start)
-        assert island.run_until_done(NUM_REQUESTS, 300.0)
-        island.settle()
-        island.check_idle()
-        assert all(stream.is_complete for stream in island.streams)
+        finish(island, NUM_REQUESTS, limit_s=300.0)

@@ -6,13 +6,14 @@ import asyncio
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from alignedserve.store import StoreAway, StoreLimits
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer, find_server, locked
+from tests import playing
 
 
 class RedisProcess:
@@ -77,3 +78,15 @@ async def redis_store(limits: StoreLimits | None = None) -> AsyncIterator[tuple[
             yield redis, store
         finally:
             await store.close()
+
+
+def play(
+    scenario: Callable[[RedisProcess, RedisStore], Awaitable[None]], limits: StoreLimits | None = None
+) -> None:
+    """On a server of its own."""
+
+    async def with_store() -> None:
+        async with redis_store(limits) as (redis, store):
+            await scenario(redis, store)
+
+    playing.play(with_store)

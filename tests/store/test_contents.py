@@ -15,6 +15,7 @@ from alignedserve.store.base import UNCOMMITTED_S
 from alignedserve.store.contents import CHUNK_BYTES, LEFT_BEHIND_S, ContentsApart, ContentsInStore, NewFile
 from alignedserve.store.homes import BrokenOff, WatchedHome, make_home
 from alignedserve.store.homes.bucket import MAX_WRITERS, PART_BYTES
+from tests import playing
 from tests.store.homes_for_tests import HOMES, Kept, kept_in
 from tests.store.s3_process import S3Process
 
@@ -29,11 +30,11 @@ def play(tmp_path: Path, s3: S3Process) -> Play:
     def run(
         kind: str, scenario: Callable[[Kept], Awaitable[None]], limits: StoreLimits | None = None
     ) -> None:
-        async def within_time() -> None:
-            async with asyncio.timeout(60), kept_in(kind, tmp_path, s3, limits) as kept:
+        async def with_kept() -> None:
+            async with kept_in(kind, tmp_path, s3, limits) as kept:
                 await scenario(kept)
 
-        asyncio.run(within_time())
+        playing.play(with_kept)
 
     return run
 

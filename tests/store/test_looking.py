@@ -50,7 +50,7 @@ def test_it_looks_every_so_often_and_goes_on_after_any_error(caplog: pytest.LogC
 
 def test_one_that_is_stopped_before_it_begins_does_not_look() -> None:
     async def scenario() -> None:
-        looking = Looking(lambda: pytest.fail("it looked"), NEVER_S, "jobs")  # type: ignore[arg-type, return-value]
+        looking = Looking(lambda: pytest.fail("it looked"), NEVER_S, "jobs")
         looking.stop()
         await looking.run()
 

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from alignedserve.store import STAGES, FileRecord, JobRecord, Lease, LineResult, StoreLimits
-from alignedserve.store.redis_store import PREFIX, RedisStore
+from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.scripts import PREFIX
 from alignedserve.vopr.front_end.memory_store import MemoryStore
 from tests.store.redis_process import redis_running
 
@@ -86,7 +87,8 @@ class Compared(RuleBasedStateMachine):
     def look(self, job_id: str) -> JobRecord | None:
         for method in ("tally", "falls", "lines_done"):
             self.ask(method, job_id)
-        return self.ask("job", job_id)
+        found: JobRecord | None = self.ask("job", job_id)
+        return found
 
     def wait_for_short_leases(self, seconds: float) -> None:
         if seconds == SHORT_S:
@@ -308,7 +310,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.mark.parametrize("num_examples", [50])
 def test_both_answer_the_same(runner: asyncio.Runner, num_examples: int) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Compared,
         settings=settings(
             max_examples=num_examples,

@@ -22,19 +22,12 @@ from alignedserve.store.records import new_file_id
 from alignedserve.store.redis_pool import _taken_apart
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import find_server
+from tests.playing import play
 from tests.store.redis_process import redis_running
 
 HOST = "127.0.0.1"
 LIMIT_S = 60.0
 SERVICE = "jobs"
-
-
-def play(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def within_time() -> None:
-        async with asyncio.timeout(2 * LIMIT_S):
-            await scenario()
-
-    asyncio.run(within_time())
 
 
 async def stored(store: RedisStore) -> FileRecord:
@@ -165,7 +158,7 @@ def test_when_the_master_dies_the_store_goes_on_at_the_one_that_sentinels_choose
 
             async def is_copied() -> bool:
                 info = await store.info()
-                return info["connected_slaves"] == 1 and info["slave0"]["state"] == "online"
+                return bool(info["connected_slaves"] == 1 and info["slave0"]["state"] == "online")
 
             async def is_known() -> bool:
                 async with Redis(host=HOST, port=ports[2], password="of-sentinels") as asked:

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from alignedserve.store import LeaseLost, ResponseId, ResponseRecord, StoreFull, StoreLimits, TooManyJobs
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.responses import ResponseStore
-from tests.store.redis_process import redis_store
+from tests.store import redis_process
+from tests.store.redis_process import RedisProcess
 
 NOW = 1_000_000
 
@@ -34,11 +35,10 @@ def record(
 def play(
     scenario: Callable[[ResponseStore, RedisStore], Awaitable[None]], limits: StoreLimits | None = None
 ) -> None:
-    async def within_time() -> None:
-        async with asyncio.timeout(60), redis_store(limits) as (_, store):
-            await scenario(store.responses, store)
+    async def with_responses(_: RedisProcess, store: RedisStore) -> None:
+        await scenario(store.responses, store)
 
-    asyncio.run(within_time())
+    redis_process.play(with_responses, limits)
 
 
 async def num_bytes(store: RedisStore) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -27,22 +26,13 @@ from alignedserve.store import (
 )
 from alignedserve.store.base import UNCOMMITTED_S
 from alignedserve.store.records import new_file_id, new_job_id
-from alignedserve.store.redis_store import PREFIX, RedisStore
+from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.scripts import PREFIX
 from alignedserve.store.server import PrivateServer, find_server, locked
-from tests.store.redis_process import RedisProcess, redis_store
+from tests.store.redis_process import RedisProcess, play
 
 # what is left when everything is gone
 NOTHING = {"sequence", "bytes", "bytes@"}
-
-
-def play(
-    scenario: Callable[[RedisProcess, RedisStore], Awaitable[None]], limits: StoreLimits | None = None
-) -> None:
-    async def within_time() -> None:
-        async with asyncio.timeout(30), redis_store(limits) as (redis, store):
-            await scenario(redis, store)
-
-    asyncio.run(within_time())
 
 
 async def a_file(store: RedisStore, *chunks: bytes, name: str = "in.jsonl", owner: str = "") -> FileRecord:

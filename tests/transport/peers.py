@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -19,12 +18,12 @@ from alignedserve.transport.kv_sender import KVSender
 from alignedserve.transport.runs import TransferSpec
 from alignedserve.transport.staging_buffer import StagingBuffer
 from alignedserve.types import BlockId, InstanceId, RequestKey
+from tests.forkserver import forking
 from tests.transport.helpers import Outcomes, equal_blocks, filled_blocks, identity
 
 SEED = 5
 # one process imports torch, and forks the others; it has no threads, and ends with the tests
-_FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload([__name__])
+_FORKED = forking(__name__)
 
 
 class Peer:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from alignedserve.protocol.messages import Refused
-from alignedserve.transport.channel import MAX_FRAME_BYTES, Channel, Denied, Pull, Pulled
+from alignedserve.transport.channel import MAX_FRAME_BYTES, Channel, Denied, Frame, Pull, Pulled
 from alignedserve.transport.completions import TransferId
 from alignedserve.types import BlockId, Epoch, RequestKey
 
@@ -29,13 +29,18 @@ def ends() -> tuple[Channel, Channel]:
 
 def test_frames_arrive_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
-    frames = [
+    frames: list[Frame] = [
         Pull(TRANSFER, [RequestKey(2**63 - 1)], [[BlockId(i) for i in range(100_000)]], 1.5),
         Denied(TRANSFER, "request 4 is not staged"),
         Pulled(TRANSFER),
         Refused("no"),
     ]
-    sender = threading.Thread(target=lambda: [one.send(frame, soon()) for frame in frames])
+
+    def send() -> None:
+        for frame in frames:
+            one.send(frame, soon())
+
+    sender = threading.Thread(target=send)
     sender.start()
     assert [other.receive(soon()) for _ in frames] == frames
     sender.join()

@@ -81,7 +81,8 @@ def test_what_is_saved_and_loaded_is_what_the_format_says(
     elsewhere.load(saved)
     assert copies.outcomes.errors + elsewhere.outcomes.errors == [None, None]
     assert torch.equal(target, restored)
-    copies.mover.close(), elsewhere.mover.close()
+    copies.mover.close()
+    elsewhere.mover.close()
 
 
 def test_a_block_that_is_extended_is_stored_anew_as_a_whole() -> None:
@@ -200,8 +201,8 @@ def test_a_buffer_on_the_device_holds_groups_of_blocks(num_last_slots: int, num_
     restored = torch.zeros_like(target)
     for here, there in places:
         dequantise_torch(torch.from_numpy(pool[there : there + 1]), restored[here : here + 1])
-    here = [here for here, _ in places]
-    torch.testing.assert_close(target[here], restored[here])
+    filled = [here for here, _ in places]
+    torch.testing.assert_close(target[filled], restored[filled])
     assert target[2].isnan().all()
 
 

@@ -1,0 +1,45 @@
+"""A command of `alignedserve`, forked from a process that has imported what commands run, torch among it: in a moment.
+
+What a process does on its own, from its imports on, shows only in one that is started as a user starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from alignedserve.cli import bench, chat, generate
+from alignedserve.cli.main import main
+from alignedserve.offline import llm
+from tests.forkserver import forking
+
+# Commands import these when they run.
+IMPORTED = (bench, chat, generate, llm)
+_FORKED = forking(__name__)
+LIMIT_S = 120.0
+
+
+def forked(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """`environment`: variables to set for it."""
+    with tempfile.TemporaryDirectory() as directory:
+        process = _FORKED.Process(target=_run, args=(words, dict(environment or {}), directory), daemon=True)
+        process.start()
+        process.join(LIMIT_S)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(words, LIMIT_S)
+        stdout, stderr = ((Path(directory) / name).read_text() for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(words, process.exitcode, stdout, stderr)
+
+
+def _run(words: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
+    os.environ.update(environment)
+    for stream, name in ((sys.stdout, "stdout"), (sys.stderr, "stderr")):
+        with (Path(directory) / name).open("wb") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    sys.argv = ["alignedserve", *words]
+    main()

@@ -1,0 +1,67 @@
+"""Islands are lent from test to test, and a test that fails spoils the one that it had."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from alignedserve.kvpool.process import segments
+from tests.cluster.client import connected
+from tests.cluster.conftest import FAMILY, Directory
+from tests.cluster.islands import MOST, Islands
+from tests.cluster.processes import Processes, Setup
+from tests.inner_pytest import run_pytest
+
+SHAKY = """
+import asyncio
+
+from tests.cluster.client import connected
+from tests.cluster.processes import ROUTER
+
+PIDS = []
+
+async def until_up(processes):
+    async with connected(processes):
+        pass
+
+def test_shaky(borrow, request):
+    processes = borrow(num_colocated=1)
+    PIDS.append(processes.pid(ROUTER))
+    assert request.node.execution_count == 2, "the first time"
+    asyncio.run(until_up(processes))
+
+def test_steady(borrow):
+    first, second = PIDS
+    assert borrow(num_colocated=1).pid(ROUTER) == second != first
+"""
+
+
+async def until_up(processes: Processes) -> None:
+    async with connected(processes):
+        pass
+
+
+@pytest.mark.slow
+def test_one_is_lent_again_until_others_take_its_place(tiny_model: Directory, tmp_path: Path) -> None:
+    islands = Islands(lambda: tmp_path)
+    setups = [Setup(tiny_model(FAMILY), num_colocated=1, silence_s=10.0 + each) for each in range(MOST + 1)]
+    try:
+        lent = [islands.borrow(each) for each in setups[:MOST]]
+        for each in lent:
+            asyncio.run(until_up(each))
+        assert islands.borrow(setups[0]) is lent[0]
+        islands.borrow(setups[MOST])
+        # The one that was not borrowed for longest has ended.
+        assert islands.borrow(setups[0]) is lent[0]
+        assert segments(lent[0].segment_prefix) and not segments(lent[1].segment_prefix)
+    finally:
+        islands.clean_up()
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=8)
+def test_a_second_run_has_another_one(tmp_path: Path) -> None:
+    code, said = run_pytest(tmp_path, {"cluster/test_a.py": SHAKY}, "-p", "tests.cluster.conftest")
+    assert code == 0 and "FLAKY" in said, said
