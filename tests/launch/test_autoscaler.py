@@ -15,11 +15,10 @@ import pytest
 
 from alignedserve.launch.leftovers import descendants
 from tests.launch import own_ray
-from tests.launch.server import START_S, Server, serving
+from tests.launch.server import EXACT, POOL, START_S, Server, serving, until
 from tests.launch.streams import ask_all, engine_alone
-from tests.launch.test_islands import until
 
-ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=4)]
 
 
 @dataclass
@@ -43,7 +42,7 @@ def autoscaler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Autoscaler]:
 
 # All chats miss the default objective for the first token; there is none for those after it.
 OPTIONS = (
-    *("--min-islands", "1", "--max-islands", "2", "--dtype", "float32", "--pool-memory-bytes", str(64 << 20)),
+    *("--min-islands", "1", "--max-islands", "2", *EXACT, *POOL),
     *("--slo-ttft-ms", "1", "--slo-tbt-ms", "0", "--cost-profile", "none"),
 )
 PATIENT = {"ttft_ms": 600_000}
