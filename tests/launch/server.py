@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,9 @@ class Server:
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
+        # A connection for each call, as another client has it: to a gateway that is there, whichever was before.
+        unkept = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(base_url=self.url, timeout=60, limits=unkept)
         # directly in /tmp: a socket's path must be short
         self._state = tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True)
         own = ["--state-dir", str(state or self._state.name), "--port", str(self.port)]
@@ -96,11 +99,15 @@ class Server:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it runs on after {timeout_s:g} s:\n{self.output}") from None
         self._reader.join(timeout_s)
+        self._client.close()
         self._state.cleanup()
         return code
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30)
+        return self._client.get(path)
+
+    def post(self, path: str, body: Mapping[str, object]) -> httpx.Response:
+        return self._client.post(path, json=body)
 
     def processes(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get("/v1/cluster").json().get("processes", [])

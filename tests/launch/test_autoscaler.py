@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
@@ -77,7 +76,7 @@ def miss_until(server: Server, pattern: str) -> None:
     is_said = threading.Event()
 
     def ask() -> None:
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", http_client=httpx.Client()) as client:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
             while not is_said.is_set():
                 client.completions.create(model="demo", prompt="x", max_tokens=1)
 

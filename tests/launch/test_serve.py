@@ -22,6 +22,7 @@ import pytest
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.launch.leftovers import descendants
+from alignedserve.offline.outputs import PositionLogprobs
 from benchmarks.attack.nobody import IS_POSSIBLE, as_nobody
 from benchmarks.attack.surface import reached, surface_of
 from benchmarks.footprint import Footprint
@@ -228,15 +229,12 @@ def test_prompt_logprobs_are_the_engines(server: Server) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2)
     alone = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
     expected = [
-        [
-            each and {str(token): found.logprob for token, found in each.items()}
-            for each in result.prompt_logprobs
-        ]
+        [by_name_of_token(each) for each in result.prompt_logprobs]
         for result in alone
         if result.prompt_logprobs
     ]
     body = {"prompt": prompts, "temperature": 0, "max_tokens": 4, "prompt_logprobs": 2}
-    choices = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    choices = server.post("/v1/completions", body).json()["choices"]
     assert [
         [
             each and {token: found["logprob"] for token, found in each.items()}
@@ -245,11 +243,15 @@ def test_prompt_logprobs_are_the_engines(server: Server) -> None:
         for choice in choices
     ] == expected
     body = {"prompt": prompts, "temperature": 0, "max_tokens": 0, "logprobs": 0, "echo": True}
-    echoed = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    echoed = server.post("/v1/completions", body).json()["choices"]
     assert [choice["logprobs"]["token_logprobs"] for choice in echoed] == [
         [None, *(each[str(token)] for token, each in zip(prompt[1:], found[1:], strict=True) if each)]
         for prompt, found in zip(prompts, expected, strict=True)
     ]
+
+
+def by_name_of_token(found: PositionLogprobs | None) -> dict[str, float] | None:
+    return None if found is None else {str(token): each.logprob for token, each in found.items()}
 
 
 @pytest.mark.slow
@@ -371,8 +373,7 @@ def test_nothing_is_left_of_another_system_but_its_batch_which_the_next_one_goes
             assert batch.status == "in_progress" and num_completed(batch) < NUM_LINES
             end(other)
             footprint.check_gone()
-        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 3}, timeout=30)
-        assert answer.status_code == 200
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 3}).status_code == 200
         with serving(*OTHER, state=Path(state)) as other:
             client = client_of(other)
             # What was answered stays answered.
@@ -417,7 +418,7 @@ def test_at_the_end_what_runs_finishes_and_what_comes_is_refused(server: Server)
             server.signal(signal.SIGTERM)
             server.until_said("stopping when all requests have ended, in 30 s at the latest")
             until(lambda: server.get("/health").json().get("reason") == "this server is stopping")
-            refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=30)
+            refused = server.post("/v1/completions", {"prompt": "x"})
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
     texts, _ = ask_all(server.url, stop)

@@ -16,6 +16,10 @@ from pathlib import Path
 
 import pytest
 
+# Before it forks: each child would import them again.
+import alignedserve.cli.restart
+import alignedserve.cli.serve
+import alignedserve.launch.serve  # noqa: F401
 from alignedserve.cli.main import main
 
 
