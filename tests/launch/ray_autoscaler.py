@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # before Ray reads the environment: what its own tests of the autoscaler set
 HEAD_ID = "f" * 51 + "00000"
@@ -68,7 +69,8 @@ def main(directory: Path) -> None:
     path = directory / "autoscaling.json"
     path.write_text(json.dumps(config))
     os.environ["RAY_OVERRIDE_NODE_ID_FOR_TESTING"] = HEAD_ID
-    cluster = Cluster(
+    # Some of its methods have no annotations.
+    cluster: Any = Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": 0,

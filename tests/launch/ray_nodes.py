@@ -7,6 +7,7 @@ node's raylet. For each line of input it adds a node, and prints the process id 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from ray.cluster_utils import Cluster
 
@@ -14,8 +15,9 @@ from alignedserve.launch.ray_cluster import OBJECT_STORE_BYTES
 
 
 def main() -> None:
-    options = {"num_cpus": 5, "object_store_memory": OBJECT_STORE_BYTES}
-    cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    options: dict[str, Any] = {"num_cpus": 5, "object_store_memory": OBJECT_STORE_BYTES}
+    # Some of its methods have no annotations.
+    cluster: Any = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
 
     def added() -> int:
         (raylet,) = cluster.add_node(**options).all_processes["raylet"]

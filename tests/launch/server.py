@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,28 @@ from benchmarks.footprint import Footprint
 # Far more than it takes on two idle cores (10 to 20 s): tests share theirs.
 START_S = 180.0
 STOP_S = 60.0
+_LOOK_S = 0.02
+# Enough for the demo model, and more than enough systems fit on one machine.
+POOL = ("--pool-memory-bytes", str(64 << 20))
+# What engines and servers compute alike, to the last bit.
+EXACT = ("--dtype", "float32")
+
+
+def until(condition: Callable[[], object], told: Callable[[], str] = str) -> None:
+    """`told` is asked for the failure's message."""
+    deadline = time.monotonic() + START_S
+    while not condition():
+        assert time.monotonic() < deadline, told()
+        time.sleep(_LOOK_S)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended, and whoever started it has been told."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 class Server:
@@ -32,6 +54,9 @@ class Server:
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
+        # A connection for each call, as another client has it: to a gateway that is there, whichever was before.
+        unkept = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(base_url=self.url, timeout=60, limits=unkept)
         # directly in /tmp: a socket's path must be short
         self._state = tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True)
         own = ["--state-dir", str(state or self._state.name), "--port", str(self.port)]
@@ -74,11 +99,15 @@ class Server:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it runs on after {timeout_s:g} s:\n{self.output}") from None
         self._reader.join(timeout_s)
+        self._client.close()
         self._state.cleanup()
         return code
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30)
+        return self._client.get(path)
+
+    def post(self, path: str, body: Mapping[str, object]) -> httpx.Response:
+        return self._client.post(path, json=body)
 
     def processes(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get("/v1/cluster").json().get("processes", [])
@@ -87,22 +116,40 @@ class Server:
     def pid_of(self, instance_id: str) -> int:
         return next(int(each["pid"]) for each in self.processes() if each["instance_id"] == instance_id)
 
+    def pids(self, *roles: str) -> list[int]:
+        """The ids of the processes of these roles."""
+        return [int(each["pid"]) for each in self.processes() if each["role"] in roles]
+
     def until_up(self, name: str, killed: Collection[int] = ()) -> int:
         """Its process id, of its successor if it was killed."""
-        deadline = time.monotonic() + START_S
-        while True:
+        found: list[int] = []
+
+        def is_up() -> bool:
             for each in self.processes():
                 if each["instance_id"] == name and each["state"] == "up" and each["pid"] not in killed:
-                    return int(each["pid"])
-            assert time.monotonic() < deadline, f"{name} is not up:\n{self.output}"
-            time.sleep(0.02)
+                    found.append(int(each["pid"]))
+            return bool(found)
+
+        until(is_up, lambda: f"{name} is not up:\n{self.output}")
+        return found[0]
+
+    def redis_pid(self) -> int:
+        """The process id of the latest one that came up."""
+        return int(re.findall(r"^redis is up after .* pid (\d+)$", self.output, re.MULTILINE)[-1])
+
+    def kill(self, *groups: Sequence[str]) -> None:
+        """Kills the processes with the names of one group together, those of the next while the system recovers from
+        that."""
+        killed: set[int] = set()
+        for names in groups:
+            pids = [self.until_up(name, killed) for name in names]
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            killed.update(pids)
 
     def until_whole(self) -> None:
         """All processes are up, and nothing is left of any request."""
-        deadline = time.monotonic() + START_S
-        while not self._is_whole_and_empty():
-            assert time.monotonic() < deadline, f"{self.get('/v1/cluster').text}\n{self.output}"
-            time.sleep(0.1)
+        until(self._is_whole_and_empty, lambda: f"{self.get('/v1/cluster').text}\n{self.output}")
 
     def _is_whole_and_empty(self) -> bool:
         cluster = self.get("/v1/cluster").json()
@@ -113,8 +160,12 @@ class Server:
         )
 
     @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
     def _is_over(self) -> bool:
-        return self._process.poll() is not None and not self._reader.is_alive()
+        return not self.is_running and not self._reader.is_alive()
 
     def _said(self, pattern: str) -> str | None:
         return next((line for line in self.lines if re.search(pattern, line)), None)
@@ -130,18 +181,25 @@ class Server:
 
 
 @contextmanager
-def serving(*options: str, state: Path | None = None, program: str = "alignedserve") -> Iterator[Server]:
-    """Ready. At the end, if it still runs, it is stopped by SIGTERM, and has to leave nothing."""
+def starting(*options: str, state: Path | None = None, program: str = "alignedserve") -> Iterator[Server]:
+    """As soon as it is begun. If it still runs at the end, it is killed."""
     server = Server(*options, state=state, program=program)
     try:
+        yield server
+    finally:
+        if server.is_running:
+            server.signal(signal.SIGKILL)
+            server.wait()
+
+
+@contextmanager
+def serving(*options: str, state: Path | None = None, program: str = "alignedserve") -> Iterator[Server]:
+    """Ready. At the end, if it still runs, it is stopped by SIGTERM, and has to leave nothing."""
+    with starting(*options, state=state, program=program) as server:
         server.until_ready()
         footprint = Footprint(server.pid)
         yield server
-        if server._process.poll() is None:
+        if server.is_running:
             server.signal(signal.SIGTERM)
             assert server.wait() == 0, server.output
         footprint.check_gone()
-    finally:
-        if server._process.poll() is None:
-            server.signal(signal.SIGKILL)
-            server.wait()

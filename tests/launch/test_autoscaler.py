@@ -9,17 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
 from alignedserve.launch.leftovers import descendants
 from tests.launch import own_ray
-from tests.launch.server import START_S, Server, serving
+from tests.launch.server import EXACT, POOL, START_S, Server, serving, until
 from tests.launch.streams import ask_all, engine_alone
-from tests.launch.test_islands import until
 
-ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=4)]
 
 
 @dataclass
@@ -43,7 +41,7 @@ def autoscaler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Autoscaler]:
 
 # All chats miss the default objective for the first token; there is none for those after it.
 OPTIONS = (
-    *("--min-islands", "1", "--max-islands", "2", "--dtype", "float32", "--pool-memory-bytes", str(64 << 20)),
+    *("--min-islands", "1", "--max-islands", "2", *EXACT, *POOL),
     *("--slo-ttft-ms", "1", "--slo-tbt-ms", "0", "--cost-profile", "none"),
 )
 PATIENT = {"ttft_ms": 600_000}
@@ -78,7 +76,7 @@ def miss_until(server: Server, pattern: str) -> None:
     is_said = threading.Event()
 
     def ask() -> None:
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", http_client=httpx.Client()) as client:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
             while not is_said.is_set():
                 client.completions.create(model="demo", prompt="x", max_tokens=1)
 

@@ -1,4 +1,5 @@
-"""Two gateways at one port: connections are spread, and a gateway that dies costs its own and no other."""
+"""Two gateways at one port, and several models: connections are spread, a gateway that dies costs its own and no other,
+answers with adapters are the engine's own, and all processes can be replaced under load."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +17,33 @@ from pathlib import Path
 import httpx
 import pytest
 
+from alignedserve import demo
+from tests.launch import streams
 from tests.launch.batch_job import check_answers, client_of, num_completed, submit, until
-from tests.launch.server import Server, serving
+from tests.launch.restarting import check_restart, command_of
+from tests.launch.server import EXACT, POOL, START_S, Server, serving
 from tests.launch.streams import QUESTIONS, SETTINGS, engine_alone
+from tests.tiny_adapters import write_adapter
 
 GATEWAYS = ("gateway-0", "gateway-1")
 NUM_LINES = 60
+MODELS = ("demo", "one", "two")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The adapters, as `--lora-modules` has them."""
+    to = tmp_path_factory.mktemp("adapters")
+    paths = [write_adapter(to / name, demo.MODEL_DIR, seed) for seed, name in enumerate(MODELS[1:])]
+    return tuple(f"{name}={path}" for name, path in zip(MODELS[1:], paths, strict=True))
+
+
+@pytest.fixture(scope="module")
+def server(modules: tuple[str, ...]) -> Iterator[Server]:
+    with serving("--gateways", "2", *EXACT, *POOL, "--lora-modules", *modules) as found:
+        yield found
 
 
 @dataclass
@@ -84,39 +107,36 @@ async def ask_all(url: str, in_the_middle: Callable[[list[Stream]], None]) -> li
     return streams
 
 
-@pytest.mark.slow
-def test_a_gateway_that_dies_costs_only_its_own_connections() -> None:
-    options = ["--gateways", "2", "--dtype", "float32", "--pool-memory-bytes", str(64 << 20)]
-    with serving(*options) as server:
-        pids = {name: server.until_up(name) for name in GATEWAYS}
-        client = client_of(server)
-        job = submit(client, NUM_LINES)
-        cut: set[int] = set()
+def test_a_gateway_that_dies_costs_only_its_own_connections(server: Server) -> None:
+    pids = {name: server.until_up(name) for name in GATEWAYS}
+    client = client_of(server)
+    job = submit(client, NUM_LINES)
+    cut: set[int] = set()
 
-        def kill_one(streams: list[Stream]) -> None:
-            ports = ports_at(pids["gateway-0"])
-            cut.update(stream.number for stream in streams if stream.port in ports)
-            if 0 < len(cut) < len(streams):
-                os.kill(pids["gateway-0"], signal.SIGKILL)
-                # The port is served all the same.
-                assert all(server.get("/v1/models").status_code == 200 for _ in range(20))
-            else:
-                # All happen to be at one of them: there is nothing to tell apart.
-                cut.clear()
+    def kill_one(streams: list[Stream]) -> None:
+        ports = ports_at(pids["gateway-0"])
+        cut.update(stream.number for stream in streams if stream.port in ports)
+        if 0 < len(cut) < len(streams):
+            os.kill(pids["gateway-0"], signal.SIGKILL)
+            # The port is served all the same.
+            assert all(server.get("/v1/models").status_code == 200 for _ in range(20))
+        else:
+            # All happen to be at one of them: there is nothing to tell apart.
+            cut.clear()
 
-        while not cut:
-            streams = asyncio.run(ask_all(server.url, kill_one))
-        for stream, right in zip(streams, engine_alone(), strict=True):
-            assert stream.is_whole == (stream.number not in cut)
-            assert right.startswith(stream.text)
-            assert stream.text == right or not stream.is_whole
+    while not cut:
+        streams = asyncio.run(ask_all(server.url, kill_one))
+    for stream, right in zip(streams, engine_alone(), strict=True):
+        assert stream.is_whole == (stream.number not in cut)
+        assert right.startswith(stream.text)
+        assert stream.text == right or not stream.is_whole
 
-        assert server.until_up("gateway-0", killed=[pids["gateway-0"]])
-        until(client, job, lambda batch: num_completed(batch) == NUM_LINES)
-        check_answers(client, job, NUM_LINES)
-        streams = asyncio.run(ask_all(server.url, lambda streams: None))
-        assert [stream.text for stream in streams] == engine_alone()
-        check_metrics(server)
+    assert server.until_up("gateway-0", killed=[pids["gateway-0"]])
+    until(client, job, lambda batch: num_completed(batch) == NUM_LINES)
+    check_answers(client, job, NUM_LINES)
+    streams = asyncio.run(ask_all(server.url, lambda streams: None))
+    assert [stream.text for stream in streams] == engine_alone()
+    check_metrics(server)
 
 
 def check_metrics(server: Server) -> None:
@@ -131,3 +151,41 @@ def check_metrics(server: Server) -> None:
         # What another gateway has measured is a second old at most.
         if set(counts) == set(GATEWAYS) and sum(counts.values()) >= total:
             return
+
+
+def test_streams_of_several_models_are_the_engines_own(server: Server, modules: tuple[str, ...]) -> None:
+    expected = engine_alone(lora_modules=modules, models=MODELS)
+    # Every answer with an adapter is another one.
+    assert [ours == plain for ours, plain in zip(expected, engine_alone(), strict=True)] == [
+        number % 3 == 0 for number in range(len(expected))
+    ]
+    listed = server.get("/v1/models").json()["data"]
+    assert [(each["id"], each.get("parent")) for each in listed] == [
+        *(("demo", None), ("one", "demo"), ("two", "demo"))
+    ]
+    texts, _ = streams.ask_all(server.url, lambda: server.kill(["prefill-0", "decode-0"]), models=MODELS)
+    assert texts == expected
+    server.until_whole()
+    assert streams.ask_all(server.url, models=MODELS)[0] == expected
+
+
+def test_every_process_is_another_one_and_nobody_has_noticed(server: Server) -> None:
+    check_restart(server, [*GATEWAYS])
+    server.until_whole()
+
+
+def test_a_restart_is_one_at_a_time_and_ends_with_the_system(server: Server) -> None:
+    """The last one that the server is there for."""
+    with subprocess.Popen(
+        command_of(server), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout and first.stderr
+        # Those that came are no others than the first were.
+        assert first.stdout.readline().startswith("prefill-0")
+        second = subprocess.run(command_of(server), capture_output=True, text=True, timeout=START_S)
+        assert second.returncode == 1 and "another restart is under way" in second.stdout
+        server.signal(signal.SIGTERM)
+        assert "the system is stopping" in first.stdout.read()
+        assert "not all processes were replaced" in first.stderr.read()
+    assert first.returncode == 1
+    assert server.wait() == 0, server.output

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ from alignedserve.kvpool.segment import sweep
 from alignedserve.launch.leftovers import descendants
 from benchmarks.footprint import files_of
 from tests.launch import own_ray
-from tests.launch.server import START_S, serving
+from tests.launch.server import EXACT, POOL, serving, until
 from tests.launch.streams import ask_all, engine_alone
-
-ROOT = Path(__file__).parents[2]
 
 SWEPT_AGE_S = 5
 
@@ -52,16 +49,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
 @pytest.mark.slow
 def test_the_loss_of_a_node_costs_no_token_and_another_takes_its_place(nodes: RayNodes) -> None:
     raylet = nodes.raylet
-    options = [
-        "--address",
-        nodes.address,
-        "--min-islands",
-        "2",
-        "--dtype",
-        "float32",
-        "--pool-memory-bytes",
-        str(64 << 20),
-    ]
+    options = ("--address", nodes.address, "--min-islands", "2", *EXACT, *POOL)
     with serving(*options) as server:
         processes = server.processes()
         assert Counter(each["island"] for each in processes) == {0: 5, 1: 5}
@@ -122,10 +110,3 @@ def test_the_loss_of_a_node_costs_no_token_and_another_takes_its_place(nodes: Ra
 
 def segments_of(processes: list[dict[str, Any]]) -> set[Path]:
     return {path for each in processes if each["role"] == "kvpool" for path in files_of(each["pid"])}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

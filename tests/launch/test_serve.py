@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
+import random
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,10 +22,14 @@ import pytest
 
 from alignedserve import LLM, SamplingParams, demo
 from alignedserve.launch.leftovers import descendants
+from alignedserve.offline.outputs import PositionLogprobs
 from benchmarks.attack.nobody import IS_POSSIBLE, as_nobody
 from benchmarks.attack.surface import reached, surface_of
 from benchmarks.footprint import Footprint
-from tests.launch.server import START_S, Server, serving
+from tests.launch.batch_job import check_answers, client_of, num_completed, submit
+from tests.launch.batch_job import until as until_batch
+from tests.launch.restarting import check_restart, restart
+from tests.launch.server import EXACT, POOL, START_S, Server, is_gone, serving, starting, until
 from tests.launch.storm import storm
 from tests.launch.streams import ask_all, engine_alone
 
@@ -40,7 +41,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(logs: Path) -> Iterator[Server]:
-    with serving("--dtype", "float32", "--log-format", "json", "--log-dir", str(logs)) as found:
+    options = (*EXACT, "--log-format", "json", "--log-dir", str(logs), "--batch-max-num-lines", "32")
+    with serving(*options) as found:
         yield found
 
 
@@ -76,10 +78,8 @@ def test_every_process_has_a_log_file(server: Server, logs: Path) -> None:
     assert found.keys() == {"launcher", *(each["instance_id"] for each in server.processes())}
     assert lines_of(found["launcher"])[-1]["message"].startswith("ready after")
     # it is written once the answer is out
-    deadline = time.monotonic() + 30
-    while "mine" not in [line["request_id"] for line in lines_of(found["gateway-0"])]:
-        assert time.monotonic() < deadline, found["gateway-0"].read_text()
-        time.sleep(0.01)
+    gateway = found["gateway-0"]
+    until(lambda: "mine" in [line["request_id"] for line in lines_of(gateway)], gateway.read_text)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -142,16 +142,6 @@ def listening_sockets() -> list[tuple[str, str]]:
     return [(row[1].split(":")[0], row[9]) for row in rows if row[3] == "0A"]
 
 
-def kill(server: Server, kills: Sequence[Sequence[str]]) -> None:
-    """One group together, the next while the system recovers from that."""
-    killed: set[int] = set()
-    for names in kills:
-        pids = [server.until_up(name, killed) for name in names]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        killed.update(pids)
-
-
 def test_streams_say_what_the_engine_alone_says(server: Server) -> None:
     texts, _ = ask_all(server.url)
     assert texts == engine_alone()
@@ -163,26 +153,30 @@ KILLS = {
     "prefill": [["prefill-0"]],
     "pool": [["kvpool-0"]],
     "router": [["router"]],
-    "decode and pool": [["decode-0", "kvpool-0"]],
-    "router, and prefill while it is away": [["router", "prefill-0"]],
     "decode, then pool": [["decode-0"], ["kvpool-0"]],
     "pool, then router": [["kvpool-0"], ["router"]],
     "decode as soon as it is back": [["decode-0"], ["decode-0"]],
 }
-# those of `make test`, with every kind of process
-QUICK = ("decode and pool", "router, and prefill while it is away")
+# Those of every run, with every kind of process.
+ALWAYS = {
+    "decode and pool": [["decode-0", "kvpool-0"]],
+    "router, and prefill while it is away": [["router", "prefill-0"]],
+}
 
 
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(kills, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, kills in KILLS.items()
+        *(pytest.param(kills, id=name) for name, kills in ALWAYS.items()),
+        *(
+            pytest.param(kills, id=name, marks=[pytest.mark.slow, pytest.mark.drawn(one_in=7)])
+            for name, kills in KILLS.items()
+        ),
     ],
 )
 def test_no_stream_notices_that_a_process_is_killed(server: Server, kills: list[list[str]]) -> None:
     epochs = {each["instance_id"]: each["epoch"] for each in server.processes()}
-    texts, silence = ask_all(server.url, lambda: kill(server, kills))
+    texts, silence = ask_all(server.url, lambda: server.kill(*kills))
     assert texts == engine_alone()
     server.until_whole()
     victims = {name for names in kills for name in names}
@@ -191,47 +185,8 @@ def test_no_stream_notices_that_a_process_is_killed(server: Server, kills: list[
     print(f"longest silence {silence:.2f} s")
 
 
-def test_a_death_is_noticed_within_a_second_and_told(server: Server) -> None:
-    pid = server.pid_of("decode-0")
-    os.kill(pid, signal.SIGKILL)
-    killed = time.monotonic()
-    while server.get("/health").status_code != 503:
-        assert time.monotonic() - killed < 1.0
-        time.sleep(0.01)
-    assert server.get("/health").json()["reason"] == "no decode process is up"
-    states = {each["instance_id"]: each["state"] for each in server.processes()}
-    assert states["decode-0"] == "down"
-    server.until_whole()
-    assert server.get("/health").status_code == 200
-
-
 @pytest.mark.slow
-def test_another_server_beside_it_and_nothing_is_left_of_that_when_it_is_killed(server: Server) -> None:
-    other = Server("--pool-memory-bytes", str(64 << 20), "--prefill-instances", "2")
-    try:
-        other.until_ready()
-        assert {each["instance_id"] for each in other.processes()} >= {"prefill-0", "prefill-1"}
-        footprint = Footprint(other.pid)
-        assert footprint.paths and len(footprint.processes) > 8
-        other.signal(signal.SIGKILL)
-        assert other.wait() == -signal.SIGKILL
-        footprint.check_gone()
-    finally:
-        if other._process.poll() is None:
-            other.signal(signal.SIGKILL)
-    answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 3}, timeout=30)
-    assert answer.status_code == 200
-
-
-class Plan(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    day: Literal["Monday", "Friday"]
-    hours: list[bool] = pydantic.Field(max_length=4)
-    is_long: bool
-
-
-def test_structured_outputs_are_what_they_should_be_also_when_an_instance_dies(server: Server) -> None:
+def test_a_death_is_told_before_there_is_a_successor_and_costs_no_structured_output(server: Server) -> None:
     def ask(number: int) -> Plan | None:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
             done = client.chat.completions.parse(
@@ -246,10 +201,23 @@ def test_structured_outputs_are_what_they_should_be_also_when_an_instance_dies(s
     with ThreadPoolExecutor(8) as threads:
         plain = list(threads.map(ask, range(16)))
         asking = threads.map(ask, range(16))
-        kill(server, [["decode-0"]])
+        server.kill(["decode-0"])
+        until(lambda: server.get("/health").status_code == 503)
+        assert server.get("/health").json()["reason"] == "no decode process is up"
+        states = {each["instance_id"]: each["state"] for each in server.processes()}
+        assert states["decode-0"] == "down"
         assert list(asking) == plain
     assert all(isinstance(each, Plan) for each in plain)
     server.until_whole()
+    assert server.get("/health").status_code == 200
+
+
+class Plan(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    day: Literal["Monday", "Friday"]
+    hours: list[bool] = pydantic.Field(max_length=4)
+    is_long: bool
 
 
 @pytest.mark.slow
@@ -261,15 +229,12 @@ def test_prompt_logprobs_are_the_engines(server: Server) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=2)
     alone = llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
     expected = [
-        [
-            each and {str(token): found.logprob for token, found in each.items()}
-            for each in result.prompt_logprobs
-        ]
+        [by_name_of_token(each) for each in result.prompt_logprobs]
         for result in alone
         if result.prompt_logprobs
     ]
     body = {"prompt": prompts, "temperature": 0, "max_tokens": 4, "prompt_logprobs": 2}
-    choices = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    choices = server.post("/v1/completions", body).json()["choices"]
     assert [
         [
             each and {token: found["logprob"] for token, found in each.items()}
@@ -278,11 +243,15 @@ def test_prompt_logprobs_are_the_engines(server: Server) -> None:
         for choice in choices
     ] == expected
     body = {"prompt": prompts, "temperature": 0, "max_tokens": 0, "logprobs": 0, "echo": True}
-    echoed = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    echoed = server.post("/v1/completions", body).json()["choices"]
     assert [choice["logprobs"]["token_logprobs"] for choice in echoed] == [
         [None, *(each[str(token)] for token, each in zip(prompt[1:], found[1:], strict=True) if each)]
         for prompt, found in zip(prompts, expected, strict=True)
     ]
+
+
+def by_name_of_token(found: PositionLogprobs | None) -> dict[str, float] | None:
+    return None if found is None else {str(token): each.logprob for token, each in found.items()}
 
 
 @pytest.mark.slow
@@ -297,6 +266,145 @@ def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) ->
     server.until_whole()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_lines", "num_kills"), [(300, 3), pytest.param(500, 10, marks=pytest.mark.drawn(one_in=6))]
+)
+def test_a_batch_survives_kills_with_every_answer_once(
+    server: Server, num_lines: int, num_kills: int
+) -> None:
+    random_ = random.Random(7)
+    victims = ("redis", "gateway", "router")
+    client = client_of(server)
+    job = submit(client, num_lines)
+    for number in range(num_kills):
+        # at any moment of a line's way: before it is taken, while it runs, while its answer is stored
+        time.sleep(random_.uniform(0, 1.0))
+        os.kill(until_there_is(victims[number % 3], server), signal.SIGKILL)
+    check_answers(client, job, num_lines)
+    server.until_whole()
+
+
+def until_there_is(victim: str, server: Server) -> int:
+    """The process id of the one that runs now: not of one that was killed."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        # The gateway may be about to start again.
+        with suppress(httpx.HTTPError):
+            pids = [server.redis_pid()] if victim == "redis" else up(victim)
+            found.extend(pid for pid in pids if not is_gone(pid))
+        return bool(found)
+
+    def up(role: str) -> list[int]:
+        return [each["pid"] for each in server.processes() if (each["role"], each["state"]) == (role, "up")]
+
+    until(is_there, lambda: server.output)
+    return found[0]
+
+
+@pytest.mark.slow
+def test_who_connects_while_the_gateway_is_dead_waits_for_the_next_one(server: Server) -> None:
+    (gateway,) = server.pids("gateway")
+    os.kill(gateway, signal.SIGKILL)
+    until(lambda: is_gone(gateway))
+    assert httpx.get(f"{server.url}/v1/models", timeout=START_S).status_code == 200
+    server.until_whole()
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
+def test_every_process_can_be_replaced_under_load(server: Server) -> None:
+    """test_gateways.py has a restart in each run."""
+    check_restart(server, ["gateway"])
+    # And once more: those that came are no others than the first were.
+    restart(server)
+    assert ask_all(server.url)[0] == engine_alone()
+    server.until_whole()
+
+
+# ---- another system beside it, whose batch goes on in the next one ----
+
+NUM_LINES = 160
+# Few lines at a time: the job must not be over before it is looked at.
+OTHER = (*EXACT, *POOL, "--prefill-instances", "2", "--batch-max-num-lines", "2", "--shutdown-timeout", "600")
+
+
+def end_in_good_order(other: Server) -> None:
+    other.signal(signal.SIGTERM)
+    assert other.wait() == 0, other.output
+
+
+def kill_the_launcher(other: Server) -> None:
+    other.signal(signal.SIGKILL)
+    assert other.wait() == -signal.SIGKILL
+
+
+def kill_all(other: Server) -> None:
+    """Launcher, store, gateway, router, pool, instances, at one moment."""
+    pids = [other.pid, other.redis_pid(), *(each["pid"] for each in other.processes())]
+    assert len(pids) == 8
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert other.wait() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "end",
+    [
+        kill_the_launcher,
+        pytest.param(kill_all, marks=pytest.mark.drawn(one_in=2)),
+        pytest.param(end_in_good_order, marks=pytest.mark.drawn(one_in=2)),
+    ],
+)
+def test_nothing_is_left_of_another_system_but_its_batch_which_the_next_one_goes_on_with(
+    server: Server, end: Callable[[Server], None]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp") as state:
+        with starting(*OTHER, state=Path(state)) as other:
+            other.until_ready()
+            assert {each["instance_id"] for each in other.processes()} >= {"prefill-0", "prefill-1"}
+            footprint = Footprint(other.pid)
+            assert footprint.paths and len(footprint.processes) > 8
+            client = client_of(other)
+            job = submit(client, NUM_LINES)
+            batch = until_batch(client, job, lambda each: num_completed(each) >= NUM_LINES // 10)
+            assert batch.status == "in_progress" and num_completed(batch) < NUM_LINES
+            end(other)
+            footprint.check_gone()
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 3}).status_code == 200
+        with serving(*OTHER, state=Path(state)) as other:
+            client = client_of(other)
+            # What was answered stays answered.
+            assert num_completed(client.batches.retrieve(job)) >= num_completed(batch)
+            check_answers(client, job, NUM_LINES)
+            other.until_whole()
+            end_as_a_terminal_does(other)
+
+
+def end_as_a_terminal_does(other: Server) -> None:
+    """One that closes lets it finish, and a signal of another kind ends it at once."""
+    body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{other.url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        # to all of the group, and once more by way of its shell
+        other.signal(signal.SIGHUP, whole_group=True)
+        other.until_said("stopping when all requests have ended")
+        other.signal(signal.SIGHUP, whole_group=True)
+        assert all("error" not in next(lines) for _ in range(10))
+        other.signal(signal.SIGTERM)
+        rest = list(lines)
+    assert rest[-2] == "data: [DONE]" and "this server is stopping" in rest[-4], rest[-6:]
+    # while everything is put away, to the very end
+    other.signal(signal.SIGTERM)
+    while other.is_running:
+        other.signal(signal.SIGINT)
+        time.sleep(0.02)
+    assert other.wait() == 0, other.output
+
+
 def test_at_the_end_what_runs_finishes_and_what_comes_is_refused(server: Server) -> None:
     """The last one that the server is there for."""
 
@@ -309,177 +417,11 @@ def test_at_the_end_what_runs_finishes_and_what_comes_is_refused(server: Server)
             next(lines)
             server.signal(signal.SIGTERM)
             server.until_said("stopping when all requests have ended, in 30 s at the latest")
-            while server.get("/health").json().get("reason") != "this server is stopping":
-                time.sleep(0.01)
-            refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=30)
+            until(lambda: server.get("/health").json().get("reason") == "this server is stopping")
+            refused = server.post("/v1/completions", {"prompt": "x"})
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
     texts, _ = ask_all(server.url, stop)
     assert texts == engine_alone()
     assert server.wait() == 0, server.output
     assert server.lines[-1] == "stopping"
-
-
-@pytest.mark.slow
-def test_a_terminal_that_closes_lets_it_finish_and_a_second_signal_ends_it_at_once() -> None:
-    with serving("--pool-memory-bytes", str(64 << 20), "--shutdown-timeout", "600") as server:
-        body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-            lines = response.iter_lines()
-            next(lines)
-            # to all of the group, and once more by way of its shell
-            server.signal(signal.SIGHUP, whole_group=True)
-            server.until_said("stopping when all requests have ended")
-            server.signal(signal.SIGHUP, whole_group=True)
-            assert all("error" not in next(lines) for _ in range(10))
-            server.signal(signal.SIGTERM)
-            rest = list(lines)
-        assert rest[-2] == "data: [DONE]" and "this server is stopping" in rest[-4], rest[-6:]
-        # while everything is put away, to the very end
-        server.signal(signal.SIGTERM)
-        while server._process.poll() is None:
-            server.signal(signal.SIGINT)
-            time.sleep(0.02)
-        assert server.wait() == 0, server.output
-
-
-@pytest.mark.slow
-def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> None:
-    model = shutil.copytree(demo.MODEL_DIR, tmp_path / "model")
-    server = Server(str(model), "--pool-memory-bytes", str(64 << 20))
-    try:
-        server.until_ready()
-        footprint = Footprint(server.pid)
-        pid = server.pid_of("decode-0")
-        shutil.rmtree(model)
-        os.kill(pid, signal.SIGKILL)
-        server.until_said("decode-0 is down")
-        assert server.get("/health").status_code == 503
-        assert server.wait(120) == 1
-        assert re.search(f"Error: decode-0 died .* times in a row: model is '{model}'", server.output)
-        footprint.check_gone()
-    finally:
-        if server._process.poll() is None:
-            server.signal(signal.SIGKILL)
-            server.wait()
-
-
-@pytest.mark.parametrize(
-    ("said", "number"),
-    [
-        ("^Ray is up", signal.SIGINT),
-        pytest.param("^Ray is up", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("^router is up", signal.SIGTERM, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: signal.Signals) -> None:
-    server = Server("--pool-memory-bytes", str(64 << 20))
-    try:
-        server.until_said(said)
-        footprint = Footprint(server.pid)
-        # ctrl-C in a terminal goes to all of the group
-        server.signal(number, whole_group=number == signal.SIGINT)
-        assert server.wait() == 0, server.output
-        assert "Traceback" not in server.output
-        # what had been begun may still be said behind it
-        assert not {"stopped", "stopping"}.isdisjoint(server.lines)
-        footprint.check_gone()
-    finally:
-        if server._process.poll() is None:
-            server.signal(signal.SIGKILL)
-            server.wait()
-
-
-@pytest.mark.slow
-def test_a_signal_while_ray_starts_leaves_nothing() -> None:
-    server = Server("--pool-memory-bytes", str(64 << 20))
-    try:
-        until_one_of_its_processes_is("gcs_server", server)
-        footprint = Footprint(server.pid)
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0, server.output
-        assert server.lines == ["stopped"]
-        footprint.check_gone()
-    finally:
-        if server._process.poll() is None:
-            server.signal(signal.SIGKILL)
-            server.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ["deaf_serve", "interrupted_serve"])
-def test_a_signal_at_an_unlucky_moment_is_not_lost(program: str) -> None:
-    """One that raises in code that swallows it, and one in the middle of making the event loop."""
-    server = Server("--pool-memory-bytes", str(64 << 20), program=f"tests.launch.{program}")
-    try:
-        assert server.wait() == 0, server.output
-        assert "stopping" in server.lines and "Traceback" not in server.output
-    finally:
-        if server._process.poll() is None:
-            server.signal(signal.SIGKILL)
-            server.wait()
-
-
-def until_one_of_its_processes_is(program: str, server: Server) -> None:
-    deadline = time.monotonic() + START_S
-    while not any(program_of(pid) == program for pid, _ in descendants(server.pid)):
-        assert time.monotonic() < deadline, server.output
-        time.sleep(0.01)
-
-
-def program_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-# ---- what can't work ----
-
-
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "alignedserve", "serve", *options]
-    with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp") as state:
-        environment = os.environ | {"XDG_STATE_HOME": state}
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-
-
-def test_a_port_in_use_is_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = run("--port", str(port))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"Error: port={port}: another program listens on it at 127.0.0.1\n"
-
-
-WRONG = [
-    (["/no/such/model"], "Error: model is '/no/such/model'; must be"),
-    (["--pool-memory-bytes", str(1 << 60)], "Error: pool_memory_bytes=1152921504606846976: "),
-]
-# each takes an interpreter that imports everything
-MORE_THAT_IS_WRONG = [
-    (["--log-level", "loud"], "Error: log_level='loud': must be one of debug, info, warning, error"),
-    (["--log-dir", "/proc/none"], "Error: log_dir='/proc/none': No such file or directory"),
-    (["--dtype", "int3"], "Error: dtype='int3': must be one of"),
-    (["--policy", "best"], "Error: policy='best': must be one of aligned, priority, fcfs"),
-    (["--max-model-len", "100000"], "Error: max_model_len=100000: the model was made for at most 2048"),
-]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [*WRONG, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_THAT_IS_WRONG)],
-)
-def test_what_is_wrong_is_one_line(options: list[str], message: str) -> None:
-    done = run(*options)
-    assert done.returncode == 1
-    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
-
-
-def test_a_cluster_that_cannot_be_joined_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
-    done = run("--address", "127.0.0.1:1")
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: address='127.0.0.1:1': ") and done.stderr.count("\n") == 1

@@ -1,0 +1,90 @@
+"""The whole system ends: at a signal while it starts, and when one of its processes can't be started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from alignedserve import demo
+from alignedserve.launch.leftovers import descendants
+from benchmarks.footprint import Footprint
+from tests.launch.server import POOL, Server, starting, until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.drawn(one_in=3)
+def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> None:
+    model = shutil.copytree(demo.MODEL_DIR, tmp_path / "model")
+    with starting(str(model), *POOL) as server:
+        server.until_ready()
+        footprint = Footprint(server.pid)
+        pid = server.pid_of("decode-0")
+        shutil.rmtree(model)
+        os.kill(pid, signal.SIGKILL)
+        server.until_said("decode-0 is down")
+        assert server.get("/health").status_code == 503
+        assert server.wait(120) == 1
+        assert re.search(f"Error: decode-0 died .* times in a row: model is '{model}'", server.output)
+        footprint.check_gone()
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ("^Ray is up", signal.SIGINT),
+        pytest.param("^router is up", signal.SIGTERM, marks=pytest.mark.drawn(one_in=2)),
+        pytest.param("^Ray is up", signal.SIGTERM, marks=pytest.mark.drawn(one_in=2)),
+    ],
+    ids=str,
+)
+def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: signal.Signals) -> None:
+    with starting(*POOL) as server:
+        server.until_said(said)
+        footprint = Footprint(server.pid)
+        # ctrl-C in a terminal goes to all of the group
+        server.signal(number, whole_group=number == signal.SIGINT)
+        assert server.wait() == 0, server.output
+        assert "Traceback" not in server.output
+        # what had been begun may still be said behind it
+        assert not {"stopped", "stopping"}.isdisjoint(server.lines)
+        footprint.check_gone()
+
+
+@pytest.mark.drawn(one_in=2)
+def test_a_signal_while_ray_starts_leaves_nothing() -> None:
+    with starting(*POOL) as server:
+        until(lambda: "gcs_server" in programs(server), lambda: server.output)
+        footprint = Footprint(server.pid)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0, server.output
+        assert server.lines == ["stopped"]
+        footprint.check_gone()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(each, marks=pytest.mark.drawn(one_in=4)) for each in ("deaf_serve", "interrupted_serve")],
+)
+def test_a_signal_at_an_unlucky_moment_is_not_lost(program: str) -> None:
+    """One that raises in code that swallows it, and one in the middle of making the event loop."""
+    with starting(*POOL, program=f"tests.launch.{program}") as server:
+        assert server.wait() == 0, server.output
+        assert "stopping" in server.lines and "Traceback" not in server.output
+
+
+def programs(server: Server) -> list[str]:
+    """The names of the programs that its processes run."""
+    return [program_of(pid) for pid, _ in descendants(server.pid)]
+
+
+def program_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,135 @@
+"""Models, KV and instances in all forms, served: the same tokens as the engine alone says, also when instances die.
+
+Some runs have one form alone. Each run has all of them, in two systems here and one in test_gateways.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from alignedserve import demo
+from alignedserve.launch.leftovers import descendants
+from tests import quantised_checkpoints
+from tests.launch.server import EXACT, POOL, Server, serving
+from tests.launch.streams import ask_all, engine_alone
+
+pytestmark = pytest.mark.slow
+
+
+def with_windows(model: Path, to: Path) -> Path:
+    """The model, whose layers see the latest 48 tokens, one excepted."""
+    directory = shutil.copytree(model, to / "windows")
+    config = json.loads((directory / "config.json").read_text())
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    config |= {
+        "architectures": ["MinistralForCausalLM"],
+        "model_type": "ministral",
+        "sliding_window": 48,
+        "layer_types": kinds,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def quantised(model: Path, to: Path) -> Path:
+    return quantised_checkpoints.convert(model, quantised_checkpoints.FORMATS["awq-128"], to)[0]
+
+
+@dataclass(frozen=True)
+class Form:
+    # Of the demo model, one after the other.
+    changes: tuple[Callable[[Path, Path], Path], ...] = ()
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    # How many processes each instance has.
+    num_ranks: int = 1
+    options: tuple[str, ...] = ()
+
+    def serve_options(self, model: Path) -> list[str]:
+        quantization = () if self.quantization is None else ("--quantization", self.quantization)
+        kv = ("--kv-cache-dtype", self.kv_cache_dtype)
+        ranks = ("--tensor-parallel-size", str(self.num_ranks))
+        name = ("--served-model-name", "demo")
+        return [str(model), *name, *quantization, *kv, *ranks, *self.options]
+
+    @property
+    def has_other_tokens(self) -> bool:
+        return bool(self.changes or self.quantization) or self.kv_cache_dtype != "auto"
+
+
+COLOCATED = ("--colocated-instances", "1")
+OVER_IPC = ("--link", "ipc")
+ALWAYS = {
+    "windows, quantised checkpoint, KV in fp8, colocated": Form(
+        (with_windows, quantised), kv_cache_dtype="fp8", options=COLOCATED
+    ),
+    "KV in int8, two ranks, over ipc": Form(kv_cache_dtype="int8", num_ranks=2, options=OVER_IPC),
+}
+ALONE = {
+    "windows over ipc": Form((with_windows,), options=OVER_IPC),
+    "windows, colocated": Form((with_windows,), options=COLOCATED),
+    "KV in fp8": Form(kv_cache_dtype="fp8"),
+    "KV in int8": Form(kv_cache_dtype="int8"),
+    "weights in int8": Form(quantization="int8"),
+    "quantised checkpoint": Form((quantised,)),
+    "two ranks": Form(num_ranks=2),
+    "two ranks over ipc": Form(num_ranks=2, options=OVER_IPC),
+}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *(pytest.param(form, id=name) for name, form in ALWAYS.items()),
+        *(pytest.param(form, id=name, marks=pytest.mark.drawn(one_in=8)) for name, form in ALONE.items()),
+    ],
+)
+def test_streams_are_the_engines_own(form: Form, tmp_path: Path) -> None:
+    model = demo.MODEL_DIR
+    for number, change in enumerate(form.changes):
+        (tmp_path / str(number)).mkdir()
+        model = change(model, tmp_path / str(number))
+    expected = engine_alone(form.quantization, form.kv_cache_dtype, model)
+    assert (expected != engine_alone()) == form.has_other_tokens
+    with serving(*form.serve_options(model), *EXACT, *POOL) as server:
+        assert ask_all(server.url)[0] == expected
+        instances = server.pids("decode", "prefill", "colocated")
+        names = [name_of(pid, server) for pid in instances]
+        # Where an instance is of several processes, one that it has started dies.
+        victims = instances if form.num_ranks == 1 else followers(instances)
+        assert len(victims) == len(instances)
+
+        def kill() -> None:
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+
+        assert ask_all(server.url, kill)[0] == expected
+        # Streams may have ended before ranks were killed, where this client came late: idle instances end as well.
+        left = followers([server.until_up(name, killed=instances) for name in names])
+        assert len(left) == len(instances) * (form.num_ranks - 1)
+        server.until_whole()
+    assert not any(is_follower(pid) for pid in left)
+
+
+def name_of(pid: int, server: Server) -> str:
+    return next(str(each["instance_id"]) for each in server.processes() if each["pid"] == pid)
+
+
+def followers(instances: list[int]) -> list[int]:
+    """The ranks that instances' processes have started."""
+    return [each for pid in instances for each, _ in descendants(pid) if is_follower(each)]
+
+
+def is_follower(pid: int) -> bool:
+    try:
+        return b"ranks.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
