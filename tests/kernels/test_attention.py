@@ -78,7 +78,6 @@ def scattered(num: int, start: int = 0) -> list[int]:
     return [(37 * (start + i)) % 79 for i in range(num)]
 
 
-@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [8, 16, 32, 64, 72, 80, 96, 128, 256])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "block_size"), [(4, 4, 16), (6, 2, 8), (7, 1, 32)])
@@ -89,7 +88,6 @@ def test_mixed_batch(
     check(dtype, shape, block_size)
 
 
-@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("kv_dtype", [FP8, INT8])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [8, 32, 72, 128, 256])
@@ -126,7 +124,6 @@ def test_rotation_and_head_norms(dtype: torch.dtype, rope: bool, qk_norm: bool) 
     check(dtype, one_layer(rope=rope, qk_norm=qk_norm, head_dim=32), 16)
 
 
-@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 50])
 @pytest.mark.parametrize("kv_dtype", [None, INT8])

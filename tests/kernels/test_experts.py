@@ -69,7 +69,6 @@ def mixed(
     return model.forward().clone()
 
 
-@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 30, 300])
 @pytest.mark.parametrize("name", SPECS)

@@ -15,7 +15,6 @@ def weight_of(ops: Ops, widths: list[int], k: int, bias: bool, activation: Activ
     return ops.linear_weight(parts, biases if bias else None, activation)
 
 
-@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7, 12, 13, 31, 250])
 @pytest.mark.parametrize(("k", "widths"), [(8, [5]), (33, [32, 7, 7]), (96, [64, 96]), (770, [31])])
