@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -187,20 +188,36 @@ def oracle(directory: Path) -> PreTrainedModel:
 
 @cache
 def greedy(directory: Path, num_new: int = NUM_NEW) -> list[list[int]]:
-    """What transformers generates for `prompts()`, one prompt at a time."""
+    """What transformers generates for `prompts()`, one prompt at a time.
+
+    All prompts at once are a draft, in a third of the time: of each prompt it counts if one pass over this prompt and
+    its draft alone has every token of the draft as the likeliest.
+    """
     model = oracle(directory)
-    generated = []
-    for prompt in prompts():
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=num_new,
-            eos_token_id=None,
-        )
-        generated.append(out[0, len(prompt) :].tolist())
-    return generated
+    if "longrope" in str(model.config):
+        # What a token's K and V are depends on how long the sequence was when they were computed.
+        return [_generated([prompt], model, num_new)[0] for prompt in prompts()]
+    drafts = _generated(prompts(), model, num_new)
+    return [
+        draft if _is_likeliest(draft, prompt, directory) else _generated([prompt], model, num_new)[0]
+        for prompt, draft in zip(prompts(), drafts, strict=True)
+    ]
+
+
+def _generated(some: Sequence[list[int]], model: PreTrainedModel, num_new: int) -> list[list[int]]:
+    longest = max(map(len, some))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in some])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in some])
+    out = model.generate(  # type: ignore[operator]
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=num_new, eos_token_id=None, pad_token_id=0
+    )
+    found: list[list[int]] = out[:, longest:].tolist()
+    return found
+
+
+def _is_likeliest(draft: list[int], prompt: list[int], directory: Path) -> bool:
+    likeliest = logprobs(directory, prompt + draft[:-1])[len(prompt) - 1 :].argmax(dim=-1)
+    return likeliest.tolist() == draft
 
 
 @torch.inference_mode()

@@ -67,7 +67,7 @@ def run(bench: Bench) -> None:
 def _cells(bench: Bench, model: str, kernel: str) -> None:
     max_steps = NUM_STEPS + WARM_UPS + 1
     longest = min(config_of(model, bench).max_position, bench.pick(LONGEST, 256)) - max_steps
-    batches = [bench.pick(batch, batch // 8) for batch in BATCHES]
+    batches = [bench.pick(batch, batch // 16) for batch in BATCHES]
     split = {
         batch: {"aligned": aligned_groups(lengths, NUM_GROUPS), "mixed": mixed_groups(lengths, NUM_GROUPS)}
         for batch in batches

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b")
 PUBLISHED_IN_MXFP4 = ("gpt-oss-20b",)
 ROWS = (1, 8, 32, 128, 256)
-NUM_LAYERS = 3
+TINY_ROWS = (1, 3)
+NUM_LAYERS, NUM_TINY_LAYERS = 3, 2
 AIM = 0.65
 # Rows that are compared with the reference, which gathers the weights of each in float64.
 NUM_COMPARED = 2
@@ -48,8 +49,7 @@ def run(bench: Bench) -> None:
         except Exception:
             bench.fail(model)
             continue
-        for rows in ROWS:
-            rows = bench.pick(rows, min(rows, 3))
+        for rows in TINY_ROWS if bench.options.is_tiny else ROWS:
             bench.case(f"{layers.name} {rows} rows", measure, bench, layers, rows)
 
 
@@ -76,7 +76,7 @@ class Layers:
         self.expert_bytes = 3 * self.spec.intermediate_size * self.spec.hidden_size * each[form]
         self.weights = [
             stack_experts(self.spec, self._expert, scheme, self._dtype, bench.device)
-            for _ in range(NUM_LAYERS)
+            for _ in range(bench.pick(NUM_LAYERS, NUM_TINY_LAYERS))
         ]
 
     def _expert(self, number: int) -> Expert:

@@ -11,6 +11,8 @@ from alignedserve.transport.completions import Done, TransferId
 from benchmarks.gpu import experts, host_cost, link, moves, quantised, step, throughput, workload
 from tests.benchmarks.test_gpu_run import rows, tiny_bench
 
+drawn = pytest.mark.drawn(one_in=4)
+
 
 def test_what_is_exposed_is_what_the_gpu_does_not_cover() -> None:
     assert host_cost.exposed_seconds(5e-3, 4.5e-3) == pytest.approx(0.5e-3)
@@ -33,6 +35,7 @@ def test_rates_count_outputs_and_all_tokens() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
     """So their weights are the same, and their rates can be compared."""
     bench = tiny_bench(tmp_path, models=("qwen3-0.6b",))
@@ -47,9 +50,10 @@ def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
     ("model", "quantization", "name", "bytes_per_weight"),
     [
         ("qwen3-30b-a3b", None, "qwen3-30b-a3b", 4),
-        ("qwen3-30b-a3b", "int4", "qwen3-30b-a3b int4", 0.5625),
         ("gpt-oss-20b", None, "gpt-oss-20b mxfp4", 0.5625),
-        ("gpt-oss-20b", "fp8", "gpt-oss-20b fp8", 1),
+        # Tests of the kernel have each scheme every time.
+        pytest.param("qwen3-30b-a3b", "int4", "qwen3-30b-a3b int4", 0.5625, marks=drawn),
+        pytest.param("gpt-oss-20b", "fp8", "gpt-oss-20b fp8", 1, marks=drawn),
     ],
 )
 def test_experts_are_compared_and_measured_by_the_bytes_that_a_batch_hits(
@@ -59,11 +63,11 @@ def test_experts_are_compared_and_measured_by_the_bytes_that_a_batch_hits(
     bench.part = "experts"
     experts.run(bench)
     measured = [row for row in rows(tmp_path) if row["part"] == "experts" and "rows" in row]
-    assert [row["rows"] for row in measured] == [1, 3, 3, 3, 3]
+    assert [row["rows"] for row in measured] == [1, 3]
     for row in measured:
         assert row["model"] == name and row["error"] < 1e-5 and row["share"] > 0
         assert all(2 <= num <= min(2 * row["rows"], 8) for num in row["num_hit"])
-        assert row["num_bytes"] == pytest.approx(sum(row["num_hit"]) / 3 * 3 * 32 * 64 * bytes_per_weight)
+        assert row["num_bytes"] == pytest.approx(sum(row["num_hit"]) / 2 * 3 * 32 * 64 * bytes_per_weight)
 
 
 def test_layers_in_codes_are_compared_and_measured_beside_bf16(tmp_path: Path) -> None:
@@ -144,6 +148,7 @@ def send_others(pipe: Connection, device: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 def test_other_bytes_than_the_senders_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "run_sender", send_others)
     monkeypatch.setattr(link, "BLOCK_MIB", (1,))
@@ -157,6 +162,7 @@ def send_nothing(pipe: Connection, device: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 def test_a_sender_that_dies_is_recorded_case_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "run_sender", send_nothing)
     bench = tiny_bench(tmp_path)

@@ -30,6 +30,7 @@ def test_what_the_code_does_not_say_can_not_be_mutated(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=16)
 def test_a_mutant_is_found_and_the_code_is_whole_afterwards(tmp_path: Path) -> None:
     """The mutant breaks every run."""
     copy_packages(tmp_path)

@@ -147,6 +147,7 @@ def test_requests_that_come_alone_are_apart() -> None:
     assert [each.due_s for each in found] == [0.0, 0.5, 1.0] and {each.tier for each in found} == {"rt"}
 
 
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_simulated_requests_have_all_their_tokens_and_what_iterations_take_more(
     asked: list[Asked], policy: str
@@ -240,6 +241,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=4)
 def test_a_live_burst_is_cut_into_iterations_as_it_is_in_simulation(tmp_path: Path) -> None:
     """Of which requests an iteration is does not depend on how fast the machine is."""
     few = ["--requests", "60", "--profile-s", "1", "--out", str(tmp_path)]

@@ -78,6 +78,8 @@ def said(directory: Path, **options: Any) -> list[list[int]]:
     return tokens(run(make_instance(directory, **options), prompts(), greedy_params()))
 
 
+# Every format is among them each time, and so is each backend.
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("form", FP8_FORMATS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
@@ -89,6 +91,7 @@ def test_fp8_says_what_its_values_in_float32_say(built: Built, model: str, form:
     assert said(stored, attention_backend=backend) == tiny_models.greedy(plain)
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("form", INT_FORMATS)
 @pytest.mark.parametrize("model", MODELS)
 def test_integers_say_what_rows_of_eight_bits_say(built: Built, model: str, form: str) -> None:
@@ -104,6 +107,7 @@ def test_integers_say_what_rows_of_eight_bits_say(built: Built, model: str, form
         assert (found - rounded).abs().mean() < 0.3 * lost
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -290,6 +294,7 @@ def test_fp8_is_refused_on_gpus_that_can_not_convert_it(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize(("model", "form"), [("qwen3-moe", "fp8-block"), ("mixtral", "float-channel")])
 @pytest.mark.parametrize("options", [{}, {"attention_backend": "torch"}, {"max_prefill_chunk": 7}], ids=str)
 def test_experts_in_fp8_say_what_their_values_in_float32_say(

@@ -68,6 +68,7 @@ def test_a_chunk_attends_to_its_own_kv_as_it_is_kept(tiny_model: Directory, kv_c
     assert torch.equal(whole, cut)
 
 
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize(
     "options",
     [

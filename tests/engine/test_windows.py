@@ -291,6 +291,7 @@ def test_where_blocks_are_shared_from_both_ends_nothing_is_freed(tiny_model: Dir
     assert engine.span.window == 0
 
 
+@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("block_size", [8, 16, 48, 128])
 @pytest.mark.parametrize("window", [1, 24, 64, 100])
 @pytest.mark.parametrize("max_step", [1, 7, 64])

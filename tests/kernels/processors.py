@@ -22,4 +22,10 @@ AREAS = (
     "sampling",
 )
 
+
+def draw_options(config: pytest.Config) -> list[str]:
+    """Those with which another run of pytest has the cases of this one."""
+    return ["--everything"] if config.option.everything else ["--draw", config.option.draw]
+
+
 needs_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="builds for x86-64")

@@ -76,6 +76,7 @@ LAYERS = [
 ]
 
 
+@pytest.mark.drawn(one_in=3)
 @each_backend
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 2, 5, 13, 60])

@@ -83,6 +83,7 @@ def assert_same(native: torch.Tensor, expected: torch.Tensor) -> None:
         assert error <= TOLERANCE[native.dtype]
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("kind", [INT4, INT8])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
@@ -103,6 +104,7 @@ def test_sums_of_groups_are_the_references(
         assert_same(*both(dtype, x.bfloat16().float(), parts))
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("group", [*GROUPS, 2])

@@ -33,6 +33,7 @@ def test_what_the_groups_are() -> None:
     assert layer_groups((8, None, None, 8, 8, 8), 6).num_groups == 3
 
 
+@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("kv_dtype", [None, FP8, INT8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SHAPES)

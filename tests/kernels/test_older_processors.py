@@ -8,16 +8,20 @@ import sys
 
 import pytest
 
-from tests.kernels.processors import AREAS, ROOT, needs_x86
+from tests.kernels.processors import AREAS, ROOT, draw_options, needs_x86
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @needs_x86
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"])
-def test_processors_without_the_instructions_yield_the_same(processor: str) -> None:
+def test_processors_without_the_instructions_yield_the_same(
+    processor: str, pytestconfig: pytest.Config
+) -> None:
     tests = [f"tests/kernels/test_{area}.py" for area in AREAS]
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", *draw_options(pytestconfig)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests],
+        [sys.executable, "-m", "pytest", *options, *tests],
         cwd=ROOT,
         env=os.environ | {"ALIGNEDSERVE_CPU": processor},
         capture_output=True,

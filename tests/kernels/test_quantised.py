@@ -42,6 +42,7 @@ def both(
     return found[0], found[1]
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7, 12, 13, 31, 250])

@@ -83,6 +83,7 @@ STEPS = {
 }
 
 
+@pytest.mark.drawn(one_in=13)
 @pytest.mark.parametrize("kv_dtype", [torch.float32, FP8, INT8], ids=str)
 @pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize("kernel", ["balanced", "plain"])
@@ -127,6 +128,7 @@ def test_a_step_that_is_filled_up_computes_the_same(
     torch.testing.assert_close(step.output_rows(out)[:1], expected[-1:], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("kv_dtype", [torch.float32, INT8], ids=str)
 @pytest.mark.parametrize("kernel", ["balanced", "plain"])
 @pytest.mark.parametrize("is_plain", [False, True], ids=["flash", "plainly"])

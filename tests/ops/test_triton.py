@@ -21,6 +21,7 @@ from tests.tiny_models import VOCAB_SIZE, greedy, prompts
 
 Directory = Callable[[str], Path]
 NUM_NEW = 8
+rarely = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -43,14 +44,12 @@ def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
     "family",
     [
         "llama-gqa-tied",
-        "opt",
-        pytest.param("qwen3", marks=pytest.mark.slow),
-        pytest.param("mistral-window", marks=pytest.mark.slow),
-        "phi3-partial-window",
         "gemma3",
-        "qwen3-moe",
-        pytest.param("mixtral", marks=pytest.mark.slow),
         "gpt-oss",
+        *(
+            pytest.param(each, marks=rarely)
+            for each in ("opt", "qwen3", "mistral-window", "phi3-partial-window", "qwen3-moe", "mixtral")
+        ),
     ],
 )
 def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: str) -> None:
@@ -60,7 +59,7 @@ def test_chunks_and_decodes_match_transformers(tiny_model: Directory, family: st
     assert tokens(run(engine, chosen(numbers), greedy_params(NUM_NEW))) == expected(directory, numbers)
 
 
-@pytest.mark.parametrize("family", ["llama-gqa-tied", pytest.param("opt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["llama-gqa-tied", pytest.param("opt", marks=rarely)])
 def test_each_row_has_its_own_adapter(tiny_model: Directory, family: str, tmp_path: Path) -> None:
     """Steps in which some row has one are neither filled up nor captured, and others are."""
     directory, numbers = tiny_model(family), (1, 5, 2)
@@ -77,7 +76,7 @@ def test_each_row_has_its_own_adapter(tiny_model: Directory, family: str, tmp_pa
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({"block_size": 8}, marks=pytest.mark.slow), {"max_num_batched_tokens": 20}],
+    [pytest.param({"block_size": 8}, marks=rarely), {"max_num_batched_tokens": 20}],
     ids=str,
 )
 def test_preemption_at_every_step_changes_nothing(tiny_model: Directory, options: dict[str, Any]) -> None:
@@ -112,7 +111,7 @@ def random_params() -> list[SamplingParams]:
 
 @pytest.mark.parametrize(
     "kinds",
-    [slice(0, 1), pytest.param(slice(0, 8), marks=pytest.mark.slow)],
+    [slice(0, 1), pytest.param(slice(0, 8), marks=rarely)],
     ids=["temperature alone", "all"],
 )
 def test_random_tokens_equal_those_of_plain_torch(tiny_model: Directory, kinds: slice) -> None:

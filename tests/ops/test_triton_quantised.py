@@ -19,7 +19,7 @@ from alignedserve.ops.experts import Expert, ExpertsSpec
 from alignedserve.ops.quantise import INT4, INT8, QUANTISERS, QuantisedWeight
 from tests import quantised_checkpoints, tiny_models
 from tests.engine.helpers import greedy_params, run, tokens
-from tests.ops.test_triton import DEVICE, chosen, triton_engine
+from tests.ops.test_triton import DEVICE, chosen, rarely, triton_engine
 from tests.quantised_checkpoints import FORMATS
 from tests.tiny_adapters import merge, write_adapter
 
@@ -52,7 +52,7 @@ def expected(plain: Path, number: int = 1) -> list[list[int]]:
         "awq-64",
         "fp8-block",
         *(
-            pytest.param(each, marks=pytest.mark.slow)
+            pytest.param(each, marks=rarely)
             for each in ("gptq-4-128", "w4a16-32-asym", "w8a16-64-asym", "float-channel", "fp8-tensor-static")
         ),
     ],
@@ -62,7 +62,7 @@ def test_a_quantised_checkpoint_says_what_its_values_in_float32_say(form: str, t
     assert said(stored) == expected(plain)
 
 
-@pytest.mark.parametrize("scheme", [INT8, INT4, pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scheme", [INT8, INT4, pytest.param("fp8", marks=rarely)])
 def test_what_is_made_of_a_checkpoint_says_what_its_values_say(scheme: str, tmp_path: Path) -> None:
     model = tmp_path / "random"
     quantised_checkpoints.build("llama", FORMATS["w8a8"], tmp_path)
@@ -89,9 +89,9 @@ def values_of(model: Path, scheme: str, directory: Path) -> Path:
     ("family", "scheme"),
     [
         ("qwen3-moe", INT4),
-        pytest.param("qwen3-moe", "fp8", marks=pytest.mark.slow),
-        pytest.param("mixtral", INT8, marks=pytest.mark.slow),
-        pytest.param("gpt-oss", INT4, marks=pytest.mark.slow),
+        pytest.param("qwen3-moe", "fp8", marks=rarely),
+        pytest.param("mixtral", INT8, marks=rarely),
+        pytest.param("gpt-oss", INT4, marks=rarely),
     ],
 )
 def test_experts_made_of_a_checkpoint_say_what_their_values_say(
@@ -107,7 +107,7 @@ def test_experts_made_of_a_checkpoint_say_what_their_values_say(
     [
         ("qwen3-moe", "awq-64"),
         *(
-            pytest.param(*each, marks=pytest.mark.slow)
+            pytest.param(*each, marks=rarely)
             for each in (
                 ("qwen3-moe", "w8a8"),
                 ("qwen3-moe", "fp8-block"),
@@ -125,7 +125,7 @@ def test_experts_of_a_quantised_checkpoint_say_what_their_values_say(
     assert said(stored, LONGER) == expected(plain, LONGER)
 
 
-@pytest.mark.parametrize("plain_layers", [(), pytest.param((0,), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("plain_layers", [(), pytest.param((0,), marks=rarely)], ids=str)
 def test_gpt_oss_in_mxfp4_says_what_its_values_say(plain_layers: tuple[int, ...], tmp_path: Path) -> None:
     stored, plain = quantised_checkpoints.build_mxfp4(tmp_path, plain_layers)
     assert said(stored, LONGER) == expected(plain, LONGER)
@@ -174,6 +174,7 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (found.double() - wanted.double()).norm() < most * wanted.double().norm()
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("scheme", QUANTISERS)
 def test_any_number_of_rows(scheme: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def values(weight: QuantisedWeight) -> torch.Tensor:
     return weight.dequantised().to(DEVICE)
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize(("kind", "group", "has_zeros"), CASES, ids=str)
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_weight_is_what_its_codes_stand_for(
@@ -95,6 +96,7 @@ def test_all_codes_of_e2m1() -> None:
     assert torch.equal(found.view(torch.int32), values(weight).view(torch.int32))
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize(("kind", "group", "has_zeros"), CASES, ids=str)
 @pytest.mark.parametrize(
     ("dtype", "tuning"),
@@ -117,6 +119,7 @@ def test_one_row_with_everything_around_it(
     assert_close(out[0], gemv_torch(x[0], values(weight), **extras).to(dtype))
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize(("kind", "group", "has_zeros"), CASES, ids=str)
 def test_a_gated_layer_of_one_row(kind: str, group: int, has_zeros: bool) -> None:
     weight = random_weight(kind, group, has_zeros, NUM_IN, NUM_OUT)
@@ -126,6 +129,7 @@ def test_a_gated_layer_of_one_row(kind: str, group: int, has_zeros: bool) -> Non
     assert_close(out[0], gemv_torch(x[0], values(weight), activation=SILU_GATED).float())
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("kind", "group", "has_zeros"), CASES, ids=str)
 @pytest.mark.parametrize(("rows", "num_programs"), [(2, 1), (33, 4)])

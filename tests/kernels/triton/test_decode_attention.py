@@ -117,6 +117,7 @@ SMALL = Tuning(tile=16, num_warps=4, num_stages=2, programs_per_sm=1)
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim"), [(8, 2, 64), (3, 3, 80), (6, 3, 96), (8, 1, 128), (4, 2, 256)]
@@ -129,7 +130,7 @@ def test_every_form_agrees_with_float64(
     case.check(case.balanced(5, SMALL))
 
 
-@pytest.mark.parametrize("num_sms", [1, 2, 7, 64, 300])
+@pytest.mark.parametrize("num_sms", [1, 2, 7, 64, pytest.param(300, marks=pytest.mark.drawn(one_in=4))])
 def test_any_number_of_programs_gives_the_same(num_sms: int) -> None:
     case = Case([5, 250, 1, 64], 4, 2, 64, torch.float32)
     case.check(case.balanced(num_sms, SMALL, times=2))
@@ -157,6 +158,7 @@ def test_reversed_sequences_beside_others(window: int | None) -> None:
     case.check(case.plain(SMALL, window), window)
 
 
+@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_sms", [1, 7, 64])

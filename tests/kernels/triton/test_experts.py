@@ -45,6 +45,7 @@ def assert_same(actual: Routing, expected: Routing) -> None:
     torch.testing.assert_close(actual.weights.double(), expected.weights, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("normalises", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "num_experts", "top_k"), [(1, 128, 8), (1, 5, 5), (7, 5, 3), (40, 3, 3)])
@@ -76,6 +77,7 @@ def test_equal_and_broken_logits_choose_experts_that_exist() -> None:
     assert routing.weights[[0, 4]].isfinite().all() and not routing.weights[1:4].isfinite().any()
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 5, 35])
 @pytest.mark.parametrize("name", SHAPES)
@@ -125,6 +127,7 @@ CODED = [
 ]
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 35])
 @pytest.mark.parametrize(("kind", "group", "has_zeros", "name"), CODED, ids=str)

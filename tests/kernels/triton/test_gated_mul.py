@@ -7,6 +7,7 @@ from alignedserve.kernels.triton.gated_mul import BLOCK, gated_mul, gated_mul_re
 from tests.kernels.triton.harness import DEVICE, DTYPES, apart, assert_close, poison, randn
 
 
+@pytest.mark.drawn(one_in=7)
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [1, 7, 64, BLOCK - 1, 2 * BLOCK + 3])

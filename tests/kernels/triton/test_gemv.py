@@ -18,6 +18,7 @@ def randn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
 
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)
 @pytest.mark.parametrize("num_in", [64, 200, 384])

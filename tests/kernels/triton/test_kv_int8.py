@@ -33,6 +33,7 @@ def expected(cache: torch.Tensor, num_last_slots: int) -> torch.Tensor:
     return stored
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_slots", "head_dim"), [(16, 64), (16, 24), (5, 2), (1, 80), (300, 20)])
 def test_blocks_are_stored_as_the_reference_stores_them(
@@ -48,6 +49,7 @@ def test_blocks_are_stored_as_the_reference_stores_them(
     assert apart.max() <= 1 and (apart > 0).float().mean() < 0.01
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_slots", "head_dim"), [(16, 64), (5, 2), (300, 20)])
 def test_blocks_come_back_as_the_reference_restores_them(

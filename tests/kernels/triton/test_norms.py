@@ -15,6 +15,7 @@ sizes = pytest.mark.parametrize("width", WIDTHS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
+@pytest.mark.drawn(one_in=4)
 @dtypes
 @sizes
 @pytest.mark.parametrize("rows", [0, 1, 9])
@@ -25,6 +26,7 @@ def test_rms_norm(dtype: torch.dtype, width: int, rows: int) -> None:
     assert_close(out, rms_norm_reference(x, weight, 1e-5))
 
 
+@pytest.mark.drawn(one_in=4)
 @dtypes
 @sizes
 @pytest.mark.parametrize("in_place", [False, True])
@@ -37,6 +39,7 @@ def test_rms_norm_is_added(dtype: torch.dtype, width: int, in_place: bool) -> No
     assert_close(out, expected)
 
 
+@pytest.mark.drawn(one_in=4)
 @dtypes
 @sizes
 @pytest.mark.parametrize(("with_weight", "with_bias"), [(True, True), (True, False), (False, False)])

@@ -41,6 +41,7 @@ def check(
     return q_out, expected[1], positions
 
 
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [2, 64, 80, 96, 128])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 6), (9, 3)])
@@ -50,6 +51,7 @@ def test_rotates_and_writes(dtype: torch.dtype, head_dim: int, heads: int, kv_he
     check(qkv, ints(0, 27, 5, -1, 12), cache, heads, rope=rope_table(head_dim))
 
 
+@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_rope", [True, False])
 @pytest.mark.parametrize("with_norm", [True, False])
@@ -65,6 +67,7 @@ def test_is_what_the_torch_backend_computes(dtype: torch.dtype, with_rope: bool,
     assert_close(k_out, rotate(head_norm(heads[:, 4:6], k_norm, 1e-4), positions.long(), rope))
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("with_norm", [True, False])
 @pytest.mark.parametrize("rotary_dim", [2, 48, 72, 94])
 def test_a_part_of_each_head_is_rotated(rotary_dim: int, with_norm: bool) -> None:

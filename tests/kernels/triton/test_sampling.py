@@ -30,6 +30,7 @@ def random_keys(num: int) -> torch.Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (num,), device=DEVICE)
 
 
+@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", [0, 1, FEW_ROWS + 1])
@@ -42,6 +43,7 @@ def test_argmax_is_the_first_maximum(dtype: torch.dtype, width: int, rows: int) 
     assert is_broken.dtype == torch.bool and not is_broken.any()
 
 
+@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("at", [0, 17, PIECE_OF_FEW, PIECE_OF_FEW + 98])
 @pytest.mark.parametrize("value", [float("nan"), INF])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,6 +65,7 @@ def test_rows_with_nothing_to_choose_stay_in_the_vocabulary(value: float) -> Non
     assert gumbel_argmax(logits, random_keys(2)).max() < logits.shape[1]
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", [0, 2, FEW_ROWS + 4])
 def test_gumbel_takes_the_reference_s_tokens(width: int, rows: int) -> None:

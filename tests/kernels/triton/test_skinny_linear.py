@@ -15,6 +15,7 @@ DTYPES = [torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
 TUNING = SkinnyTuning(outputs=64, inner=64, num_warps=4, num_stages=3)
 
 
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [2, 16, 33])
 @pytest.mark.parametrize("num_programs", [1, 3, 7, 40])
