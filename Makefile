@@ -27,8 +27,7 @@ test-everything: .venv/installed
 	$(BIN)/python $(TESTS) --everything
 
 # what tests/clients tries this server with: openai-python, LiteLLM, guidellm, Codex, …; 2 GB
-clients: .venv/installed
-	$(BIN)/python -m pip install -q uv
+clients: $(BIN)/uv
 	$(BIN)/python -m tests.clients.environments make
 
 # some minutes; FUZZ_EXAMPLES=5000 make fuzz for longer
@@ -70,10 +69,13 @@ TORCH := torch==2.13.0
 	$(BIN)/python -m pip install -q -c requirements.lock -e '.[dev]'
 	touch $@
 
-lock: .venv/installed
-	$(BIN)/python -m pip install -q uv
+lock: $(BIN)/uv
 	echo '$(TORCH)' | $(BIN)/uv pip compile -q --universal --extra dev --extra kuberay --no-emit-index-url --no-header --no-annotate \
 	  -c - -o requirements.lock pyproject.toml
+
+$(BIN)/uv: .venv/installed
+	$(BIN)/python -m pip install -q uv
+	touch $@
 
 clean:
 	rm -rf .venv build dist

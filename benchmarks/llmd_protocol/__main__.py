@@ -20,9 +20,10 @@ from benchmarks.llmd_protocol.report import Run, page, read
 from benchmarks.llmd_protocol.systems import VLLM, WINDOWS, System, opener
 from benchmarks.progress import say
 from benchmarks.rt_with_be.traffic import lines
+from tests.clients.environments import directory_of
 
 POLICIES = ("aligned", "fcfs", "priority")
-GUIDELLM = Path(".clients/guidellm/bin/guidellm")
+GUIDELLM = directory_of("guidellm") / "bin/guidellm"
 # of a prompt and its output; a line's prompt has 600 at most
 MAX_LINE_TOKENS, MIN_LINE_TOKENS = 1400, 8
 # chats open at once while it is measured how many are answered

@@ -15,6 +15,7 @@ from typing import Any
 
 from alignedserve.sim.report import quantiles
 from benchmarks.rt_with_be.traffic import MAX_OUTPUT, MIN_OUTPUT, MODEL
+from tests.clients.environments import shared_packages
 
 # of calm and burst: one call a second against 15
 CALM = 15.0
@@ -90,7 +91,7 @@ def _run(
         }
         words = [word for name, value in options.items() for word in (name, json.dumps(value))]
         command = [str(guidellm), "run", *words, "--disable-console"]
-        environment = os.environ | ENVIRONMENT
+        environment = os.environ | shared_packages() | ENVIRONMENT
         timeout_s = num_phases * (phase_s + SLACK_S)
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=timeout_s)
         return chats_of(json.loads(report.read_text()))

@@ -1,9 +1,12 @@
-"""An environment for each client, below .clients: `make clients` makes them, and is quick the second time.
+"""An environment for each client, in the user's cache: `make clients` makes them, and is quick the second time.
 
     python -m tests.clients.environments [make|lock] [NAME...]
 
 Versions are pinned: those of Python in environments/NAME.txt, which `lock` writes from NAME.in, those of Node in
 environments/NAME/package-lock.json. What is large, and the same here, is the one that this server runs with.
+
+An environment's directory is called NAME-HASH, by a hash of its pins and its Python, so that checkouts on one machine
+share them; ALIGNEDSERVE_CLIENTS_DIR says where else they are kept. It is there whole or not at all.
 """
 
 from __future__ import annotations
@@ -14,15 +17,21 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-MADE = ROOT / ".clients"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+MADE = Path(os.environ.get("ALIGNEDSERVE_CLIENTS_DIR") or CACHE / "alignedserve-clients")
 PINS = Path(__file__).parent / "environments"
+# at one time: they wait for a registry and a disk
+NUM_AT_ONCE = 3
+# seconds since its last use after which another environment of the same name is removed
+KEPT_S = 14 * 24 * 3600.0
 # the seconds before each further attempt: a registry may be slow for a moment
 WAITS_S = (5, 20, 60)
 # Packages that the environment of the server has too; only a client that asks for one of them sees that environment.
@@ -43,10 +52,15 @@ def modules_of(name: str) -> Path:
     return _made(name) / "node_modules"
 
 
+def shared_packages() -> dict[str, str]:
+    """The variable by which environments find those packages of the server's environment that they share."""
+    return {"SHARED_PACKAGES": os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))}
+
+
 def _made(name: str) -> Path:
     """A developer may have none; in CI that is a failure."""
-    directory = MADE / name
-    if not _is_made(directory, name):
+    directory = directory_of(name)
+    if not directory.exists():
         message = f"no environment for {name}: run `make clients`"
         if os.environ.get("CI"):
             pytest.fail(message)
@@ -61,28 +75,57 @@ def names() -> list[str]:
     return sorted({path.stem for path in PINS.iterdir()})
 
 
+def make_all(names: Sequence[str]) -> None:
+    """Raises the first failure when all have ended."""
+    with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
+        for _ in threads.map(make, names):
+            pass
+
+
 def make(name: str) -> None:
-    directory = MADE / name
-    if _is_made(directory, name):
-        return
-    shutil.rmtree(directory, ignore_errors=True)
-    if (PINS / name).is_dir():
-        _make_node(directory, PINS / name)
-    else:
-        _make_python(directory, PINS / f"{name}.txt")
-    (directory / "pins").write_text(_pins(name))
-    print(f"{name}: {directory}", flush=True)
+    directory = directory_of(name)
+    if not directory.exists():
+        MADE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=MADE, prefix=f"{name}-", suffix=".part") as part:
+            new = Path(part) / "environment"
+            if (PINS / name).is_dir():
+                _make_node(new, PINS / name)
+            else:
+                _make_python(new, PINS / f"{name}.txt")
+            _move(new, directory)
+        print(f"{name}: {directory}", flush=True)
+    os.utime(directory)
+    remove_unused(name)
+
+
+def _move(new: Path, directory: Path) -> None:
+    try:
+        new.rename(directory)
+    except OSError:
+        # another checkout has made it meanwhile
+        if not directory.exists():
+            raise
+
+
+def remove_unused(name: str) -> None:
+    """Those of other pins, and what was never completed, once nobody has used it for some days."""
+    for other in MADE.glob(f"{name}-*"):
+        of_this_name = re.fullmatch(rf"{name}-([0-9a-f]{{12}}|\w+\.part)", other.name)
+        if of_this_name and other != directory_of(name) and time.time() - other.stat().st_mtime > KEPT_S:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _make_python(directory: Path, requirements: Path) -> None:
-    _run("uv", "venv", "-q", "--python", sys.executable, str(directory))
+    # relocatable: it is made elsewhere, and moved
+    _run("uv", "venv", "-q", "--relocatable", "--python", sys.executable, str(directory))
     into = ("--python", str(directory / "bin/python"))
     _run("uv", "pip", "install", "-q", "--no-deps", *into, "-r", str(requirements))
     if any(line.startswith("# shared:") for line in requirements.read_text().splitlines()):
-        packages = next(directory.glob("lib/*/site-packages"))
-        ours = [path for path in sys.path if path.endswith("site-packages")]
-        # its own packages come first
-        (packages / "shared.pth").write_text("\n".join(ours) + "\n")
+        (packages,) = directory.glob("lib/*/site-packages")
+        # Its own packages come first. A line that begins with `import` is run.
+        (packages / "shared.pth").write_text(
+            "import os, sys; sys.path.extend(filter(None, os.getenv('SHARED_PACKAGES', '').split(os.pathsep)))\n"
+        )
 
 
 def _make_node(directory: Path, pins: Path) -> None:
@@ -122,23 +165,24 @@ def _found(command: str) -> str:
     return str(beside) if beside.exists() else command
 
 
-def _is_made(directory: Path, name: str) -> bool:
-    stamp = directory / "pins"
-    return stamp.exists() and stamp.read_text() == _pins(name)
-
-
-def _pins(name: str) -> str:
-    """Tells environments of other pins, or of another Python, apart from those that are wanted."""
+def directory_of(name: str) -> Path:
+    """Another one for other pins, and for another Python."""
     node = PINS / name
     files = sorted(node.iterdir()) if node.is_dir() else [PINS / f"{name}.txt"]
-    content = b"".join(file.read_bytes() for file in files)
-    return f"{sys.version_info[:2]} {hashlib.sha256(content).hexdigest()}"
+    python = f"{sys.base_prefix} {sys.version}"
+    content = b"".join([python.encode(), *(file.read_bytes() for file in files)])
+    return MADE / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def main(arguments: Sequence[str]) -> None:
     command, *only = arguments or ["make"]
-    for name in only or names():
-        {"make": make, "lock": lock}[command](name)
+    if command == "make":
+        make_all(only or names())
+    elif command == "lock":
+        for name in only or names():
+            lock(name)
+    else:
+        sys.exit(f"{command} is neither make nor lock")
 
 
 if __name__ == "__main__":

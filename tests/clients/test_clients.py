@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.environments import command_of, modules_of, python_of
+from tests.clients.environments import command_of, modules_of, python_of, shared_packages
 from tests.clients.lm_eval_tasks import write_tasks
 
 pytestmark = pytest.mark.slow
@@ -23,15 +23,17 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT_S = 300.0
 # no client looks for anything on other machines
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-# script -> environment
-PYTHON_SCRIPTS = {
-    "openai_python": "openai",
-    "litellm_python": "litellm",
-    "langchain_python": "langchain",
-    "anthropic_python": "anthropic",
-    "autobatcher_python": "autobatcher",
-    "ray_data": "ray-data",
-}
+# What takes ten seconds of a core or more, most of it to load: always some of them.
+SOMETIMES = pytest.mark.drawn(one_in=4)
+# script, environment; always one of the two that are one of two
+PYTHON_SCRIPTS = [
+    ("openai_python", "openai"),
+    ("anthropic_python", "anthropic"),
+    pytest.param("litellm_python", "litellm", marks=pytest.mark.drawn(one_in=2)),
+    pytest.param("langchain_python", "langchain", marks=pytest.mark.drawn(one_in=2)),
+    pytest.param("autobatcher_python", "autobatcher", marks=SOMETIMES),
+    pytest.param("ray_data", "ray-data", marks=SOMETIMES),
+]
 # example -> what it says, among other things
 EXAMPLES = {
     "chat": "7, 8, 9, 10, 11, 12",
@@ -54,7 +56,7 @@ def run(url: str, home: Path, *command: str | Path, **environment: str) -> str:
     own = {"BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "HOME": str(home)}
     done = subprocess.run(
         [str(part) for part in command],
-        env=known | own | environment,
+        env=known | own | shared_packages() | environment,
         cwd=home,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -66,9 +68,9 @@ def run(url: str, home: Path, *command: str | Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("script", PYTHON_SCRIPTS)
-def test_a_script_of_python(script: str, url: str, tmp_path: Path) -> None:
-    run(url, tmp_path, python_of(PYTHON_SCRIPTS[script]), SCRIPTS / f"{script}.py", **OFFLINE)
+@pytest.mark.parametrize(("script", "environment"), PYTHON_SCRIPTS)
+def test_a_script_of_python(script: str, environment: str, url: str, tmp_path: Path) -> None:
+    run(url, tmp_path, python_of(environment), SCRIPTS / f"{script}.py", **OFFLINE)
 
 
 @pytest.mark.parametrize("script", ["openai_node", "ai_sdk"])
@@ -83,6 +85,7 @@ def test_what_vllm_bench_serve_sends(url: str, tmp_path: Path) -> None:
     run(url, tmp_path, sys.executable, SCRIPTS / "vllm_bench.py")
 
 
+@SOMETIMES
 @pytest.mark.parametrize(
     ("kind", "path", "scores"),
     [
@@ -105,6 +108,7 @@ def test_lm_evaluation_harness(
     assert {task: results[task][f"{name},none"] for task, name in scores.items()} == dict.fromkeys(scores, 1)
 
 
+@SOMETIMES
 def test_guidellm(url: str, tmp_path: Path) -> None:
     rows = [json.dumps({"prompt": question, "output_tokens_count": 16}) for question in QUESTIONS * 2]
     (tmp_path / "data.jsonl").write_text("\n".join(rows))
@@ -122,6 +126,7 @@ def test_guidellm(url: str, tmp_path: Path) -> None:
     assert {each["output_metrics"]["text_tokens"] for each in requests["successful"]} == {16}
 
 
+@SOMETIMES
 def test_aiperf(url: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in QUESTIONS))
     data = ("--input-file", tmp_path / "data.jsonl", "--custom-dataset-type", "single_turn")
@@ -135,6 +140,7 @@ def test_aiperf(url: str, model: Path, tmp_path: Path) -> None:
     assert report["usage_completion_tokens"]["min"] > 20
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example(name: str, url: str, tmp_path: Path) -> None:
     """As it stands in examples, but for the port."""
