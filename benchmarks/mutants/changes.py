@@ -1,7 +1,7 @@
 """Every change of one place in the functions of a file that someone might make by mistake.
 
-Comparisons, `and`, `or`, `not`, constants, arithmetic, `min` and `max`, slices, conditions, results, and statements that
-are left out. Nothing changes that a program does not decide by: names, texts, what is logged, what an error says,
+Comparisons, `and`, `or`, `not`, constants, arithmetic, `min` and `max`, slices, conditions, results, and statements
+that are left out. Nothing changes that a program does not decide by: names, texts, what is logged, what an error says,
 `assert`, annotations, default values, and what stands outside functions, which is settings.
 """
 
@@ -67,7 +67,9 @@ def changes(file: str, text: str) -> list[Edit]:
             continue
         number = numbers[function, old, new]
         numbers[function, old, new] += 1
-        found.append(Edit(file, statement.lineno, *_span(node), isinstance(node, ast.expr), old, new, function, number))
+        found.append(
+            Edit(file, statement.lineno, *_span(node), isinstance(node, ast.expr), old, new, function, number)
+        )
     return found
 
 
@@ -117,9 +119,13 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Function]]:
 
 
 def _in_statement(name: str, function: _Function, statement: ast.stmt) -> Iterator[_Found]:
-    if isinstance(statement, ast.Assert | ast.Import | ast.ImportFrom | ast.ClassDef | ast.Global | ast.Nonlocal):
+    if isinstance(
+        statement, ast.Assert | ast.Import | ast.ImportFrom | ast.ClassDef | ast.Global | ast.Nonlocal
+    ):
         return
-    if isinstance(statement, ast.Expr) and (isinstance(statement.value, ast.Constant) or _tells(statement.value)):
+    if isinstance(statement, ast.Expr) and (
+        isinstance(statement.value, ast.Constant) or _tells(statement.value)
+    ):
         return
     for node, new in _of_statement(function, statement):
         yield name, statement, node, new
@@ -153,11 +159,11 @@ def _of_statement(function: _Function, statement: ast.stmt) -> Iterator[tuple[as
             yield statement, "pass"
         case ast.Return(value=ast.expr() as value):
             if isinstance(function.returns, ast.Name) and function.returns.id == "bool":
-                yield value, f"not ({ast.unparse(value)})"
+                yield value, ast.unparse(ast.UnaryOp(ast.Not(), value))
             elif not (isinstance(value, ast.Constant) and value.value is None):
                 yield value, "None"
         case ast.If(test=test):
-            yield test, f"not ({ast.unparse(test)})"
+            yield test, ast.unparse(ast.UnaryOp(ast.Not(), test))
         case ast.While(test=ast.expr() as test) if not isinstance(test, ast.Constant):
             yield test, "False"
         case ast.For(iter=iterated):
@@ -236,7 +242,9 @@ def _with(node: _NodeT, **fields: object) -> _NodeT:
 
 
 def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    )
 
 
 def _tells(node: ast.AST) -> bool:

@@ -25,6 +25,8 @@ class Edit:
     # The function, as `__qualname__` says it, and how often the same change occurs before it in that function.
     function: str
     number: int
+    # What is told of it instead of its code.
+    title: str = ""
 
     @property
     def key(self) -> str:
@@ -34,6 +36,8 @@ class Edit:
 
     @property
     def name(self) -> str:
+        if self.title:
+            return f"{self.file}:{self.line} {self.title}"
         return f"{self.file}:{self.line}:{self.column} `{_short(self.old)}` → `{_short(self.new)}`"
 
     def rank(self, seed: int) -> str:
@@ -43,10 +47,13 @@ class Edit:
     def applied(self, text: str) -> str:
         lines = text.encode().split(b"\n")
         first, last = lines[self.line - 1], lines[self.end_line - 1]
-        new = self.new.encode() + b"\n" * (self.end_line - self.line)
+        padding = b"\n" * (self.end_line - self.line - self.new.count("\n"))
         if self.is_expression:
-            new = b"(" + new + b")"
-        changed = first[: self.column] + new + last[self.end_column :]
+            changed = (
+                first[: self.column] + b"(" + self.new.encode() + padding + b")" + last[self.end_column :]
+            )
+        else:
+            changed = first[: self.column] + self.new.encode() + last[self.end_column :] + padding
         return b"\n".join([*lines[: self.line - 1], changed, *lines[self.end_line :]]).decode()
 
 
