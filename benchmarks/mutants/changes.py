@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from types import CodeType
 from typing import TypeVar
 
 from benchmarks.mutants.edit import Edit
@@ -90,7 +91,7 @@ def is_different(text: str, edit: Edit) -> bool:
 
 def _essence(code: object) -> object:
     """What a code object does, without where it stands."""
-    if not hasattr(code, "co_code"):
+    if not isinstance(code, CodeType):
         return (type(code), repr(code))
     return (code.co_code, code.co_names, code.co_varnames, tuple(_essence(each) for each in code.co_consts))
 

@@ -1,7 +1,7 @@
 """Tries random mutants of the deciding code against the tests and `alignedserve vopr`.
 
     python -m benchmarks.mutants --random N --seed S [--named] [--only TEXT] [--jobs J] [--out DIR] [--of TREE]
-                                 [--tests PATH ...] [--cpu-s S] [--vopr-cpu-s S] [--continue]
+                                 [--tests PATH ...] [--cpu-s S] [--vopr-cpu-s S] [--continue] [--live]
 
 As many mutants of each area are drawn from the seed (areas.py, changes.py); `--named` adds those of mutants.toml. The
 same seed draws the same mutants in another commit, but for functions that differ. `--of` names the checkout that is
@@ -15,7 +15,8 @@ seconds of a processor's time. A test that CI runs a second time has to fail twi
 
 What runs in processes that a test starts is not seen by probes, so the tests of whole systems are left out: `cluster`,
 `launch`, `clients`, `deploy`, `benchmarks`, and those of models and kernels, which decide nothing. `--live` tries all
-survivors together against those of `cluster` and `launch`, and then halves of them: it takes hours.
+survivors together against those of `cluster` and `launch` (live.py): that takes hours. `--continue` goes on where DIR's
+results stopped.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.mutants.areas import AREAS, files_of
 from benchmarks.mutants.catch import Bounds, Verdict, attempt, attempt_imported
 from benchmarks.mutants.copies import CollectedTests, copy_tree, mutated
 from benchmarks.mutants.draw import draw
 from benchmarks.mutants.edit import Edit
+from benchmarks.mutants.live import caught_live, files_in, run_in
 from benchmarks.mutants.named import named_edits
 from benchmarks.mutants.reach import VOPR, digest_of, load, measure
 from benchmarks.mutants.table import save, saved
@@ -83,7 +87,7 @@ class Trials:
         left = [each for each in [*files, VOPR] if each not in self.reach.files]
 
         def one(server: CollectedTests, file: str) -> None:
-            answers = []
+            answers: list[dict[str, Any]] = []
             measure(server, file, self.edited, answers.append)
             with self._lock:
                 for answer in answers:
@@ -133,7 +137,7 @@ class Trials:
             copy = copy_tree(self._root, folder / f"copy-{at}")
             started.append(CollectedTests(copy, self._paths, self.edited, self._out / "tests.log"))
 
-        _together([lambda at=at: start(at) for at in range(self._num_jobs)])
+        _together([partial(start, at) for at in range(self._num_jobs)])
         return started
 
     def _share(
@@ -149,7 +153,7 @@ class Trials:
                     one = left.popleft()
                 do(server, one)
 
-        _together([lambda server=server: work(server) for server in servers])
+        _together([partial(work, server) for server in servers])
 
 
 def _together(calls: list[Callable[[], None]]) -> None:
@@ -183,6 +187,7 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+")
     parser.add_argument("--cpu-s", type=float, default=Bounds.tests_cpu_s)
     parser.add_argument("--vopr-cpu-s", type=float, default=Bounds.vopr_cpu_s)
+    parser.add_argument("--live", action="store_true")
     parser.add_argument("--continue", action="store_true", dest="goes_on")
     args = parser.parse_args()
     root, out = args.of.resolve(), args.out.resolve()
@@ -222,4 +227,13 @@ def main() -> None:
         finally:
             for server in servers:
                 server.end()
+        if args.live:
+            by_key = {each.key: each for each in edits}
+            alive = [by_key[key] for key, each in found.items() if not each.is_caught]
+
+            def tell(edit: Edit, test: str) -> None:
+                add(replace(found[edit.key], is_caught=True, by=test, why="in a live system"))
+
+            copy = servers[0].copy
+            caught_live(alive, files_in(copy), run_in(copy), tell)
     print(f"{sum(each.is_caught for each in found.values())} of {len(found)} caught")

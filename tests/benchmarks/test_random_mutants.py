@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,7 @@ from benchmarks.mutants.changes import changes, is_different
 from benchmarks.mutants.copies import CollectedTests, copy_tree
 from benchmarks.mutants.draw import draw
 from benchmarks.mutants.edit import Edit
+from benchmarks.mutants.live import apart, caught_live, together
 from benchmarks.mutants.mutant import ROOT, Mutant, mutants
 from benchmarks.mutants.named import edit_of
 from benchmarks.mutants.reach import Measured, Reach, digest_of, load, measure
@@ -302,6 +303,42 @@ def test_near_and_cheap_tests_come_first() -> None:
             "tests/batch/test_c.py::dear",
             "tests/sim/test_a.py::dear",
         ]
+
+
+# ---- live systems ----------------------------------------------------------------------------------------------------
+
+
+def test_of_many_mutants_in_one_system_those_that_tests_catch_are_told() -> None:
+    edits = list(changed("Limit.take").values())
+    files = ["tests/cluster/test_a.py", "tests/cluster/test_b.py", "tests/launch/test_c.py"]
+    # What each test catches; all others pass.
+    catching = {f"{files[0]}::a": edits[1], f"{files[2]}::c": edits[4], f"{files[2]}::d": edits[1]}
+    runs: list[tuple[int, list[str]]] = []
+
+    def run(group: Sequence[Edit], tests: Sequence[str]) -> str | None:
+        runs.append((len(group), list(tests)))
+        found = (name for name, edit in catching.items() if name.startswith(tuple(tests)) and edit in group)
+        return next(found, None)
+
+    told: list[tuple[Edit, str]] = []
+    caught_live(
+        [edits[1], edits[4], *changed("Limit.check").values()], files, run, lambda *each: told.append(each)
+    )
+    assert told == [(edits[1], f"{files[0]}::a"), (edits[4], f"{files[2]}::c")]
+    # What came before the file of a test that failed is not run again.
+    assert [tests for _, tests in runs if len(tests) > 1] == [files, files]
+    assert runs[-1][1] == files[2:]
+
+
+def test_mutants_of_one_file_live_together_where_they_do_not_touch() -> None:
+    taken, checked = list(changed("Limit.take").values()), list(changed("Limit.check").values())
+    groups = apart([*taken, *checked])
+    assert sum(map(len, groups)) == len(taken) + len(checked) and len(groups) > 1
+    for group in groups:
+        text = together(LIMIT, group)
+        compile(text, FILE, "exec")
+        assert text.count("\n") == LIMIT.count("\n")
+        assert all(f"({each.new})" in text for each in group if each.is_expression)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
