@@ -87,18 +87,30 @@ def digest_of(root: Path) -> str:
 def measure(
     tests: CollectedTests, test_file: str, probed: list[str], add: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Runs the tests of a file, or seeds for `VOPR`. A test that ends the process, or hangs, costs only itself."""
+    """Runs the tests of a file, or seeds for `VOPR`. A test that ends the process, or hangs, costs only itself, and
+    those that fail get a second run."""
     request: dict[str, Any] = {"probes": probed, "cpu_s": 1e9}
     if test_file == VOPR:
         answer = tests.ask(request | {"first_seed": 0, "cpu_s": _VOPR_CPU_S})
         hits = {hit for each in answer["ended"] for hit in each["hits"]}
         add(answer | {"ended": [_whole(answer, hits)]})
         return
-    left = [name for name in tests.runs_twice if name.split("::")[0] == test_file]
-    while left:
-        answer = tests.ask(request | {"items": left, "limits": dict.fromkeys(left, _UNKNOWN)})
+    names = [name for name in tests.runs_twice if name.split("::")[0] == test_file]
+    failed = _run(tests, names, request, add)
+    _run(tests, failed, request, add)
+
+
+def _run(
+    tests: CollectedTests, names: list[str], request: dict[str, Any], add: Callable[[dict[str, Any]], None]
+) -> list[str]:
+    """Returns those that failed."""
+    failed: list[str] = []
+    while names:
+        answer = tests.ask(request | {"items": names, "limits": dict.fromkeys(names, _UNKNOWN)})
         add(answer)
-        left = left[len(answer["ended"]) :] if answer["outcome"] == "failed" else []
+        failed += [each["ends"] for each in answer["ended"] if each["outcome"] == "failed"]
+        names = names[len(answer["ended"]) :] if answer["outcome"] == "failed" else []
+    return failed
 
 
 def _whole(answer: dict[str, Any], hits: set[int]) -> dict[str, Any]:

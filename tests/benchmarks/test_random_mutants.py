@@ -309,10 +309,10 @@ def test_near_and_cheap_tests_come_first() -> None:
 
 
 def test_of_many_mutants_in_one_system_those_that_tests_catch_are_told() -> None:
-    edits = list(changed("Limit.take").values())
+    edits = apart([*changed("Limit.take").values(), *changed("Limit.check").values()])[0]
     files = ["tests/cluster/test_a.py", "tests/cluster/test_b.py", "tests/launch/test_c.py"]
     # What each test catches; all others pass.
-    catching = {f"{files[0]}::a": edits[1], f"{files[2]}::c": edits[4], f"{files[2]}::d": edits[1]}
+    catching = {f"{files[0]}::a": edits[1], f"{files[2]}::c": edits[3], f"{files[2]}::d": edits[1]}
     runs: list[tuple[int, list[str]]] = []
 
     def run(group: Sequence[Edit], tests: Sequence[str]) -> str | None:
@@ -321,10 +321,8 @@ def test_of_many_mutants_in_one_system_those_that_tests_catch_are_told() -> None
         return next(found, None)
 
     told: list[tuple[Edit, str]] = []
-    caught_live(
-        [edits[1], edits[4], *changed("Limit.check").values()], files, run, lambda *each: told.append(each)
-    )
-    assert told == [(edits[1], f"{files[0]}::a"), (edits[4], f"{files[2]}::c")]
+    caught_live(edits, files, run, lambda *each: told.append(each))
+    assert told == [(edits[1], f"{files[0]}::a"), (edits[3], f"{files[2]}::c")]
     # What came before the file of a test that failed is not run again.
     assert [tests for _, tests in runs if len(tests) > 1] == [files, files]
     assert runs[-1][1] == files[2:]
