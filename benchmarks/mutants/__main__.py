@@ -4,6 +4,8 @@
 
 `--only`: those with the text in their name or file. `--continue`: not those that were found before, as DIR says; all
 of them take hours. Writes mutants.md and mutants.json. Exit status 1: not all were found.
+
+With `--random N` or `--named` mutants are tried against the tests instead: see command.py.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.mutants import command
 from benchmarks.mutants.mutant import Mutant, copy_packages, living, mutants
 
 # `alignedserve vopr` ends with this status when something did not hold.
@@ -96,6 +99,9 @@ def found_before(directory: Path) -> dict[str, Hunt]:
 
 
 def main() -> None:
+    if any(each.split("=")[0] in ("--random", "--named") for each in sys.argv):
+        command.main()
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--only", default="")

@@ -1,0 +1,180 @@
+"""Tries a mutant against the tests that execute its statement, the nearest and cheapest first, and then against vopr.
+
+This costs what tests cost until one fails. So that what is caught early is known early, all are tried for a short time
+first, and then those that live go on where they stopped.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.mutants.areas import area_of
+from benchmarks.mutants.copies import CollectedTests, mutated
+from benchmarks.mutants.edit import Edit
+from benchmarks.mutants.reach import VOPR, Reach
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a mutant that nothing catches may cost, in seconds of a processor's time."""
+
+    tests_cpu_s: float = 120.0
+    vopr_cpu_s: float = 60.0
+    # The first seed of vopr, all mutants the same.
+    first_seed: int = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    key: str
+    name: str
+    # None: its file is in no area.
+    area: str | None
+    file: str
+    line: int
+    function: str
+    old: str
+    new: str
+    is_caught: bool
+    # The test that failed, or the seed of vopr, and how.
+    by: str
+    why: str
+    # The number of tests that execute the statement, and of those that were run.
+    num_reaching: int
+    num_run: int
+    # Whether vopr executes it.
+    is_in_vopr: bool
+    # Seconds of a processor's time that tests took.
+    cpu_s: float
+    # The tests took as long as a mutant may: some that execute the statement were not run.
+    is_cut: bool
+    # CollectedTests can't see it in a fork: what it changes stands outside functions.
+    is_outside: bool = False
+
+
+def attempt(
+    edit: Edit, tests: CollectedTests, reach: Reach, bounds: Bounds, before: Verdict | None = None
+) -> Verdict:
+    """`before`: how it went for a shorter time."""
+    with mutated(tests.copy, edit) as text:
+        reaching = reach.of(edit.file, edit.statement_line)
+        return _attempt(
+            edit, _Trial({"file": edit.file, "text": text}, tests, reach, before), reaching, bounds
+        )
+
+
+def attempt_imported(edit: Edit, tests: CollectedTests, reach: Reach, bounds: Bounds) -> Verdict:
+    """As `attempt`, of tests that have imported the mutant already: all those that execute anything in its file."""
+    lines = {line for file, line in reach.places if file == edit.file}
+    reaching = list(dict.fromkeys(name for line in sorted(lines) for name in reach.of(edit.file, line)))
+    trial = _Trial({}, tests, reach, None)
+    if tests.num_broken:
+        trial.by, trial.why = "import", f"{tests.num_broken} files of tests can't be imported"
+    return _attempt(edit, trial, reaching, bounds)
+
+
+def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> Verdict:
+    names = [name for name in reaching if name != VOPR]
+    if not trial.by:
+        trial.run(ordered(edit.file, names, trial.reach)[trial.num_run :], bounds.tests_cpu_s)
+    if not trial.by and not trial.is_outside and VOPR in reaching and bounds.vopr_cpu_s:
+        trial.run_seeds(bounds.first_seed, bounds.vopr_cpu_s)
+    return Verdict(
+        edit.key,
+        edit.name,
+        area_of(edit.file),
+        edit.file,
+        edit.line,
+        edit.function,
+        edit.old,
+        edit.new,
+        bool(trial.by),
+        trial.by,
+        trial.why,
+        len(names),
+        trial.num_run,
+        VOPR in reaching,
+        round(trial.cpu_s, 2),
+        trial.is_cut,
+        trial.is_outside,
+    )
+
+
+def ordered(file: str, names: list[str], reach: Reach) -> list[str]:
+    """Those of the folder that mirrors the file's before others, cheap ones before dear ones; tests of one file stay
+    together, since they share what the file sets up."""
+    folder = f"tests/{_mirrored(file)}/"
+    cost_of: dict[tuple[int, str], float] = defaultdict(float)
+    tiers = {}
+    for name in names:
+        cpu_s, is_near = reach.tests[name].cpu_s, name.startswith(folder)
+        tiers[name] = next(
+            at for at, (most_s, is_for_all) in enumerate(_TIERS) if cpu_s < most_s and (is_near or is_for_all)
+        )
+        cost_of[tiers[name], _file(name)] += cpu_s
+    return sorted(
+        names,
+        key=lambda name: (
+            tiers[name],
+            cost_of[tiers[name], _file(name)],
+            _file(name),
+            reach.tests[name].cpu_s,
+        ),
+    )
+
+
+# Seconds of a processor's time that a test of the tier takes at most, and whether all are in it, or only near ones.
+_TIERS = ((0.5, False), (0.1, True), (5.0, False), (2.0, True), (float("inf"), True))
+
+
+def _mirrored(file: str) -> str:
+    parts = file.split("/")
+    return parts[1] if parts[0] == "alignedserve" else parts[0]
+
+
+def _file(name: str) -> str:
+    return name.split("::")[0]
+
+
+class _Trial:
+    def __init__(
+        self, mutant: dict[str, Any], tests: CollectedTests, reach: Reach, before: Verdict | None
+    ) -> None:
+        self._mutant, self._tests, self.reach = mutant, tests, reach
+        self.by = self.why = ""
+        self.num_run, self.cpu_s = (before.num_run, before.cpu_s) if before else (0, 0.0)
+        self.is_cut = self.is_outside = False
+
+    def run(self, names: list[str], cpu_s: float) -> None:
+        """A test that CI runs once more if it fails has to fail twice, as there."""
+        while names and not self.by and not self.is_cut and not self.is_outside:
+            last = self._ask({"items": names, "cpu_s": max(0.0, cpu_s - self.cpu_s)})
+            if last is None:
+                return
+            self.num_run += names.index(last["ends"]) + 1
+            if last["outcome"] == "failed":
+                again: dict[str, Any] | None = last
+                if self._tests.runs_twice[last["ends"]]:
+                    again = self._ask({"items": [last["ends"]], "cpu_s": cpu_s})
+                if again and again["outcome"] == "failed":
+                    self.by, self.why = last["ends"], last["why"]
+            names = names[names.index(last["ends"]) + 1 :]
+
+    def run_seeds(self, first_seed: int, cpu_s: float) -> None:
+        last = self._ask({"first_seed": first_seed, "cpu_s": cpu_s})
+        if last and last["outcome"] == "failed":
+            self.by, self.why = last["ends"], last["why"]
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns what is known of the last test that was run."""
+        limits = self.reach.limits(request.get("items", ()))
+        answer = self._tests.ask(request | self._mutant | {"limits": limits})
+        ended: list[dict[str, Any]] = answer["ended"]
+        self.cpu_s += sum(each["cpu_s"] for each in ended)
+        self.is_cut = answer["outcome"] == "spent"
+        self.is_outside = answer["outcome"] == "outside"
+        if ended and not ended[-1]["ends"]:
+            raise RuntimeError(f"no test could be run: {ended[-1]['why']}")
+        return ended[-1] if ended else None

@@ -1,0 +1,239 @@
+"""Tries random mutants of the deciding code against the tests and `alignedserve vopr`.
+
+    python -m benchmarks.mutants --random N --seed S [--named] [--only TEXT] [--jobs J] [--out DIR] [--of TREE]
+                                 [--tests PATH ...] [--cpu-s S] [--vopr-cpu-s S] [--continue] [--live]
+
+As many mutants of each area are drawn from the seed (areas.py, changes.py); `--named` adds those of mutants.toml. The
+same seed draws the same mutants in another commit, but for functions that differ. `--of` names the checkout that is
+tried, code and tests: two commits' tests are compared by one run in each.
+
+A mutant is caught if a test fails, or hangs. First, once for a state of the tree, every test is run with probes, which
+say what statements of the deciding code it executes, and what it costs (reach.json in DIR). Then a mutant is tried
+against those that execute its statement: the nearest and cheapest first, until one fails or they have taken `--cpu-s`
+seconds of a processor's time. A test that CI runs a second time has to fail twice. What is left is tried by vopr, for
+`--vopr-cpu-s`. Property tests draw what they draw in CI, where `CI` makes that the same each time.
+
+What runs in processes that a test starts is not seen by probes, so the tests of whole systems are left out: `cluster`,
+`launch`, `clients`, `deploy`, `benchmarks`, and those of models and kernels, which decide nothing. `--live` tries all
+survivors together against those of `cluster` and `launch` (live.py): that takes hours. `--continue` goes on where DIR's
+results stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.mutants.areas import AREAS, files_of
+from benchmarks.mutants.catch import Bounds, Verdict, attempt, attempt_imported
+from benchmarks.mutants.copies import CollectedTests, copy_tree, mutated
+from benchmarks.mutants.draw import draw
+from benchmarks.mutants.edit import Edit
+from benchmarks.mutants.live import caught_live, files_in, run_in
+from benchmarks.mutants.named import named_edits
+from benchmarks.mutants.reach import VOPR, digest_of, load, measure
+from benchmarks.mutants.table import save, saved
+
+_T = TypeVar("_T")
+# Seconds of a processor's time for which all are tried first.
+_SHORT_S = 20.0
+_ROOT = Path(__file__).parents[2]
+# Those that decide, or run what decides, first.
+FOLDERS = (
+    "router",
+    "scheduling",
+    "kvpool",
+    "prefill_worker",
+    "decode_worker",
+    "instance",
+    "protocol",
+    "store",
+    "batch",
+    "gateway",
+    "process",
+    "transport",
+    "timing",
+    "lengths",
+    "sim",
+    "vopr",
+    "offline",
+    "cli",
+)
+
+
+class Trials:
+    """Servers of tests, each in a copy of its own, work through what there is to do."""
+
+    def __init__(self, root: Path, tests: list[str], num_jobs: int, out: Path) -> None:
+        self._root, self._paths, self._num_jobs, self._out = root, tests, num_jobs, out
+        self._lock = threading.Lock()
+        self.edited = sorted(
+            {file for area in AREAS for file in files_of(area, root)}
+            | {each.file for each in named_edits(root)}
+        )
+        self.reach = load(out / "reach.json", digest_of(root))
+
+    def measure(self, servers: list[CollectedTests]) -> None:
+        files = list(dict.fromkeys(name.split("::")[0] for name in servers[0].runs_twice))
+        left = [each for each in [*files, VOPR] if each not in self.reach.files]
+
+        def one(server: CollectedTests, file: str) -> None:
+            answers: list[dict[str, Any]] = []
+            measure(server, file, self.edited, answers.append)
+            with self._lock:
+                for answer in answers:
+                    self.reach.add(answer)
+                self.reach.files.add(file)
+                self.reach.save(self._out / "reach.json")
+            cpu_s = sum(each["cpu_s"] for answer in answers for each in answer["ended"])
+            failed = [e for answer in answers for e in answer["ended"] if e["outcome"] == "failed"]
+            print(
+                f"{cpu_s:6.1f} s  {file}",
+                *(f"\n  left out: {e['ends']}: {e['why']}" for e in failed),
+                flush=True,
+            )
+
+        self._share(servers, left, one)
+
+    def attempt(
+        self,
+        servers: list[CollectedTests],
+        edits: list[Edit],
+        bounds: Bounds,
+        before: dict[str, Verdict],
+        add: Callable[[Verdict], None],
+    ) -> None:
+        def one(server: CollectedTests, edit: Edit) -> None:
+            verdict = attempt(edit, server, self.reach, bounds, before.get(edit.key))
+            if verdict.is_outside:
+                verdict = self._anew(edit, server.copy, bounds)
+            with self._lock:
+                add(verdict)
+
+        self._share(servers, edits, one)
+
+    def _anew(self, edit: Edit, copy: Path, bounds: Bounds) -> Verdict:
+        """What it changes is executed when a module is imported: all is imported anew, with the mutant in it."""
+        with mutated(copy, edit):
+            server = CollectedTests(copy, self._paths, self.edited, self._out / "tests.log")
+            try:
+                return attempt_imported(edit, server, self.reach, bounds)
+            finally:
+                server.end()
+
+    def servers(self, folder: Path) -> list[CollectedTests]:
+        started: list[CollectedTests] = []
+
+        def start(at: int) -> None:
+            copy = copy_tree(self._root, folder / f"copy-{at}")
+            started.append(CollectedTests(copy, self._paths, self.edited, self._out / "tests.log"))
+
+        _together([partial(start, at) for at in range(self._num_jobs)])
+        return started
+
+    def _share(
+        self, servers: list[CollectedTests], todo: list[_T], do: Callable[[CollectedTests, _T], None]
+    ) -> None:
+        left = deque(todo)
+
+        def work(server: CollectedTests) -> None:
+            while left:
+                with self._lock:
+                    if not left:
+                        return
+                    one = left.popleft()
+                do(server, one)
+
+        _together([partial(work, server) for server in servers])
+
+
+def _together(calls: list[Callable[[], None]]) -> None:
+    """Each in a thread; raises what the first of them raised."""
+    errors: list[BaseException] = []
+
+    def guarded(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
+    parser.add_argument("--random", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--named", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--of", type=Path, default=_ROOT)
+    parser.add_argument("--tests", nargs="+")
+    parser.add_argument("--cpu-s", type=float, default=Bounds.tests_cpu_s)
+    parser.add_argument("--vopr-cpu-s", type=float, default=Bounds.vopr_cpu_s)
+    parser.add_argument("--live", action="store_true")
+    parser.add_argument("--continue", action="store_true", dest="goes_on")
+    args = parser.parse_args()
+    root, out = args.of.resolve(), args.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    edits = [
+        *(draw(root, args.random, args.seed) if args.random else ()),
+        *(named_edits(root) if args.named else ()),
+    ]
+    edits = [each for each in edits if args.only in each.name or args.only == each.key]
+    found = {each.key: each for each in saved(out)} if args.goes_on else {}
+    found = {each.key: found[each.key] for each in edits if each.key in found}
+    command = (
+        f"python -m benchmarks.mutants --random {args.random} --seed {args.seed}{' --named' * args.named}"
+    )
+
+    def add(verdict: Verdict) -> None:
+        found[verdict.key] = verdict
+        save([found[each.key] for each in edits if each.key in found], out, command)
+        print(
+            f"{verdict.cpu_s:6.1f} s  {'caught' if verdict.is_caught else 'ALIVE ':6}  {verdict.key} {verdict.name}"
+            f"  {verdict.by}",
+            flush=True,
+        )
+
+    paths = args.tests or [f"tests/{folder}" for folder in FOLDERS if (root / "tests" / folder).exists()]
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        trials = Trials(root, paths, args.jobs, out)
+        servers = trials.servers(Path(folder))
+        try:
+            if servers[0].num_broken:
+                sys.exit(f"{servers[0].num_broken} files of tests can't be imported: see {out}/tests.log")
+            trials.measure(servers)
+            todo = [each for each in edits if each.key not in found]
+            trials.attempt(servers, todo, Bounds(min(_SHORT_S, args.cpu_s), 0.0), found, add)
+            todo = [each for each in edits if not found[each.key].is_caught]
+            trials.attempt(servers, todo, Bounds(args.cpu_s, args.vopr_cpu_s), dict(found), add)
+        finally:
+            for server in servers:
+                server.end()
+        if args.live:
+            by_key = {each.key: each for each in edits}
+            alive = [by_key[key] for key, each in found.items() if not each.is_caught]
+
+            def tell(edit: Edit, test: str) -> None:
+                add(replace(found[edit.key], is_caught=True, by=test, why="in a live system"))
+
+            copy = servers[0].copy
+            caught_live(alive, files_in(copy), run_in(copy), tell)
+    print(f"{sum(each.is_caught for each in found.values())} of {len(found)} caught")

@@ -1,0 +1,96 @@
+"""Copies of the repository in which mutants live, and servers of tests in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mutants.edit import Edit
+
+_OWN_ROOT = Path(__file__).parents[2]
+_LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", ".clients", "__pycache__", ".mypy_cache", ".ruff_cache", ".hypothesis"
+)
+# What a checkout has that no commit has.
+_LINKED = (".venv", ".clients")
+# No test of a mutant reads what Python compiled of another.
+_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
+
+
+def copy_tree(root: Path, to: Path) -> Path:
+    shutil.copytree(root, to, symlinks=True, ignore=_LEFT_OUT)
+    for name in _LINKED:
+        if (root / name).exists():
+            (to / name).symlink_to((root / name).resolve())
+    return to
+
+
+@contextmanager
+def mutated(copy: Path, edit: Edit) -> Iterator[str]:
+    """While the block runs, the mutant is in the copy: processes that tests start have it, too. Gives its text."""
+    path = copy / edit.file
+    text = path.read_text()
+    path.write_text(edit.applied(text))
+    try:
+        yield edit.applied(text)
+    finally:
+        path.write_text(text)
+
+
+def module_of(file: str) -> str:
+    """As tests import it."""
+    parts = Path(file).with_suffix("").parts
+    return ".".join(parts if parts[0] == "alignedserve" else ("alignedserve", *parts))
+
+
+class CollectedTests:
+    """CollectedTests that were collected in a copy, in a process that runs any of them in a fork: see server.py."""
+
+    def __init__(self, copy: Path, paths: list[str], mutated: list[str], log: Path) -> None:
+        """`mutated`: the files in which mutants may live."""
+        modules = json.dumps([module_of(file) for file in mutated])
+        with log.open("a") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.mutants.server", str(copy), modules, *paths],
+                cwd=_OWN_ROOT,
+                env=os.environ | _ENVIRONMENT | {"PYTHONPATH": str(copy)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self.copy = copy
+        collected = self._answer()
+        # Each test's id, and whether CI runs it once more if it fails.
+        self.runs_twice: dict[str, bool] = dict(collected["items"])
+        # The number of files of tests that could not be imported.
+        self.num_broken: int = collected["num_broken"]
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(
+                f"the server of tests ended with status {self._process.wait()}; its log says why"
+            )
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()

@@ -1,0 +1,126 @@
+"""Which tests execute which statements of the deciding code, and what each of them costs: measured once for a tree."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mutants.copies import CollectedTests
+
+# Seconds of a processor's time, and of a clock, for which limits are made where nothing is known yet.
+_UNKNOWN = [6.0, 30.0]
+# The seeds of vopr that are run to see which statements it executes: these seconds of a processor's time.
+_VOPR_CPU_S = 60.0
+VOPR = "vopr"
+
+
+@dataclass
+class Measured:
+    outcome: str
+    cpu_s: float
+    wall_s: float
+    # Bits of the statements, as in `Reach.places`.
+    hits: int
+
+
+@dataclass
+class Reach:
+    # The state of the tree that this was measured in.
+    digest: str
+    # Each statement: its file and its first line.
+    places: list[tuple[str, int]] = field(default_factory=list)
+    tests: dict[str, Measured] = field(default_factory=dict)
+    # The files of tests that were run whole, and `VOPR`.
+    files: set[str] = field(default_factory=set)
+
+    def of(self, file: str, statement_line: int) -> list[str]:
+        """The tests that pass and execute a statement; `VOPR` may be one of them."""
+        bits = sum(1 << at for at, place in enumerate(self.places) if place == (file, statement_line))
+        return [name for name, test in self.tests.items() if test.outcome == "passed" and test.hits & bits]
+
+    def limits(self, names: Iterable[str]) -> dict[str, list[float]]:
+        return {name: [self.tests[name].cpu_s, self.tests[name].wall_s] for name in names}
+
+    def add(self, answer: dict[str, Any]) -> None:
+        self.places = [(file, line) for file, line in answer["places"]]
+        for each in answer["ended"]:
+            hits = sum(1 << at for at in each["hits"])
+            self.tests[each["ends"]] = Measured(each["outcome"], each["cpu_s"], each["wall_s"], hits)
+
+    def save(self, path: Path) -> None:
+        tests = {name: asdict(test) | {"hits": _packed(test.hits)} for name, test in self.tests.items()}
+        text = json.dumps(
+            {"digest": self.digest, "places": self.places, "files": sorted(self.files), "tests": tests}
+        )
+        path.with_suffix(".new").write_text(text)
+        path.with_suffix(".new").replace(path)
+
+
+def load(path: Path, digest: str) -> Reach:
+    """Returns an empty one if there is none of this state of the tree."""
+    if not path.exists():
+        return Reach(digest)
+    data = json.loads(path.read_text())
+    if data["digest"] != digest:
+        return Reach(digest)
+    tests = {
+        name: Measured(**each | {"hits": _unpacked(each["hits"])}) for name, each in data["tests"].items()
+    }
+    return Reach(digest, [(file, line) for file, line in data["places"]], tests, set(data["files"]))
+
+
+def digest_of(root: Path) -> str:
+    """Of all Python code in it."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        if ".venv" not in path.parts and ".clients" not in path.parts:
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def measure(
+    tests: CollectedTests, test_file: str, probed: list[str], add: Callable[[dict[str, Any]], None]
+) -> None:
+    """Runs the tests of a file, or seeds for `VOPR`. A test that ends the process, or hangs, costs only itself, and
+    those that fail get a second run."""
+    request: dict[str, Any] = {"probes": probed, "cpu_s": 1e9}
+    if test_file == VOPR:
+        answer = tests.ask(request | {"first_seed": 0, "cpu_s": _VOPR_CPU_S})
+        hits = {hit for each in answer["ended"] for hit in each["hits"]}
+        add(answer | {"ended": [_whole(answer, hits)]})
+        return
+    names = [name for name in tests.runs_twice if name.split("::")[0] == test_file]
+    failed = _run(tests, names, request, add)
+    _run(tests, failed, request, add)
+
+
+def _run(
+    tests: CollectedTests, names: list[str], request: dict[str, Any], add: Callable[[dict[str, Any]], None]
+) -> list[str]:
+    """Returns those that failed."""
+    failed: list[str] = []
+    while names:
+        answer = tests.ask(request | {"items": names, "limits": dict.fromkeys(names, _UNKNOWN)})
+        add(answer)
+        failed += [each["ends"] for each in answer["ended"] if each["outcome"] == "failed"]
+        names = names[len(answer["ended"]) :] if answer["outcome"] == "failed" else []
+    return failed
+
+
+def _whole(answer: dict[str, Any], hits: set[int]) -> dict[str, Any]:
+    cpu_s = sum(each["cpu_s"] for each in answer["ended"])
+    return {"ends": VOPR, "outcome": answer["outcome"], "cpu_s": cpu_s, "wall_s": 0.0, "hits": sorted(hits)}
+
+
+def _packed(hits: int) -> str:
+    return base64.b64encode(zlib.compress(hits.to_bytes((hits.bit_length() + 7) // 8, "little"))).decode()
+
+
+def _unpacked(text: str) -> int:
+    return int.from_bytes(zlib.decompress(base64.b64decode(text)), "little")

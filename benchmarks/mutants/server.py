@@ -1,0 +1,323 @@
+"""A process that has collected the tests of a copy of the repository, and forks for each run of some of them.
+
+    python -m benchmarks.mutants.server COPY PATH...
+
+It reads one request a line from its standard input, as JSON, and writes one answer a line to its standard output. What
+is imported and collected once costs ten seconds; a fork, in which a mutant's code is put into the functions that are
+imported already (swap.py), costs a tenth of one.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+from benchmarks.mutants.family import adopt_orphans, kill_descendants, load_of
+from benchmarks.mutants.swap import Functions, Probes
+
+Request = dict[str, Any]
+Answer = dict[str, Any]
+
+# A test hangs when it has computed for this many times what it takes otherwise, and these seconds more,
+_TIMES, _MORE_CPU_S = 10.0, 15.0
+# or has waited for so long, while none of its processes had anything to compute.
+_IDLE_TIMES, _IDLE_S = 3.0, 25.0
+# Seconds between two looks at a test's processes, and before the first.
+_LOOK_S = 1.0
+# The most seconds of a processor that one seed of vopr may take.
+_SEED_CPU_S = 120.0
+
+
+class Server:
+    """pytest's plugin: instead of running what was collected, it answers requests."""
+
+    def __init__(self, root: Path, modules: list[str], requests: TextIO, answers: TextIO) -> None:
+        self._root, self._modules = root, modules
+        self._requests, self._answers = requests, answers
+        self._items: dict[str, pytest.Item] = {}
+        self._reports: list[pytest.TestReport] = []
+        self._functions: Functions
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Property tests draw the same examples each time, and what fails is not made smaller."""
+        from hypothesis import Phase, settings
+
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile(
+            "mutants", settings.default, derandomize=True, database=None, phases=phases, print_blob=False
+        )
+        settings.load_profile("mutants")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            item.user_properties.append(("runs_twice", item.get_closest_marker("flaky") is not None))
+            item.own_markers = [each for each in item.own_markers if each.name != "flaky"]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.append(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._items = {item.nodeid: item for item in session.items}
+        if not session.testsfailed:
+            for module in self._modules:
+                importlib.import_module(module)
+        self._functions = Functions(self._root)
+        gc.collect()
+        gc.freeze()
+        items = [[name, _runs_twice(item)] for name, item in self._items.items()]
+        self._answer({"items": items, "num_broken": session.testsfailed})
+        for line in self._requests:
+            self._answer(self._run(json.loads(line)))
+        return True
+
+    def _answer(self, answer: Answer) -> None:
+        print(json.dumps(answer), file=self._answers, flush=True)
+
+    def _run(self, request: Request) -> Answer:
+        reading, writing = os.pipe()
+        folder = tempfile.mkdtemp(prefix="mutant-")
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _in_child(lambda told: self._in_fork(request, Path(folder), told), writing, Path(folder))
+        os.close(writing)
+        try:
+            return _Watch(request, pid, reading, self._requests).answer()
+        finally:
+            kill_descendants()
+            os.close(reading)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # ---- in the fork -------------------------------------------------------------------------------------------------
+
+    def _in_fork(self, request: Request, folder: Path, tell: Callable[[Answer], None]) -> None:
+        probes = None
+        if request.get("probes"):
+            probes = Probes(self._functions, self._root, request["probes"])
+            tell({"places": probes.places})
+        if request.get("file") and not self._functions.replace(request["file"], request["text"]):
+            tell({"outcome": "outside"})
+            return
+        if "first_seed" in request:
+            self._seeds(request, probes, tell)
+        else:
+            self._tests(request, probes, folder, tell)
+
+    def _tests(
+        self, request: Request, probes: Probes | None, folder: Path, tell: Callable[[Answer], None]
+    ) -> None:
+        items = [self._items[name] for name in request["items"]]
+        items[0].config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
+        spent_s = 0.0
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            tell({"begins": item.nodeid})
+            self._reports.clear()
+            cpu_s, begun_s = _cpu_s(), time.monotonic()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            failed = [each for each in self._reports if each.failed]
+            passed = any(each.passed and each.when == "call" for each in self._reports)
+            took_s = _cpu_s() - cpu_s
+            tell(
+                {
+                    "ends": item.nodeid,
+                    "outcome": "failed" if failed else "passed" if passed else "skipped",
+                    "why": _last_line(failed[0]) if failed else "",
+                    "cpu_s": round(took_s, 3),
+                    "wall_s": round(time.monotonic() - begun_s, 3),
+                    "hits": probes.take() if probes else [],
+                }
+            )
+            spent_s += took_s
+            if failed and not probes:
+                tell({"outcome": "failed"})
+                return
+            if spent_s > request["cpu_s"]:
+                tell({"outcome": "spent"})
+                return
+        tell({"outcome": "passed"})
+
+    def _seeds(self, request: Request, probes: Probes | None, tell: Callable[[Answer], None]) -> None:
+        run = importlib.import_module("alignedserve.vopr.run")
+        seed, begun_s = request["first_seed"], _cpu_s()
+        while _cpu_s() - begun_s < request["cpu_s"]:
+            name, cpu_s = f"vopr --seed {seed}", _cpu_s()
+            tell({"begins": name})
+            failure = run.run(run.history_of(seed)).failure
+            tell(
+                {
+                    "ends": name,
+                    "outcome": "failed" if failure else "passed",
+                    "why": str(failure.message)[:200] if failure else "",
+                    "cpu_s": round(_cpu_s() - cpu_s, 3),
+                    "wall_s": 0.0,
+                    "hits": probes.take() if probes else [],
+                }
+            )
+            if failure:
+                tell({"outcome": "failed"})
+                return
+            seed += 1
+        tell({"outcome": "passed"})
+
+
+def _in_child(run: Callable[[Callable[[Answer], None]], None], writing: int, folder: Path) -> None:
+    """Never returns."""
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        written = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
+        os.dup2(nothing, 0)
+        os.dup2(written, 1)
+        os.dup2(written, 2)
+        os.set_inheritable(writing, False)
+        run(lambda answer: _write(writing, answer))
+    except BaseException:
+        _write(writing, {"outcome": "failed", "why": traceback.format_exc()[-400:]})
+    finally:
+        os._exit(0)
+
+
+def _write(writing: int, answer: Answer) -> None:
+    data = json.dumps(answer).encode() + b"\n"
+    while data:
+        data = data[os.write(writing, data) :]
+
+
+class _Watch:
+    """Reads what a fork tells, and ends it when a test hangs."""
+
+    def __init__(self, request: Request, pid: int, reading: int, requests: TextIO) -> None:
+        self._limits: dict[str, list[float]] = request.get("limits", {})
+        self._max_test_cpu_s: float = request.get("max_test_cpu_s", _SEED_CPU_S)
+        self._pid, self._reading, self._requests = pid, reading, requests
+        self._running = ""
+        self._ended: list[Answer] = []
+        self._places: list[Any] = []
+        # Since when the test runs, and what its processes had computed then; since when they have nothing to compute.
+        self._begun_cpu_s: float | None = None
+        self._looked_s = self._idle_since_s = time.monotonic()
+
+    def answer(self) -> Answer:
+        rest = b""
+        while True:
+            ready = select.select([self._reading], [], [], _LOOK_S)[0]
+            if ready:
+                data = os.read(self._reading, 1 << 20)
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    over = self._take(json.loads(line))
+                    if over:
+                        return self._over(over["outcome"], over.get("why", ""))
+                if not data:
+                    return self._over("failed", "the process of the tests ended")
+            elif _is_closed(self._requests):
+                sys.exit("nobody asks any more")
+            if time.monotonic() - self._looked_s >= _LOOK_S:
+                hang = self._hangs()
+                if hang:
+                    os.kill(self._pid, signal.SIGKILL)
+                    return self._over("failed", hang)
+
+    def _take(self, told: Answer) -> Answer | None:
+        """Returns the last thing that is told."""
+        if "begins" in told:
+            self._running, self._begun_cpu_s = told["begins"], None
+            self._looked_s = self._idle_since_s = time.monotonic()
+        elif "ends" in told:
+            self._ended.append(told)
+        elif "places" in told:
+            self._places = told["places"]
+        else:
+            return told
+        return None
+
+    def _hangs(self) -> str:
+        load, now_s = load_of(self._pid), time.monotonic()
+        self._looked_s = now_s
+        if self._begun_cpu_s is None:
+            self._begun_cpu_s = load.cpu_s
+        cpu_s, wall_s = self._limits.get(self._running, (self._max_test_cpu_s / _TIMES, 20.0))
+        if load.is_busy:
+            self._idle_since_s = now_s
+        if load.cpu_s - self._begun_cpu_s > _TIMES * cpu_s + _MORE_CPU_S:
+            return (
+                f"hangs: computes for {load.cpu_s - self._begun_cpu_s:.0f} s, {cpu_s:.1f} without the mutant"
+            )
+        if now_s - self._idle_since_s > _IDLE_TIMES * wall_s + _IDLE_S:
+            return (
+                f"hangs: waits for {now_s - self._idle_since_s:.0f} s, took {wall_s:.1f} without the mutant"
+            )
+        return ""
+
+    def _over(self, outcome: str, why: str) -> Answer:
+        ended = self._ended
+        if outcome == "failed" and not (ended and ended[-1]["outcome"] == "failed"):
+            ended.append(
+                {
+                    "ends": self._running,
+                    "outcome": "failed",
+                    "why": why,
+                    "cpu_s": 0.0,
+                    "wall_s": 0.0,
+                    "hits": [],
+                }
+            )
+        return {"outcome": outcome, "ended": ended, "places": self._places}
+
+
+def _is_closed(file: TextIO) -> bool:
+    """Nothing is sent while an answer is awaited: what can be read is the end."""
+    return bool(select.select([file], [], [], 0)[0])
+
+
+def _runs_twice(item: pytest.Item) -> bool:
+    return any(name == "runs_twice" and value for name, value in item.user_properties)
+
+
+def _cpu_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _last_line(report: pytest.TestReport) -> str:
+    """What pytest says last about why it failed."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash else report.longrepr).split("\n")[0][:200]
+
+
+def main() -> None:
+    root, modules, paths = Path(sys.argv[1]).resolve(), json.loads(sys.argv[2]), sys.argv[3:]
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.set_inheritable(requests.fileno(), False)
+    os.set_inheritable(answers.fileno(), False)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    adopt_orphans()
+    os.chdir(root)
+    # The copy has benchmarks of its own, which its tests import.
+    sys.path[0] = str(root)
+    for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
+        del sys.modules[name]
+    plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors", "-s"]
+    pytest.main([*plugins, *paths], plugins=[Server(root, modules, requests, answers)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The table of random mutants by area, and those that nothing caught, by name."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.mutants.areas import AREAS
+from benchmarks.mutants.catch import Verdict
+
+_ELSEWHERE = "elsewhere"
+
+
+def remarks() -> dict[str, str]:
+    """What is known of mutants that live, by their keys: why one changes nothing, or which test is missing."""
+    text = (Path(__file__).parent / "survivors.toml").read_text()
+    return {key: str(remark) for key, remark in tomllib.loads(text).items()}
+
+
+def page(verdicts: Sequence[Verdict], known: dict[str, str], command: str) -> str:
+    alive = [each for each in verdicts if not each.is_caught]
+    return (
+        f"# Random mutants\n\n`{command}`\n\n"
+        f"{len(verdicts) - len(alive)} of {len(verdicts)} are caught by a test that runs in its own process or by "
+        "`alignedserve vopr`. *Live only*: no such test executes the statement.\n\n"
+        "| area | mutants | caught | by a test | by vopr | alive | live only |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |\n"
+        f"{_rows(verdicts)}\n"
+        f"## Those that live\n\n| key | mutant | function | tests that execute it | what is known |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        + "".join(_alive(each, known) for each in alive)
+        + "\n## What caught the others\n\n| by | mutants |\n| --- | --- |\n"
+        + "".join(f"| `{by}` | {num} |\n" for by, num in _catchers(verdicts))
+    )
+
+
+def _rows(verdicts: Sequence[Verdict]) -> str:
+    areas = [*AREAS, _ELSEWHERE]
+    rows = [(area, [each for each in verdicts if (each.area or _ELSEWHERE) == area]) for area in areas]
+    return "".join(
+        "| " + " | ".join(map(str, (area, *_counts(of_area)))) + " |\n"
+        for area, of_area in [*rows, ("all", list(verdicts))]
+        if of_area
+    )
+
+
+def _counts(verdicts: Sequence[Verdict]) -> tuple[int, ...]:
+    caught = [each for each in verdicts if each.is_caught]
+    by_vopr = sum(each.by.startswith("vopr") for each in caught)
+    unreached = sum(not each.is_caught and not each.num_reaching and not each.is_in_vopr for each in verdicts)
+    return (
+        len(verdicts),
+        len(caught),
+        len(caught) - by_vopr,
+        by_vopr,
+        len(verdicts) - len(caught),
+        unreached,
+    )
+
+
+def _alive(verdict: Verdict, known: dict[str, str]) -> str:
+    tests = f"{verdict.num_reaching}{' and vopr' if verdict.is_in_vopr else ''}"
+    if verdict.is_cut:
+        tests += f", {verdict.num_run} of them were run"
+    cells = (verdict.key, verdict.name, f"`{verdict.function}`", tests, known.get(verdict.key, ""))
+    return "| " + " | ".join(each.replace("|", "\\|").replace("\n", " ") for each in cells) + " |\n"
+
+
+def _catchers(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
+    caught = (each.by for each in verdicts if each.is_caught)
+    files = Counter("alignedserve vopr" if by.startswith("vopr") else by.split("::")[0] for by in caught)
+    return files.most_common()
+
+
+def save(verdicts: Sequence[Verdict], to: Path, command: str) -> None:
+    to.mkdir(parents=True, exist_ok=True)
+    (to / "random_mutants.md").write_text(page(verdicts, remarks(), command))
+    text = json.dumps({"command": command, "mutants": [asdict(each) for each in verdicts]}, indent=1)
+    (to / "random_mutants.json").write_text(text + "\n")
+
+
+def saved(to: Path) -> list[Verdict]:
+    path = to / "random_mutants.json"
+    return [Verdict(**each) for each in json.loads(path.read_text())["mutants"]] if path.exists() else []
