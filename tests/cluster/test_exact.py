@@ -49,8 +49,8 @@ def generate(island: Processes, requests: list[Request]) -> tuple[Client, list[S
 
 
 def test_tokens_and_all_logprobs_are_transformers_and_the_engines(island: Processes) -> None:
-    known, greedy_ones, sampled = known_requests(), greedy_requests(32, seed=1), sampled_requests(36, seed=2)
-    more = [each for pair in zip(greedy_ones, sampled, strict=False) for each in pair]
+    known, greedy_ones, sampled = known_requests(), greedy_requests(24, seed=1), sampled_requests(24, seed=2)
+    more = [each for pair in zip(greedy_ones, sampled, strict=True) for each in pair]
     client, streams = generate(island, [*more[:10], *known, *more[10:]])
     directory = island.setup.directory
     assert [stream.tokens for stream in streams[10:19]] == greedy(directory)

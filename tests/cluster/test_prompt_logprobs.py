@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -33,23 +34,23 @@ def is_computing(cluster: Cluster) -> bool:
     return cluster.requests.get("prefilling", 0) >= 2
 
 
-DRAWN = pytest.mark.drawn(one_in=5)
+EVERY_RUN = {("host", (POOL, ROUTER)), ("host", (PREFILLS[0],)), ("gloo", (ROUTER, PREFILLS[1]))}
+DEATHS = ((PREFILLS[0],), (ROUTER,), (POOL,), (DECODES[0],), (ROUTER, PREFILLS[1]), (POOL, ROUTER))
 CASES = [
-    ("host", [POOL, ROUTER]),
-    ("host", [PREFILLS[0]]),
-    ("gloo", [ROUTER, PREFILLS[1]]),
-    *(
-        pytest.param("host", each, marks=DRAWN)
-        for each in ([ROUTER], [POOL], [DECODES[0]], [ROUTER, PREFILLS[1]])
-    ),
-    *(pytest.param("gloo", each, marks=DRAWN) for each in ([ROUTER], [POOL], [DECODES[0]], [POOL, ROUTER])),
-    pytest.param("gloo", [PREFILLS[0]], marks=DRAWN),
+    pytest.param(
+        link,
+        victims,
+        marks=() if (link, victims) in EVERY_RUN else pytest.mark.drawn(one_in=5),
+        id=f"{link}-{'-then-'.join(victims)}",
+    )
+    for link in ("host", "gloo")
+    for victims in DEATHS
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("link", "victims"), CASES)
-def test_killed_while_prompts_are_computed(borrow: Borrow, link: str, victims: list[InstanceId]) -> None:
+def test_killed_while_prompts_are_computed(borrow: Borrow, link: str, victims: Sequence[InstanceId]) -> None:
     processes = borrow(link=link, is_slow=True)
 
     async def scenario() -> None:

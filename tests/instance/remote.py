@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from alignedserve.kvpool.segment import Segment
+from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.hub import Hub
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.protocol.messages import AnyMessage, Hello, UsePool, Welcome
 from alignedserve.types import Epoch, InstanceId
+from tests.instance import serve
 from tests.island import Rules
 
-ROOT = Path(__file__).parents[2]
 TOKEN = "of this test"
 # of the tiny models with two KV heads
 FORM = BlockFormat(num_layers=3, block_size=16, num_kv_heads=2, head_dim=16, dtype="float32")
@@ -34,7 +34,7 @@ class RemoteIsland:
         self.segment = Segment.create(self.name, FORM, NUM_POOL_BLOCKS)
         self.rules = Rules(self.segment.table, FORM.block_size, self._to(PREFILL), self._to(DECODE))
         self.rules.evict_slack = 64
-        self.processes: dict[InstanceId, subprocess.Popen[bytes]] = {}
+        self.processes: dict[InstanceId, BaseProcess] = {}
         self.hellos: dict[InstanceId, Hello] = {}
         self.on_report: Callable[[], None] = lambda: None
         self.epoch = Epoch(1)
@@ -52,7 +52,7 @@ class RemoteIsland:
         self.hub.close()
         for process in self.processes.values():
             process.kill()
-            process.wait()
+            process.join()
         self.segment.close()
         Segment.unlink(self.name)
 
@@ -63,10 +63,8 @@ class RemoteIsland:
         self._port = await self.hub.listen("127.0.0.1", self._port)
 
     def start(self, instance_id: InstanceId) -> None:
-        arguments = [ROLES[instance_id], instance_id, str(self._port), TOKEN, str(self._directory)]
-        self.processes[instance_id] = subprocess.Popen(
-            [sys.executable, "-m", "tests.instance.serve", *arguments], cwd=ROOT
-        )
+        router = RouterAddress("127.0.0.1", self._port, TOKEN)
+        self.processes[instance_id] = serve.start(ROLES[instance_id], instance_id, router, self._directory)
 
     async def until(self, is_done: Callable[[], object], timeout_s: float = START_S) -> None:
         async with asyncio.timeout(timeout_s):
@@ -78,8 +76,11 @@ class RemoteIsland:
         await self.until(lambda: self.hellos.keys() == ROLES.keys())
 
     async def ended(self, instance_id: InstanceId) -> int:
-        """Its exit code."""
-        return await asyncio.to_thread(self.processes[instance_id].wait, START_S)
+        """Returns its exit code."""
+        process = self.processes[instance_id]
+        await asyncio.to_thread(process.join, START_S)
+        assert process.exitcode is not None, f"{instance_id} does not end"
+        return process.exitcode
 
     def order(self) -> None:
         if self.hellos.keys() == ROLES.keys():

@@ -1,24 +1,40 @@
-"""An instance of a test: `python -m tests.instance.serve ROLE INSTANCE_ID PORT TOKEN MODEL`. Light to import."""
+"""An instance of a test: a process of its own, forked from one that has imported what it runs."""
 
 from __future__ import annotations
 
-import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
 
 from alignedserve.decode_worker.process import DecodeProcess
+from alignedserve.engine import build
 from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.process import InstanceProcess
 from alignedserve.prefill_worker.process import PrefillProcess
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
+from tests.forkserver import forking
 
 ROLES: dict[str, type[InstanceProcess]] = {"prefill": PrefillProcess, "decode": DecodeProcess}
+# Instances import this when they run.
+IMPORTED = (build,)
+_FORKED = forking(__name__)
 
 
-def main(role: str, instance_id: str, port: str, token: str, model: str) -> None:
+def start(role: str, instance_id: InstanceId, router: RouterAddress, model: Path) -> BaseProcess:
+    """`role`: one of ROLES."""
+    process = _FORKED.Process(target=_serve, args=(role, instance_id, router, str(model)), daemon=True)
+    process.start()
+    return process
+
+
+def _serve(role: str, instance_id: InstanceId, router: RouterAddress, model: str) -> None:
+    torch.set_num_threads(1)
     config = InstanceConfig(
-        instance_id=InstanceId(instance_id),
-        router=RouterAddress("127.0.0.1", int(port), token),
+        instance_id=instance_id,
+        router=router,
         engine=EngineConfig(
             model=model,
             dtype="float32",
@@ -29,7 +45,3 @@ def main(role: str, instance_id: str, port: str, token: str, model: str) -> None
         ),
     )
     ROLES[role](config).run()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -50,7 +51,9 @@ def test_two_processes_and_evictions(tiny_model: Directory) -> None:
             assert not island.rules.failures
             island.rules.pool.check_idle()
             island.hub.send(PREFILL, Stop())
-            island.processes[DECODE].send_signal(signal.SIGTERM)
+            pid = island.processes[DECODE].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGTERM)
             assert await island.ended(PREFILL) == 0
             assert await island.ended(DECODE) == 0
 
