@@ -184,7 +184,8 @@ def oracle(directory: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     )
-    return model.eval()
+    model.eval()
+    return model
 
 
 @cache

@@ -18,7 +18,7 @@ from tests.tiny_adapters import ATTENTION, write_adapter
 
 Directory = Callable[[str], Path]
 # What peft 0.21 writes into adapter_config.json beside what says how the adapter is computed.
-PEFT = {
+PEFT: dict[str, Any] = {
     **dict.fromkeys(
         [
             *("alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config"),

@@ -154,7 +154,7 @@ def test_experts_in_codes_are_what_the_codes_stand_for(
     gate_up, down = coded
     for options in each:
         expected = mix_experts_torch(x, logits, values[0], values[1], top_k, True, x, **options)
-        found = mix_experts(x, logits, gate_up, down, top_k, True, x, tuning=TUNING, **options)  # type: ignore[arg-type]
+        found = mix_experts(x, logits, gate_up, down, top_k, True, x, tuning=TUNING, **options)
         assert_close(found, expected)
         # That of so many rows.
         found = mix_experts(x, logits, gate_up, down, top_k, True, x, **options)
