@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -220,7 +220,7 @@ class Island(Rules):
         self.prefill = PrefillWorker(*self._parts(directory, both, prefill))
         self.decode = DecodeWorker(*self._parts(directory, both, decode), policy)
         self.workers: tuple[Worker[Any], Worker[Any]] = (self.prefill, self.decode)
-        form = self.prefill.engine.cache.format
+        form = cast(Engine, self.prefill.engine).cache.format
         super().__init__(OwnerTable.plain(num_pool_blocks), form.block_size, self.prefill.on, self.decode.on)
         self.memory = np.zeros((num_pool_blocks, form.column_bytes), dtype=np.uint8)
         for worker in self.workers:
@@ -264,7 +264,7 @@ class Island(Rules):
         self.decode.schedule.check_idle()
         self.pool.check_idle()
         for worker in self.workers:
-            worker.engine.check_idle()
+            cast(Engine, worker.engine).check_idle()
 
     def _step(self, worker: Worker[Any]) -> bool:
         messages, goes_on = worker.step()

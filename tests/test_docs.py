@@ -68,7 +68,12 @@ def flags_of_benchmark(name: str) -> frozenset[str]:
     file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
     adding = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
-    return frozenset(arg.value for call in adding for arg in call.args if isinstance(arg, ast.Constant))
+    return frozenset(
+        arg.value
+        for call in adding
+        for arg in call.args
+        if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+    )
 
 
 def known_flags(command: str) -> frozenset[str]:

@@ -60,7 +60,7 @@ def merge(directory: Path, model: Path, adapter: Path) -> Path:
 def _linear_layers(model: Path) -> dict[str, tuple[int, int]]:
     whole = AutoModelForCausalLM.from_pretrained(model)
     return {
-        name: tuple(module.weight.shape)
+        name: (module.out_features, module.in_features)
         for name, module in whole.named_modules()
         if isinstance(module, torch.nn.Linear)
     }

@@ -108,9 +108,9 @@ CONFIGS: dict[str, Any] = {
     ),
     "mixtral": lambda: MixtralConfig(**_GATED, num_local_experts=4, num_experts_per_tok=2),
     "mixtral-window": lambda: MixtralConfig(**_GATED, num_local_experts=5, sliding_window=24),
-    "phi3": lambda: Phi3Config(**_GATED | dict(num_key_value_heads=4), partial_rotary_factor=0.5),
+    "phi3": lambda: Phi3Config(**_GATED | dict(num_key_value_heads=4, partial_rotary_factor=0.5)),
     "phi3-partial-window": lambda: Phi3Config(
-        **_GATED, partial_rotary_factor=0.75, sliding_window=24, tie_word_embeddings=True
+        **_GATED | dict(partial_rotary_factor=0.75), sliding_window=24, tie_word_embeddings=True
     ),
     "phi3-longrope": lambda: Phi3Config(
         **_GATED,
@@ -181,9 +181,11 @@ def prompts() -> list[list[int]]:
 
 @cache
 def oracle(directory: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    )
+    model.eval()
+    return model
 
 
 @cache
@@ -223,14 +225,15 @@ def _is_likeliest(draft: list[int], prompt: list[int], directory: Path) -> bool:
 @torch.inference_mode()
 def logprobs(directory: Path, token_ids: list[int]) -> torch.Tensor:
     """[tokens, vocab] log-probabilities of what follows each token."""
-    return oracle(directory)(torch.tensor([token_ids])).logits[0].float().log_softmax(dim=-1)
+    logits: torch.Tensor = oracle(directory)(torch.tensor([token_ids])).logits
+    return logits[0].float().log_softmax(dim=-1)
 
 
 @cache
 @torch.inference_mode()
 def embeddings(
     directory: Path, pooling: str, wanted: tuple[tuple[int, ...], ...] | None = None
-) -> np.ndarray:
+) -> np.ndarray[Any, Any]:
     """One row for each prompt: what transformers' last hidden states yield, scaled to length 1."""
     model, rows = oracle(directory).base_model, []
     for prompt in wanted or prompts():

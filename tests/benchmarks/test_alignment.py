@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks import alignment
@@ -27,8 +29,8 @@ def test_constants_are_found_again() -> None:
     batches = [[100] * 40, [4000, *[100] * 40], [4000] * 20, [300, 20, 7]]
     points = [(lengths, step.seconds(lengths), step.seconds(lengths)) for lengths in batches]
     token_s, num_filling = fitted(points, is_plain=True)
-    assert (token_s, num_filling) == (pytest.approx(3e-6), 12.5)
-    assert fitted([([10, 20], 60.0, 60.0)], is_plain=False) == (pytest.approx(2.0), 0.0)
+    assert token_s == pytest.approx(3e-6) and num_filling == 12.5
+    assert fitted([([10, 20], 60.0, 60.0)], is_plain=False) == pytest.approx((2.0, 0.0))
 
 
 @pytest.mark.parametrize("name", RANK_PLANS)
@@ -60,7 +62,7 @@ def test_memory_is_filled_with_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -
 
 def test_it_agrees_with_what_was_measured() -> None:
     """The model is only worth something where it says what one GPU did: 19 cases, each within 5 %."""
-    rows = alignment.json.loads((alignment.RESULTS / "gpu.json").read_text())["rows"]
+    rows = json.loads((alignment.RESULTS / "gpu.json").read_text())["rows"]
     cases = alignment.cases_of(rows)
     assert len(cases) == 19
     for case in cases:

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.gpu import ceilings, run, step
 from benchmarks.gpu.bench import Bench, Options
+from benchmarks.gpu.record import Row
 
 
 def tiny_bench(out: Path, minutes: float = 5.0, **options: Any) -> Bench:
@@ -70,9 +71,14 @@ def test_without_time_nothing_is_begun_and_that_is_said(tmp_path: Path) -> None:
 
 def test_every_case_is_on_disk_before_the_next_begins(tmp_path: Path) -> None:
     bench = tiny_bench(tmp_path)
-    seen = []
+    seen: list[int] = []
+
+    def measured() -> Row:
+        seen.append(len(bench.record.rows))
+        return {"value": 1}
+
     for number in range(3):
-        bench.case(f"case {number}", lambda: seen.append(len(bench.record.rows)) or {"value": 1})
+        bench.case(f"case {number}", measured)
         assert len(rows(tmp_path)) == number + 1
     assert seen == [0, 1, 2]
 

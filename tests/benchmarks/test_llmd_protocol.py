@@ -96,7 +96,7 @@ def test_a_job_is_in_time_within_its_window() -> None:
 
 def test_the_page_says_ratios_jobs_and_how_it_is_scaled() -> None:
     run = Run("aligned", ALONE, BESIDE, [Done("30m", 100.0, 3, 3), Done("2h", None, 3, 1)], 7, 900.0, 1000.0)
-    assert run.ratios == (1.25, 2.0, pytest.approx(1.1))
+    assert run.ratios == pytest.approx((1.25, 2.0, 1.1))
     scale = {
         **{"command": "python -m benchmarks.llmd_protocol", "date": "2026-11-23", "processor": "A x 2"},
         **{"guidellm": "0.8.1", "num_at_once": 32, "capacity_per_s": 20.0, "burst_share": 0.5, "rate": 10.0},

@@ -6,7 +6,7 @@ import pytest
 
 from alignedserve.demo import tasks
 from alignedserve.demo.tasks import TASKS, check, expected_output_len, is_held_out
-from alignedserve.demo.vocabulary import num_tokens
+from alignedserve.demo.vocabulary import DAYS, MONTHS, num_tokens
 
 # user, end and assistant markers around a prompt
 CHAT_TOKENS = 3
@@ -65,10 +65,10 @@ def test_sums(name: str, sign: int) -> None:
 @pytest.mark.parametrize(
     ("name", "cycle", "step"),
     [
-        ("days", tasks.DAYS, 1),
-        ("days_back", tasks.DAYS, -1),
-        ("months", tasks.MONTHS, 1),
-        ("months_back", tasks.MONTHS, -1),
+        ("days", DAYS, 1),
+        ("days_back", DAYS, -1),
+        ("months", MONTHS, 1),
+        ("months_back", MONTHS, -1),
         ("alphabet", ascii_lowercase, 1),
         ("alphabet_back", ascii_lowercase, -1),
     ],

@@ -31,7 +31,7 @@ def make_engine(directory: Path, **options: Any) -> Engine:
 
 def make_instance(directory: Path, policy: type[Policy] | None = None, **options: Any) -> LocalInstance:
     enable_prefix_caching = options.get("enable_prefix_caching", True)
-    made = policy and policy(SchedulingConfig())
+    made = policy(SchedulingConfig()) if policy else None
     return LocalInstance(make_engine(directory, **options), made, enable_prefix_caching)
 
 

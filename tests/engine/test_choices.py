@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ GEMMA, GPT_OSS, LLAMA = PRESETS["gemma-3-4b"], PRESETS["gpt-oss-20b"], PRESETS["
 SLIDING = replace(LLAMA, sliding_windows=LLAMA.num_layers * (4096,))
 
 
-def config(**options: object) -> EngineConfig:
+def config(**options: Any) -> EngineConfig:
     return replace(EngineConfig("model", load_format="dummy", device="cpu", max_model_len=8192), **options)
 
 

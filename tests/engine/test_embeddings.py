@@ -42,13 +42,13 @@ def run(
     return outputs
 
 
-def found(outputs: Sequence[TokenOutput]) -> np.ndarray:
+def found(outputs: Sequence[TokenOutput]) -> np.ndarray[Any, Any]:
     """Of a request for an embedding: it has that one output, and no token."""
     assert [(each.token_id, each.finish_reason) for each in outputs] == [(None, "stop")]
     return np.frombuffer(outputs[0].embedding, DTYPE)
 
 
-def embed(instance: LocalInstance, all_prompts: Sequence[list[int]], pooling: str) -> np.ndarray:
+def embed(instance: LocalInstance, all_prompts: Sequence[list[int]], pooling: str) -> np.ndarray[Any, Any]:
     outputs = run(instance, all_prompts, [pooling] * len(all_prompts))
     return np.stack([found(each) for each in outputs.values()])
 
@@ -94,7 +94,7 @@ def test_preempted_for_answers_they_are_computed_again(tiny_model: Directory, po
         enable_prefix_caching=False,
     )
     answers, embedded = prompts()[3:7], prompts()[4:]
-    wanted = [*[greedy_params()] * len(answers), *[pooling] * len(embedded)]
+    wanted: list[SamplingParams | str] = [*[greedy_params()] * len(answers), *[pooling] * len(embedded)]
     outputs = [*run(instance, [*answers, *embedded], wanted).values()]
     tokens = [[event.token_id for event in each] for each in outputs[: len(answers)]]
     assert tokens == greedy(directory)[3:7]

@@ -208,7 +208,7 @@ def test_aborted_while_others_share_with_it(engine: LocalInstance, directory: Pa
     for num_steps in range(4):
         for number in range(3):
             engine.add_request(RequestId(str(number)), LONG, greedy_params(4), 0)
-        said: list[int] = []
+        said: list[int | None] = []
         for _ in range(num_steps):
             said += [event.token_id for event in engine.step() if event.request_id == "2"]
         engine.abort(RequestId("0"))
@@ -238,8 +238,8 @@ def test_little_memory_and_many_that_begin_alike(tiny_model: Directory, family: 
     engine = make_instance(
         directory, Evicting, kv_cache_memory_bytes=1 << 19, max_num_seqs=6, max_num_batched_tokens=128
     )
-    said: dict[str, list[int]] = {str(number): [] for number in range(len(asked))}
-    waiting, gone = list(range(len(asked))), set()
+    said: dict[str, list[int | None]] = {str(number): [] for number in range(len(asked))}
+    waiting, gone = list(range(len(asked))), set[str]()
     while waiting or engine.num_unfinished:
         for number in [waiting.pop(0) for _ in range(min(len(waiting), dice.randint(0, 3)))]:
             engine.add_request(RequestId(str(number)), asked[number], params[number], 0)
@@ -247,8 +247,8 @@ def test_little_memory_and_many_that_begin_alike(tiny_model: Directory, family: 
             said[event.request_id] += [event.token_id]
         engine.engine._blocks.check()
         if engine.num_unfinished and dice.random() < 0.05:
-            gone.add(number := dice.choice([*engine._by_id]))
-            engine.abort(RequestId(number))
+            gone.add(lost := dice.choice([*engine._by_id]))
+            engine.abort(lost)
     engine.check_idle()
     assert engine.engine._blocks.num_kept and engine.num_evictions
     for number, wanted in enumerate(expected):

@@ -56,7 +56,7 @@ def divided(
 
 
 def leader_of(instance: LocalInstance) -> Any:
-    model = instance.engine._runner._model  # type: ignore[attr-defined]
+    model = instance.engine._runner._model
     assert isinstance(model, LedModel)
     return model._leader
 
@@ -155,7 +155,7 @@ def test_a_rank_that_is_killed_is_named(tiny_model: Directory, backend: str) -> 
     with pytest.raises(RankLost, match=rf"rank 1 \(process {follower.pid}\) has ended: -9"):
         said(instance)
     with pytest.raises(RankLost):
-        instance.engine._runner._model.forward()  # type: ignore[attr-defined]
+        instance.engine._runner._model.forward()
 
 
 @pytest.mark.slow

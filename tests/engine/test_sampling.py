@@ -112,7 +112,7 @@ def test_top_k_and_top_p_keep_exactly_the_likeliest(engine: LocalInstance, direc
 def test_repetition_penalty_is_transformers(engine: LocalInstance, directory: Path, penalty: float) -> None:
     prompt = prompts()[4]
     ids = torch.tensor([prompt])
-    expected = tiny_models.oracle(directory).generate(
+    expected = tiny_models.oracle(directory).generate(  # type: ignore[operator]
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
@@ -127,7 +127,7 @@ def test_repetition_penalty_is_transformers(engine: LocalInstance, directory: Pa
 def test_presence_and_frequency_penalties_follow_their_formula(
     engine: LocalInstance, directory: Path
 ) -> None:
-    prompt, produced = prompts()[4], []
+    prompt, produced = prompts()[4], list[int]()
     for _ in range(12):
         logits = tiny_models.logprobs(directory, prompt + produced)[-1].clone()
         for token in set(produced):

@@ -201,7 +201,7 @@ def test_a_chat_goes_on_from_its_last_answer_though_its_beginning_is_gone(tiny_m
     directory = tiny_model("mistral-window")
     instance = make_instance(directory)
     ((*answer,),) = tokens(run(instance, [LONG], greedy_params(64)))
-    blocks = instance.engine._blocks  # type: ignore[attr-defined]
+    blocks = instance.engine._blocks
     # What is kept is needed for something else, but for the four blocks that were freed last.
     owner = RequestId("another")
     blocks.allocate(owner, blocks.num_free - 4)

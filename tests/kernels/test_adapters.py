@@ -22,7 +22,8 @@ each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 def bf16(*size: int, seed: int) -> torch.Tensor:
     """Values that every dtype holds."""
-    return (randn(*size, seed=seed) * size[-1] ** -0.5).bfloat16().float()
+    values: torch.Tensor = randn(*size, seed=seed) * size[-1] ** -0.5
+    return values.bfloat16().float()
 
 
 def deltas_of(widths: Sequence[int]) -> list[list[Delta | None]]:
@@ -59,7 +60,7 @@ def merged(x: torch.Tensor, numbers: Sequence[int], widths: Sequence[int], act: 
                 weight += SCALES[number - 1] * delta.b @ delta.a
         ops = TorchOps(torch.float32)
         layer = ops.linear_weight(weights, biases, act)
-        rows.append(evaluate(ops, row.unsqueeze(0), lambda v, ops=ops, layer=layer: ops.linear(v, layer)))
+        rows.append(evaluate(ops, row.unsqueeze(0), lambda v, ops=ops, layer=layer: ops.linear(v, layer)))  # type: ignore[misc]
     return torch.cat(rows)
 
 

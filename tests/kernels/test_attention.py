@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -143,7 +144,7 @@ def test_sinks(
 
 
 @pytest.mark.parametrize("backend", [CpuOps, TorchOps])
-def test_a_sink_takes_its_share_of_each_token_once(backend: type[Ops]) -> None:
+def test_a_sink_takes_its_share_of_each_token_once(backend: Callable[..., Ops]) -> None:
     """Of values that are all one, what is left is the share of all keys."""
     ops = backend(torch.float32)
     sinks, count = torch.tensor([-200.0, 0.0, 2.5, 200.0]), 150
@@ -199,7 +200,7 @@ def check(dtype: torch.dtype, shape: Shape, block_size: int, kv_dtype: torch.dty
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "kv_dtype"), [(None, None), (20, None), (None, FP8), (20, INT8)])
 def test_two_sequences_share_blocks_from_both_ends(
-    dtype: torch.dtype, window: int | None, kv_dtype: torch.dtype | None, backend: type[Ops]
+    dtype: torch.dtype, window: int | None, kv_dtype: torch.dtype | None, backend: Callable[..., Ops]
 ) -> None:
     """They compute what each computes with blocks of its own. The third block is both's: the first sequence fills its
     slots 0 .. 7, and the other 15 .. 8."""

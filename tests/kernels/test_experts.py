@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from alignedserve.kernels.quantised import MXFP4, quantise_int8
-from alignedserve.ops.base import INT4, INT8, Activation, Linear, Ops, Value
+from alignedserve.kernels.quantised import INT4, INT8, MXFP4, QuantisedWeight, quantise_int8
+from alignedserve.ops.base import Activation, Linear, Ops, Value
 from alignedserve.ops.cpu_ops import CpuOps
 from alignedserve.ops.experts import ClampedSwiglu, Expert, ExpertsSpec, choose_experts, gated
 from alignedserve.ops.step import StepInputs
@@ -111,16 +111,21 @@ def test_the_clamped_swiglu_is_what_it_says() -> None:
         assert gated(torch.tensor([[gate, up]]), spec).item() == pytest.approx(made, rel=1e-5)
 
 
+def mxfp4_weights(number: int) -> tuple[QuantisedWeight, QuantisedWeight, QuantisedWeight]:
+    gate, up, down = (
+        weight_of(MXFP4, *shape, 32, False, False, seed=3 * number + part)
+        for part, shape in enumerate(((32, 64), (32, 64), (64, 32)))
+    )
+    return gate, up, down
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_experts_in_mxfp4_are_what_their_codes_stand_for(rows: int, dtype: torch.dtype) -> None:
     spec = replace(SPECS["clamped"], intermediate_size=32)
     coded = [
         Expert(
-            *(
-                weight_of(MXFP4, *shape, 32, False, False, seed=3 * number + part)
-                for part, shape in enumerate(((32, 64), (32, 64), (64, 32)))
-            ),
+            *mxfp4_weights(number),
             *(randn(width, seed=number, dtype=torch.bfloat16) for width in (32, 32, 64)),
         )
         for number in range(spec.num_experts)
@@ -136,7 +141,7 @@ def test_experts_in_mxfp4_are_what_their_codes_stand_for(rows: int, dtype: torch
 
 
 @pytest.mark.parametrize("backend", [CpuOps, TorchOps])
-def test_a_row_that_is_not_finite_stays_so(backend: type[Ops]) -> None:
+def test_a_row_that_is_not_finite_stays_so(backend: Callable[..., Ops]) -> None:
     spec = SPECS["clamped"]
     x, logits = randn(4, spec.hidden_size), logits_of(spec, 4)
     x[2] = torch.nan
@@ -259,7 +264,7 @@ def test_wrong_arguments_are_named() -> None:
         ({"down_bias": torch.zeros(6)}, r"down_bias must have shape \(8,\), not \(6,\)"),
         ({"up_bias": torch.zeros(6)}, "gate and up must both have a bias, or none"),
     ):
-        biased = replace(wrong, down=torch.zeros(8, 6), **bias)  # type: ignore[arg-type]
+        biased = replace(wrong, down=torch.zeros(8, 6), **bias)
         with pytest.raises(ValueError, match=message):
             CpuOps(torch.float32).expert_weights(spec, lambda number, biased=biased: biased)  # type: ignore[misc]
     plain = Expert(torch.ones(6, 8), torch.ones(6, 8), torch.ones(8, 6))

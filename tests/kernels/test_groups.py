@@ -146,7 +146,7 @@ def test_each_code_of_mxfp4_is_its_value(dtype: torch.dtype) -> None:
         for rows in (1, 2, 7, 13):
             x = torch.zeros(rows, 32)
             x[:, rows % 2] = 1
-            out = evaluate(ops, x, lambda v, packed=packed: ops.linear(v, packed))
+            out = evaluate(ops, x, lambda v, packed=packed: ops.linear(v, packed))  # type: ignore[misc]
             assert torch.equal(out.float(), (values * scale).to(dtype).float().expand(rows, -1))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -109,7 +111,7 @@ def test_plain_torch_agrees(name: str, block_size: int) -> None:
 
 
 @pytest.mark.parametrize("backend", [CpuOps, TorchOps])
-def test_what_does_not_fit_the_groups_is_refused(backend: type[Ops]) -> None:
+def test_what_does_not_fit_the_groups_is_refused(backend: Callable[..., Ops]) -> None:
     shape = SHAPES["one full layer"]
     groups, ops = layer_groups(shape.windows, 4), backend(torch.float32)
     cache = new_cache(Shape(num_layers=1), 4, 16, torch.float32)

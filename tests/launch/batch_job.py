@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+import httpx
 import openai
 
 from alignedserve import LLM, SamplingParams, demo
@@ -54,7 +55,8 @@ def until(
         if batch and is_so(batch):
             return batch
         time.sleep(ASK_S)
-    raise AssertionError(f"the batch does not get so far: {batch}")
+    cluster = httpx.get(f"{client.base_url}cluster", timeout=START_S).text
+    raise AssertionError(f"the batch does not get so far: {batch}\n{cluster}")
 
 
 def num_completed(batch: openai.types.Batch) -> int:

@@ -6,7 +6,7 @@ import threading
 
 import httpx
 
-from tests.launch.server import START_S
+from tests.launch.server import NO_TLS, START_S
 
 
 class Callers:
@@ -30,7 +30,7 @@ class Callers:
 
     def _call(self, url: str, is_kept: bool) -> None:
         body = {"model": "demo", "prompt": "Count from 1 to 4.", "max_tokens": 4, "temperature": 0}
-        client = httpx.Client(timeout=START_S)
+        client = httpx.Client(timeout=START_S, verify=NO_TLS)
         while not self._is_over.is_set():
             try:
                 answer = client.post(f"{url}/v1/completions", json=body)
@@ -41,5 +41,5 @@ class Callers:
                 self.failures.append(repr(error))
             if not is_kept:
                 client.close()
-                client = httpx.Client(timeout=START_S)
+                client = httpx.Client(timeout=START_S, verify=NO_TLS)
         client.close()

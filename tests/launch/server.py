@@ -24,6 +24,8 @@ from benchmarks.footprint import Footprint
 START_S = 180.0
 STOP_S = 60.0
 _LOOK_S = 0.02
+# For clients of httpx: certificates, which nobody needs here, take longer to load than a call takes.
+NO_TLS = False
 # Enough for the demo model, and more than enough systems fit on one machine.
 POOL = ("--pool-memory-bytes", str(64 << 20))
 # What engines and servers compute alike, to the last bit.
@@ -56,7 +58,7 @@ class Server:
         self.lines: list[str] = []
         # A connection for each call, as another client has it: to a gateway that is there, whichever was before.
         unkept = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.Client(base_url=self.url, timeout=60, limits=unkept)
+        self._client = httpx.Client(base_url=self.url, timeout=60, limits=unkept, verify=NO_TLS)
         # directly in /tmp: a socket's path must be short
         self._state = tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True)
         own = ["--state-dir", str(state or self._state.name), "--port", str(self.port)]

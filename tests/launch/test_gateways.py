@@ -19,9 +19,10 @@ import pytest
 
 from alignedserve import demo
 from tests.launch import streams
-from tests.launch.batch_job import check_answers, client_of, num_completed, submit, until
+from tests.launch.batch_job import check_answers, client_of, num_completed, submit
+from tests.launch.batch_job import until as until_batch
 from tests.launch.restarting import check_restart, command_of
-from tests.launch.server import EXACT, POOL, START_S, Server, serving
+from tests.launch.server import EXACT, NO_TLS, POOL, START_S, Server, serving, until
 from tests.launch.streams import QUESTIONS, SETTINGS, engine_alone
 from tests.tiny_adapters import write_adapter
 
@@ -67,7 +68,7 @@ class Stream:
         }
         try:
             async with (
-                httpx.AsyncClient(timeout=170) as client,
+                httpx.AsyncClient(timeout=170, verify=NO_TLS) as client,
                 client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
             ):
                 self.port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
@@ -108,31 +109,37 @@ async def ask_all(url: str, in_the_middle: Callable[[list[Stream]], None]) -> li
 
 
 def test_a_gateway_that_dies_costs_only_its_own_connections(server: Server) -> None:
-    pids = {name: server.until_up(name) for name in GATEWAYS}
     client = client_of(server)
     job = submit(client, NUM_LINES)
-    cut: set[int] = set()
+    killed: list[int] = []
+    # The streams at the one that is killed, and those that did not end.
+    there: set[int] = set()
+    lost: set[int] = set()
 
     def kill_one(streams: list[Stream]) -> None:
-        ports = ports_at(pids["gateway-0"])
-        cut.update(stream.number for stream in streams if stream.port in ports)
-        if 0 < len(cut) < len(streams):
-            os.kill(pids["gateway-0"], signal.SIGKILL)
+        pid = server.until_up("gateway-0", killed)
+        ports = ports_at(pid)
+        there.update(stream.number for stream in streams if stream.port in ports)
+        # All may happen to be at one of them: there is nothing to tell apart.
+        if 0 < len(there) < len(streams):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
             # The port is served all the same.
             assert all(server.get("/v1/models").status_code == 200 for _ in range(20))
-        else:
-            # All happen to be at one of them: there is nothing to tell apart.
-            cut.clear()
 
-    while not cut:
+    # On a busy machine all may have been sent to this client before one is killed.
+    while not lost:
+        assert len(killed) < 10, "no stream is ever cut"
+        there.clear()
         streams = asyncio.run(ask_all(server.url, kill_one))
-    for stream, right in zip(streams, engine_alone(), strict=True):
-        assert stream.is_whole == (stream.number not in cut)
-        assert right.startswith(stream.text)
-        assert stream.text == right or not stream.is_whole
+        lost = {stream.number for stream in streams if not stream.is_whole}
+        assert lost <= there
+        for stream, right in zip(streams, engine_alone(), strict=True):
+            assert right.startswith(stream.text)
+            assert stream.text == right or not stream.is_whole
 
-    assert server.until_up("gateway-0", killed=[pids["gateway-0"]])
-    until(client, job, lambda batch: num_completed(batch) == NUM_LINES)
+    assert server.until_up("gateway-0", killed)
+    until_batch(client, job, lambda batch: num_completed(batch) == NUM_LINES)
     check_answers(client, job, NUM_LINES)
     streams = asyncio.run(ask_all(server.url, lambda streams: None))
     assert [stream.text for stream in streams] == engine_alone()
@@ -146,11 +153,13 @@ def check_metrics(server: Server) -> None:
         r'^alignedserve:generation_tokens_total\{gateway="(.*)",tier="rt"\} (.*)$', re.MULTILINE
     )
     total = sum(len(text) > 0 for text in engine_alone()) * SETTINGS[0]["max_tokens"]
-    while True:
+
+    # What another gateway has measured is a second old at most.
+    def knows_of_both() -> bool:
         counts = {name: float(count) for name, count in pattern.findall(server.get("/metrics").text)}
-        # What another gateway has measured is a second old at most.
-        if set(counts) == set(GATEWAYS) and sum(counts.values()) >= total:
-            return
+        return set(counts) == set(GATEWAYS) and sum(counts.values()) >= total
+
+    until(knows_of_both)
 
 
 def test_streams_of_several_models_are_the_engines_own(server: Server, modules: tuple[str, ...]) -> None:

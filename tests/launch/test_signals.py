@@ -6,24 +6,29 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-HEARS = """
-import os, signal, sys
 from alignedserve.launch.serve import Signals
+from tests.launch.forked import in_a_fork
 
-first, second = (signal.Signals(int(number)) for number in sys.argv[1:])
-signals, told = Signals(), []
-signals.hear()
-signals._tell = lambda: told.append(None)
-os.kill(os.getpid(), first)
-os.kill(os.getpid(), second)
-print(len(told))
-signals.ignore()
-for number in (first, second):
-    os.kill(os.getpid(), number)
-"""
+ROOT = Path(__file__).parents[2]
+
+
+def hear(first: signal.Signals, second: signal.Signals) -> int:
+    """Sends both to this process. Returns how often the launcher was told to stop, or in a hurry."""
+    signals, told = Signals(), list[None]()
+    signals.hear()
+    signals._tell = lambda: told.append(None)
+    for number in (first, second):
+        os.kill(os.getpid(), number)
+    num_told = len(told)
+    signals.ignore()
+    for number in (first, second):
+        os.kill(os.getpid(), number)
+    assert len(told) == num_told
+    return num_told
 
 
 @pytest.mark.parametrize(
@@ -40,14 +45,20 @@ for number in (first, second):
 def test_who_asks_again_is_in_a_hurry_but_not_a_terminal(
     first: signal.Signals, second: signal.Signals, times: int
 ) -> None:
-    command = [sys.executable, "-c", HEARS, str(int(first)), str(int(second))]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"{times}\n"), done.stderr
+    assert in_a_fork(hear, first, second) == times
+
+
+UNDER_NOHUP = """
+import signal
+from tests.launch.test_signals import hear
+
+print(hear(signal.SIGHUP, signal.SIGTERM))
+"""
 
 
 def test_what_nohup_starts_does_not_hear_of_terminals() -> None:
-    command = [sys.executable, "-c", HEARS, str(int(signal.SIGHUP)), str(int(signal.SIGTERM))]
-    done = subprocess.run(["nohup", *command], capture_output=True, text=True)
+    command = ["nohup", sys.executable, "-c", UNDER_NOHUP]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 

@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-# Before it forks: each child would import them again.
+# They are imported here, since each fork would import them again.
 import alignedserve.cli.restart
 import alignedserve.cli.serve
 import alignedserve.launch.serve  # noqa: F401
 from alignedserve.cli.main import main
+from tests.launch.forked import in_a_fork
 
 
 def said(*words: str) -> tuple[int, str, str]:
-    """The exit code, stdout and stderr of a command, in a fork of this process, which has imported what it needs."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_run, args=(sender, words))
-    child.start()
-    sender.close()
-    try:
-        found: tuple[int, str, str] = receiver.recv()
-    finally:
-        child.join()
-    return found
+    """The exit code, stdout and stderr of a command."""
+    return in_a_fork(_run, words)
 
 
-def _run(sender: Connection, words: tuple[str, ...]) -> None:
+def _run(words: tuple[str, ...]) -> tuple[int, str, str]:
     sys.argv = ["alignedserve", *words]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
@@ -46,7 +37,7 @@ def _run(sender: Connection, words: tuple[str, ...]) -> None:
             code = int(error.code or 0)
         sys.stdout.flush()
         sys.stderr.flush()
-    sender.send((code, out.getvalue(), err.getvalue()))
+    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +86,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 def test_a_pool_that_is_too_large_is_one_line_and_ray_is_stopped() -> None:
     done = run("--pool-memory-bytes", str(1 << 60))
     assert done.returncode == 1

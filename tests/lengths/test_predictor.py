@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,8 @@ from tests.lengths.data import MAX_MODEL_LEN, demo_tasks, new_predictor, prompt,
 COUNT, ADD = prompt("Count from 1 to 60."), prompt("What is 12 + 30?")
 
 
-def length_of(predictor: Predictor, ids: list[int], **params: int) -> int:
-    return predictor.predict(ids, SamplingParams(**({"max_tokens": None} | params)), "rt").length
+def length_of(predictor: Predictor, ids: list[int], **params: Any) -> int:
+    return predictor.predict(ids, SamplingParams(**dict[str, Any](max_tokens=None) | params), "rt").length
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -116,7 +117,7 @@ def test_trust_follows_the_errors_of_each_band_by_itself() -> None:
         assert trust.best(0.9, ("neighbours", "regression")) == "neighbours"
         trust.learn(0.9, {"neighbours": 200, "regression": 110}, 100)
     assert trust.best(0.9, ("neighbours", "regression")) == "regression"
-    assert trust.best(0.9, ("neighbours",)) == "neighbours"
+    assert trust.best(0.9, {"neighbours"}) == "neighbours"
     assert trust.best(0.5, ("neighbours", "regression")) == "neighbours"
     assert trust.confidence(0.9, "regression") == pytest.approx(1 / 1.1)
     trust.learn(0.2, {"class": 10**6}, 1)

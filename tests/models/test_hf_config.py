@@ -170,6 +170,7 @@ def check_gemma3(values: dict[str, Any]) -> ModelConfig:
     config = model_config_from_dict({"architectures": ["Gemma3ForCausalLM"], **values})
     oracle = transformers.Gemma3TextConfig(**json.loads(json.dumps(values)))
     for kind, rope in (("full_attention", config.rope), ("sliding_attention", config.local_rope)):
+        assert oracle.rope_parameters is not None
         expected = oracle.rope_parameters[kind]
         assert rope is not None
         assert (rope.theta, rope.kind) == (expected["rope_theta"], expected["rope_type"])

@@ -18,7 +18,7 @@ from tests.tiny_adapters import ATTENTION, write_adapter
 
 Directory = Callable[[str], Path]
 # What peft 0.21 writes into adapter_config.json beside what says how the adapter is computed.
-PEFT = {
+PEFT: dict[str, Any] = {
     **dict.fromkeys(
         [
             *("alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config"),
@@ -53,7 +53,7 @@ def test_what_peft_writes_is_read(
     adapter = write_adapter(tmp_path, tiny_model("qwen2"), 1, **PEFT | changed)
     check(tiny_model("qwen2"), adapter)
     found = load_lora_config(adapter)
-    assert (found.rank, found.scale) == (changed.get("r", 8), pytest.approx(scale))
+    assert found.rank == changed.get("r", 8) and found.scale == pytest.approx(scale)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_what_was_kept_as_inputs_is_shared_with_nobody(tiny_model: Directory) ->
     engine = make_engine(tiny_model("opt"), attention_backend="torch", hidden_cache=True)
     instance = LocalInstance(engine, make_policy(SchedulingConfig(NAME)), enable_prefix_caching=True)
     prompt, few = prompts()[8], greedy_params(2)
-    found = []
+    found: list[int] = []
     # The second and the fourth one have inputs.
     for _ in range(5):
         request = instance.add_request(f"r{len(found)}", prompt, few, 0)  # type: ignore[arg-type]

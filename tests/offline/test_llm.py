@@ -6,12 +6,14 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from alignedserve import LLM, LoRARequest, SamplingParams, demo
 from alignedserve.demo import tasks
+from alignedserve.engine.outputs import TokenOutput
 from alignedserve.types import InvalidRequest
 from tests.tiny_adapters import merge, write_adapter
 from tests.tiny_models import CONFIGS, embeddings, greedy, prompts
@@ -80,10 +82,11 @@ def test_held_out_tasks_are_answered_and_their_length_is_known(llm: LLM) -> None
 def test_prompts_may_be_text_or_ids(llm: LLM) -> None:
     text = llm.get_tokenizer().apply_chat_template(ALPHABET)
     ids = llm.get_tokenizer().chat_ids(ALPHABET)
-    forms = [text, {"prompt": text}, {"prompt_token_ids": ids}, ids]
+    forms: list[Any] = [text, {"prompt": text}, {"prompt_token_ids": ids}, ids]
     texts = {llm.generate(form, GREEDY, use_tqdm=False)[0].outputs[0].text for form in forms}
     assert texts == {"c, d, e, f, g, h"}
-    many = llm.generate([text, {"prompt_token_ids": ids}], [GREEDY, GREEDY], use_tqdm=False)
+    both: list[Any] = [text, {"prompt_token_ids": ids}]
+    many = llm.generate(both, [GREEDY, GREEDY], use_tqdm=False)
     assert [result.prompt for result in many] == [text, None]
 
 
@@ -96,7 +99,7 @@ def test_prompts_may_be_text_or_ids(llm: LLM) -> None:
         ({"stop": "d", "min_tokens": 6}, "c, d, e, f, g, h", None),
     ],
 )
-def test_stop_strings(llm: LLM, changes: dict, text: str, reason: str | None) -> None:
+def test_stop_strings(llm: LLM, changes: dict[str, Any], text: str, reason: str | None) -> None:
     [result] = llm.chat(ALPHABET, SamplingParams(temperature=0, max_tokens=99, **changes), use_tqdm=False)
     output = result.outputs[0]
     assert (output.text, output.stop_reason, output.finish_reason) == (text, reason, "stop")
@@ -110,7 +113,7 @@ def test_stop_string_beginning_in_one_token_and_ending_in_another(llm: LLM) -> N
 
 
 def test_n_gives_different_continuations_and_the_first_is_the_one_of_n_1(llm: LLM) -> None:
-    params = {"temperature": 20.0, "seed": 5, "max_tokens": 30, "ignore_eos": True}
+    params: dict[str, Any] = {"temperature": 20.0, "seed": 5, "max_tokens": 30, "ignore_eos": True}
     [alone] = llm.chat(ALPHABET, SamplingParams(**params), use_tqdm=False)
     [four] = llm.chat(ALPHABET, SamplingParams(n=4, **params), use_tqdm=False)
     assert [output.index for output in four.outputs] == [0, 1, 2, 3]
@@ -132,14 +135,15 @@ def test_logprobs_are_shaped_as_vllms(llm: LLM) -> None:
         )
     )
     assert result.prompt_logprobs[0] is None
-    for token, position in zip(result.prompt_token_ids[1:], result.prompt_logprobs[1:], strict=True):
-        assert position is not None and token in position
+    for token, found in zip(result.prompt_token_ids[1:], result.prompt_logprobs[1:], strict=True):
+        assert found is not None and token in found
 
 
 def test_a_bad_prompt_is_named_and_nothing_has_run(llm: LLM) -> None:
     for bad, words in (("", "empty"), ([999999], "999999"), ([-1], "-1"), ({"text": "x"}, "text"), (7, "7")):
+        asked: list[Any] = ["hello", bad, "hello"]
         with pytest.raises(InvalidRequest, match=rf"prompts\[1\].*{words}"):
-            llm.generate(["hello", bad, "hello"], GREEDY, use_tqdm=False)  # type: ignore[list-item]
+            llm.generate(asked, GREEDY, use_tqdm=False)
         llm.instance.check_idle()
     for params in ({"temperature": 0}, [None], "greedy"):
         with pytest.raises(InvalidRequest, match="sampling_params holds .* must be a SamplingParams"):
@@ -153,7 +157,7 @@ def test_a_bad_prompt_is_named_and_nothing_has_run(llm: LLM) -> None:
 def test_an_interrupted_call_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     step, calls = llm.instance.step, iter(range(3))
 
-    def interrupted() -> list:
+    def interrupted() -> list[TokenOutput]:
         if next(calls, None) is None:
             raise KeyboardInterrupt
         return step()
@@ -194,7 +198,11 @@ def test_parameters_may_be_changed_before_they_are_used(llm: LLM) -> None:
 
 
 def test_options_of_vllm_scripts_are_understood() -> None:
-    harmless = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.5, "trust_remote_code": True}
+    harmless: dict[str, Any] = {
+        "tensor_parallel_size": 1,
+        "gpu_memory_utilization": 0.5,
+        "trust_remote_code": True,
+    }
     llm = LLM(str(demo.MODEL_DIR), enforce_eager=True, use_tqdm=False, **harmless)
     assert llm.config.enforce_eager and llm.config.gpu_memory_utilization == 0.5
     with pytest.raises(ValueError, match="pipeline_parallel_size=2: only 1"):
@@ -211,8 +219,8 @@ def test_a_preset_with_dummy_weights_runs_without_a_tokenizer() -> None:
         llm.generate("text", use_tqdm=False)
 
 
-def test_a_model_without_a_tokenizer_says_so(tiny_model) -> None:  # type: ignore[no-untyped-def]
-    directory: Path = tiny_model(next(iter(CONFIGS)))
+def test_a_model_without_a_tokenizer_says_so(tiny_model: Callable[[str], Path]) -> None:
+    directory = tiny_model(next(iter(CONFIGS)))
     with pytest.raises(ValueError, match="tokenizer"):
         LLM(str(directory), use_tqdm=False)
     LLM(str(directory), skip_tokenizer_init=True, use_tqdm=False)

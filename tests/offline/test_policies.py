@@ -55,7 +55,7 @@ def asked() -> list[tuple[list[int], SamplingParams]]:
 def answers(llm: LLM) -> list[list[int]]:
     results = llm.generate([each for each, _ in asked()], [each for _, each in asked()], use_tqdm=False)
     llm.instance.check_idle()
-    return [result.outputs[0].token_ids for result in results]
+    return [list(result.outputs[0].token_ids) for result in results]
 
 
 @pytest.fixture(scope="module")

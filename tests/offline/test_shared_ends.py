@@ -41,7 +41,7 @@ def instance_of(directory: Path, num_blocks: int, share_blocks: bool = True, **o
 
 def block_bytes_of(directory: Path, kv_cache_dtype: str = "auto") -> int:
     """3 layers, k and v, and as many heads as the model has, in float32 or less."""
-    config = json.loads((directory / "config.json").read_text())
+    config: dict[str, int] = json.loads((directory / "config.json").read_text())
     num_heads, head_dim = config.get("num_key_value_heads", 4), config.get("head_dim") or 16
     row_bytes = {"auto": 4 * head_dim, "fp8": head_dim, "int8": head_dim + 4}[kv_cache_dtype]
     return 3 * 2 * num_heads * BLOCK_SIZE * row_bytes

@@ -66,7 +66,7 @@ def plain_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 def chunks(*spans: tuple[int, int], is_reversed: bool = False) -> list[Chunk]:
     """Of (tokens before, tokens computed), each with blocks of its own. `is_reversed`: every second one is."""
     free = torch.randperm(NUM_BLOCKS).tolist()
-    made = []
+    made: list[Chunk] = []
     for before, count in spans:
         num_blocks = -(-(before + count) // BLOCK_SIZE)
         made.append(Chunk([0] * count, before, free[:num_blocks], is_reversed and len(made) % 2 == 0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ LONGER = 4
 NUM_IN, NUM_OUT = 64, 600
 
 
-def said(directory: Path, number: int = 1, **options: object) -> list[list[int]]:
+def said(directory: Path, number: int = 1, **options: Any) -> list[list[int]]:
     engine = triton_engine(directory, max_prefill_chunk=16, **options)
     return tokens(run(engine, chosen([number]), greedy_params(NUM_NEW)))
 
@@ -182,9 +183,11 @@ def test_any_number_of_rows(scheme: str, dtype: torch.dtype, monkeypatch: pytest
     monkeypatch.setattr(cuda_linear, "DEQUANTISED_BYTES", 1)
     torch.manual_seed(0)
     layers = Layers(scheme, dtype)
+    bias = layers.plain.bias
+    assert bias is not None
     for num_rows in (1, 2, 64, 65, 200):
         x = layers.x[:num_rows]
-        wanted = x.float() @ layers.plain.weight.float().T + layers.plain.bias.float()
+        wanted = x.float() @ layers.plain.weight.float().T + bias.float()
         assert_close(layers.ops.linear(x, layers.coded), wanted.to(dtype))
         stream = torch.randn(num_rows, NUM_OUT).to(DEVICE, dtype)
         wanted = (wanted + stream.float()).to(dtype)

@@ -128,6 +128,7 @@ def test_what_seems_never_to_end_is_not_decoded_again_and_again(
 ) -> None:
     tokenizer = Tokenizer.from_directory(writer(tmp_path))
     token_id = tokenizer.backend.token_to_id(token)
+    assert token_id is not None
     detokenizer = IncrementalDetokenizer(tokenizer)
     counting = Counting(tokenizer.backend)
     monkeypatch.setattr(tokenizer.detokenizer_tables, "backend", counting)

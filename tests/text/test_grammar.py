@@ -17,8 +17,8 @@ from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.types import InvalidRequest
 
 TOKENIZER = Tokenizer.from_directory(demo.MODEL_DIR)
-EOS = TOKENIZER.eos_token_id
-assert EOS is not None
+assert TOKENIZER.eos_token_id is not None
+EOS: int = TOKENIZER.eos_token_id
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},

@@ -15,6 +15,7 @@ from benchmarks.papers import accelgen, baselines, bros, timed
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.catalogue import PAPERS
 from benchmarks.papers.claim import Claim, Size, finding
+from benchmarks.papers.datasets import ACCELGEN_MIX, SHAREGPT
 from benchmarks.papers.figures import iterations, quantile
 from benchmarks.papers.machines import ONE_GPU, with_memory
 from benchmarks.papers.page import markdown, terminal
@@ -47,7 +48,7 @@ def test_claims_have_names_of_their_own() -> None:
 
 def test_without_order_no_iteration_is_empty() -> None:
     """Far more comes than can be done, so that the instance is never idle for as long as a long prompt takes."""
-    load = accelgen.Load(accelgen.ACCELGEN_MIX, accelgen.RATE, 190)
+    load = accelgen.Load(ACCELGEN_MIX, accelgen.RATE, 190)
     ran = accelgen.scenario(accelgen.POLICIES["order"]).simulate(load.arrivals(seed=0), until_s=190)
     assert max(each.end_s for each in iterations(ran.lifetimes)) > 188
 
@@ -84,14 +85,14 @@ def test_baselines_and_ablations_are_policies(name: str) -> None:
 @pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("name", [*accelgen.POLICIES.values(), baselines.PROMPTS_FIRST])
 def test_nothing_is_lost_without_a_method(name: str) -> None:
-    arrivals = accelgen.with_objectives(accelgen.ACCELGEN_MIX.arrivals(12, 1.0, seed=0), seed=0)
+    arrivals = accelgen.with_objectives(ACCELGEN_MIX.arrivals(12, 1.0, seed=0), seed=0)
     ran = accelgen.scenario(name).simulate(arrivals)
     assert all(stream.is_complete for stream in ran.streams)
 
 
 @pytest.mark.parametrize("policy", [baselines.ROUND_ROBIN, "bros"])
 def test_a_job_of_best_effort_follows_the_last(policy: str) -> None:
-    ran = bros.run(policy, bros.SHAREGPT, 2.0, 30.0, seed=0, size=4)
+    ran = bros.run(policy, SHAREGPT, 2.0, 30.0, seed=0, size=4)
     be = bros.of_class(ran, "be")
     starts = Counter(stream.request.arrival_s for stream in be)
     assert len(starts) > 2

@@ -148,7 +148,7 @@ class Memory:
                     self.size += begin % PAGE
                     self.places[begin] = self.place(storage)
                     self.size = -(-self.size // PAGE) * PAGE
-                return self.places[begin] + pointer - begin
+                return int(self.places[begin] + pointer - begin)
         raise ValueError(f"{name} points to no tensor")
 
     def run(self, call: Call, run: Callable[[str], None]) -> int:
@@ -167,7 +167,7 @@ class Memory:
                 for at, piece in self.pieces.items():
                     if not isinstance(piece, bytes):
                         ctypes.memmove(piece.data_ptr(), begin + at, piece.nbytes())
-                return Call.from_buffer_copy(mapped).result
+                return int(Call.from_buffer_copy(mapped).result)
 
 
 def pytest_configure() -> None:

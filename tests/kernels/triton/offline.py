@@ -94,7 +94,7 @@ def resource_usage(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [tool, "--dump-resource-usage", file.name]
+        command = [str(tool), "--dump-resource-usage", file.name]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

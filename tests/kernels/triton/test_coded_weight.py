@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -109,7 +111,7 @@ def test_one_row_with_everything_around_it(
     weight = random_weight(kind, group, has_zeros, NUM_IN, NUM_OUT)
     coded = CodedWeight.of(weight, DEVICE_)
     x, out = randn(1, NUM_IN, dtype=dtype), poison(1, NUM_OUT, dtype=dtype)
-    extras = dict(
+    extras: dict[str, Any] = dict(
         bias=randn(NUM_OUT, dtype=dtype),
         residual=randn(NUM_OUT, dtype=dtype),
         norm=randn(NUM_IN, dtype=dtype),

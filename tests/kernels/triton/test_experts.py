@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -104,10 +105,15 @@ def test_biases_and_the_clamped_swiglu(name: str, rows: int, dtype: torch.dtype)
     x, logits = randn(rows, hidden, dtype=dtype), randn(rows, num_experts, dtype=dtype)
     gate_up, down = weights_of(shape, dtype)
     biases = randn(num_experts, 2 * inner, dtype=dtype), randn(num_experts, hidden, dtype=dtype)
-    for options in ({"biases": biases}, {"swiglu": (1.7, 0.7)}, {"biases": biases, "swiglu": (1.7, 0.7)}):
-        expected = mix_experts_torch(x, logits, gate_up, down, top_k, True, x, **options)  # type: ignore[arg-type]
+    each: tuple[dict[str, Any], ...] = (
+        {"biases": biases},
+        {"swiglu": (1.7, 0.7)},
+        {"biases": biases, "swiglu": (1.7, 0.7)},
+    )
+    for options in each:
+        expected = mix_experts_torch(x, logits, gate_up, down, top_k, True, x, **options)
         assert_close(
-            mix_experts(x, logits, gate_up, down, top_k, True, x, tuning=TUNING, **options),  # type: ignore[arg-type]
+            mix_experts(x, logits, gate_up, down, top_k, True, x, tuning=TUNING, **options),
             expected,
         )
 
@@ -144,12 +150,14 @@ def test_experts_in_codes_are_what_the_codes_stand_for(
         # The kernel rounds them to the dtype before it multiplies them.
         values.append(weight.dequantised().view(num_experts, num_out, num_in).to(x))
     biases = randn(num_experts, 2 * inner, dtype=dtype), randn(num_experts, hidden, dtype=dtype)
-    for options in ({}, {"biases": biases, "swiglu": (1.7, 0.7)}):
-        expected = mix_experts_torch(x, logits, *values, top_k, True, x, **options)  # type: ignore[arg-type]
-        found = mix_experts(x, logits, *coded, top_k, True, x, tuning=TUNING, **options)  # type: ignore[arg-type]
+    each: tuple[dict[str, Any], ...] = ({}, {"biases": biases, "swiglu": (1.7, 0.7)})
+    gate_up, down = coded
+    for options in each:
+        expected = mix_experts_torch(x, logits, values[0], values[1], top_k, True, x, **options)
+        found = mix_experts(x, logits, gate_up, down, top_k, True, x, tuning=TUNING, **options)
         assert_close(found, expected)
         # That of so many rows.
-        found = mix_experts(x, logits, *coded, top_k, True, x, **options)  # type: ignore[arg-type]
+        found = mix_experts(x, logits, gate_up, down, top_k, True, x, **options)
         assert_close(found, expected)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ def randn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 def test_everything_around_it(dtype: torch.dtype, tuning: GemvTuning, num_in: int) -> None:
     num_out = 37
     x, weight = randn(num_in, dtype=dtype), randn(num_out, num_in, dtype=dtype)
-    extras = dict(
+    extras: dict[str, Any] = dict(
         bias=randn(num_out, dtype=dtype),
         residual=randn(num_out, dtype=dtype),
         norm=randn(num_in, dtype=dtype),

@@ -154,7 +154,7 @@ def test_wrong_arguments_are_named(name: str, arguments: tuple[Any, ...]) -> Non
         gumbel_argmax(*arguments)
     temperature = torch.ones(len(arguments[0]))
     with pytest.raises(ValueError, match=f"^{name} must"):
-        sample(*arguments, temperature)
+        sample(arguments[0], arguments[1], temperature)
     if name == "logits":
         with pytest.raises(ValueError, match="^logits must"):
             argmax(arguments[0])

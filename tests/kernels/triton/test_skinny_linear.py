@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -44,10 +46,10 @@ def test_wrong_shapes_are_named() -> None:
         skinny_linear(x, weight[:, :64].contiguous(), x, TUNING)
 
 
-def reference(x: torch.Tensor, weight: torch.Tensor, **extras: object) -> torch.Tensor:
+def reference(x: torch.Tensor, weight: torch.Tensor, **extras: Any) -> torch.Tensor:
     residual = extras.pop("residual", None)
     rows = [
-        gemv_torch(row, weight, residual=None if residual is None else residual[index], **extras)  # type: ignore[index]
+        gemv_torch(row, weight, residual=None if residual is None else residual[index], **extras)
         for index, row in enumerate(x)
     ]
     return torch.stack(rows).to(x.dtype)

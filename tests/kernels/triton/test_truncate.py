@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ SETTINGS: list[Settings] = [
 ]
 
 
-def floats(values: list[float]) -> torch.Tensor:
+def floats(values: Sequence[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device=DEVICE)
 
 
