@@ -18,6 +18,7 @@ HELPERS = {
     "benchmarks.attack.victim",
     "benchmarks.rt_with_be.keep_open",
     "benchmarks.gpu.transformers_batching",
+    "benchmarks.mutants.server",
 }
 
 
