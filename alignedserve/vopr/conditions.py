@@ -22,8 +22,6 @@ class Conditions(NoFaults):
         self._late: list[tuple[float, Late]] = []
         self._failing: list[tuple[float, FailingCopies]] = []
         self._slow: list[tuple[float, SlowCopies]] = []
-        # The requests whose KV in the pool can't be loaded. It stays so when there is calm.
-        self._unreadable: set[RequestKey] = set()
 
     def add(self, action: Late | FailingCopies | SlowCopies) -> None:
         end_s = self._clock.now + action.seconds
@@ -46,17 +44,11 @@ class Conditions(NoFaults):
         return most_s * (0.1 + 0.9 * self._chances.next(f"{process} {is_up}"))
 
     def copy_share(self, what: str, key: RequestKey) -> float | None:
-        if what == "save":
-            self._unreadable.discard(key)
-        elif what == "load" and key in self._unreadable:
-            return 0.0
         now = self._clock.now
         failing = [each for end_s, each in self._failing if now < end_s and each.what in ("", what)]
         rate = max((each.rate for each in failing), default=0.0)
         if not rate or self._chances.next(f"{what} {key}") >= rate:
             return None
-        if what == "load" and any(each.is_lasting for each in failing):
-            self._unreadable.add(key)
         # A third of them fail at their start.
         return max(0.0, 1.5 * self._chances.next(f"share {what} {key}") - 0.5)
 

@@ -19,9 +19,8 @@ from alignedserve.vopr.history import (
     Late,
     SlowCopies,
 )
-from alignedserve.vopr.places import VICTIMS
+from alignedserve.vopr.places import aims_of
 from alignedserve.vopr.plan import Plan
-from alignedserve.vopr.transitions import transitions_of
 
 # The transitions after which something goes wrong: those that change who has what.
 MOMENTS = (
@@ -69,11 +68,10 @@ def aimed_faults(random: Random, plan: Plan) -> Iterator[Action]:
     mean_gap_s = random.choice(AIMED_GAPS_S)
     at_s = random.expovariate(1.0 / mean_gap_s)
     while at_s < plan.duration_s:
-        transition, victim = plan.aim.split(":")
-        if random.random() < ASTRAY:
-            transition, victim = random.choice(transitions_of(plan)), random.choice(VICTIMS)
+        aim = random.choice(aims_of(plan)) if random.random() < ASTRAY else plan.aim
+        transition, victim = aim.split(":")
         when = {"at_s": at_s, "after": transition, "delay_s": random.choice(NEAR_DELAYS_S)}
-        process = InstanceId("kvpool-0") if victim == "kvpool" else victim
+        process = InstanceId("kvpool-0" if victim == "kvpool" else victim)
         yield random.choices(_AIMED, _AIMED_WEIGHTS)[0](random, process, when)
         at_s += random.expovariate(1.0 / mean_gap_s)
 
@@ -133,7 +131,6 @@ def failing_copies(random: Random, plan: Plan, when: When) -> Action:
         rate=random.choice([0.1, 0.5, 1.0]),
         seconds=random.choice([1.0, 20.0]),
         what=random.choice(["", "", *COPIES]),
-        is_lasting=random.random() < 0.2,
     )
 
 

@@ -87,8 +87,6 @@ class FailingCopies(Action, frozen=True, tag="failing copies"):
     seconds: float
     # Only copies of this kind: "load", "save" or "pull"; "": all.
     what: str = ""
-    # Whether KV whose load has failed can't be loaded any more, until it has been saved again.
-    is_lasting: bool = False
 
 
 class SlowCopies(Action, frozen=True, tag="slow copies"):

@@ -8,29 +8,33 @@ are aimed at a transition and a victim, at those that were visited least.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 from alignedserve.sim.clock import Clock
 from alignedserve.types import InstanceId
 from alignedserve.vopr.history import PEER, ROUTER, Action, Cut, Disturb, Hang, Kill, Stop
 from alignedserve.vopr.plan import Plan
-from alignedserve.vopr.transitions import TRANSITIONS, Seen, transitions_of
+from alignedserve.vopr.transitions import OF_POOL, TRANSITIONS, Seen, transitions_of
 
 # The seconds for which a transition counts as under way after the router has heard or sent its message.
 NEAR_S = 0.01
 VICTIMS = ("router", "kvpool", PEER)
 FATES = ("dies", "hangs", "is cut off")
-# Connections are other processes': the router is not cut off.
-PLACES = [
-    f"{transition}:{victim} {fate}"
+ALL_AIMS = [
+    f"{transition}:{victim}"
     for transition in TRANSITIONS
     for victim in VICTIMS
-    for fate in FATES
-    if (victim, fate) != ("router", "is cut off")
+    if (victim, transition in OF_POOL) != (PEER, True)
 ]
-ALL_AIMS = [f"{transition}:{victim}" for transition in TRANSITIONS for victim in VICTIMS]
-_KNOWN = frozenset(PLACES)
+# Connections are other processes': a router is not cut off.
+PLACES = [
+    f"{aim} {fate}"
+    for aim in ALL_AIMS
+    for fate in FATES
+    if not (aim.endswith(":router") and fate == "is cut off")
+]
+_ALL_PLACES = frozenset(PLACES)
 
 
 class Visits:
@@ -65,7 +69,7 @@ class Visits:
             for (transition, peer), time_s in times.items():
                 if time_s >= after_s and (victim := _victim(name, peer)):
                     place = f"{transition}:{victim} {fate}"
-                    if place in _KNOWN:
+                    if place in _ALL_PLACES:
                         self.counts[place] += 1
 
 
@@ -73,9 +77,9 @@ def _victim(name: str, peer: InstanceId) -> str | None:
     """Returns what the process is in a transition with this peer; None: it has no part in it."""
     if name == ROUTER:
         return "router"
-    if name == peer:
-        return PEER
-    return "kvpool" if name.startswith("kvpool") else None
+    if name.startswith("kvpool"):
+        return "kvpool"
+    return PEER if name == peer else None
 
 
 def _struck(action: Action) -> Iterator[tuple[InstanceId, str]]:
@@ -96,7 +100,7 @@ class Aims:
     """Draws what new seeds are aimed at, the more often the less it was visited, and tried, before."""
 
     # The share of the seeds that is aimed at nothing.
-    UNAIMED = 0.4
+    UNAIMED = 0.35
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -108,7 +112,7 @@ class Aims:
         if self._random.random() < self.UNAIMED:
             return ""
         aims = aims_of(plan)
-        weights = [1.0 / (1 + self._counts[aim]) for aim in aims]
+        weights = [(1 + self._counts[aim]) ** -2.0 for aim in aims]
         aim = self._random.choices(aims, weights)[0]
         self._counts[aim] += 1
         return aim
@@ -118,5 +122,6 @@ class Aims:
             self._counts[place.split(" ")[0]] += 1
 
 
-def aims_of(plan: Plan) -> Sequence[str]:
-    return [f"{transition}:{victim}" for transition in transitions_of(plan) for victim in VICTIMS]
+def aims_of(plan: Plan) -> list[str]:
+    possible = transitions_of(plan)
+    return [aim for aim in ALL_AIMS if aim.split(":")[0] in possible]

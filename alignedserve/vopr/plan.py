@@ -167,9 +167,9 @@ def _tightened(plan: Plan, random: Random) -> Plan:
         plan,
         decode_blocks=round(longest * random.choice([1, 1.25, 1.5])),
         max_num_seqs=max(plan.max_num_seqs, 6),
-        load=4.0,
+        load=2.5,
         iteration_s=random.choice([0.01, 0.02]),
-        be_part=random.choice([0.3, 0.6, 1.0]),
+        be_part=random.choice([0.6, 0.6, 1.0]),
         preemption_mode=plan.preemption_mode if plan.aim.startswith("DecodeReport.dropped") else "swap",
         is_tight=True,
     )

@@ -24,9 +24,20 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "DecodeReport": ("admitted", "wants_evicted", "evicted", "dropped", "failed_pulls"),
 }
 
+# Their peer is the pool.
+OF_POOL = (
+    "Reserve",
+    "Reserved",
+    "Reserved.dropped",
+    "Commit",
+    "MakeSpare",
+    "Release",
+    "FormBatch",
+    "Candidates",
+)
 _OF_ALL = (
+    *OF_POOL,
     *("Submit", "Submit.delivered", "Abort", "Tokens", "Connected", "Closed", "Gone", "Failed", "Offer"),
-    *("Reserve", "Reserved", "Reserved.dropped", "Commit", "MakeSpare", "Release", "FormBatch", "Candidates"),
     *("Evict", "DecodeReport.admitted", "DecodeReport.wants_evicted", "DecodeReport.evicted"),
 )
 _OF_DROPPING = ("DecodeReport.dropped",)
