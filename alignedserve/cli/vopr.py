@@ -15,6 +15,7 @@ import click
 
 if TYPE_CHECKING:
     from alignedserve.vopr.history import History
+    from alignedserve.vopr.plan import Plan
     from alignedserve.vopr.search import Tried
 
 # Seconds between two progress lines.
@@ -33,6 +34,11 @@ _PROGRESS_S = 5.0
     multiple=True,
     help="island: with simulated gateways; whole: islands behind real ones, with batch jobs and a store; "
     "repeat for several [default: both]",
+)
+@click.option(
+    "--aim",
+    default="",
+    help="with --seed: what faults are aimed at, as the line that shows a failure has it",
 )
 @click.option(
     "--history",
@@ -56,6 +62,7 @@ def command(
     first_seed: int | None,
     policy: tuple[str, ...],
     system: tuple[str, ...],
+    aim: str,
     history: Path | None,
     jobs: int | None,
     out: Path,
@@ -78,7 +85,7 @@ def command(
     if history:
         failed = _replay(History.load(history), history.stem, f"--history {history}", out, shrink=False)
     elif seed is not None:
-        failed = _replay(choice.history(seed), f"vopr-{seed}", choice.flags(seed), out, shrink)
+        failed = _replay(choice.history(seed, aim), f"vopr-{seed}", choice.flags(seed, aim), out, shrink)
     else:
         if first_seed is None:
             # Seeds are new each time, and short enough to be typed.
@@ -101,14 +108,20 @@ class _Choice:
     policies: tuple[str, ...]
     systems: tuple[str, ...]
 
-    def history(self, seed: int) -> History:
+    def plan(self, seed: int) -> Plan:
+        from alignedserve.vopr.plan import make_plan
+
+        return make_plan(seed, self.policies, self.systems)
+
+    def history(self, seed: int, aim: str) -> History:
         from alignedserve.vopr.run import history_of
 
-        return history_of(seed, self.policies, self.systems)
+        return history_of(seed, self.policies, self.systems, aim)
 
-    def flags(self, seed: int) -> str:
+    def flags(self, seed: int, aim: str) -> str:
         policies = "".join(f" --policy {name}" for name in self.policies)
-        return f"--seed {seed}{policies}" + "".join(f" --system {name}" for name in self.systems)
+        systems = "".join(f" --system {name}" for name in self.systems)
+        return f"--seed {seed}{policies}{systems}" + (f" --aim {aim}" if aim else "")
 
 
 def _replay(history: History, name: str, flags: str, out: Path, shrink: bool) -> bool:
@@ -158,28 +171,27 @@ def _shrink(history: History, path: Path) -> None:
 
 
 def _search(first_seed: int, minutes: float, choice: _Choice, num_jobs: int, out: Path, shrink: bool) -> bool:
-    from alignedserve.vopr.outcome import Outcome
     from alignedserve.vopr.search import search
     from alignedserve.vopr.tally import Tally
 
-    tally, begun_s, failures = Tally(), time.monotonic(), list[tuple[int, Outcome]]()
+    tally, begun_s, failures = Tally(), time.monotonic(), list[Tried]()
     told_s = begun_s
 
     def told(tried: Tried) -> None:
         nonlocal told_s
         tally.add(tried.outcome)
         if tried.outcome.failure:
-            failures.append((tried.seed, tried.outcome))
+            failures.append(tried)
         if time.monotonic() - told_s > _PROGRESS_S:
             told_s = time.monotonic()
             click.echo(next(tally.lines(told_s - begun_s)), err=True)
 
-    search(first_seed, minutes, choice.history, num_jobs, told)
+    search(first_seed, minutes, choice.plan, choice.history, num_jobs, told)
     for line in tally.lines(time.monotonic() - begun_s):
         click.echo(line)
     if not failures:
         return False
-    for seed, outcome in failures[1:]:
-        click.echo(f"{outcome.failure}\nalignedserve vopr {choice.flags(seed)}")
-    seed = failures[0][0]
-    return _replay(choice.history(seed), f"vopr-{seed}", choice.flags(seed), out, shrink)
+    for each in failures[1:]:
+        click.echo(f"{each.outcome.failure}\nalignedserve vopr {choice.flags(each.seed, each.aim)}")
+    seed, aim = failures[0].seed, failures[0].aim
+    return _replay(choice.history(seed, aim), f"vopr-{seed}", choice.flags(seed, aim), out, shrink)

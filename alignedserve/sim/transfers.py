@@ -123,7 +123,7 @@ class Lane:
                 continue
             self._current, copy.begun_s = copy, self._clock.now
             num_bytes = copy.num_bytes * (1.0 if copy.share is None else copy.share)
-            num_bytes *= self._world.faults.copy_slowdown()
+            num_bytes *= self._world.faults.copy_slowdown(copy.what)
             arrived = partial(self._arrived, copy)
             self._flow = self._carrier.start(int(num_bytes), copy.channel, copy.crossings, arrived)
 

@@ -36,8 +36,8 @@ class NoFaults:
         """Returns the share of its bytes after which the next copy of a request fails; None: it succeeds."""
         return None
 
-    def copy_slowdown(self) -> float:
-        """Returns by how much a copy that begins now takes longer than its channel says."""
+    def copy_slowdown(self, what: str) -> float:
+        """Returns by how much a copy of this kind that begins now takes longer than its channel says."""
         return 1.0
 
 

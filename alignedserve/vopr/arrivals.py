@@ -26,6 +26,8 @@ class _Lengths:
 
 def make_arrivals(random: Random, plan: Plan) -> Iterator[Arrive | Leave]:
     usual = _Lengths(random.choice([20, 60, 150]), random.choice([5, 20, 60]))
+    if plan.is_tight:
+        usual = _Lengths(random.choice([10, 20, 60]), 120)
     burst_len = random.choice([1, 1, 4, 12])
     mean_gap_s = burst_len / (plan.load * _requests_per_s(plan, usual))
     leaving = random.choice([0.0, 0.05, 0.3])

@@ -21,8 +21,9 @@ from alignedserve.vopr.liveness import BoundedClock
 from alignedserve.vopr.plan import MAX_MODEL_LEN, Plan
 from alignedserve.vopr.speed import cost_of
 
-# The seconds between two ticks of the router: everything takes some ten times as long as live.
-TICK_S = 0.5
+# The seconds between two ticks of the router: where iterations are as long as live, and where everything takes some ten
+# times as long.
+SHORT_TICK_S, TICK_S = 0.05, 0.5
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(AnyMessage)
 
 
@@ -30,7 +31,7 @@ def make_island(plan: Plan) -> tuple[Island, Conditions]:
     island = Island(island_config(plan), clock=BoundedClock())
     world = island.world
     conditions = world.faults = Conditions(plan, world.clock)
-    world.has_pings, world.tick_s = True, TICK_S
+    world.has_pings, world.tick_s = True, SHORT_TICK_S if plan.is_short else TICK_S
     if plan.is_encoded:
         world.encode = lambda message: _DECODER.decode(_ENCODER.encode(message))
     return island, conditions

@@ -45,12 +45,14 @@ class Conditions(NoFaults):
 
     def copy_share(self, what: str, key: RequestKey) -> float | None:
         now = self._clock.now
-        rate = max((action.rate for end_s, action in self._failing if now < end_s), default=0.0)
+        failing = [each for end_s, each in self._failing if now < end_s and each.what in ("", what)]
+        rate = max((each.rate for each in failing), default=0.0)
         if not rate or self._chances.next(f"{what} {key}") >= rate:
             return None
         # A third of them fail at their start.
         return max(0.0, 1.5 * self._chances.next(f"share {what} {key}") - 0.5)
 
-    def copy_slowdown(self) -> float:
+    def copy_slowdown(self, what: str) -> float:
         now = self._clock.now
-        return max((action.slowdown for end_s, action in self._slow if now < end_s), default=1.0)
+        slow = [each for end_s, each in self._slow if now < end_s and each.what in ("", what)]
+        return max((each.slowdown for each in slow), default=1.0)

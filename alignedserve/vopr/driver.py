@@ -1,4 +1,4 @@
-"""Makes the actions of a history happen, each at its time or after the message that it waits for."""
+"""Makes the actions of a history happen, each at its time or after the transition that it waits for."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from alignedserve.router.events import Event, Received, Send
+from msgspec.structs import replace
+
+from alignedserve.router.events import Event, Send
 from alignedserve.sim.clock import Clock
-from alignedserve.vopr.history import Action, Arrive, Ask, Batch, kind_of
+from alignedserve.sim.router import Observer
+from alignedserve.types import InstanceId
+from alignedserve.vopr.history import PEER, Action, Arrive, Ask, Batch, Cut, Hang, Kill, kind_of
+from alignedserve.vopr.launcher import Launcher
+from alignedserve.vopr.places import Visits
+from alignedserve.vopr.transitions import Seen, seen
 
 # What clients ask for is asked for when everything is well, too.
 _ASKING = (Arrive, Ask, Batch)
 
 
 class Driver(ABC):
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, launcher: Launcher) -> None:
         self._clock = clock
-        # What waits for a message or a call of the store, by its name.
+        self._launcher = launcher
+        # What waits for a transition or a call of the store, by its name.
         self._waiting: defaultdict[str, list[Action]] = defaultdict(list)
+        self.visits = Visits(clock, lambda process: launcher.processes[process].is_up)
         self._is_calm = False
         # How many actions of each kind have happened.
         self.happened: Counter[str] = Counter()
@@ -37,16 +46,21 @@ class Driver(ABC):
         self._is_calm = True
         self._waiting.clear()
 
-    def observe(self, now: float, event: Event, sends: list[Send]) -> None:
-        """A router has made a step."""
-        if self._waiting:
-            message = type(event.message if isinstance(event, Received) else event).__name__
-            self.look_for([message, *(type(send.message).__name__ for send in sends)])
+    def observer(self, island: str = "") -> Observer:
+        """Returns what observes a router. `island`: how the names of its processes begin."""
 
-    def look_for(self, names: Iterable[str]) -> None:
-        for name in names:
+        def observe(now: float, event: Event, sends: list[Send]) -> None:
+            happened = list(seen(event, sends))
+            self.visits.saw(island, happened)
+            if self._waiting:
+                self.look_for(happened, island)
+
+        return observe
+
+    def look_for(self, happened: Iterable[Seen], island: str = "") -> None:
+        for name, peer in happened:
             for action in self._waiting.pop(name, ()):
-                self._clock.after(action.delay_s, partial(self._do, action))
+                self._clock.after(action.delay_s, partial(self._do, _at(action, island, peer)))
 
     def _due(self, action: Action) -> None:
         if self.is_put_off(action):
@@ -63,5 +77,23 @@ class Driver(ABC):
     def _do(self, action: Action) -> None:
         if self._is_calm and not isinstance(action, _ASKING):
             return
+        self.visits.strikes(action)
         self.happened[kind_of(action)] += 1
         self.act(action)
+
+
+def _at(action: Action, island: str, peer: InstanceId) -> Action:
+    """Returns the action, of the processes of the island where what it waited for has happened."""
+
+    def named(process: InstanceId) -> InstanceId:
+        name = peer if process == PEER else process
+        is_whole = "/" in name or name.startswith("gateway")
+        return name if is_whole else InstanceId(f"{island}{name}")
+
+    match action:
+        case Kill(processes=downs):
+            return replace(action, processes={named(each): down_s for each, down_s in downs.items()})
+        case Hang(process=process) | Cut(process=process):
+            return replace(action, process=named(process))
+        case _:
+            return action

@@ -1,4 +1,4 @@
-"""What goes wrong in a plan, and when: at any time, or right after some message."""
+"""What goes wrong in a plan, and when: at any time, right after some transition, or where the plan's aim says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from random import Random
 
 from alignedserve.types import InstanceId
 from alignedserve.vopr.history import (
+    PEER,
     ROUTER,
     Action,
     Cut,
@@ -18,16 +19,26 @@ from alignedserve.vopr.history import (
     Late,
     SlowCopies,
 )
+from alignedserve.vopr.places import aims_of
 from alignedserve.vopr.plan import Plan
 
-# The messages after which something goes wrong: those that change who has what.
+# The transitions after which something goes wrong: those that change who has what.
 MOMENTS = (
     *("Submit", "Abort", "Reserve", "Reserved", "Commit", "MakeSpare", "Release", "FormBatch", "Candidates"),
     *("Prefill", "Stage", "Offer", "Evict", "PrefillReport", "DecodeReport", "Gone", "Failed", "Connected"),
+    *("DecodeReport.admitted", "DecodeReport.evicted", "PrefillReport.saved", "PrefillReport.held"),
+    *("Offer.source", "TakeRole", "Submit.delivered"),
 )
 # Seconds after such a message: before it is sent on, while it is under way, and when it has long arrived.
 DELAYS_S = (0.0, 0.00015, 0.001, 0.3, 3.0)
-
+# The same, of what is aimed: while the message or what follows from it is under way.
+NEAR_DELAYS_S = (0.0, 0.00015, 0.0005, 0.001, 0.003, 0.008)
+# The mean seconds between two that are aimed. Most of what there was goes on again after such a time.
+AIMED_GAPS_S = (0.4, 1.0)
+# The share of what is aimed that is a transition and a victim by chance.
+ASTRAY = 0.25
+# The kinds of copies.
+COPIES = ("load", "save", "pull")
 
 # When something happens: the fields of every action.
 When = dict[str, object]
@@ -35,7 +46,9 @@ Kind = Callable[[Random, Plan, When], Action]
 
 
 def make_faults(random: Random, plan: Plan) -> Iterator[Action]:
-    return faults_of(random, plan, _KINDS, MOMENTS)
+    yield from faults_of(random, plan, _KINDS, MOMENTS)
+    if plan.aim:
+        yield from aimed_faults(Random(f"{plan.aim} in {plan.seed}"), plan)
 
 
 def faults_of(random: Random, plan: Plan, kinds: Sequence[Kind], moments: Sequence[str]) -> Iterator[Action]:
@@ -43,10 +56,23 @@ def faults_of(random: Random, plan: Plan, kinds: Sequence[Kind], moments: Sequen
     if random.random() < 0.1:
         return
     kinds = [kind for kind in kinds if random.random() < 0.45]
-    mean_gap_s = random.choice([5.0, 20.0, 60.0])
+    mean_gap_s = random.choice([0.5, 2.0, 5.0] if plan.is_short else [5.0, 20.0, 60.0])
     at_s = random.expovariate(1.0 / mean_gap_s)
     while kinds and at_s < plan.duration_s:
         yield random.choice(kinds)(random, plan, _moment(random, at_s, moments))
+        at_s += random.expovariate(1.0 / mean_gap_s)
+
+
+def aimed_faults(random: Random, plan: Plan) -> Iterator[Action]:
+    """Most of these die, and are back soon."""
+    mean_gap_s = random.choice(AIMED_GAPS_S)
+    at_s = random.expovariate(1.0 / mean_gap_s)
+    while at_s < plan.duration_s:
+        aim = random.choice(aims_of(plan)) if random.random() < ASTRAY else plan.aim
+        transition, victim = aim.split(":")
+        when = {"at_s": at_s, "after": transition, "delay_s": random.choice(NEAR_DELAYS_S)}
+        process = InstanceId("kvpool-0" if victim == "kvpool" else victim)
+        yield random.choices(_AIMED, _AIMED_WEIGHTS)[0](random, process, when)
         at_s += random.expovariate(1.0 / mean_gap_s)
 
 
@@ -60,15 +86,22 @@ def _any(random: Random, plan: Plan) -> InstanceId:
     return random.choice([ROUTER, ROUTER, *plan.processes])
 
 
+def down_s(random: Random, plan: Plan) -> float:
+    """Of those that are back at once their notice may be still under way, or they die again."""
+    return random.choice(
+        [0.0, 0.0, 0.0004, 0.05, 0.5, 2.0] if plan.is_short else [0.0, 0.0, 0.0004, 0.5, 5.0, 40.0]
+    )
+
+
 def _death(random: Random, plan: Plan, when: When) -> Action:
-    """Of one or several; of those that are back at once their notice may be still under way, or they die again."""
+    """Of one or several."""
     victims = {_any(random, plan) for _ in range(random.choice([1, 1, 1, 2, 4]))}
-    downs = {each: random.choice([0.0, 0.0, 0.0004, 0.5, 5.0, 40.0]) for each in sorted(victims)}
+    downs = {each: down_s(random, plan) for each in sorted(victims)}
     return make(Kill, when, processes=downs, loses_segment=random.random() < 0.3)
 
 
 def _router_death(random: Random, plan: Plan, when: When) -> Action:
-    return make(Kill, when, processes={ROUTER: random.choice([0.0, 0.0, 0.0004, 0.5, 5.0])})
+    return make(Kill, when, processes={ROUTER: min(down_s(random, plan), 5.0)})
 
 
 def _hang(random: Random, plan: Plan, when: When) -> Action:
@@ -92,11 +125,23 @@ def _late(random: Random, plan: Plan, when: When) -> Action:
 
 
 def failing_copies(random: Random, plan: Plan, when: When) -> Action:
-    return make(FailingCopies, when, rate=random.choice([0.1, 0.5, 1.0]), seconds=random.choice([1.0, 20.0]))
+    return make(
+        FailingCopies,
+        when,
+        rate=random.choice([0.1, 0.5, 1.0]),
+        seconds=random.choice([1.0, 20.0]),
+        what=random.choice(["", "", *COPIES]),
+    )
 
 
 def slow_copies(random: Random, plan: Plan, when: When) -> Action:
-    return make(SlowCopies, when, slowdown=random.choice([5.0, 50.0]), seconds=random.choice([5.0, 30.0]))
+    return make(
+        SlowCopies,
+        when,
+        slowdown=random.choice([5.0, 50.0]),
+        seconds=random.choice([5.0, 30.0]),
+        what=random.choice(["", "", *COPIES]),
+    )
 
 
 def _jump(random: Random, plan: Plan, when: When) -> Action:
@@ -112,3 +157,21 @@ def make(kind: Callable[..., Action], when: When, **fields: object) -> Action:
 
 
 _KINDS = (_death, _router_death, _hang, _cut, _late, failing_copies, slow_copies, _jump, _drift)
+
+
+def _aimed_death(random: Random, process: InstanceId, when: When) -> Action:
+    downs = {process: random.choice([0.0, 0.0004, 0.01, 0.1, 0.3])}
+    return make(Kill, when, processes=downs, loses_segment=random.random() < 0.1)
+
+
+def _aimed_hang(random: Random, process: InstanceId, when: When) -> Action:
+    return make(Hang, when, process=process, seconds=random.choice([0.01, 0.1, 1.0]))
+
+
+def _aimed_cut(random: Random, process: InstanceId, when: When) -> Action:
+    """The router has no connection of its own to be cut off from: one of the other process's is cut."""
+    return make(Cut, when, process=PEER if process == ROUTER else process)
+
+
+_AIMED = (_aimed_death, _aimed_hang, _aimed_cut)
+_AIMED_WEIGHTS = (0.75, 0.15, 0.1)

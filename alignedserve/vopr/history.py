@@ -12,12 +12,14 @@ from alignedserve.vopr.plan import Plan
 
 # In a whole system processes of an island have its name before theirs: "island-0/router". Gateways have not.
 ROUTER = InstanceId("router")
+# In an action that waits for a transition: the process that its message is from or to.
+PEER = InstanceId("peer")
 
 
 class Action(msgspec.Struct, kw_only=True, tag_field="kind", frozen=True, forbid_unknown_fields=True):
     # The second from which on it happens.
     at_s: float
-    # It happens `delay_s` seconds after the router next hears or sends a message of this kind; "": at once.
+    # It happens `delay_s` seconds after a router next hears or sends this (transitions.py); "": at once.
     after: str = ""
     delay_s: float = 0.0
 
@@ -83,11 +85,15 @@ class FailingCopies(Action, frozen=True, tag="failing copies"):
 
     rate: float
     seconds: float
+    # Only copies of this kind: "load", "save" or "pull"; "": all.
+    what: str = ""
 
 
 class SlowCopies(Action, frozen=True, tag="slow copies"):
     slowdown: float
     seconds: float
+    # See FailingCopies.
+    what: str = ""
 
 
 class Jump(Action, frozen=True, tag="clock jumps"):

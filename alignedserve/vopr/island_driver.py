@@ -31,14 +31,13 @@ from alignedserve.vopr.launcher import Launcher
 
 class IslandDriver(Driver):
     def __init__(self, island: Island, clients: Clients, launcher: Launcher, conditions: Conditions) -> None:
-        super().__init__(island.world.clock)
+        super().__init__(island.world.clock, launcher)
         self._island = island
         self._clients = clients
-        self._launcher = launcher
         self._conditions = conditions
         # The phase in which each of these requests is to be left, and how many seconds after it was entered.
         self._leaving: dict[RequestKey, Leave] = {}
-        island.router.observers.append(self.observe)
+        island.router.observers += [self.observer(), self._look_at_phases]
 
     def calm(self) -> None:
         super().calm()
@@ -52,12 +51,9 @@ class IslandDriver(Driver):
             return True
         return False
 
-    def observe(self, now: float, event: Event, sends: list[Send]) -> None:
-        super().observe(now, event, sends)
-        if self._leaving and sends:
-            self._look_at_phases()
-
-    def _look_at_phases(self) -> None:
+    def _look_at_phases(self, now: float, event: Event, sends: list[Send]) -> None:
+        if not (self._leaving and sends):
+            return
         core = self._island.router.core
         for key, leave in list(self._leaving.items()):
             state = core and core.requests.get(key)

@@ -60,6 +60,7 @@ class IslandRun:
             happened,
             self._phases.counts,
             Counter(str(stream.outcome) for stream in streams),
+            self._driver.visits.counts,
         )
 
     def _run(self) -> None:

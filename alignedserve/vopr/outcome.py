@@ -22,3 +22,5 @@ class Outcome:
     phases: Counter[str] = field(default_factory=Counter)
     # How requests ended.
     ends: Counter[str] = field(default_factory=Counter)
+    # How often it visited each place: see places.py.
+    visited: Counter[str] = field(default_factory=Counter)

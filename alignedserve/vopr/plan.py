@@ -25,6 +25,13 @@ SYSTEMS = ("island", "whole")
 # The share of the seeds that make a whole system. A seed of those takes some three times as long as another one, so
 # that they have about a quarter of the time.
 WHOLE_SHARE = 0.1
+# The share of the seeds aimed at nothing that have short iterations, as those have that are aimed at something: tokens,
+# messages and copies are under way when something fails.
+SHORT_SHARE = 0.3
+_SHORT_ITERATIONS_S = (0.02, 0.03, 0.05)
+# The share of those in which requests have to leave decode instances for want of blocks, and the aims which need that.
+TIGHT_SHARE = 0.3
+_OF_LEAVING = ("Evict", "DecodeReport.wants_evicted", "DecodeReport.evicted", "DecodeReport.dropped")
 
 _KEEP_INPUTS = {name for name, policy in POLICIES.items() if policy.keeps_inputs}
 
@@ -101,6 +108,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # See LayerGroups.
     num_full_groups: int = 0
     num_sliding_groups: int = 1
+    # Whether its iterations are about as long as live ones.
+    is_short: bool = False
+    # Whether what decode instances run grows beyond their blocks, so that requests have to leave them.
+    is_tight: bool = False
+    # What its faults are aimed at (places.py); "": nothing.
+    aim: str = ""
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -121,10 +134,45 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [*self.ids_of("kvpool"), *self.instances, *self.ids_of("gateway")]
 
 
-def make_plan(seed: int, policies: Sequence[str] = (), systems: Sequence[str] = ()) -> Plan:
-    """A seed makes the same island whatever it would make else."""
-    island = _with_groups(_island(seed, policies))
-    return island if _system_of(seed, systems or SYSTEMS) == "island" else _with_front(island)
+def make_plan(seed: int, policies: Sequence[str] = (), systems: Sequence[str] = (), aim: str = "") -> Plan:
+    """A seed makes the same island whatever it would make else, but for how long everything takes."""
+    plan = _with_groups(_island(seed, policies))
+    if _system_of(seed, systems or SYSTEMS) == "whole":
+        plan = _with_front(plan)
+    is_short = bool(aim) or Random(f"length of {seed}").random() < SHORT_SHARE
+    return _shortened(plan, aim) if is_short else plan
+
+
+def _shortened(plan: Plan, aim: str) -> Plan:
+    """As many iterations as others have, or some more."""
+    random = Random(f"short iterations of {plan.seed}")
+    short = replace(
+        plan,
+        iteration_s=random.choice(_SHORT_ITERATIONS_S),
+        max_latency_s=random.choice([0.0003, 0.0003, 0.002, 0.01]),
+        orphan_s=2.0,
+        restart_s=min(plan.restart_s, 1.0),
+        is_short=True,
+        # Gateways' leases and patience are seconds.
+        duration_s=random.choice([15.0, 30.0] if plan.front else [5.0, 10.0, 20.0]),
+        aim=aim,
+    )
+    is_tight = random.random() < TIGHT_SHARE or aim.split(":")[0] in _OF_LEAVING
+    return _tightened(short, random) if is_tight else short
+
+
+def _tightened(plan: Plan, random: Random) -> Plan:
+    longest = -(-MAX_MODEL_LEN // plan.block_size)
+    return replace(
+        plan,
+        decode_blocks=round(longest * random.choice([1, 1.25, 1.5])),
+        max_num_seqs=max(plan.max_num_seqs, 6),
+        load=2.5,
+        iteration_s=random.choice([0.01, 0.02]),
+        be_part=random.choice([0.6, 0.6, 1.0]),
+        preemption_mode=plan.preemption_mode if plan.aim.startswith("DecodeReport.dropped") else "swap",
+        is_tight=True,
+    )
 
 
 def _system_of(seed: int, systems: Sequence[str]) -> str:

@@ -15,11 +15,17 @@ from alignedserve.vopr.front_end.whole_run import WholeRun
 from alignedserve.vopr.history import Action, AnyAction, History
 from alignedserve.vopr.island_run import IslandRun
 from alignedserve.vopr.outcome import Outcome
+from alignedserve.vopr.places import ALL_AIMS
 from alignedserve.vopr.plan import make_plan
 
 
-def history_of(seed: int, policies: Sequence[str] = (), systems: Sequence[str] = ()) -> History:
-    plan = make_plan(seed, policies, systems)
+def history_of(
+    seed: int, policies: Sequence[str] = (), systems: Sequence[str] = (), aim: str = ""
+) -> History:
+    """Raises ValueError if there is no such aim."""
+    plan = make_plan(seed, policies, systems, aim)
+    if aim and aim not in ALL_AIMS:
+        raise ValueError(f"aim={aim!r}: must be one of {', '.join(ALL_AIMS)}")
     arrivals, faults = (make_asking, make_front_faults) if plan.front else (make_arrivals, make_faults)
     actions: list[Action] = [*arrivals(Random(f"arrivals of {seed}"), plan)]
     actions += faults(Random(f"faults of {seed}"), plan)

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from alignedserve.vopr.outcome import Outcome
+from alignedserve.vopr.places import PLACES
 
 # Actions that are no faults.
 _OF_CLIENTS = ("arrive", "leave", "ask", "batch")
+# How many of the places that were visited least are named.
+_NUM_SELDOM = 8
 
 
 @dataclass
@@ -22,6 +25,8 @@ class Tally:
     happened: Counter[str] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
+    # How many seeds have visited each place.
+    visited: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
         self.num_seeds += 1
@@ -32,6 +37,7 @@ class Tally:
         self.happened.update(outcome.happened)
         self.phases.update(outcome.phases)
         self.ends.update(outcome.ends)
+        self.visited.update(outcome.visited.keys())
 
     def lines(self, real_s: float) -> Iterator[str]:
         hours, minutes = self.virtual_s / 3600, max(real_s, 1e-9) / 60
@@ -45,6 +51,16 @@ class Tally:
         num_left = self.happened["leave"] + self.ends["left"]
         yield f"clients that left: {num_left:,}; requests ended by: {_listed(self.ends)}"
         yield f"requests that were in a phase: {_listed(self.phases)}"
+        yield from self._coverage()
+
+    def _coverage(self) -> Iterator[str]:
+        seldom = sorted(PLACES, key=lambda place: self.visited[place])
+        num_visited = sum(place in self.visited for place in PLACES)
+        yield f"places (what was under way, and what failed) visited: {num_visited} of {len(PLACES)}"
+        named = [f"{place} {self.visited[place]}" for place in seldom if place in self.visited]
+        yield f"by the fewest seeds: {', '.join(named[:_NUM_SELDOM]) or 'none'}"
+        if never := [place for place in seldom if place not in self.visited]:
+            yield f"by none: {', '.join(never[:_NUM_SELDOM])}{', ...' if len(never) > _NUM_SELDOM else ''}"
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -1,13 +1,59 @@
-"""The search runs one seed after the other."""
+"""The search runs one seed after the other, each aimed at what was seldom visited, or at nothing."""
 
 from __future__ import annotations
 
-from alignedserve.vopr.run import history_of
-from alignedserve.vopr.search import search
+from collections import Counter
+from random import Random
+
+from alignedserve.vopr.history import History
+from alignedserve.vopr.places import ALL_AIMS, Aims, aims_of
+from alignedserve.vopr.plan import Plan, make_plan
+from alignedserve.vopr.run import history_of, run
+from alignedserve.vopr.search import Tried, search
 
 
-def test_seeds_are_run_from_the_first_one_on() -> None:
-    seeds = list[int]()
-    search(500, 0.1, history_of, 2, lambda tried: seeds.append(tried.seed))
-    assert seeds
-    assert sorted(seeds) == list(range(500, 500 + len(seeds)))
+def plan_of(seed: int) -> Plan:
+    return make_plan(seed, systems=("island",))
+
+
+def make(seed: int, aim: str) -> History:
+    return history_of(seed, systems=("island",), aim=aim)
+
+
+def test_seeds_are_run_from_the_first_one_on_and_say_what_they_were_aimed_at() -> None:
+    tried = list[Tried]()
+    search(500, 0.1, plan_of, make, 2, tried.append)
+    assert tried
+    assert sorted(each.seed for each in tried) == list(range(500, 500 + len(tried)))
+    first = min(tried, key=lambda each: each.seed)
+    assert run(make(first.seed, first.aim)).visited == first.outcome.visited
+
+
+def drawn(aims: Aims, plan: Plan, count: int) -> Counter[str]:
+    return Counter(aims.draw(plan) for _ in range(count))
+
+
+def test_what_was_seldom_visited_is_aimed_at_most_often() -> None:
+    plan = plan_of(5)
+    aims, seldom = Aims(Random(1)), "DecodeReport.evicted:router"
+    often = {f"{aim} dies": 1 for aim in aims_of(plan) if aim != seldom}
+    for _ in range(2000):
+        aims.visited(Counter(often))
+    counts = drawn(aims, plan, 100)
+    assert 20 < counts[""] < 60
+    assert counts[seldom] + counts[""] > 95
+
+
+def test_what_was_aimed_at_in_vain_is_aimed_at_less() -> None:
+    plan = plan_of(5)
+    counts = drawn(Aims(Random(2)), plan, 20 * len(aims_of(plan)))
+    del counts[""]
+    assert set(counts) == set(aims_of(plan))
+    assert max(counts.values()) < 3 * min(counts.values())
+
+
+def test_no_seed_is_aimed_at_what_its_system_has_not() -> None:
+    plan = next(plan for plan in map(make_plan, range(100)) if plan.num_colocated)
+    aims = set(aims_of(plan))
+    assert aims < set(ALL_AIMS)
+    assert not any(aim.startswith(("Prefill", "Stage", "TakeRole")) for aim in aims)

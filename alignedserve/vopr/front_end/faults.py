@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 
 from alignedserve.types import InstanceId
-from alignedserve.vopr.faults import MOMENTS, When, failing_copies, faults_of, make, slow_copies
+from alignedserve.vopr.faults import MOMENTS, When, aimed_faults, failing_copies, faults_of, make, slow_copies
 from alignedserve.vopr.history import (
     ROUTER,
     Action,
@@ -33,7 +33,9 @@ _DOWN_S = (0.0, 0.0, 0.0004, 0.5, 5.0, 40.0)
 
 
 def make_front_faults(random: Random, plan: Plan) -> Iterator[Action]:
-    return faults_of(random, plan, _KINDS, (*MOMENTS, *STORE_MOMENTS))
+    yield from faults_of(random, plan, _KINDS, (*MOMENTS, *STORE_MOMENTS))
+    if plan.aim:
+        yield from aimed_faults(Random(f"{plan.aim} in {plan.seed}"), plan)
 
 
 def _gateway(random: Random, plan: Plan) -> InstanceId:

@@ -45,19 +45,18 @@ class WholeDriver(Driver, StoreObserver):
         copies: Conditions,
         silence_s: float,
     ) -> None:
-        super().__init__(front.clock)
+        super().__init__(front.clock, launcher)
         self._front = front
-        self._launcher = launcher
         self._conditions = conditions
         self._copies = copies
         self._silence_s = silence_s
         self._gateways = {gateway.name: gateway for gateway in front.gateways}
         front.store_observers.append(self)
-        for router in front.routers:
-            router.observers.append(self.observe)
+        for name, router in zip(front.island_names, front.routers, strict=True):
+            router.observers.append(self.observer(f"{name}/"))
 
     def made(self, process: str, method: str, args: Sequence[Any], result: Any) -> None:
-        self.look_for([method])
+        self.look_for([(method, InstanceId(process))])
 
     def calm(self) -> None:
         super().calm()

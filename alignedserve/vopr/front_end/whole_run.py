@@ -85,6 +85,7 @@ class WholeRun:
             happened,
             self._phases.counts,
             front.clients.ends,
+            self._driver.visits.counts,
         )
 
     async def _drive(self, front: Front) -> None:
