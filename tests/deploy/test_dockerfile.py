@@ -165,6 +165,7 @@ def users_of(pids: list[int]) -> set[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=8)
 def test_its_steps_make_a_server_that_answers(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may chroot")

@@ -163,6 +163,7 @@ def served(cluster: Cluster) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=8)
 def test_an_islands_host_answers_and_heals_and_is_restarted_with_the_others(cluster: Cluster) -> None:
     with served(cluster):
         cluster.until("two gateways", lambda: len(cluster.gateways()) == 2)

@@ -29,6 +29,7 @@ def up() -> Iterator[RayUp]:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=8)
 def test_a_cluster_that_comes_up_heals_and_goes_down(up: RayUp) -> None:
     start_s = time.monotonic()
 
