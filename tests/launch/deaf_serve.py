@@ -19,5 +19,5 @@ def deaf(*planned: Any) -> Any:
 
 
 if __name__ == "__main__":
-    serve.plan_gateways = deaf
+    setattr(serve, plan_gateways.__name__, deaf)
     main()

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,8 +91,10 @@ def ports_at(pid: int) -> set[int]:
     """The ports at the other ends of a process's connections."""
     inodes = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
-        if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path)):
-            inodes.add(found[1])
+        # A stream may end meanwhile.
+        with suppress(FileNotFoundError):
+            if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path)):
+                inodes.add(found[1])
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return {int(row[2].split(":")[1], 16) for row in rows if row[9] in inodes}
 

@@ -347,7 +347,7 @@ def test_a_model_is_looked_for_once_on_this_machine_and_by_name_on_others(tmp_pa
         ("length_predictor_entries", 0, "length_predictor_entries=0: must be from 1"),
     ],
 )
-def test_options_have_ranges(option: str, value: int | str, message: str) -> None:
+def test_options_have_ranges(option: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         told(**{option: value})
 
@@ -363,7 +363,7 @@ def test_options_have_ranges(option: str, value: int | str, message: str) -> Non
         ("prefill_window", 0, "prefill_window=0: must be from 1"),
     ],
 )
-def test_options_of_the_router_and_of_scheduling_have_ranges(option: str, value: float, message: str) -> None:
+def test_options_of_the_router_and_of_scheduling_have_ranges(option: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind = RouterConfig if option in {field.name for field in fields(RouterConfig)} else SchedulingConfig
         kind(**{option: value})
@@ -433,7 +433,7 @@ OPT = replace(
     ids=str,
 )
 def test_a_hidden_cache_that_cannot_be_is_refused(
-    options: dict[str, str], model: Location, message: str
+    options: dict[str, Any], model: Location, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         check(told(hidden_cache=True, **options), model)
@@ -449,7 +449,7 @@ def test_a_hidden_cache_takes_colocated_instances() -> None:
     assert [spec.config.engine.hidden_cache for spec in plan.processes[2:]] == [True, True]
 
 
-ON_ISLANDS = {
+ON_ISLANDS: dict[str, Any] = {
     "address": "auto",
     "redis_url": "redis://10.0.0.9",
     "island_gateways": True,
@@ -482,6 +482,6 @@ def test_the_gateway_of_an_island_is_like_the_others_but_for_what_is_of_its_host
         ({"host": "127.0.0.1"}, "island_gateways: host='127.0.0.1' is an address of this host"),
     ],
 )
-def test_gateways_on_islands_need_what_all_hosts_have(changes: dict[str, object], problem: str) -> None:
+def test_gateways_on_islands_need_what_all_hosts_have(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         check(told(**ON_ISLANDS | changes), FOUND)

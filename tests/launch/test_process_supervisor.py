@@ -10,8 +10,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from alignedserve.launch import process_supervisor as supervisor_module
 from alignedserve.launch.control import RestartFailed
+from alignedserve.launch.islands import first_failure
 from alignedserve.launch.process_supervisor import MAX_DEATHS, ProcessFailed, ProcessSupervisor
-from alignedserve.launch.system_supervisor import first_failure
 
 
 class ScriptedActor:
@@ -66,7 +66,9 @@ def killed() -> Exception:
 
 
 def failed(cause: Exception) -> Exception:
-    return RayTaskError("run", "a traceback\nof many lines", cause)
+    # It has no annotations.
+    make: Callable[[str, str, Exception], Exception] = RayTaskError
+    return make("run", "a traceback\nof many lines", cause)
 
 
 @pytest.fixture(autouse=True)
