@@ -311,6 +311,9 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     adopt_orphans()
     os.chdir(root)
+    # What multiprocessing starts does not import this file: tests have no part in it.
+    main_module = sys.modules["__main__"]
+    main_module.__spec__, main_module.__file__ = None, None
     # The copy has benchmarks of its own, which its tests import.
     sys.path[0] = str(root)
     for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
