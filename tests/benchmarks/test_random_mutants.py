@@ -206,7 +206,8 @@ def test_probes_say_which_statements_are_executed(limit: ModuleType, tmp_path: P
 # ---- what catches them -----------------------------------------------------------------------------------------------
 
 TESTS = """
-import os
+import subprocess
+import sys
 
 from alignedserve.batch.limit import Limit
 
@@ -216,6 +217,10 @@ def test_as_many_as_there_are() -> None:
 
 def test_nothing_is_wrong() -> None:
     Limit(3).check()
+
+def test_a_process_returns_what_it_is_given() -> None:
+    asked = "from alignedserve.batch.limit import unlooked; print(unlooked('it'))"
+    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout.strip() == "it"
 """
 
 
