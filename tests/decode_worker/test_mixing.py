@@ -656,3 +656,10 @@ def test_both_classes_together_have_the_tokens_of_one_iteration() -> None:
     pending = {member.key: member.num_pending for member in schedule._block_table.running.values()}
     num_tokens = sum(count for _, count in plan.chunks) + sum(pending[each] for each in plan.run)
     assert num_tokens == 64
+
+
+def test_one_request_of_real_time_that_waits_for_a_slot_gets_one() -> None:
+    schedule = schedule_of(replace(LIMITS, max_num_seqs=4))
+    admit(schedule, *(be() for _ in range(4)))
+    schedule.offer([rt()], is_batch=False)
+    assert len(schedule.plan(0.0).wants_evicted) == 1
