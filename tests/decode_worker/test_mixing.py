@@ -663,3 +663,16 @@ def test_one_request_of_real_time_that_waits_for_a_slot_gets_one() -> None:
     admit(schedule, *(be() for _ in range(4)))
     schedule.offer([rt()], is_batch=False)
     assert len(schedule.plan(0.0).wants_evicted) == 1
+
+
+def test_real_time_is_never_left_waiting_beside_best_effort_that_could_leave() -> None:
+    """Whatever number of blocks it is short of, one too."""
+    ended = set()
+    for num_blocks in range(12, 40):
+        schedule = schedule_of(replace(LIMITS, num_blocks=num_blocks, max_model_len=190))
+        admit(schedule, *(be(2 * BLOCK) for _ in range(4)))
+        schedule.offer([rt(6 * BLOCK)], is_batch=False)
+        plan = schedule.plan(0.0)
+        assert bool(plan.pulls) != bool(plan.wants_evicted), f"of {num_blocks} blocks"
+        ended.add(bool(plan.pulls))
+    assert ended == {True, False}
