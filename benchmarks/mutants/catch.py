@@ -77,8 +77,10 @@ def attempt_imported(edit: Edit, tests: CollectedTests, reach: Reach, bounds: Bo
 
 def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> Verdict:
     names = [name for name in reaching if name != VOPR]
+    # Where no test executes it, those of its folder may still start processes that do.
+    tried = names or [name for name in trial.reach.passing() if name.startswith(_folder(edit.file))]
     if not trial.by:
-        trial.run(ordered(edit.file, names, trial.reach)[trial.num_run :], bounds.tests_cpu_s)
+        trial.run(ordered(edit.file, tried, trial.reach)[trial.num_run :], bounds.tests_cpu_s)
     if not trial.by and not trial.is_outside and VOPR in reaching and bounds.vopr_cpu_s:
         trial.run_seeds(bounds.first_seed, bounds.vopr_cpu_s)
     return Verdict(
@@ -105,7 +107,7 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
 def ordered(file: str, names: list[str], reach: Reach) -> list[str]:
     """Those of the folder that mirrors the file's before others, cheap ones before dear ones; tests of one file stay
     together, since they share what the file sets up."""
-    folder = f"tests/{_mirrored(file)}/"
+    folder = _folder(file)
     cost_of: dict[tuple[int, str], float] = defaultdict(float)
     tiers = {}
     for name in names:
@@ -129,9 +131,10 @@ def ordered(file: str, names: list[str], reach: Reach) -> list[str]:
 _TIERS = ((0.5, False), (0.1, True), (5.0, False), (2.0, True), (float("inf"), True))
 
 
-def _mirrored(file: str) -> str:
+def _folder(file: str) -> str:
+    """The folder of tests that mirrors the file's."""
     parts = file.split("/")
-    return parts[1] if parts[0] == "alignedserve" else parts[0]
+    return f"tests/{parts[1] if parts[0] == 'alignedserve' else parts[0]}/"
 
 
 def _file(name: str) -> str:

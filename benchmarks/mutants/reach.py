@@ -44,6 +44,10 @@ class Reach:
         bits = sum(1 << at for at, place in enumerate(self.places) if place == (file, statement_line))
         return [name for name, test in self.tests.items() if test.outcome == "passed" and test.hits & bits]
 
+    def passing(self) -> list[str]:
+        """All tests but `VOPR`."""
+        return [name for name, test in self.tests.items() if test.outcome == "passed" and name != VOPR]
+
     def limits(self, names: Iterable[str]) -> dict[str, list[float]]:
         return {name: [self.tests[name].cpu_s, self.tests[name].wall_s] for name in names}
 

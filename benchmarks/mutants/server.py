@@ -16,7 +16,6 @@ import os
 import resource
 import select
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from benchmarks.mutants.family import adopt_orphans, kill_descendants, load_of
+from benchmarks.mutants.family import adopt_orphans, kill_descendants, load_of, reap
 from benchmarks.mutants.swap import Functions, Probes
 
 Request = dict[str, Any]
@@ -230,9 +229,9 @@ class _Watch:
             elif _is_closed(self._requests):
                 sys.exit("nobody asks any more")
             if time.monotonic() - self._looked_s >= _LOOK_S:
+                reap()
                 hang = self._hangs()
                 if hang:
-                    os.kill(self._pid, signal.SIGKILL)
                     return self._over("failed", hang)
 
     def _take(self, told: Answer) -> Answer | None:
@@ -311,6 +310,9 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     adopt_orphans()
     os.chdir(root)
+    # What multiprocessing starts does not import this file: tests have no part in it.
+    main_module = sys.modules["__main__"]
+    main_module.__spec__, main_module.__file__ = None, None
     # The copy has benchmarks of its own, which its tests import.
     sys.path[0] = str(root)
     for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:

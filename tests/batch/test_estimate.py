@@ -234,3 +234,8 @@ def test_no_token_is_worth_nothing_or_all(steps: list[tuple[float, float, float]
         Sample(*(sum(step[part] for step in steps[:end]) for part in range(3))) for end in range(len(steps))
     ]
     assert 1.0 <= output_work_of(sums) <= 100.0
+
+
+def test_two_samples_tell_the_speed_however_close_they_are() -> None:
+    assert speed_of(samples([(0.0, 5.0), (0.5, 20.0)])) == pytest.approx(30.0)
+    assert speed_of(samples([(10.0, 0.0), (10.5, 0.25)])) == pytest.approx(0.5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alignedserve.batch.config import MAX_LINES
-from alignedserve.batch.job import Invalid, Valid
+from alignedserve.batch.job import Invalid, Problem, Valid
 from alignedserve.batch.lines import LineSplitter
 from alignedserve.batch.parse import LineProblem, parse
 from alignedserve.batch.validate import MAX_PROBLEM_CHARS, MAX_PROBLEMS, Validator
@@ -100,3 +100,16 @@ def test_an_adapter_is_a_model_that_a_batch_may_have() -> None:
     assert isinstance(mixed, Invalid) and [each.code for each in mixed.problems] == ["mismatched_model"]
     unknown = result_of(line(0, body={"model": "x"}))
     assert isinstance(unknown, Invalid) and unknown.problems[0].message.endswith("has 'demo', 'adapter'")
+
+
+def test_no_line_is_looked_at_after_the_first_that_is_too_many() -> None:
+    validator = Validator(URL, ["demo"])
+    problem = Problem("invalid_method", "no")
+    validator._num_lines = MAX_LINES - 1
+    validator.add(MAX_LINES, parse(json.dumps(line(MAX_LINES)).encode(), MAX_LINES))
+    assert not validator.is_enough
+    validator.add(MAX_LINES + 1, problem)
+    assert validator.is_enough
+    found = validator.result()
+    assert isinstance(found, Invalid)
+    assert [each.code for each in found.problems] == ["too_many_lines", problem.code]

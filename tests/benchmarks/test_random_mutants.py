@@ -27,7 +27,6 @@ from benchmarks.mutants.table import page, remarks, save, saved
 LIMIT = '''
 """How much is taken."""
 import logging
-import os
 
 logger = logging.getLogger(__name__)
 MOST = 8
@@ -59,6 +58,10 @@ class Limit:
             self.num_taken,
             self.most,
         )
+
+
+def unlooked(value: str) -> str:
+    return value
 '''
 FILE = "alignedserve/batch/limit.py"
 
@@ -203,7 +206,8 @@ def test_probes_say_which_statements_are_executed(limit: ModuleType, tmp_path: P
 # ---- what catches them -----------------------------------------------------------------------------------------------
 
 TESTS = """
-import os
+import subprocess
+import sys
 
 from alignedserve.batch.limit import Limit
 
@@ -213,6 +217,10 @@ def test_as_many_as_there_are() -> None:
 
 def test_nothing_is_wrong() -> None:
     Limit(3).check()
+
+def test_a_process_returns_what_it_is_given() -> None:
+    asked = "from alignedserve.batch.limit import unlooked; print(unlooked('it'))"
+    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout.strip() == "it"
 """
 
 
@@ -233,9 +241,10 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CollectedTes
     tests.end()
 
 
-TAKES, IS_RIGHT = (
+TAKES, IS_RIGHT, ELSEWHERE = (
     "tests/batch/test_limit.py::test_as_many_as_there_are",
     "tests/batch/test_limit.py::test_nothing_is_wrong",
+    "tests/batch/test_limit.py::test_a_process_returns_what_it_is_given",
 )
 BOUNDS = Bounds(tests_cpu_s=60.0, vopr_cpu_s=0.0)
 
@@ -253,16 +262,20 @@ def test_a_mutant_that_no_test_sees_lives(toy: tuple[CollectedTests, Reach]) -> 
     assert (found.num_reaching, found.num_run) == (1, 1)
 
 
-def test_a_mutant_whose_statement_no_test_executes_is_tried_by_none(
+def test_a_mutant_whose_statement_no_test_executes_is_tried_by_those_of_its_folder(
     toy: tuple[CollectedTests, Reach],
 ) -> None:
+    """They may start processes which execute it."""
     edit = changed("Limit.unlooked")["max(self.num_taken, self.most)", "min(self.num_taken, self.most)"]
     found = attempt(edit, *toy, BOUNDS)
-    assert not found.is_caught and (found.num_reaching, found.num_run) == (0, 0)
+    assert not found.is_caught and (found.num_reaching, found.num_run) == (0, 3)
+    edit = changed("unlooked")["value", "None"]
+    found = attempt(edit, *toy, BOUNDS)
+    assert found.is_caught and found.by == ELSEWHERE and found.num_reaching == 0
 
 
 def test_a_mutant_that_ends_the_process_is_caught(toy: tuple[CollectedTests, Reach]) -> None:
-    edit = replace(changed("Limit.take")["self.num_taken += num", "pass"], new="os._exit(0)")
+    edit = replace(changed("Limit.take")["self.num_taken += num", "pass"], new="__import__('os')._exit(0)")
     found = attempt(edit, *toy, BOUNDS)
     assert found.is_caught and found.by == TAKES and found.why == "the process of the tests ended"
 

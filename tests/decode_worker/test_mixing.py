@@ -657,3 +657,23 @@ def test_both_classes_together_have_the_tokens_of_one_iteration() -> None:
     pending = {member.key: member.num_pending for member in schedule._block_table.running.values()}
     num_tokens = sum(count for _, count in plan.chunks) + sum(pending[each] for each in plan.run)
     assert num_tokens == 64
+
+
+def test_one_request_of_real_time_that_waits_for_a_slot_gets_one() -> None:
+    schedule = schedule_of(replace(LIMITS, max_num_seqs=4))
+    admit(schedule, *(be() for _ in range(4)))
+    schedule.offer([rt()], is_batch=False)
+    assert len(schedule.plan(0.0).wants_evicted) == 1
+
+
+def test_real_time_is_never_left_waiting_beside_best_effort_that_could_leave() -> None:
+    """Whatever number of blocks it is short of, one too."""
+    ended = set()
+    for num_blocks in range(12, 40):
+        schedule = schedule_of(replace(LIMITS, num_blocks=num_blocks, max_model_len=190))
+        admit(schedule, *(be(2 * BLOCK) for _ in range(4)))
+        schedule.offer([rt(6 * BLOCK)], is_batch=False)
+        plan = schedule.plan(0.0)
+        assert bool(plan.pulls) != bool(plan.wants_evicted), f"of {num_blocks} blocks"
+        ended.add(bool(plan.pulls))
+    assert ended == {True, False}

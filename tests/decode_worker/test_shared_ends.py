@@ -279,3 +279,15 @@ def test_a_wrong_overwrite_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="runs with . tokens in its block . of group 0, which holds"):
         for seed in range(60):
             test_whatever_comes_each_runs_with_its_own_kv(seed)
+
+
+def test_best_effort_lends_all_its_blocks_but_the_first() -> None:
+    counts = Counts(num_blocks=6, max_parts=9)
+    be, other = counts.starts(10, num_cached=10), counts.starts(9, num_cached=9)
+    counts.begin()
+    assert counts.table.ends.num_lendable([be, other]) == 4
+    rt = counts.starts(16, is_rt=True)
+    assert {(op.lender, op.index) for op in counts.table.ends.ops if isinstance(op, Lend)} == {
+        (request.key, index) for request in (be, other) for index in (1, 2)
+    }
+    assert counts.table.ends.num_lendable([be, other]) == 0 and rt.shares

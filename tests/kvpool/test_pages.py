@@ -43,12 +43,20 @@ def policy(memory: mmap.mmap) -> int:
     return mode.value
 
 
+def spread_or_skip(memory: mmap.mmap, nodes: list[int]) -> None:
+    if not nodes:
+        pytest.skip("this system does not say which nodes it has")
+    ctypes.set_errno(0)
+    if not pages.spread(memory, nodes):
+        assert ctypes.get_errno() in (0, errno.ENOSYS, errno.EPERM), os.strerror(ctypes.get_errno())
+        pytest.skip("this system lets nobody say where memory is")
+
+
 def test_pages_of_the_file_come_from_all_nodes_in_turn_whoever_maps_it(file: int) -> None:
     os.ftruncate(file, NUM_BYTES)
     nodes = pages.memory_nodes()
     with mmap.mmap(file, NUM_BYTES) as memory:
-        if not nodes or not pages.spread(memory, nodes):
-            pytest.skip("this system lets nobody say where memory is")
+        spread_or_skip(memory, nodes)
         assert policy(memory) == INTERLEAVE
     with mmap.mmap(file, NUM_BYTES) as again:
         assert policy(again) == INTERLEAVE
@@ -58,6 +66,21 @@ def test_a_node_that_is_not_there_changes_nothing(file: int) -> None:
     os.ftruncate(file, NUM_BYTES)
     with mmap.mmap(file, NUM_BYTES) as memory:
         assert not pages.spread(memory, [1000])
+
+
+def test_what_is_reserved_on_several_nodes_is_spread_over_them(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = pages.memory_nodes()
+    os.ftruncate(file, NUM_BYTES)
+    with mmap.mmap(file, NUM_BYTES) as memory:
+        spread_or_skip(memory, nodes)
+    with open(os.memfd_create("spread"), "r+b") as other:
+        # a machine with one node has it twice
+        monkeypatch.setattr(pages, "memory_nodes", lambda: [*nodes, *nodes])
+        pages.reserve(other.fileno(), NUM_BYTES, SHM)
+        with mmap.mmap(other.fileno(), NUM_BYTES) as memory:
+            assert policy(memory) == INTERLEAVE
 
 
 def test_all_memory_is_there_once_it_is_reserved(file: int) -> None:

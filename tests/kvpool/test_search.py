@@ -267,3 +267,12 @@ def test_near_search_takes_the_nearest_to_the_middle_that_fit(
             expected.append(each)
             blocks_left -= each.num_blocks
     assert found == expected
+
+
+def test_a_batch_is_filled_up_with_the_longest_that_still_fit() -> None:
+    both = Both(4)
+    both.insert(56)
+    urgent, near = both.insert(1, due_s=1), both.insert(20)
+    limits = BatchLimits(max_blocks=6, max_requests=2, min_requests=3)
+    assert form_batch(both.tree, limits, urgent_before_s=1) == [urgent, near]
+    assert plain_batch(both.plain, limits, 1, -math.inf) == {urgent, near}

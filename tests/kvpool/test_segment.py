@@ -16,10 +16,11 @@ import pytest
 
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import OwnerTable
-from alignedserve.kvpool.process import segments
+from alignedserve.kvpool.process import PoolProcessConfig, open_segment, segments
 from alignedserve.kvpool.segment import DIRECTORY, Segment, sweep
+from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.kv_format import BlockFormat
-from alignedserve.types import RequestKey
+from alignedserve.types import Epoch, InstanceId, RequestKey
 from tests.kvpool.allocator_steps import BLOCK_SIZE, assert_between, random_step, records
 
 ROOT = Path(__file__).parents[2]
@@ -242,3 +243,25 @@ def test_names_are_file_names(bad: str) -> None:
 def test_a_pool_without_blocks_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="num_blocks=0: must be at least 1"):
         Segment.create(name, FORM, num_blocks=0)
+
+
+def test_a_segment_of_another_format_makes_way_for_a_new_one(name: str) -> None:
+    """A pool that starts again with another model does not leave the memory of the one before."""
+    Segment.create(f"{name}-1", FORM, num_blocks=2).close()
+    config = PoolProcessConfig(
+        router=RouterAddress("127.0.0.1", 1, ""),
+        instance_id=InstanceId("pool-0"),
+        segment_prefix=name,
+        form=replace(FORM, num_layers=FORM.num_layers + 1),
+        num_blocks=3,
+    )
+    opened = open_segment(config, Epoch(2))
+    try:
+        assert opened.num_blocks == 3
+        assert segments(name) == [opened.name] != [f"{name}-1"]
+        opened.close()
+        again = open_segment(config, Epoch(3))
+        assert again.name == opened.name, "what fits is taken over"
+        again.close()
+    finally:
+        Segment.unlink(opened.name)

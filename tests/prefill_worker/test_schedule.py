@@ -243,3 +243,20 @@ def test_everyone_gets_through_and_every_plan_fits(
             break
     assert done == expected
     schedule.check_idle()
+
+
+def test_a_small_prompt_takes_no_block_that_a_waiting_candidate_is_short_of() -> None:
+    schedule = PrefillSchedule(LIMITS, staging_share=0.4)
+    large, other = prompt(57), prompt(40)
+    schedule.prefill([large, other])
+    schedule.plan(0.0)
+    candidate, small = make_work(40), prompt(3)
+    schedule.stage([candidate])
+    schedule.prefill([small])
+    assert schedule.num_free_blocks == 5, "too few for the candidate, enough for the prompt"
+    plan = schedule.plan(0.0)
+    assert plan.stages == plan.new_prompts == []
+    schedule.abort(large.request.key)
+    schedule.saved(large.request.key)
+    plan = schedule.plan(0.0)
+    assert plan.stages == [candidate] and plan.new_prompts == [small]

@@ -679,3 +679,13 @@ def test_an_address_does_not_show_its_token() -> None:
     for address in (RouterAddress("127.0.0.1", 1, "hidden"), RouterAddress.unix("/a/b", "hidden")):
         assert "hidden" not in repr(address) and "hidden" not in str(address)
     assert str(RouterAddress.unix("/a/b", "")) == "/a/b"
+
+
+@pytest.mark.parametrize("only", [{"only here": "x"}, {}])
+def test_what_only_one_of_two_says_of_itself_is_no_difference(only: dict[str, str]) -> None:
+    one, other = (
+        hello(name, fingerprint={"dtype": "float32"} | more)
+        for name, more in (("a", only), ("b", {"z": "y"}))
+    )
+    assert hub_module.difference(one, [other]) is hub_module.difference(other, [one]) is None
+    assert hub_module.difference(hello("c", fingerprint={"z": "x"}), [one, other]) == "c: z is x, but y at b"

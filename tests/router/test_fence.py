@@ -101,3 +101,12 @@ def test_a_pool_is_put_off_while_a_process_of_an_earlier_router_could_write(segm
         assert parting.puts_off(pool, connected=[])
         assert user.wait(30) == -signal.SIGKILL
     assert not parting.puts_off(pool, connected=[])
+
+
+def test_a_lost_pool_is_not_waited_for_though_it_maps_its_own_memory(segment: str) -> None:
+    parting = Parting(patience_s=0.0)
+    parting.segment = segment
+    with hanging(segment) as pool:
+        assert not parting.add(hello_of(pool.pid, "kvpool"))
+        assert not len(parting) and pool.poll() is None
+        pool.kill()

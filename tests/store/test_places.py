@@ -85,3 +85,12 @@ def test_a_prefix_has_what_is_below_it() -> None:
     for key, is_in in (("a/b", True), ("a/b/c", True), ("a/bc", False), ("a", False), ("A/b/c", False)):
         assert prefix.has(BucketPlace("bucket", key)) == is_in
     assert BucketPlace("bucket", "").has(prefix) and not BucketPlace("other", "").has(prefix)
+
+
+@pytest.mark.parametrize(("beginning", "max_bytes"), [("s3://bucket/", 1024), ("/", 4095)])
+def test_a_name_may_be_as_long_as_it_may_be(beginning: str, max_bytes: int) -> None:
+    parse_place(beginning + max_bytes * "a")
+    with pytest.raises(ValueError, match="must have at most"):
+        parse_place(beginning + (max_bytes + 1) * "a")
+    with pytest.raises(ValueError, match="must have at most"):
+        parse_place(beginning + (max_bytes // 2) * "é" + "aa")

@@ -58,3 +58,7 @@ def test_a_writer_that_fails_tells_it(tmp_path: Path, is_one: bool) -> None:
         await writer.abort()
 
     asyncio.run(scenario())
+
+
+def test_a_home_that_was_never_tried_is_not_down(tmp_path: Path) -> None:
+    assert not WatchedHome(make_home(str(tmp_path))).is_down
