@@ -16,7 +16,6 @@ import click
 if TYPE_CHECKING:
     from alignedserve.vopr.history import History
     from alignedserve.vopr.plan import Plan
-    from alignedserve.vopr.search import Tried
 
 # Seconds between two progress lines.
 _PROGRESS_S = 5.0
@@ -171,7 +170,7 @@ def _shrink(history: History, path: Path) -> None:
 
 
 def _search(first_seed: int, minutes: float, choice: _Choice, num_jobs: int, out: Path, shrink: bool) -> bool:
-    from alignedserve.vopr.search import search
+    from alignedserve.vopr.search import Tried, search
     from alignedserve.vopr.tally import Tally
 
     tally, begun_s, failures = Tally(), time.monotonic(), list[Tried]()
