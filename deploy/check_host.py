@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 
 # What the lock needs at least: a test reads it from the wheels, so a newer lock that needs more makes it fail.
 MIN_PYTHON = (3, 11)
@@ -19,15 +20,15 @@ MIN_DRIVER = 580
 OTHER_IMAGE = "take another image (docs/operating.md says which)"
 
 
-def version_of(text):
+def version_of(text: str) -> "tuple[int, ...]":
     return tuple(int(part) for part in text.split(".")[:2])
 
 
-def dotted(version):
+def dotted(version: "tuple[int, ...]") -> str:
     return ".".join(map(str, version))
 
 
-def problems_of_the_image(python, glibc, driver):
+def problems_of_the_image(python: str, glibc: str, driver: "str | None") -> "Iterator[str]":
     """Yields a line for each thing that is too old. `driver` is None where there is none."""
     if version_of(python) < MIN_PYTHON:
         yield f"Python is {python}, and {dotted(MIN_PYTHON)} or newer is needed: {OTHER_IMAGE}"
@@ -39,7 +40,9 @@ def problems_of_the_image(python, glibc, driver):
         yield f"the NVIDIA driver is {driver}, and {MIN_DRIVER} or newer is needed: {OTHER_IMAGE}"
 
 
-def problems_of_the_size(num_gpus, shm_bytes, needs_gpus, needs_shm_bytes):
+def problems_of_the_size(
+    num_gpus: int, shm_bytes: int, needs_gpus: int, needs_shm_bytes: int
+) -> "Iterator[str]":
     """Yields a line for each thing of which the host has too little."""
     if num_gpus < needs_gpus:
         yield f"{num_gpus} GPUs are here, and {needs_gpus} are needed: a larger InstanceType, or fewer instances"
@@ -50,7 +53,7 @@ def problems_of_the_size(num_gpus, shm_bytes, needs_gpus, needs_shm_bytes):
         )
 
 
-def drivers():
+def drivers() -> "list[str]":
     """Returns the version of the driver for each GPU."""
     if shutil.which("nvidia-smi") is None:
         return []
@@ -60,7 +63,7 @@ def drivers():
     return answer.stdout.split() if answer.returncode == 0 else []
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description="Does this host fit? It says what does not, a line each.")
     parser.add_argument("--gpus", type=int, default=0, help="that the instances need")
     parser.add_argument("--pool-memory-bytes", type=int, default=0, help="of shared memory, as for serve")

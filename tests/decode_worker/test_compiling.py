@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher
@@ -17,6 +18,7 @@ from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 from tests.engine.helpers import make_engine, run, tokens
 from tests.island import Entry, Island
+from tests.worker_parts import engine_of
 
 TOKENIZER = Tokenizer.from_directory(demo.MODEL_DIR)
 PROMPT = TOKENIZER.chat_ids([{"role": "user", "content": "Count from 1 to 9."}])
@@ -51,8 +53,9 @@ class Held(Grammars):
 class Rig:
     def __init__(self, where: str) -> None:
         self.island = Island(demo.MODEL_DIR, dtype="float32", kv_cache_memory_bytes=16 << 20)
-        self.worker: Worker = getattr(self.island, where)
-        self.grammars = self.worker.engine.grammars = Held(self.worker.engine)
+        self.worker: Worker[Any] = getattr(self.island, where)
+        engine = engine_of(self.worker)
+        self.grammars = engine.grammars = Held(engine)
         # where a request stands while it is compiled there
         self.place = where
 
@@ -132,7 +135,7 @@ def test_abort_while_it_is_compiled_leaves_nothing(rig: Rig) -> None:
     rig.turn_until_others_are_over(slow)
     rig.island.abort(slow)
     rig.turn_until(lambda: slow.place == "over")
-    assert not rig.grammars.may_end.is_set() and rig.worker.engine.num_unfinished == 0
+    assert not rig.grammars.may_end.is_set() and engine_of(rig.worker).num_unfinished == 0
     rig.finish()
     assert [other.output] == alone(FREE)
 
@@ -150,7 +153,7 @@ def test_abort_while_others_are_compiled_before_it(rig: Rig) -> None:
 
 
 def test_one_that_does_not_compile_ends_alone(rig: Rig) -> None:
-    rig.island.prefill.engine.grammars = rig.grammars
+    engine_of(rig.island.prefill).grammars = rig.grammars
     bad, free = rig.submit(BAD), rig.island.submit(PROMPT, FREE)
     rig.finish()
     (news,) = bad.news
@@ -164,7 +167,7 @@ def test_a_dead_routers_requests_are_dropped_while_they_are_compiled(rig: Rig) -
     rig.turn_until_others_are_over(slow)
     for worker in rig.island.workers:
         worker.drop_all()
-        worker.engine.check_idle()
+        engine_of(worker).check_idle()
         assert len(worker._compiling) == 0
     # the next one orders it again, while it is still being compiled for nobody
     slow.place, slow.num_cached = "queued", 0

@@ -466,8 +466,9 @@ def test_who_leaves_first_has_little_to_move_for_much_that_is_to_come() -> None:
         scheduled_request(named, 30),
     ]
     at = SimpleNamespace(limits=LIMITS, was_evicted=lambda member: member.work is named)
-    in_order = by_worth(members, at, lambda member: member.work is pressed)  # type: ignore[arg-type, attr-defined]
-    assert [member.work for member in in_order] == [named, far, little, near, pressed, older, real]
+    by = {id(member): member for member in members}
+    in_order = by_worth(members, at, lambda member: by[id(member)].work is pressed)
+    assert [by[id(member)].work for member in in_order] == [named, far, little, near, pressed, older, real]
 
 
 def test_real_time_without_blocks_evicts_as_many_as_it_takes() -> None:

@@ -37,6 +37,7 @@ from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import greedy, prompts
 from tests.transport.helpers import identity
+from tests.worker_parts import engine_of
 
 PREFILL, DECODE = InstanceId("prefill-0"), InstanceId("decode-0")
 KEYS = [RequestKey(key) for key in (1, 2, 3)]
@@ -119,7 +120,7 @@ class Pair:
         for worker in (self.decode, self.prefill):
             worker.drop_all()
             worker.close()
-            worker.engine.check_idle()
+            engine_of(worker).check_idle()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
 from tests.island import Entry, Island
 from tests.tiny_models import greedy, prompts
+from tests.worker_parts import engine_of, pool_mover_of
 
 Directory = Callable[[str], Path]
 FAMILY = "llama-gqa-tied"
@@ -52,10 +53,10 @@ def test_aborts_at_any_time_leave_nothing_and_harm_nobody(
             if (island.num_turns + entry.key) % 5 == 0:
                 island.evict(entry)
         places = ("prefill", "decode", "running", "evicting")
-        entry = next((entry for entry in entries[::2] if entry.place in places), None)
-        if entry and island.num_turns % every == 0:
-            aborted_in.append(entry.place)
-            island.abort(entry)
+        aborted = next((entry for entry in entries[::2] if entry.place in places), None)
+        if aborted and island.num_turns % every == 0:
+            aborted_in.append(aborted.place)
+            island.abort(aborted)
 
     entries, aborted_in = submit_all(island), list[str]()
     island.meddle = meddle
@@ -88,7 +89,7 @@ def test_a_pull_that_fails_is_reported_and_the_request_recovers(
     island: Island, tiny_model: Directory
 ) -> None:
     entries = submit_all(island)
-    mover = island.decode.transfers.pool_mover
+    mover = pool_mover_of(island.decode)
     clock, mover._clock = mover._clock, lambda: math.inf  # every deadline has passed
     turn_until(island, lambda: island.failures)
     mover._clock = clock
@@ -101,7 +102,7 @@ def test_an_eviction_that_fails_leaves_the_request_running(island: Island, tiny_
     entries = submit_all(island)
     victim = entries[4]
     turn_until(island, lambda: victim.place == "running")
-    mover = island.decode.transfers.pool_mover
+    mover = pool_mover_of(island.decode)
     clock, mover._clock = mover._clock, lambda: math.inf
     failed, said = Failed(victim.key, "evict", "its deadline passed"), []
     take_messages = island.decode._take_messages
@@ -147,7 +148,7 @@ def test_a_dead_routers_orders_are_dropped_and_the_next_one_is_served(
     island.evict(island.in_place("running")[0])
     for worker in island.workers:
         worker.drop_all()
-        worker.engine.check_idle()
+        engine_of(worker).check_idle()
     for entry in entries:
         entry.place = "over" if entry.is_finished else "queued"
         entry.num_cached = 0
@@ -213,7 +214,7 @@ def test_what_was_copied_is_reported(island: Island) -> None:
     entry = island.submit(prompts()[2], greedy_params())
     island.finish()
     moved = [each for report in island.reports for each in report.moved]
-    form = island.decode.engine.cache.format
+    form = engine_of(island.decode).cache.format
     num_blocks = form.num_columns(len(entry.request.prompt))
     assert [(each.what, each.num_bytes) for each in moved] == [("load", num_blocks * form.block_bytes)]
 

@@ -36,9 +36,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[s
         iam.create_instance_profile(InstanceProfileName=PROFILE)
         iam.create_role(RoleName=PROFILE, AssumeRolePolicyDocument="{}")
         iam.add_role_to_instance_profile(InstanceProfileName=PROFILE, RoleName=PROFILE)
-        ready = AWSNodeProvider.bootstrap_config(prepare_config(config))
+        ready = AWSNodeProvider.bootstrap_config(prepare_config(config))  # type: ignore[no-untyped-call]
         types = AWSNodeProvider.fillout_available_node_types_resources(ready)["available_node_types"]
-        provider = AWSNodeProvider(ready["provider"], ready["cluster_name"])
+        provider = AWSNodeProvider(ready["provider"], ready["cluster_name"])  # type: ignore[no-untyped-call]
         found = {}
         for kind, node_type in types.items():
             tags = {TAG_RAY_NODE_KIND: kind, TAG_RAY_USER_NODE_TYPE: kind, TAG_RAY_LAUNCH_CONFIG: "1"}

@@ -37,7 +37,8 @@ def of_kind(name: str, kind: str) -> list[Json]:
 
 def ray_cluster(name: str) -> Json:
     spec: Json = manifests(name)[0]["spec"]
-    return spec.get("rayClusterSpec", spec)
+    found: Json = spec.get("rayClusterSpec", spec)
+    return found
 
 
 def groups(name: str) -> list[Json]:
@@ -255,7 +256,8 @@ def test_the_head_starts_ray_and_then_becomes_serve(tmp_path: Path, starts: bool
         "REDIS_PASSWORD": "word",
     }
     head = container(ray_cluster("cluster.yaml")["headGroupSpec"])
-    tini, _, *words = [*head["command"], *head["args"]]
+    command: list[str] = [*head["command"], *head["args"]]
+    tini, _, *words = command
     assert tini == "tini"
     started = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
     output, _ = started.communicate(timeout=60)

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import openai
@@ -24,7 +24,7 @@ from alignedserve.types import InstanceId
 from tests.gateway.scripted import MODEL, TOKEN, ScriptedRouter
 from tests.store.redis_process import RedisProcess, redis_running
 
-CHATS = "/v1/chat/completions"
+CHATS: Final = "/v1/chat/completions"
 # as the real one, but for the time that things take
 QUICK = BatchConfig(lease_s=0.5, look_s=0.1, retry_s=0.01, max_retry_s=0.05)
 

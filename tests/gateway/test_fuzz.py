@@ -23,7 +23,8 @@ TIMEOUT_S = 120 + 20 * NUM_EXAMPLES
 
 async def fuzz(at: Served, directory: Path) -> tuple[int | None, str]:
     url = f"{at.http.base_url}/openapi.json"
-    command = [Path(sys.executable).parent / "schemathesis", "--config-file", CONFIG, "run", url]
+    program = Path(sys.executable).parent / "schemathesis"
+    command = [str(program), "--config-file", str(CONFIG), "run", url]
     options = ["--max-examples", str(NUM_EXAMPLES), "--continue-on-failure", "--no-color"]
     options += ["--phases", PHASES, "--generation-database", "none", "--workers", "1"]
     process = await asyncio.create_subprocess_exec(

@@ -231,6 +231,8 @@ def test_models_are_listed() -> None:
 
 # ---- refusals ----
 
+NO_PROMPTS: list[Any] = [[], [1.0], [[]], [[1], "x"], ["x", 1], {}, None, 5, True]
+
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "param", "message"),
@@ -246,7 +248,7 @@ def test_models_are_listed() -> None:
                 "prompt",
                 "prompt: must be a text, token ids, or a list of",
             )
-            for prompt in ([], [1.0], [[]], [[1], "x"], ["x", 1], {}, None, 5, True)
+            for prompt in NO_PROMPTS
         ),
         ("completions", {"prompt": ""}, 400, "prompt", "prompt: empty"),
         ("completions", {"prompt": [5, 100_000]}, 400, "prompt", "token id 100000 is outside"),

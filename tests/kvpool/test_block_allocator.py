@@ -4,7 +4,7 @@ import pytest
 
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import AllocationState, OwnerTable
-from alignedserve.types import RequestKey
+from alignedserve.types import PoolBlockId, RequestKey
 from tests.kvpool.allocator_steps import records
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
@@ -17,13 +17,13 @@ def allocator_of(num_blocks: int, block_size: int = 4) -> BlockAllocator:
 
 def reserve(
     allocator: BlockAllocator, key: RequestKey, num_tokens: int, deadline_s: float = SOON
-) -> list[int]:
+) -> list[PoolBlockId]:
     grant = allocator.reserve(key, num_tokens, deadline_s)
     assert grant
     return grant.blocks
 
 
-def pooled(allocator: BlockAllocator, key: RequestKey, num_tokens: int) -> list[int]:
+def pooled(allocator: BlockAllocator, key: RequestKey, num_tokens: int) -> list[PoolBlockId]:
     blocks = reserve(allocator, key, num_tokens)
     assert allocator.commit(key, num_tokens)
     return blocks

@@ -9,7 +9,7 @@ import pytest
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import AllocationState, OwnerTable
 from alignedserve.types import PoolBlockId, RequestKey
-from tests.kvpool.allocator_steps import BLOCK_SIZE, assert_between, random_step, records
+from tests.kvpool.allocator_steps import BLOCK_SIZE, Record, assert_between, random_step, records
 
 COLUMNS = ("_key", "_position", "_num_blocks", "_num_tokens", "_state")
 Writes = list[list[tuple[int, int, int]]]
@@ -37,7 +37,8 @@ class WatchedColumn:
 
 
 def watched_allocator(num_blocks: int) -> tuple[BlockAllocator, Writes]:
-    table, writes = OwnerTable.plain(num_blocks), []
+    table = OwnerTable.plain(num_blocks)
+    writes: Writes = []
     allocator = BlockAllocator(table, BLOCK_SIZE, deadline_s=0)
     for column, name in enumerate(COLUMNS):
         setattr(table, name, WatchedColumn(getattr(table, name), column, writes))
@@ -65,7 +66,7 @@ def test_cut_off_at_any_write_the_table_holds_whole_requests(seed: int) -> None:
     assert num_cuts > 40
 
 
-def recovered(columns: np.ndarray) -> dict:
+def recovered(columns: np.ndarray) -> dict[RequestKey, Record]:
     columns = columns.copy()
     allocator = BlockAllocator(OwnerTable(columns), BLOCK_SIZE, deadline_s=0)
     allocator.check()

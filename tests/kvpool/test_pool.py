@@ -18,7 +18,7 @@ from alignedserve.protocol.messages import (
     Reserved,
     Stored,
 )
-from alignedserve.types import InstanceId, RequestKey
+from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 
 A, B, C = RequestKey(1), RequestKey(2), RequestKey(3)
 DECODE = InstanceId("decode-0")
@@ -34,13 +34,15 @@ def only(messages: list[Message]) -> Message:
     return message
 
 
-def reserve(pool: Pool, key: RequestKey, num_tokens: int, now: float = 0) -> list[int]:
+def reserve(pool: Pool, key: RequestKey, num_tokens: int, now: float = 0) -> list[PoolBlockId]:
     answer = only(pool.on(Reserve(key, num_tokens), now))
     assert isinstance(answer, Reserved) and answer.key == key and answer.blocks
     return list(answer.blocks)
 
 
-def put(pool: Pool, key: RequestKey, num_tokens: int, due_s: float = 100, now: float = 0) -> list[int]:
+def put(
+    pool: Pool, key: RequestKey, num_tokens: int, due_s: float = 100, now: float = 0
+) -> list[PoolBlockId]:
     blocks = reserve(pool, key, num_tokens, now)
     assert pool.on(Commit(key, num_tokens, due_s), now) == []
     return blocks

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_too_little_memory_is_told_with_both_numbers(name: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("num_layers", 3), ("block_size", 8), ("head_dim", 16), ("dtype", "bfloat16")]
 )
-def test_other_blocks_are_refused_by_name(name: str, field: str, value: object) -> None:
+def test_other_blocks_are_refused_by_name(name: str, field: str, value: Any) -> None:
     Segment.create(name, FORM, num_blocks=1)
     is_, wanted = f"{field}={getattr(FORM, field)}", f"{field}={value}"
     with pytest.raises(ValueError, match=f"{name}: its blocks have {is_}, and {wanted} is needed"):

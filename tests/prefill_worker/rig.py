@@ -14,6 +14,7 @@ from alignedserve.protocol.messages import AnyMessage, Gone, NewTokens, PrefillR
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params, make_engine
+from tests.worker_parts import engine_of
 
 KEY = RequestKey(7)
 BLOCK = 16
@@ -60,7 +61,7 @@ class Rig:
     def check_idle(self) -> None:
         self.worker.leave_pool()
         self.worker.schedule.check_idle()
-        self.worker.engine.check_idle()
+        engine_of(self.worker).check_idle()
 
 
 def work(

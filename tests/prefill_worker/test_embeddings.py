@@ -21,6 +21,7 @@ from alignedserve.timing.estimate import Estimate
 from alignedserve.types import Epoch
 from tests.prefill_worker.rig import KEY, Rig, work
 from tests.tiny_models import embeddings, prompts
+from tests.worker_parts import engine_of
 
 Directory = Callable[[str], Path]
 FAMILY = "llama-gqa-tied"
@@ -36,7 +37,7 @@ def asked(pooling: str) -> Work:
 
 def check_end(rig: Rig, directory: Path, pooling: str) -> None:
     """It has its vector, the pool has nothing, and when it is called back nothing is left."""
-    rig.step_until(lambda: rig.news and rig.worker.engine.num_unfinished == 0)
+    rig.step_until(lambda: rig.news and engine_of(rig.worker).num_unfinished == 0)
     (news,) = rig.news
     assert (news.key, news.first, news.tokens, news.finish_reason) == (KEY, 0, [], "stop")
     vector = np.frombuffer(news.embedding, DTYPE)
@@ -92,7 +93,7 @@ class Interrupting(Fcfs):
 def test_preempted_it_begins_again(tiny_model: Directory, pooling: str, enable_prefix_caching: bool) -> None:
     """With its KV in the prefix cache, the last state is computed from there."""
     rig = Rig(tiny_model(FAMILY))
-    engine, policy = rig.worker.engine, Interrupting(SchedulingConfig())
+    engine, policy = engine_of(rig.worker), Interrupting(SchedulingConfig())
     rig.worker = PrefillWorker(
         engine,
         LiveTransfers(engine.cache.parts, Epoch(1)),

@@ -27,6 +27,7 @@ from tests.prefill_worker import rig as plain
 from tests.prefill_worker.rig import KEY
 from tests.tiny_models import prompts
 from tests.transport.helpers import Outcomes, identity
+from tests.worker_parts import engine_of, pool_mover_of, transfers_of
 
 Directory = Callable[[str], Path]
 PREFILL, DECODE = InstanceId("prefill-0"), InstanceId("decode-0")
@@ -42,7 +43,7 @@ class Rig(plain.Rig):
         engine = make_engine(directory, kv_cache_memory_bytes=4 << 20, max_num_batched_tokens=40)
         config = TransferConfig("gloo", staging_share=staging_share)
         self.worker = PrefillWorker(engine, LiveTransfers(engine.cache.parts, Epoch(1), config=config))
-        address = self.worker.transfers.listen(identity(PREFILL))
+        address = transfers_of(self.worker).listen(identity(PREFILL))
         self.pool = np.zeros((64, engine.cache.format.block_bytes), dtype=np.uint8)
         self.worker.use_pool(self.pool)
         self.said = []
@@ -75,12 +76,14 @@ class Rig(plain.Rig):
         self.worker.drop_all()
         self.worker.close()
         self.worker.check_idle()
-        self.worker.engine.check_idle()
+        engine_of(self.worker).check_idle()
         self.receiver.close()
 
 
-def work(prompt: list[int], *params: SamplingParams, key: RequestKey = KEY, is_rt: bool = True) -> Work:
-    return replace(plain.work(prompt, *params, key=key), deadlines=Deadlines(is_rt))
+def work(
+    prompt: list[int], params: SamplingParams | None = None, key: RequestKey = KEY, is_rt: bool = True
+) -> Work:
+    return replace(plain.work(prompt, params, key=key), deadlines=Deadlines(is_rt))
 
 
 @pytest.fixture
@@ -145,7 +148,7 @@ def test_abort_at_any_time_is_answered_once_its_blocks_are_free(rig: Rig, num_st
 
 
 def test_a_save_that_fails_lets_go(rig: Rig) -> None:
-    rig.worker.transfers.pool_mover._clock = lambda: math.inf  # Every deadline has passed.
+    pool_mover_of(rig.worker)._clock = lambda: math.inf  # Every deadline has passed.
     rig.worker.on(Prefill([work(PROMPT)]))
     rig.step_until(lambda: Failed(KEY, "save", "its deadline passed") in rig.said)
     assert rig.is_empty and rig.pull() == "request 7 is not staged"

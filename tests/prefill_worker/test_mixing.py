@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -419,7 +420,7 @@ def test_real_time_waits_for_its_own_and_one_chunk_and_everybody_ends(
 ) -> None:
     rng = random.Random(seed)
     limits = replace(LIMITS, num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_model_len=640)
-    mix = {"chunk_share": chunk_share, "be_share": be_share, "rt_headroom": rt_headroom}
+    mix: dict[str, Any] = {"chunk_share": chunk_share, "be_share": be_share, "rt_headroom": rt_headroom}
     run = Run(schedule_of(limits=limits, **mix))
     objective_s = rng.choice([0.3, 1.0])
     left = {"rt": rng.randint(1, 12), "be": rng.randint(1, 8)}

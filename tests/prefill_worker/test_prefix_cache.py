@@ -17,6 +17,7 @@ from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker.rig import BLOCK, KEY, Rig, work
 from tests.tiny_models import VOCAB_SIZE, oracle, prompts
+from tests.worker_parts import engine_of
 
 Directory = Callable[[str], Path]
 FAMILY = "llama-gqa-tied"
@@ -46,7 +47,7 @@ def run(rig: Rig, ordered: Work) -> int:
     """To its end. Returns of how many tokens the KV was there."""
     num_news = len(rig.news)
     rig.worker.on(Prefill([ordered]))
-    rig.step_until(lambda: rig.news[num_news:] and rig.worker.engine.num_unfinished == 0)
+    rig.step_until(lambda: rig.news[num_news:] and engine_of(rig.worker).num_unfinished == 0)
     (news,) = rig.news[num_news:]
     return news.num_reused
 
@@ -116,12 +117,14 @@ def test_either_may_end_while_they_share(rig: Rig, num_steps: int, tiny_model: D
         for _ in range(num_steps):
             rig.step()
         rig.worker.on(Abort(aborted))
-        rig.step_until(
-            lambda left=left: left in {each.key for each in rig.news} and not rig.worker.engine.num_unfinished
-        )
+
+        def is_over(key: RequestKey = left) -> bool:
+            return key in {each.key for each in rig.news} and not engine_of(rig.worker).num_unfinished
+
+        rig.step_until(is_over)
         (news,) = [each for each in rig.news if each.key == left]
         assert news.tokens == [first_token(tiny_model(FAMILY), prompt)]
-        rig.worker.engine.check_idle()
+        engine_of(rig.worker).check_idle()
     rig.check_idle()
 
 
@@ -154,10 +157,10 @@ def test_a_prompt_that_ended_with_its_first_token_serves_others(rig: Rig) -> Non
 
 def test_what_came_out_of_the_pool_serves_others(rig: Rig) -> None:
     run(rig, work(LONG))
-    rig.worker.engine.reset()
+    engine_of(rig.worker).reset()
     assert run(rig, other(LONG)) == 0
     half = replace(work(LONG, num_cached=160), blocks=other(LONG).blocks)
-    rig.worker.engine.reset()
+    engine_of(rig.worker).reset()
     run(rig, half)
     assert run(rig, other(LONG)) == 288
     assert len({tuple(news.tokens) for news in rig.news}) == 1
@@ -165,7 +168,7 @@ def test_what_came_out_of_the_pool_serves_others(rig: Rig) -> None:
 
 def test_what_went_wrong_serves_nobody(rig: Rig) -> None:
     run(rig, work(LONG[:40]))
-    kv = rig.worker.engine.cache.blocks
+    kv = engine_of(rig.worker).cache.blocks
     kv[:, :, :, :, :, 0] = float("nan")
     assert run(rig, other(LONG)) == 32
     assert rig.news[-1].finish_reason == "error"
@@ -178,14 +181,14 @@ def test_what_went_wrong_serves_nobody(rig: Rig) -> None:
 
 def test_what_went_wrong_gets_no_name_from_another_one_that_has_it(rig: Rig) -> None:
     run(rig, work(LONG[:40]))
-    rig.worker.engine.cache.blocks[:, :, :, :, :, 0] = float("nan")
+    engine_of(rig.worker).cache.blocks[:, :, :, :, :, 0] = float("nan")
     # in one iteration it ends, and the long one, which shares the same blocks, computes a chunk
     rig.worker.on(Prefill([work(LONG[:40]), other(LONG)]))
     rig.step()
     (news,) = rig.news[1:]
-    assert news.error and rig.worker.engine.num_unfinished == 1
+    assert news.error and engine_of(rig.worker).num_unfinished == 1
     rig.worker.on(Prefill([work(LONG[:40], key=RequestKey(9))]))
-    rig.step_until(lambda: rig.worker.engine.num_unfinished == 0)
+    rig.step_until(lambda: engine_of(rig.worker).num_unfinished == 0)
     assert {each.key: each.num_reused for each in rig.news[1:]} == {KEY: 32, OTHER: 32, RequestKey(9): 0}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from tests.prefill_worker import rig
 from tests.prefill_worker.rig import Rig
 from tests.prefill_worker.test_mixing import BLOCK, LIMITS, PLAIN, key
 from tests.tiny_models import prompts
+from tests.worker_parts import engine_of
 from tests.works import make_work
 
 
@@ -109,15 +111,15 @@ def tokens_of(work: Work) -> list[int]:
     return work.request.prompt + work.output
 
 
-def rt(prompt: list[int], due_s: float = math.inf, **changes: object) -> Work:
+def rt(prompt: list[int], due_s: float = math.inf, **changes: Any) -> Work:
     return made(prompt, Deadlines(is_rt=True, first_due_s=due_s, tbt_s=0.1), **changes)
 
 
-def be(prompt: list[int], due_s: float = math.inf, **changes: object) -> Work:
+def be(prompt: list[int], due_s: float = math.inf, **changes: Any) -> Work:
     return made(prompt, Deadlines(job_due_s=due_s), **changes)
 
 
-def made(prompt: list[int], deadlines: Deadlines, num_cached: int = 0, **changes: object) -> Work:
+def made(prompt: list[int], deadlines: Deadlines, num_cached: int = 0, **changes: Any) -> Work:
     work = make_work(1, 0, num_cached, deadlines=deadlines)
     return replace(work, request=replace(work.request, prompt=prompt, **changes))
 
@@ -316,7 +318,7 @@ def choice(number: int) -> Work:
 def test_the_choices_of_one_call_compute_its_prompt_once(instance: Rig) -> None:
     instance.worker.on(Prefill([choice(number) for number in range(NUM_CHOICES)]))
     instance.step_until(
-        lambda: len(instance.news) == NUM_CHOICES and not instance.worker.engine.num_unfinished
+        lambda: len(instance.news) == NUM_CHOICES and not engine_of(instance.worker).num_unfinished
     )
     assert sorted(news.num_reused for news in instance.news) == [0, 96, 96, 96]
     assert sum(report.num_computed for report in instance.reports) == 100 + 3 * 4
@@ -335,5 +337,5 @@ def test_the_others_go_on_when_one_is_aborted(instance: Rig, num_steps: int) -> 
     left = {RequestKey(number + 1) for number in range(1, NUM_CHOICES)}
     instance.step_until(lambda: left <= {news.key for news in instance.news})
     assert len({tuple(news.tokens) for news in instance.news}) == 1
-    instance.step_until(lambda: not instance.worker.engine.num_unfinished)
+    instance.step_until(lambda: not engine_of(instance.worker).num_unfinished)
     instance.check_idle()

@@ -33,6 +33,7 @@ from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestK
 from tests.engine.helpers import greedy_params, make_engine
 from tests.tiny_models import prompts
 from tests.transport.helpers import Outcomes, identity
+from tests.worker_parts import engine_of, pool_mover_of, transfers_of
 
 Directory = Callable[[str], Path]
 PREFILL, DECODE = InstanceId("prefill-0"), InstanceId("decode-0")
@@ -49,7 +50,7 @@ class Rig:
         self.worker = PrefillWorker(
             engine, LiveTransfers(engine.cache.parts, Epoch(1), config=TransferConfig("gloo"))
         )
-        self.address = self.worker.transfers.listen(identity(PREFILL))
+        self.address = transfers_of(self.worker).listen(identity(PREFILL))
         shape = (64, engine.cache.format.block_bytes)
         self.pool = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         self.worker.use_pool(self.pool)
@@ -94,7 +95,7 @@ class Rig:
         self.worker.drop_all()
         self.worker.close()
         self.worker.schedule.check_idle()
-        self.worker.engine.check_idle()
+        engine_of(self.worker).check_idle()
         self.receiver.close()
 
 
@@ -142,7 +143,7 @@ def test_abort_at_any_time_is_answered_once_its_blocks_are_free(rig: Rig, num_st
 
 
 def test_a_load_that_fails_is_reported(rig: Rig) -> None:
-    rig.worker.transfers.pool_mover._clock = lambda: math.inf  # every deadline has passed
+    pool_mover_of(rig.worker)._clock = lambda: math.inf  # every deadline has passed
     rig.on(Stage(DECODE, [work()]))
     rig.step_until(lambda: Failed(KEY, "load", "its deadline passed") in rig.said)
     assert rig.is_empty and not rig.staged

@@ -15,6 +15,7 @@ from alignedserve.types import RequestKey
 from tests.engine.helpers import greedy_params
 from tests.prefill_worker.rig import BLOCK, KEY, Rig, work
 from tests.tiny_models import greedy, prompts
+from tests.worker_parts import engine_of, pool_mover_of
 
 Directory = Callable[[str], Path]
 FAMILY = "llama-gqa-tied"
@@ -43,7 +44,7 @@ def test_what_was_copied_is_reported_once(rig: Rig) -> None:
     rig.worker.on(Prefill([work(LONG)]))
     rig.step_until(lambda: rig.reports and rig.reports[-1].saved)
     moved = [each for report in rig.reports for each in report.moved]
-    block_bytes = rig.worker.engine.cache.format.block_bytes
+    block_bytes = engine_of(rig.worker).cache.format.block_bytes
     assert {each.what for each in moved} == {"save"}
     assert sum(each.num_bytes for each in moved) == -(-300 // BLOCK) * block_bytes
     assert all(each.seconds > 0 for each in moved)
@@ -71,7 +72,7 @@ def test_complete_blocks_are_saved_before_the_rest_is_computed(rig: Rig) -> None
 
 def test_a_request_that_ends_with_its_first_token_is_not_kept(rig: Rig) -> None:
     rig.worker.on(Prefill([work(LONG, greedy_params(max_tokens=1))]))
-    rig.step_until(lambda: rig.worker.engine.num_unfinished == 0 and rig.reports)
+    rig.step_until(lambda: engine_of(rig.worker).num_unfinished == 0 and rig.reports)
     (news,) = [each for report in rig.reports for each in report.news]
     assert news.finish_reason == "length"
     assert not any(report.saved for report in rig.reports)
@@ -107,7 +108,7 @@ def test_a_bad_request_is_its_own_affair(rig: Rig) -> None:
 
 @pytest.mark.parametrize("what", ["load", "save"])
 def test_a_copy_that_fails_is_reported_and_the_request_let_go(rig: Rig, what: str) -> None:
-    rig.worker.transfers.pool_mover._clock = lambda: math.inf  # every deadline has passed
+    pool_mover_of(rig.worker)._clock = lambda: math.inf  # every deadline has passed
     rig.worker.on(Prefill([work(LONG, num_cached=150 if what == "load" else 0)]))
     rig.step_until(lambda: any(isinstance(message, Failed) for message in rig.said))
     (failed,) = [message for message in rig.said if isinstance(message, Failed)]
@@ -136,7 +137,7 @@ def test_a_new_pool_voids_what_was_ordered_before(rig: Rig) -> None:
     num_said = len(rig.said)
     pool = np.zeros_like(rig.pool)
     rig.worker.use_pool(pool)
-    assert rig.worker.engine.num_unfinished == 0
+    assert engine_of(rig.worker).num_unfinished == 0
     rig.step()
     assert all(isinstance(message, PrefillReport) and not message.news for message in rig.said[num_said:])
     rig.worker.on(Prefill([work(LONG)]))
@@ -164,4 +165,4 @@ def test_others_orders_are_refused(rig: Rig) -> None:
     rig.worker.on(Prefill([work(LONG, num_cached=16)]))
     with pytest.raises(RuntimeError, match="came before UsePool"):
         rig.step()
-    rig.worker.engine.reset()
+    engine_of(rig.worker).reset()

@@ -22,7 +22,7 @@ from alignedserve.protocol import connection as connection_module
 from alignedserve.protocol import hub as hub_module
 from alignedserve.protocol import peer as peer_module
 from alignedserve.protocol.address import RouterAddress
-from alignedserve.protocol.connection import RefusedByRouter, RouterConnection
+from alignedserve.protocol.connection import NUM_PINGS, RefusedByRouter, RouterConnection
 from alignedserve.protocol.frames import MAX_FRAME_BYTES, FrameReader, WireError, frame
 from alignedserve.protocol.handshake import (
     DIGEST_BYTES,
@@ -32,7 +32,7 @@ from alignedserve.protocol.handshake import (
     ServerHandshake,
     digest_of,
 )
-from alignedserve.protocol.hub import NUM_PINGS, Hub
+from alignedserve.protocol.hub import Hub
 from alignedserve.protocol.messages import (
     Abort,
     AnyMessage,

@@ -44,7 +44,7 @@ def hello(
     num_blocks: int = 100,
     num_staging_blocks: int = 50,
     enable_prefix_caching: bool = False,
-    **others: int,
+    **others: Any,
 ) -> Hello:
     """`others`: of the limits."""
     limits = InstanceLimits(
@@ -152,7 +152,7 @@ class Script:
         if asked := self._asked.get(RequestKey(key)):
             num_more = -(-asked.num_tokens // BLOCK_SIZE) - len(given)
             given = [*given, *range(1000 * key, 1000 * key + num_more)]
-        self.say(POOL, Reserved(RequestKey(key), [PoolBlockId(block) for block in given]))
+        self.say(POOL, Reserved(RequestKey(key), pool_blocks(*given)))
 
     def first_token(self, key: int = 1, token: int = 50, sender: str = PREFILL, **news: Any) -> None:
         first = len(self.state(key).output)
@@ -193,10 +193,13 @@ class Script:
         self.say(sender, Gone([RequestKey(key)]))
 
 
+def pool_blocks(*blocks: int) -> list[PoolBlockId]:
+    return [PoolBlockId(block) for block in blocks]
+
+
 def prefill_report(**fields: Any) -> PrefillReport:
-    return PrefillReport(
-        **{"news": [], "saved": [], "staged": [], "progress": [], "num_free_blocks": 90} | fields
-    )
+    plain: dict[str, Any] = {"news": [], "saved": [], "staged": [], "progress": [], "num_free_blocks": 90}
+    return PrefillReport(**plain | fields)
 
 
 def decode_report(**fields: Any) -> DecodeReport:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from alignedserve.protocol.messages import Candidates, FindNear, FormBatch, Offer
@@ -64,7 +66,7 @@ def test_a_batch_has_shrunk_by_what_requests_hold_where_layers_slide(
     num_running: int, num_asked: int
 ) -> None:
     """The instance has room for three requests of 120 tokens, and for 192 tokens of which nothing is passed."""
-    groups = {"window": 8, "num_full_groups": 1, "num_sliding_groups": 6}
+    groups: dict[str, Any] = {"window": 8, "num_full_groups": 1, "num_sliding_groups": 6}
     script = script_with(num_running=num_running, length=130, num_blocks=3 * (30 + 6 * 14), **groups)
     for key in (11, 12):
         script.pooled(key, tier="be", num_prompt=119)

@@ -120,7 +120,7 @@ def test_patience_and_roles_go_by_what_requests_hold_where_they_decode(
 @pytest.mark.parametrize(
     "wrong", [{"num_sliding_groups": 0}, {"num_full_groups": -1, "num_sliding_groups": 1}, {"window": -1}]
 )
-def test_groups_that_no_model_has_are_no_message(wrong: dict[str, int]) -> None:
+def test_groups_that_no_model_has_are_no_message(wrong: dict[str, Any]) -> None:
     encoded = msgspec.msgpack.encode(hello(DECODE, **wrong))
     with pytest.raises(msgspec.ValidationError, match="`int` >= "):
         msgspec.msgpack.decode(encoded, type=Hello)

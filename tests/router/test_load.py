@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -94,7 +93,9 @@ def test_an_event_starts_only_so_many_and_the_next_one_goes_on() -> None:
 # ---- counts ----
 
 
-def counted(router: Router, names: list[InstanceId]) -> tuple[dict[str, Any], ...]:
+def counted(
+    router: Router, names: list[InstanceId]
+) -> tuple[dict[str, int], dict[str, Counter[str]], dict[InstanceId, Counter[str]]]:
     """Plainly: all of them are looked at."""
     states = [state for state in router.requests if not state.is_finished]
     tiers: dict[str, Counter[str]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from alignedserve.protocol.messages import Abort, NewTokens, Request, Submit, Tokens
@@ -18,14 +20,14 @@ def submit(
     key: RequestKey = ONE,
     tier: str = "be",
     delivered: list[int] | None = None,
-    **params: object,
+    **params: Any,
 ) -> None:
-    asked = SamplingParams(max_tokens=100, **params)  # type: ignore[arg-type]
+    asked = SamplingParams(max_tokens=100, **params)
     request = Request(key, [1, 2, 3, 4, 5, 6], asked, seed=0, arrival_s=0.0, tier=tier)
     script.say(GATEWAY, Submit(request, delivered or []))
 
 
-def begun(tier: str = "be", **params: object) -> Script:
+def begun(tier: str = "be", **params: Any) -> Script:
     """The request has its first token, and its gateway has not heard of it."""
     script = Script()
     submit(script, tier=tier, **params)

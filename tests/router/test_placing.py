@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Abort, Prefill, Rejected, Reserve, Submit
-from alignedserve.router.cluster_state import PrefillView
+from alignedserve.router.instance_views import PrefillView
 from alignedserve.scheduling.policies.aligned.router.placing import for_best_effort, for_real_time
 from alignedserve.scheduling.policies.aligned.router.prompts import STOCK
 from alignedserve.scheduling.policies.aligned.sliding_window import MEMORY_S

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from alignedserve.protocol.messages import Commit, MakeSpare, Prefill, Reserve, Reserved, Submit
 from alignedserve.router.request_state import Phase
 from alignedserve.types import RequestKey
-from tests.router.script import GATEWAY, ONE, POOL, PREFILL, Script, prefill_report, request
+from tests.router.script import GATEWAY, ONE, POOL, PREFILL, Script, pool_blocks, prefill_report, request
 
 
 def submit(script: Script, key: int, tier: str = "be", predicted_len: int = 10, **options: Any) -> None:
@@ -114,7 +114,7 @@ def test_real_time_takes_what_an_interrupted_prompt_holds() -> None:
         Reserve(RequestKey(3), 8, number=4),
     ]
     assert demand.num_be == 1
-    script.say(POOL, Reserved(RequestKey(3), [1, 2], dropped=[RequestKey(1)]))
+    script.say(POOL, Reserved(RequestKey(3), pool_blocks(1, 2), dropped=[RequestKey(1)]))
     assert (script.state(1).num_cached, script.state(1).blocks) == (0, [])
 
 

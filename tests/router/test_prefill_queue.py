@@ -14,7 +14,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Room
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.deadlines import DEMOTION_S, Deadlines
-from alignedserve.types import Epoch
+from alignedserve.types import Epoch, RequestKey
 from tests.router.script import GATEWAY, hello, request
 
 ENDLESS = 1 << 40
@@ -52,7 +52,7 @@ def push(router: Router, each: RequestState) -> None:
     router.prefill_queue.push(each, router.policy.urgency(each, router.island))
 
 
-def order(router: Router, now: float, rt_room: int = ENDLESS, be_room: int = ENDLESS) -> list[int]:
+def order(router: Router, now: float, rt_room: int = ENDLESS, be_room: int = ENDLESS) -> list[RequestKey]:
     """Of both lines, each with room for so many tokens."""
     router.clock.now = now
     rooms = {REAL_TIME: rt_room, BEST_EFFORT: be_room}
@@ -63,7 +63,7 @@ def order(router: Router, now: float, rt_room: int = ENDLESS, be_room: int = END
     ]
 
 
-def started(router: Router, num_tokens: int = 2 * ENDLESS) -> list[int]:
+def started(router: Router, num_tokens: int = 2 * ENDLESS) -> list[RequestKey]:
     """As the policy has it, with a window of so many tokens."""
     view = router.cluster.add(hello("prefill-0"))
     limits = replace(view.hello.limits, max_num_batched_tokens=num_tokens // 2)

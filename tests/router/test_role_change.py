@@ -113,7 +113,9 @@ def test_what_runs_at_a_decode_instance_goes_on_at_the_other(wanted: Wanted) -> 
     script.running()
     script.take()
     script.say(OTHER_DECODE, decode_report(num_running=0))
-    script.router.cluster.decode(OTHER_DECODE).running.update({RequestKey(8): None, RequestKey(9): None})
+    view = script.router.cluster.decode(OTHER_DECODE)
+    assert view
+    view.running.update({RequestKey(8): None, RequestKey(9): None})
     wanted.role = "prefill"
     script.tick(1.0)
     sent = script.take()

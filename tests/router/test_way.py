@@ -32,7 +32,18 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.events import Connected
 from alignedserve.router.request_state import Phase
 from alignedserve.types import RequestKey
-from tests.router.script import DECODE, GATEWAY, ONE, POOL, PREFILL, Script, hello, prefill_report, request
+from tests.router.script import (
+    DECODE,
+    GATEWAY,
+    ONE,
+    POOL,
+    PREFILL,
+    Script,
+    hello,
+    pool_blocks,
+    prefill_report,
+    request,
+)
 
 
 def test_processes_are_welcomed_and_told_of_the_pool() -> None:
@@ -166,7 +177,7 @@ def test_eviction_goes_to_the_pool_and_back() -> None:
     # six prompt tokens, two sampled, and two blocks of slack
     assert script.take_reserve() == (ONE, 16)
     script.reserve(blocks=[10, 11, 12, 13])
-    assert script.take_one(Evict, DECODE) == Evict(ONE, [10, 11, 12, 13], 6)
+    assert script.take_one(Evict, DECODE) == Evict(ONE, pool_blocks(10, 11, 12, 13), 6)
     script.decode(evicted=[(ONE, 7)])
     commit = next(message for _, message in script.take() if isinstance(message, Commit))
     assert (commit.key, commit.num_tokens, commit.is_candidate) == (ONE, 7, True)

@@ -20,7 +20,7 @@ from alignedserve.scheduling.policies.base import DecodePart, Policy, PrefillPar
 from alignedserve.timing.estimate import Estimate
 from tests.cluster.client import connected
 from tests.cluster.processes import Setup, running
-from tests.cluster.requests import alone, greedy_requests, results
+from tests.cluster.requests import Result, alone, greedy_requests, results
 from tests.sim.islands import BLOCK_SIZE, requests, small_island
 
 Directory = Callable[[str], Path]
@@ -99,7 +99,7 @@ def test_it_runs_in_real_processes(tiny_model: Directory, tmp_path: Path) -> Non
     family, wanted = "llama-gqa-tied", greedy_requests(16, seed=3)
     with running(Setup(tiny_model(family), policy=NAME), tmp_path) as processes:
 
-        async def generate() -> list[object]:
+        async def generate() -> list[Result]:
             async with connected(processes) as client:
                 return results(await client.generate(wanted, at_once=8, every=4))
 

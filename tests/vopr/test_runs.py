@@ -133,7 +133,13 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
 # ---- what breaks is noticed ------------------------------------------------------------------------------------------
 
 # A quiet plan in which much is copied.
-QUIET = {"num_prefill": 1, "num_decode": 1, "num_colocated": 0, "link": "host", "policy": "fcfs"}
+QUIET: dict[str, Any] = {
+    "num_prefill": 1,
+    "num_decode": 1,
+    "num_colocated": 0,
+    "link": "host",
+    "policy": "fcfs",
+}
 
 
 def failing(history: History) -> str:

@@ -12,7 +12,7 @@ QUESTION = "Count from 7 to 9."
 ANSWER = "7, 8, 9"
 
 
-@tool
+@tool  # type: ignore[untyped-decorator]
 def weather(city: Literal["Rome", "Oslo"]) -> str:
     """The weather of a city."""
     return QUESTION

@@ -5,13 +5,13 @@ import io
 import json
 import os
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=os.environ["BASE_URL"], api_key="none")
-QUESTION = [{"role": "user", "content": "Count from 7 to 9."}]
+QUESTION: Any = [{"role": "user", "content": "Count from 7 to 9."}]
 ANSWER = "7, 8, 9"
 WEATHER = {
     "type": "object",
@@ -27,7 +27,7 @@ chat = client.chat.completions.create(
     model="demo", messages=QUESTION, temperature=0, reasoning_effort="low", verbosity="low", store=False
 )
 assert chat.choices[0].message.content == ANSWER
-assert chat.usage.total_tokens == chat.usage.prompt_tokens + chat.usage.completion_tokens
+assert chat.usage and chat.usage.total_tokens == chat.usage.prompt_tokens + chat.usage.completion_tokens
 
 # a stream, with its usage
 stream = client.chat.completions.create(
@@ -35,17 +35,18 @@ stream = client.chat.completions.create(
 )
 chunks = list(stream)
 assert "".join(each.choices[0].delta.content or "" for each in chunks if each.choices) == ANSWER
-assert chunks[-1].usage.completion_tokens == chat.usage.completion_tokens
+assert chunks[-1].usage and chunks[-1].usage.completion_tokens == chat.usage.completion_tokens
 
 # a call of a function, and what the model says of its result
-tools = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
 asked = client.chat.completions.create(
     model="demo", messages=QUESTION, tools=tools, tool_choice="required", parallel_tool_calls=False
 )
-call = asked.choices[0].message.tool_calls[0]
+(call,) = (asked.choices[0].message.tool_calls or [])[:1]
+assert call.type == "function"
 assert call.function.name == "weather" and json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
 result = {"role": "tool", "tool_call_id": call.id, "content": "Count from 7 to 9."}
-messages = [*QUESTION, asked.choices[0].message, result]
+messages: Any = [*QUESTION, asked.choices[0].message, result]
 told = client.chat.completions.create(model="demo", messages=messages, tools=tools, temperature=0)
 assert told.choices[0].message.content == ANSWER
 
@@ -103,6 +104,7 @@ batch = client.batches.create(
 while batch.status not in ("completed", "failed", "expired", "cancelled"):
     time.sleep(0.1)
     batch = client.batches.retrieve(batch.id)
-assert batch.request_counts.completed == 3, batch
+assert batch.request_counts and batch.request_counts.completed == 3, batch
+assert batch.output_file_id
 for line in client.files.content(batch.output_file_id).text.splitlines():
     assert json.loads(line)["response"]["body"]["choices"][0]["message"]["content"] == ANSWER

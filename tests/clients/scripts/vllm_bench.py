@@ -50,4 +50,8 @@ for path, body in BODIES.items():
                     num_pieces += "text" in choices[0] or "content" in choices[0]["delta"]
                 elif read.get("usage"):
                     usage = read["usage"]
-        assert num_pieces > 1 and usage["completion_tokens"] == NUM_TOKENS, (path, num_pieces, usage)
+        assert num_pieces > 1 and usage and usage["completion_tokens"] == NUM_TOKENS, (
+            path,
+            num_pieces,
+            usage,
+        )

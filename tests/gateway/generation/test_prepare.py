@@ -19,9 +19,10 @@ from alignedserve.gateway.generation.preparer import INLINE_BYTES, Preparer
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.openai.completions import COMPLETIONS as COMPLETION_ENDPOINT
+from alignedserve.gateway.openai.prepared import PreparedCompletion
 from alignedserve.gateway.prepare_process import MODULE
 from tests.gateway.scripted import MODEL, TOKENIZER
-from tests.gateway.served import JSON, QUESTION, play, served
+from tests.gateway.served import ASKED, JSON, QUESTION, play, served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
@@ -71,7 +72,8 @@ def test_the_process_says_what_the_event_loop_would_say(monkeypatch: pytest.Monk
         preparer = Preparer(MODEL, Limits(), MODULE)
         try:
             long_name = (COMPLETIONS, {"prompt": "x", "\ud800" * 3000: 1})
-            for endpoint, body, *_ in [*BODIES, *WRONG, long_name]:
+            bodies = [*BODIES, *((endpoint, body) for endpoint, body, _ in WRONG), long_name]
+            for endpoint, body in bodies:
                 data = json.dumps(body).encode()
                 ask = preparer.answer if endpoint.endswith("tokenize") else preparer.call
                 try:
@@ -152,8 +154,8 @@ def test_a_long_document_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> N
         async with served() as at:
             stream = await at.client.chat.completions.create(
                 model="demo",
-                messages=QUESTION,
-                stream=True,  # type: ignore[arg-type]
+                messages=ASKED,
+                stream=True,
             )
             texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
             assert "".join(texts) == "one two three"
@@ -177,13 +179,18 @@ def preparing(scenario: Callable[[Preparer], Awaitable[None]]) -> None:
 LONG = json.dumps({"prompt": "x", "user": "y" * INLINE_BYTES}).encode()
 
 
+def num_given(call: object) -> int:
+    assert isinstance(call, PreparedCompletion)
+    return call.num_given
+
+
 def test_a_body_that_takes_too_long_ends_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(preparer: Preparer) -> None:
         monkeypatch.setattr(preparer_module, "TIMEOUT_S", 1e-6)
         with pytest.raises(ApiError, match="not read within"):
             await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
         monkeypatch.undo()
-        assert (await preparer.call(COMPLETION_ENDPOINT, [LONG], "")).num_given == 1
+        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [LONG], "")) == 1
 
     preparing(scenario)
 
@@ -197,7 +204,7 @@ def test_whoever_kills_the_process_costs_nobody_a_call() -> None:
         while not preparer._medium.child._at_work:
             await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
-        assert (await asking).num_given == 1
+        assert num_given(await asking) == 1
 
     preparing(scenario)
 
@@ -215,7 +222,7 @@ def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ApiError, match="others' large bodies"):
             await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
         os.kill(process.pid, signal.SIGCONT)
-        assert (await first).num_given == 1
+        assert num_given(await first) == 1
         assert process is preparer._medium.child._process
 
     preparing(scenario)
@@ -232,6 +239,6 @@ def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
             await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
         assert await process.wait() == -signal.SIGKILL
         child._patience_s = 60
-        assert (await preparer.call(COMPLETION_ENDPOINT, [LONG], "")).num_given == 1
+        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [LONG], "")) == 1
 
     preparing(scenario)

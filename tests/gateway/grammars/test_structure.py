@@ -143,8 +143,8 @@ def test_what_takes_too_long_is_refused_and_ends_and_others_go_on_meanwhile() ->
             assert response.status_code == 400
             assert response.json()["error"]["message"] == "structured_outputs: not compiled within 0.5 s"
             # nothing is left of it that the next one would wait for
-            body = CHAT | {"structured_outputs": {"regex": "a"}}
-            assert (await at.post("/v1/chat/completions", body)).status_code == 200
+            quick: dict[str, Any] = CHAT | {"structured_outputs": {"regex": "a"}}
+            assert (await at.post("/v1/chat/completions", quick)).status_code == 200
 
     play(scenario)
 

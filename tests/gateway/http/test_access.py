@@ -20,7 +20,7 @@ from alignedserve.protocol.messages import Drain
 from tests.gateway.scripted import ScriptedRouter
 from tests.gateway.served import GATEWAY, JSON, play, served
 
-KEYED = {"key_owners": owners_of(["secret", "other"], None)}
+KEYED: dict[str, Any] = {"key_owners": owners_of(["secret", "other"], None)}
 
 
 # ---- keys ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
@@ -151,7 +152,7 @@ def test_the_door_refuses_them_in_openais_words() -> None:
 @pytest.mark.parametrize(
     "settings", [KEYED, {"allowed_hosts": ("evil.example",), "allowed_origins": (EVIL,)}]
 )
-def test_keys_or_flags_let_them_in(settings: dict[str, object]) -> None:
+def test_keys_or_flags_let_them_in(settings: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with served(**settings) as at:
             headers = {"Host": "evil.example", "Origin": EVIL, "Authorization": "Bearer secret", **JSON}

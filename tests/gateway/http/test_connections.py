@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from alignedserve.gateway.http import connection, reading
+from alignedserve.gateway.http import reading
 from alignedserve.gateway.http.connection import Connection
-from alignedserve.gateway.http.connections import Connections, allow_descriptors, fitting
+from alignedserve.gateway.http.connections import Connections, Doing, allow_descriptors, fitting
 from alignedserve.gateway.http.framing import Framing
 from alignedserve.gateway.http.reads import MAX_PIECES_A_ROUND, Reads
 from alignedserve.gateway.limits import Limits
@@ -268,7 +268,8 @@ def test_a_body_has_a_least_pace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_the_server_takes_its_time_for_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
     monkeypatch.setattr(reading, "time", clock)
 
     async def scenario() -> None:
@@ -304,16 +305,16 @@ def test_who_has_been_idle_longest_makes_room_and_who_is_answered_never() -> Non
     crowd = Connections(4)
     kept = [Fake() for _ in range(4)]
     assert all(map(crowd.begin, kept))
-    crowd.note(kept[0], connection.Doing.ANSWERING)
-    crowd.note(kept[1], connection.Doing.STALLED)
+    crowd.note(kept[0], Doing.ANSWERING)
+    crowd.note(kept[1], Doing.STALLED)
     # it has asked something in between
-    crowd.note(kept[2], connection.Doing.ANSWERING)
-    crowd.note(kept[2], connection.Doing.IDLE)
+    crowd.note(kept[2], Doing.ANSWERING)
+    crowd.note(kept[2], Doing.IDLE)
     gone = []
     for _ in range(3):
         new = Fake()
         assert crowd.begin(new)
-        crowd.note(new, connection.Doing.ANSWERING)
+        crowd.note(new, Doing.ANSWERING)
         gone.append([each.is_open for each in kept])
     assert gone == [
         [True, True, True, False],
@@ -447,7 +448,12 @@ def test_bodies_that_come_at_once_come_whole(monkeypatch: pytest.MonkeyPatch) ->
     """Their connections wait for their turns, and for who takes what has come, each in any order."""
     waits: list[object] = []
     wait = Reads.wait
-    monkeypatch.setattr(Reads, "wait", lambda self, reader: (waits.append(reader), wait(self, reader)))
+
+    def counted(reads: Reads, reader: Any) -> None:
+        waits.append(reader)
+        wait(reads, reader)
+
+    monkeypatch.setattr(Reads, "wait", counted)
 
     async def scenario() -> None:
         async with served(limits=Limits(max_body_bytes=2 << 20)) as at:

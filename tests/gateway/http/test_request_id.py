@@ -38,8 +38,8 @@ def test_an_id_that_is_given_comes_back_and_any_other_is_made() -> None:
         async with observed() as at:
             assert (await at.chat(GIVEN)).headers["x-request-id"] == GIVEN["X-Request-Id"]
             ids = set()
-            for bad in ("", "a b", "x" * 129, "ä".encode(), 'a"}'):
-                answer = await at.http.get("/health", headers=[("X-Request-Id", bad)])
+            for bad in (b"", b"a b", b"x" * 129, "ä".encode(), b'a"}'):
+                answer = await at.http.get("/health", headers=[(b"X-Request-Id", bad)])
                 ids.add(answer.headers["x-request-id"])
             assert len(ids) == 5 and all(len(each) == 32 for each in ids)
 

@@ -16,9 +16,10 @@ from openai.types import Batch
 
 from alignedserve.batch.results import Answer
 from alignedserve.gateway.generation.lines import LineAnswers
-from alignedserve.protocol.messages import Rejected, Submit
+from alignedserve.protocol.messages import NewTokens, Rejected, Request, Submit
 from alignedserve.store import JobId
-from alignedserve.store.redis_store import PREFIX, RedisStore
+from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.scripts import PREFIX
 from tests.gateway.batching import CHATS, QUICK, System, gateway_on, jsonl, play, question, questions
 from tests.gateway.scripted import TOKENIZER
 
@@ -38,11 +39,12 @@ def answer_first(at: System, count: int) -> None:
     at.router.refuse = hold_back
 
 
-def test_what_its_prompts_found_is_added_up() -> None:
+def test_what_its_prompts_found_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(at: System) -> None:
-        at.router._tokens = lambda _, news: (
-            news if news.first else msgspec.structs.replace(news, num_reused=5)
-        )
+        def found(request: Request, news: NewTokens) -> NewTokens:
+            return news if news.first else msgspec.structs.replace(news, num_reused=5)
+
+        monkeypatch.setattr(at.router, "_tokens", found)
         done = await at.gateway.until(await at.gateway.submit(questions(7)), "completed")
         assert done.usage and done.usage.input_tokens_details.cached_tokens == 35
 
@@ -101,7 +103,13 @@ def test_completions_are_answered_too() -> None:
 
 def test_a_bad_body_is_answered_so_and_hurts_no_other() -> None:
     async def scenario(at: System) -> None:
-        bad = [{"top_p": 2.0}, {"stream": True}, {"n": "1"}, {"messages": []}, {"messages": "x"}]
+        bad: list[dict[str, Any]] = [
+            {"top_p": 2.0},
+            {"stream": True},
+            {"n": "1"},
+            {"messages": []},
+            {"messages": "x"},
+        ]
         lines = [question(0), *(question(n, **body) for n, body in enumerate(bad, 1)), question(6)]
         batch = await at.gateway.until(await at.gateway.submit(lines), "completed")
         assert counts(batch) == (7, 2, 5)
@@ -552,6 +560,7 @@ def test_output_files_expire_if_so_asked() -> None:
         batch = await at.gateway.until(await create(**asked, output_expires_after=after), "completed")
         assert batch.model_dump()["output_expires_after"] == after
         for file_id in (batch.output_file_id, batch.error_file_id):
+            assert file_id
             made = await at.client.files.retrieve(file_id)
             assert made.expires_at == made.created_at + 7200
         store = RedisStore(at.redis.url)
@@ -563,6 +572,7 @@ def test_output_files_expire_if_so_asked() -> None:
                 await create(**asked, output_expires_after=wrong)
             assert (error.value.param or "").startswith("output_expires_after")
         plain = await at.gateway.until(await create(**asked), "completed")
+        assert plain.output_file_id
         made = await at.client.files.retrieve(plain.output_file_id)
         assert made.expires_at is None and plain.model_dump()["output_expires_after"] is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx
 import openai
@@ -36,9 +36,14 @@ def test_a_file_comes_back_as_it_was_sent() -> None:
         assert got.read() == content and got.response.headers["content-length"] == str(len(content))
         gone = await at.client.files.delete(sent.id)
         assert gone.deleted and gone.id == sent.id
-        for asking in (at.client.files.retrieve, at.client.files.content, at.client.files.delete):
+        asked: list[Callable[[str], Awaitable[object]]] = [
+            at.client.files.retrieve,
+            at.client.files.content,
+            at.client.files.delete,
+        ]
+        for asking in asked:
             with pytest.raises(openai.NotFoundError) as error:
-                await asking(sent.id)  # type: ignore[operator]
+                await asking(sent.id)
             assert error.value.param == "file_id"
 
     play(scenario)

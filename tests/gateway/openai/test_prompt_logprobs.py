@@ -259,8 +259,8 @@ def test_more_than_an_answer_should_hold_are_refused(monkeypatch: pytest.MonkeyP
     async def scenario() -> None:
         async with served(Telling()) as at:
             # of all prompts and choices together, whichever way they are asked for
-            for body in ({"prompt_logprobs": 20}, {"logprobs": 20, "echo": True}):
-                body |= {"prompt": [PROMPT] * 2, "n": 2, "max_tokens": 1}
+            for asked in ({"prompt_logprobs": 20}, {"logprobs": 20, "echo": True}):
+                body = asked | {"prompt": [PROMPT] * 2, "n": 2, "max_tokens": 1}
                 assert (await at.post("/v1/completions", body)).status_code == 200
                 for more in ({"prompt": [PROMPT] * 3}, {"n": 3}, {"best_of": 3}):
                     response = await at.post("/v1/completions", body | more)

@@ -128,7 +128,7 @@ def test_an_echo_begins_with_the_prompt(is_stream: bool) -> None:
         async with served() as at:
             body = {"prompt": ["a b", "c"], "n": 2, "echo": True, "max_tokens": 50}
             response = await at.post("/v1/completions", body | {"stream": is_stream})
-            texts = {}
+            texts: dict[int, str] = {}
             if is_stream:
                 for event in response.text.strip().split("\n\n")[:-1]:
                     choice = json.loads(event.removeprefix("data: "))["choices"][0]

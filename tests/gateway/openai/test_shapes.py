@@ -9,7 +9,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from tests.gateway.served import QUESTION, play, served
 
@@ -18,7 +18,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "How far?", "logprobs": 1},
     "/v1/responses": {"input": "How far?", "include": ["message.output_text.logprobs"]},
 }
-WHOLE = {
+WHOLE: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": Completion,
     "/v1/responses": Response,

@@ -57,9 +57,8 @@ def test_pages_from_elsewhere_get_nothing_and_change_nothing() -> None:
 
 
 def test_flags_let_them_in() -> None:
-    names = {"allowed_hosts": ("good.example",)}
     with (
-        hosted(has_store=True, **names) as host,
+        hosted(has_store=True, allowed_hosts=("good.example",)) as host,
         browsing(1280, "--host-resolver-rules=MAP *.example 127.0.0.1") as browser,
     ):
         url = host.url.replace("127.0.0.1", "good.example")

@@ -49,7 +49,12 @@ def test_it_shows_every_process_asks_nobody_else_and_complains_of_nothing(
     assert "days" not in page.until_text("#about", "up for")
     # it has looked more than once
     asked_for: list[str] = []
-    page.until(lambda: asked_for.extend(page.asked_for()) or asked_for.count(f"{server.url}/metrics") > 2)
+
+    def has_looked() -> bool:
+        asked_for.extend(page.asked_for())
+        return asked_for.count(f"{server.url}/metrics") > 2
+
+    page.until(has_looked)
     assert not [url for url in asked_for if not url.startswith(f"{server.url}/")]
     assert page.complaints() == []
 

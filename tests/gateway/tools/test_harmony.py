@@ -188,7 +188,8 @@ def test_a_template_shows_the_format() -> None:
 def test_every_end_token_of_a_checkpoint_ends_an_answer(tmp_path: Path) -> None:
     """`<|return|>` is in config.json, `<|call|>` in generation_config.json alone."""
     GptOssConfig(architectures=["GptOssForCausalLM"], eos_token_id=200002).save_pretrained(tmp_path)
-    GenerationConfig(eos_token_id=[200002, 199999, 200012]).save_pretrained(tmp_path)
+    stops = [200002, 199999, 200012]
+    GenerationConfig(eos_token_id=stops).save_pretrained(tmp_path)  # type: ignore[no-untyped-call]
     vocabulary = vocabulary_of(load_model_config(tmp_path))
     suspects = Endings(vocabulary).suspects(np.array([200007, 200002, 200012, 199999, 5]), np.ones(5))
     assert suspects == [1, 2, 3]
@@ -384,10 +385,11 @@ def test_earlier_turns_are_what_the_template_reads() -> None:
         async with served(model=HARMONY) as at:
             await told(at, path, body)
             prompt = at.router.submitted[0].request.prompt
-            return HARMONY.tokenizer.decode(prompt, skip_special_tokens=False)
+            found: str = HARMONY.tokenizer.decode(prompt, skip_special_tokens=False)
+            return found
 
     async def scenario() -> None:
-        made = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
+        made: dict[str, Any] = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
         made["tool_calls"] = [call_of("1", "weather", ROME)]
         messages = [*QUESTION, made, {"role": "tool", "tool_call_id": "1", "content": "rain"}]
         expected = (
@@ -449,5 +451,8 @@ def test_each_call_is_a_turn_with_its_results() -> None:
     ]
     assert turns_of([developer]) == [developer]
     # what no client should send is the template's to refuse
-    odd = [{"role": "assistant", "tool_calls": ["x", {"id": [5]}]}, {"role": "tool", "tool_call_id": {}}]
+    odd: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": ["x", {"id": [5]}]},
+        {"role": "tool", "tool_call_id": {}},
+    ]
     assert len(turns_of(odd)) == 3

@@ -41,6 +41,7 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 WEATHER = tool("weather", city={"type": "string"}, days={"type": "integer"})
 CLOCK = tool("clock")
+MESSAGES: Any = QUESTION
 ASKED: dict[str, Any] = {"messages": QUESTION, "tools": [WEATHER, CLOCK]}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
@@ -58,7 +59,8 @@ async def ask(said: str, is_stream: bool, template: str = TEMPLATE, **settings: 
             assert len({call.id for call in calls}) == len(calls)
             found = [(call.function.name, call.function.arguments) for call in calls]
             return choice.message.content, found, choice.finish_reason, request
-        content, named, reason = "", {}, None
+        content, reason = "", None
+        named: dict[int, Any] = {}
         async for chunk in done:
             choice = chunk.choices[0]
             content += choice.delta.content or ""
@@ -141,7 +143,7 @@ def test_openais_client_puts_the_pieces_together() -> None:
         router = ScriptedRouter(answer=answer_of(said))
         async with served(router, model=model_with(TEMPLATE)) as at:
             stream = at.client.chat.completions.stream
-            async with stream(model="demo", messages=QUESTION, tools=[offered]) as events:  # type: ignore[list-item, call-overload]
+            async with stream(model="demo", messages=MESSAGES, tools=[offered]) as events:
                 done = await events.get_final_completion()
             message = done.choices[0].message
             calls = message.tool_calls or []

@@ -23,7 +23,8 @@ from alignedserve.gateway.webhooks.events import Events
 from alignedserve.store import FileRecord, JobId, JobRecord, Lease, LeaseLost, deliveries
 from alignedserve.store import redis_deliveries as script
 from alignedserve.store.records import new_file_id, new_job_id
-from alignedserve.store.redis_store import PREFIX, RedisStore
+from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.scripts import PREFIX
 from tests.gateway.webhooks.delivering import QUICK
 from tests.gateway.webhooks.receiver import OTHER_SECRET, SECRET, Receiver, receiving, status, unused_port
 from tests.store.redis_process import RedisProcess, redis_running

@@ -87,7 +87,8 @@ def test_a_batch_that_ends_is_told_whatever_its_end() -> None:
 async def its_time_is_up(at: At, job_id: str) -> None:
     """The job's deadline has passed in the store, where the gateway finds it when it takes the job again."""
     from alignedserve.store import JobId
-    from alignedserve.store.redis_store import PREFIX, RedisStore
+    from alignedserve.store.redis_store import RedisStore
+    from alignedserve.store.scripts import PREFIX
 
     store = RedisStore(at.redis.url)
     job = await store.job(JobId(job_id))

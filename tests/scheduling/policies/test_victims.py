@@ -27,7 +27,7 @@ def in_order(limits: InstanceLimits, *requests: Any) -> list[int]:
     return [each.key for each in by_worth(requests, at, lambda each: False)]
 
 
-def limits_of(window: int = 0, **groups: int) -> InstanceLimits:
+def limits_of(window: int = 0, **groups: Any) -> InstanceLimits:
     return InstanceLimits(999, 16, 8, max_num_batched_tokens=32, max_model_len=1000, window=window, **groups)
 
 

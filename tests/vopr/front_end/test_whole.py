@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from alignedserve.types import RequestKey
 from alignedserve.vopr.front_end.whole_run import WholeRun
 from alignedserve.vopr.history import Ask, Batch, History
 from alignedserve.vopr.plan import SYSTEMS
@@ -34,9 +35,10 @@ def quiet(*actions: Ask | Batch, **changes: Any) -> History:
 
 
 CHATS = [
-    Ask(at_s=0.5 * n, key=n, prompt_len=9 * n, output_len=5 * n, is_chat=n % 2 == 0) for n in range(1, 5)
+    Ask(at_s=0.5 * n, key=RequestKey(n), prompt_len=9 * n, output_len=5 * n, is_chat=n % 2 == 0)
+    for n in range(1, 5)
 ]
-JOB = Batch(at_s=1.0, key=9, num_lines=10, prompt_len=20, output_len=20)
+JOB = Batch(at_s=1.0, key=RequestKey(9), num_lines=10, prompt_len=20, output_len=20)
 
 
 def failing(history: History) -> str:
@@ -84,7 +86,7 @@ def test_a_lease_that_is_not_renewed_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_request_that_is_not_aborted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignedserve.gateway.generation.generation.Generation.close", lambda self: None)
-    leaving = Ask(at_s=1.0, key=1, prompt_len=20, output_len=150, leaves_after_s=10.0)
+    leaving = Ask(at_s=1.0, key=RequestKey(1), prompt_len=20, output_len=150, leaves_after_s=10.0)
     assert "nobody waits for" in failing(quiet(leaving))
 
 
