@@ -122,4 +122,9 @@ def all_engines() -> Iterator[weakref.WeakSet[Engine]]:
 def no_test_leaks_a_block(all_engines: weakref.WeakSet[Engine]) -> Iterator[None]:
     yield
     for engine in list(all_engines):
-        engine.check_idle()
+        try:
+            engine.check_idle()
+        except RuntimeError:
+            # What a failed test has left is that test's failure, and not that of all the following ones.
+            all_engines.discard(engine)
+            raise

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.kernels.cpu.build import cache_dir
 from tests.clients.environments import command_of, modules_of, python_of, shared_packages
 from tests.clients.lm_eval_tasks import write_tasks
 
@@ -147,7 +148,9 @@ def test_an_example(name: str, url: str, tmp_path: Path) -> None:
     text = (ROOT / "examples" / f"{name}.py").read_text()
     (tmp_path / "example.py").write_text(text.replace("http://127.0.0.1:8000", url))
     python = python_of("anthropic") if name == "anthropic_messages" else sys.executable
-    assert EXAMPLES[name] in run(url, tmp_path, python, tmp_path / "example.py", PYTHONPATH=str(ROOT))
+    # one that runs the engine itself finds the kernels which the server has built
+    settings = {"PYTHONPATH": str(ROOT), "ALIGNEDSERVE_CACHE_DIR": str(cache_dir())}
+    assert EXAMPLES[name] in run(url, tmp_path, python, tmp_path / "example.py", **settings)
 
 
 def test_each_example_is_tried_and_listed() -> None:

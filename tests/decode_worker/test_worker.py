@@ -55,8 +55,8 @@ def test_aborts_at_any_time_leave_nothing_and_harm_nobody(
         places = ("prefill", "decode", "running", "evicting")
         aborted = next((entry for entry in entries[::2] if entry.place in places), None)
         if aborted and island.num_turns % every == 0:
-            aborted_in.append(entry.place)
-            island.abort(entry)
+            aborted_in.append(aborted.place)
+            island.abort(aborted)
 
     entries, aborted_in = submit_all(island), list[str]()
     island.meddle = meddle
