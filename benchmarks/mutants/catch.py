@@ -44,7 +44,7 @@ class Verdict:
     # The number of tests that execute the statement, and of those that were run.
     num_reaching: int
     num_run: int
-    # Whether vopr executes it.
+    # Whether vopr executes its file.
     is_in_vopr: bool
     # Seconds of a processor's time that tests took.
     cpu_s: float
@@ -81,7 +81,9 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
     tried = names or [name for name in trial.reach.passing() if name.startswith(_folder(edit.file))]
     if not trial.by:
         trial.run(ordered(edit.file, tried, trial.reach)[trial.num_run :], bounds.tests_cpu_s)
-    if not trial.by and not trial.is_outside and VOPR in reaching and bounds.vopr_cpu_s:
+    # Its seeds of today may execute what those that were measured did not.
+    is_in_vopr = trial.reach.is_executed(edit.file, by=VOPR)
+    if not trial.by and not trial.is_outside and is_in_vopr and bounds.vopr_cpu_s:
         trial.run_seeds(bounds.first_seed, bounds.vopr_cpu_s)
     return Verdict(
         edit.key,
@@ -97,7 +99,7 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
         trial.why,
         len(names),
         trial.num_run,
-        VOPR in reaching,
+        is_in_vopr,
         round(trial.cpu_s, 2),
         trial.is_cut,
         trial.is_outside,
