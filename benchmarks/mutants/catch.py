@@ -52,6 +52,8 @@ class Verdict:
     is_cut: bool
     # CollectedTests can't see it in a fork: what it changes stands outside functions.
     is_outside: bool = False
+    # Seconds of a processor's time for which vopr has looked for it.
+    vopr_cpu_s: float = 0.0
 
 
 def attempt(
@@ -83,7 +85,7 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
         trial.run(ordered(edit.file, tried, trial.reach)[trial.num_run :], bounds.tests_cpu_s)
     # Its seeds of today may execute what those that were measured did not.
     is_in_vopr = trial.reach.is_executed(edit.file, by=VOPR)
-    if not trial.by and not trial.is_outside and is_in_vopr and bounds.vopr_cpu_s:
+    if is_in_vopr and not trial.by and not trial.is_outside and trial.vopr_cpu_s < bounds.vopr_cpu_s:
         trial.run_seeds(bounds.first_seed, bounds.vopr_cpu_s)
     return Verdict(
         edit.key,
@@ -103,6 +105,7 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
         round(trial.cpu_s, 2),
         trial.is_cut,
         trial.is_outside,
+        trial.vopr_cpu_s,
     )
 
 
@@ -150,6 +153,7 @@ class _Trial:
         self._mutant, self._tests, self.reach = mutant, tests, reach
         self.by = self.why = ""
         self.num_run, self.cpu_s = (before.num_run, before.cpu_s) if before else (0, 0.0)
+        self.vopr_cpu_s = before.vopr_cpu_s if before else 0.0
         self.is_cut = self.is_outside = False
 
     def run(self, names: list[str], cpu_s: float) -> None:
@@ -168,7 +172,9 @@ class _Trial:
             names = names[names.index(last["ends"]) + 1 :]
 
     def run_seeds(self, first_seed: int, cpu_s: float) -> None:
+        spent_s = self.cpu_s
         last = self._ask({"first_seed": first_seed, "cpu_s": cpu_s})
+        self.cpu_s, self.vopr_cpu_s = spent_s, cpu_s
         if last and last["outcome"] == "failed":
             self.by, self.why = last["ends"], last["why"]
 
@@ -178,7 +184,8 @@ class _Trial:
         answer = self._tests.ask(request | self._mutant | {"limits": limits})
         ended: list[dict[str, Any]] = answer["ended"]
         self.cpu_s += sum(each["cpu_s"] for each in ended)
-        self.is_cut = answer["outcome"] == "spent"
+        if "items" in request:
+            self.is_cut = answer["outcome"] == "spent"
         self.is_outside = answer["outcome"] == "outside"
         if ended and not ended[-1]["ends"]:
             raise RuntimeError(f"no test could be run: {ended[-1]['why']}")

@@ -1,6 +1,6 @@
 """Tries random mutants of the deciding code against the tests and `alignedserve vopr`.
 
-    python -m benchmarks.mutants --random N --seed S [--named] [--only TEXT] [--jobs J] [--out DIR] [--of TREE]
+    python -m benchmarks.mutants --random N --seed S [--named] [--only TEXT ...] [--jobs J] [--out DIR] [--of TREE]
                                  [--tests PATH ...] [--cpu-s S] [--vopr-cpu-s S] [--continue] [--live]
 
 As many mutants of each area are drawn from the seed (areas.py, changes.py); `--named` adds those of mutants.toml. The
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--named", action="store_true")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--of", type=Path, default=_ROOT)
@@ -196,16 +196,16 @@ def main() -> None:
         *(draw(root, args.random, args.seed) if args.random else ()),
         *(named_edits(root) if args.named else ()),
     ]
-    edits = [each for each in edits if args.only in each.name or args.only == each.key]
+    edits = [each for each in edits if any(text in each.name or text == each.key for text in args.only)]
     found = {each.key: each for each in saved(out)} if args.goes_on else {}
-    found = {each.key: found[each.key] for each in edits if each.key in found}
     command = (
-        f"python -m benchmarks.mutants --random {args.random} --seed {args.seed}{' --named' * args.named}"
+        f"python -m benchmarks.mutants --random {args.random} --seed {args.seed}{' --named' * args.named} "
+        f"--cpu-s {args.cpu_s:g} --vopr-cpu-s {args.vopr_cpu_s:g}"
     )
 
     def add(verdict: Verdict) -> None:
         found[verdict.key] = verdict
-        save([found[each.key] for each in edits if each.key in found], out, command)
+        save([*found.values()], out, command)
         print(
             f"{verdict.cpu_s:6.1f} s  {'caught' if verdict.is_caught else 'ALIVE ':6}  {verdict.key} {verdict.name}"
             f"  {verdict.by}",
@@ -228,8 +228,7 @@ def main() -> None:
             for server in servers:
                 server.end()
         if args.live:
-            by_key = {each.key: each for each in edits}
-            alive = [by_key[key] for key, each in found.items() if not each.is_caught]
+            alive = [each for each in edits if not found[each.key].is_caught]
 
             def tell(edit: Edit, test: str) -> None:
                 add(replace(found[edit.key], is_caught=True, by=test, why="in a live system"))
