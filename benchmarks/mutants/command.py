@@ -22,7 +22,6 @@ results stopped.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import threading
@@ -39,6 +38,7 @@ from benchmarks.mutants.copies import CollectedTests, copy_tree, mutated
 from benchmarks.mutants.draw import draw
 from benchmarks.mutants.edit import Edit
 from benchmarks.mutants.live import caught_live, files_in, run_in
+from benchmarks.mutants.mutant import ROOT
 from benchmarks.mutants.named import named_edits
 from benchmarks.mutants.reach import VOPR, digest_of, load, measure
 from benchmarks.mutants.table import save, saved
@@ -46,7 +46,6 @@ from benchmarks.mutants.table import save, saved
 _T = TypeVar("_T")
 # Seconds of a processor's time for which all are tried first.
 _SHORT_S = 20.0
-_ROOT = Path(__file__).parents[2]
 # Those that decide, or run what decides, first.
 FOLDERS = (
     "router",
@@ -175,22 +174,9 @@ def _together(calls: list[Callable[[], None]]) -> None:
         raise errors[0]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
-    parser.add_argument("--random", type=int, default=0, metavar="N")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--named", action="store_true")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=Path())
-    parser.add_argument("--of", type=Path, default=_ROOT)
-    parser.add_argument("--tests", nargs="+")
-    parser.add_argument("--cpu-s", type=float, default=Bounds.tests_cpu_s)
-    parser.add_argument("--vopr-cpu-s", type=float, default=Bounds.vopr_cpu_s)
-    parser.add_argument("--live", action="store_true")
-    parser.add_argument("--continue", action="store_true", dest="goes_on")
-    args = parser.parse_args()
-    root, out = args.of.resolve(), args.out.resolve()
+def run(args: argparse.Namespace) -> None:
+    """The options are __main__.py's."""
+    root, out = (args.of or ROOT).resolve(), args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     edits = [
         *(draw(root, args.random, args.seed) if args.random else ()),

@@ -1,6 +1,6 @@
 """A process that has collected the tests of a copy of the repository, and forks for each run of some of them.
 
-    python -m benchmarks.mutants.server COPY PATH...
+    python -m benchmarks.mutants.server COPY MODULES PATH...
 
 It reads one request a line from its standard input, as JSON, and writes one answer a line to its standard output. What
 is imported and collected once costs ten seconds; a fork, in which a mutant's code is put into the functions that are
@@ -9,6 +9,7 @@ imported already (swap.py), costs a tenth of one.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import json
@@ -302,7 +303,12 @@ def _last_line(report: pytest.TestReport) -> str:
 
 
 def main() -> None:
-    root, modules, paths = Path(sys.argv[1]).resolve(), json.loads(sys.argv[2]), sys.argv[3:]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants.server", description=__doc__)
+    parser.add_argument("copy", type=Path)
+    parser.add_argument("modules", type=json.loads, help="those in which mutants may live, as JSON")
+    parser.add_argument("tests", nargs="+", metavar="PATH")
+    args = parser.parse_args()
+    root = args.copy.resolve()
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.set_inheritable(requests.fileno(), False)
@@ -318,7 +324,7 @@ def main() -> None:
     for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
         del sys.modules[name]
     plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors", "-s"]
-    pytest.main([*plugins, *paths], plugins=[Server(root, modules, requests, answers)])
+    pytest.main([*plugins, *args.tests], plugins=[Server(root, args.modules, requests, answers)])
 
 
 if __name__ == "__main__":
