@@ -7,6 +7,7 @@ first, and then those that live go on where they stopped.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
     # Its seeds of today may execute what those that were measured did not.
     is_in_vopr = trial.reach.is_executed(edit.file, by=VOPR)
     if is_in_vopr and not trial.by and not trial.is_outside and trial.vopr_cpu_s < bounds.vopr_cpu_s:
-        trial.run_seeds(bounds.first_seed, bounds.vopr_cpu_s)
+        trial.run_seeds(bounds.first_seed, edit.systems, bounds.vopr_cpu_s)
     return Verdict(
         edit.key,
         edit.name,
@@ -171,9 +172,9 @@ class _Trial:
                     self.by, self.why = last["ends"], last["why"]
             names = names[names.index(last["ends"]) + 1 :]
 
-    def run_seeds(self, first_seed: int, cpu_s: float) -> None:
+    def run_seeds(self, first_seed: int, systems: Sequence[str], cpu_s: float) -> None:
         spent_s = self.cpu_s
-        last = self._ask({"first_seed": first_seed, "cpu_s": cpu_s})
+        last = self._ask({"first_seed": first_seed, "systems": systems, "cpu_s": cpu_s})
         self.cpu_s, self.vopr_cpu_s = spent_s, cpu_s
         if last and last["outcome"] == "failed":
             self.by, self.why = last["ends"], last["why"]

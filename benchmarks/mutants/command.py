@@ -13,6 +13,7 @@ against those that execute its statement: the nearest and cheapest first, until 
 seconds of a processor's time. A test that CI runs a second time has to fail twice. What is left is tried by vopr, for
 `--vopr-cpu-s`. Property tests draw what they draw in CI, where `CI` makes that the same each time.
 
+A value that a module of tests makes when it is imported (an argument of `parametrize`) is made without the mutant.
 What runs in processes that a test starts is not seen by probes, so the tests of whole systems are left out: `cluster`,
 `launch`, `clients`, `deploy`, `benchmarks`, and those of models and kernels, which decide nothing. `--live` tries all
 survivors together against those of `cluster` and `launch` (live.py): that takes hours. `--continue` goes on where DIR's

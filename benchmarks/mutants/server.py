@@ -155,11 +155,11 @@ class Server:
 
     def _seeds(self, request: Request, probes: Probes | None, tell: Callable[[Answer], None]) -> None:
         run = importlib.import_module("alignedserve.vopr.run")
-        seed, begun_s = request["first_seed"], _cpu_s()
+        seed, systems, begun_s = request["first_seed"], tuple(request.get("systems", ())), _cpu_s()
         while _cpu_s() - begun_s < request["cpu_s"]:
             name, cpu_s = f"vopr --seed {seed}", _cpu_s()
             tell({"begins": name})
-            failure = run.run(run.history_of(seed)).failure
+            failure = run.run(run.history_of(seed, systems=systems)).failure
             tell(
                 {
                     "ends": name,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,15 +16,18 @@ LINE = BatchLine(3, "q3", b"{}")
 
 
 @pytest.mark.parametrize(
-    ("result", "code", "words"),
+    ("make", "code", "words"),
     [
-        (too_late(LINE), "batch_expired", "before the completion window expired"),
-        (cancelled(LINE), "batch_cancelled", "the batch was cancelled"),
-        (fallen(LINE, 2), "line_failed", "begun 2 times"),
-        (not_stored(LINE), "storage_full", "could not be stored"),
+        (too_late, "batch_expired", "before the completion window expired"),
+        (cancelled, "batch_cancelled", "the batch was cancelled"),
+        (partial(fallen, count=2), "line_failed", "begun 2 times"),
+        (not_stored, "storage_full", "could not be stored"),
     ],
 )
-def test_a_line_without_an_answer_says_why(result: LineResult, code: str, words: str) -> None:
+def test_a_line_without_an_answer_says_why(
+    make: Callable[[BatchLine], LineResult], code: str, words: str
+) -> None:
+    result = make(LINE)
     assert result.is_error
     said: dict[str, Any] = json.loads(result.text)
     assert said["custom_id"] == "q3" and said["response"] is None
