@@ -212,6 +212,7 @@ class _Watch:
         self._places: list[Any] = []
         # Since when the test runs, and what its processes had computed then; since when they have nothing to compute.
         self._begun_cpu_s: float | None = None
+        self._seen_cpu_s = 0.0
         self._looked_s = self._idle_since_s = time.monotonic()
 
     def answer(self) -> Answer:
@@ -238,10 +239,11 @@ class _Watch:
     def _take(self, told: Answer) -> Answer | None:
         """Returns the last thing that is told."""
         if "begins" in told:
-            self._running, self._begun_cpu_s = told["begins"], None
+            self._running, self._begun_cpu_s, self._seen_cpu_s = told["begins"], None, 0.0
             self._looked_s = self._idle_since_s = time.monotonic()
         elif "ends" in told:
-            self._ended.append(told)
+            # Processes that the test did not wait for count as well.
+            self._ended.append(told | {"cpu_s": max(told["cpu_s"], round(self._seen_cpu_s, 3))})
         elif "places" in told:
             self._places = told["places"]
         else:
