@@ -258,10 +258,9 @@ class _Watch:
         cpu_s, wall_s = self._limits.get(self._running, (self._max_test_cpu_s / _TIMES, 20.0))
         if load.is_busy:
             self._idle_since_s = now_s
-        if load.cpu_s - self._begun_cpu_s > _TIMES * cpu_s + _MORE_CPU_S:
-            return (
-                f"hangs: computes for {load.cpu_s - self._begun_cpu_s:.0f} s, {cpu_s:.1f} without the mutant"
-            )
+        self._seen_cpu_s = load.cpu_s - self._begun_cpu_s
+        if self._seen_cpu_s > _TIMES * cpu_s + _MORE_CPU_S:
+            return f"hangs: computes for {self._seen_cpu_s:.0f} s, {cpu_s:.1f} without the mutant"
         if now_s - self._idle_since_s > _IDLE_TIMES * wall_s + _IDLE_S:
             return (
                 f"hangs: waits for {now_s - self._idle_since_s:.0f} s, took {wall_s:.1f} without the mutant"
