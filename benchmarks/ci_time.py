@@ -3,8 +3,7 @@
     python -m benchmarks.ci_time [--runs 3] [--skip-ci] [--out FILE]
 
 Each run clones the commit, runs `.ci/run` there, which runs `make test-all` and says how long that took, and then
-`make test`. `--skip-ci`: only `make test`. Nothing else may run on the machine. What the Makefile, README and
-CONTRIBUTING say of these times is held to the medians of benchmarks/results/ci_time.json by tests/test_docs.py.
+`make test`. `--skip-ci`: only `make test`. Nothing else may run on the machine.
 """
 
 from __future__ import annotations

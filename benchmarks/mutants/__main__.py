@@ -1,9 +1,9 @@
 """Lets `alignedserve vopr` look for each mutant until it is found or the time is up.
 
-    python -m benchmarks.mutants [--minutes 10] [--only TEXT] [--jobs N] [--out DIR] [--continue]
+    python -m benchmarks.mutants [--minutes 10] [--only TEXT ...] [--jobs N] [--out DIR] [--continue]
 
-`--only`: those with the text in their name or file. `--continue`: not those that were found before, as DIR says; all
-of them take hours. Writes mutants.md and mutants.json. Exit status 1: not all were found.
+`--only`: those with one of the texts in their name or file. `--continue`: not those that were found before, as DIR
+says; all of them take hours. Writes mutants.md and mutants.json. Exit status 1: not all were found.
 
 With `--random N` or `--named` mutants are tried against the tests instead: see command.py.
 """
@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.mutants import command
+from benchmarks.mutants.catch import Bounds
 from benchmarks.mutants.mutant import Mutant, copy_packages, living, mutants
 
 # `alignedserve vopr` ends with this status when something did not hold.
@@ -99,18 +100,27 @@ def found_before(directory: Path) -> dict[str, Hunt]:
 
 
 def main() -> None:
-    if any(each.split("=")[0] in ("--random", "--named") for each in sys.argv):
-        command.main()
-        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--continue", action="store_true", dest="goes_on")
+    # Of mutants that are tried against the tests.
+    parser.add_argument("--random", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--named", action="store_true")
+    parser.add_argument("--of", type=Path)
+    parser.add_argument("--tests", nargs="+")
+    parser.add_argument("--cpu-s", type=float, default=Bounds.tests_cpu_s)
+    parser.add_argument("--vopr-cpu-s", type=float, default=Bounds.vopr_cpu_s)
+    parser.add_argument("--live", action="store_true")
     args = parser.parse_args()
+    if args.random or args.named:
+        command.run(args)
+        return
     before = found_before(args.out) if args.goes_on else {}
-    chosen = [each for each in mutants() if args.only in each.name or args.only in each.file]
+    chosen = [each for each in mutants() if any(text in each.name or text in each.file for text in args.only)]
     hunts: list[Hunt] = []
     with tempfile.TemporaryDirectory() as directory:
         copy_packages(Path(directory))

@@ -7,6 +7,7 @@ first, and then those that live go on where they stopped.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ class Verdict:
     # The number of tests that execute the statement, and of those that were run.
     num_reaching: int
     num_run: int
-    # Whether vopr executes it.
+    # Whether vopr executes its file.
     is_in_vopr: bool
     # Seconds of a processor's time that tests took.
     cpu_s: float
@@ -52,6 +53,8 @@ class Verdict:
     is_cut: bool
     # CollectedTests can't see it in a fork: what it changes stands outside functions.
     is_outside: bool = False
+    # Seconds of a processor's time for which vopr has looked for it.
+    vopr_cpu_s: float = 0.0
 
 
 def attempt(
@@ -81,8 +84,10 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
     tried = names or [name for name in trial.reach.passing() if name.startswith(_folder(edit.file))]
     if not trial.by:
         trial.run(ordered(edit.file, tried, trial.reach)[trial.num_run :], bounds.tests_cpu_s)
-    if not trial.by and not trial.is_outside and VOPR in reaching and bounds.vopr_cpu_s:
-        trial.run_seeds(bounds.first_seed, bounds.vopr_cpu_s)
+    # Its seeds of today may execute what those that were measured did not.
+    is_in_vopr = trial.reach.is_executed(edit.file, by=VOPR)
+    if is_in_vopr and not trial.by and not trial.is_outside and trial.vopr_cpu_s < bounds.vopr_cpu_s:
+        trial.run_seeds(bounds.first_seed, edit.systems, bounds.vopr_cpu_s)
     return Verdict(
         edit.key,
         edit.name,
@@ -97,10 +102,11 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
         trial.why,
         len(names),
         trial.num_run,
-        VOPR in reaching,
+        is_in_vopr,
         round(trial.cpu_s, 2),
         trial.is_cut,
         trial.is_outside,
+        trial.vopr_cpu_s,
     )
 
 
@@ -148,6 +154,7 @@ class _Trial:
         self._mutant, self._tests, self.reach = mutant, tests, reach
         self.by = self.why = ""
         self.num_run, self.cpu_s = (before.num_run, before.cpu_s) if before else (0, 0.0)
+        self.vopr_cpu_s = before.vopr_cpu_s if before else 0.0
         self.is_cut = self.is_outside = False
 
     def run(self, names: list[str], cpu_s: float) -> None:
@@ -165,8 +172,10 @@ class _Trial:
                     self.by, self.why = last["ends"], last["why"]
             names = names[names.index(last["ends"]) + 1 :]
 
-    def run_seeds(self, first_seed: int, cpu_s: float) -> None:
-        last = self._ask({"first_seed": first_seed, "cpu_s": cpu_s})
+    def run_seeds(self, first_seed: int, systems: Sequence[str], cpu_s: float) -> None:
+        spent_s = self.cpu_s
+        last = self._ask({"first_seed": first_seed, "systems": systems, "cpu_s": cpu_s})
+        self.cpu_s, self.vopr_cpu_s = spent_s, cpu_s
         if last and last["outcome"] == "failed":
             self.by, self.why = last["ends"], last["why"]
 
@@ -176,7 +185,8 @@ class _Trial:
         answer = self._tests.ask(request | self._mutant | {"limits": limits})
         ended: list[dict[str, Any]] = answer["ended"]
         self.cpu_s += sum(each["cpu_s"] for each in ended)
-        self.is_cut = answer["outcome"] == "spent"
+        if "items" in request:
+            self.is_cut = answer["outcome"] == "spent"
         self.is_outside = answer["outcome"] == "outside"
         if ended and not ended[-1]["ends"]:
             raise RuntimeError(f"no test could be run: {ended[-1]['why']}")

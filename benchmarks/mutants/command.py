@@ -1,6 +1,6 @@
 """Tries random mutants of the deciding code against the tests and `alignedserve vopr`.
 
-    python -m benchmarks.mutants --random N --seed S [--named] [--only TEXT] [--jobs J] [--out DIR] [--of TREE]
+    python -m benchmarks.mutants --random N --seed S [--named] [--only TEXT ...] [--jobs J] [--out DIR] [--of TREE]
                                  [--tests PATH ...] [--cpu-s S] [--vopr-cpu-s S] [--continue] [--live]
 
 As many mutants of each area are drawn from the seed (areas.py, changes.py); `--named` adds those of mutants.toml. The
@@ -13,6 +13,7 @@ against those that execute its statement: the nearest and cheapest first, until 
 seconds of a processor's time. A test that CI runs a second time has to fail twice. What is left is tried by vopr, for
 `--vopr-cpu-s`. Property tests draw what they draw in CI, where `CI` makes that the same each time.
 
+A value that a module of tests makes when it is imported (an argument of `parametrize`) is made without the mutant.
 What runs in processes that a test starts is not seen by probes, so the tests of whole systems are left out: `cluster`,
 `launch`, `clients`, `deploy`, `benchmarks`, and those of models and kernels, which decide nothing. `--live` tries all
 survivors together against those of `cluster` and `launch` (live.py): that takes hours. `--continue` goes on where DIR's
@@ -22,7 +23,6 @@ results stopped.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import threading
@@ -39,6 +39,7 @@ from benchmarks.mutants.copies import CollectedTests, copy_tree, mutated
 from benchmarks.mutants.draw import draw
 from benchmarks.mutants.edit import Edit
 from benchmarks.mutants.live import caught_live, files_in, run_in
+from benchmarks.mutants.mutant import ROOT
 from benchmarks.mutants.named import named_edits
 from benchmarks.mutants.reach import VOPR, digest_of, load, measure
 from benchmarks.mutants.table import save, saved
@@ -46,7 +47,6 @@ from benchmarks.mutants.table import save, saved
 _T = TypeVar("_T")
 # Seconds of a processor's time for which all are tried first.
 _SHORT_S = 20.0
-_ROOT = Path(__file__).parents[2]
 # Those that decide, or run what decides, first.
 FOLDERS = (
     "router",
@@ -175,37 +175,24 @@ def _together(calls: list[Callable[[], None]]) -> None:
         raise errors[0]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
-    parser.add_argument("--random", type=int, default=0, metavar="N")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--named", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=Path())
-    parser.add_argument("--of", type=Path, default=_ROOT)
-    parser.add_argument("--tests", nargs="+")
-    parser.add_argument("--cpu-s", type=float, default=Bounds.tests_cpu_s)
-    parser.add_argument("--vopr-cpu-s", type=float, default=Bounds.vopr_cpu_s)
-    parser.add_argument("--live", action="store_true")
-    parser.add_argument("--continue", action="store_true", dest="goes_on")
-    args = parser.parse_args()
-    root, out = args.of.resolve(), args.out.resolve()
+def run(args: argparse.Namespace) -> None:
+    """The options are __main__.py's."""
+    root, out = (args.of or ROOT).resolve(), args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     edits = [
         *(draw(root, args.random, args.seed) if args.random else ()),
         *(named_edits(root) if args.named else ()),
     ]
-    edits = [each for each in edits if args.only in each.name or args.only == each.key]
+    edits = [each for each in edits if any(text in each.name or text == each.key for text in args.only)]
     found = {each.key: each for each in saved(out)} if args.goes_on else {}
-    found = {each.key: found[each.key] for each in edits if each.key in found}
     command = (
-        f"python -m benchmarks.mutants --random {args.random} --seed {args.seed}{' --named' * args.named}"
+        f"python -m benchmarks.mutants --random {args.random} --seed {args.seed}{' --named' * args.named} "
+        f"--cpu-s {args.cpu_s:g} --vopr-cpu-s {args.vopr_cpu_s:g}"
     )
 
     def add(verdict: Verdict) -> None:
         found[verdict.key] = verdict
-        save([found[each.key] for each in edits if each.key in found], out, command)
+        save([*found.values()], out, command)
         print(
             f"{verdict.cpu_s:6.1f} s  {'caught' if verdict.is_caught else 'ALIVE ':6}  {verdict.key} {verdict.name}"
             f"  {verdict.by}",
@@ -228,8 +215,7 @@ def main() -> None:
             for server in servers:
                 server.end()
         if args.live:
-            by_key = {each.key: each for each in edits}
-            alive = [by_key[key] for key, each in found.items() if not each.is_caught]
+            alive = [each for each in edits if not found[each.key].is_caught]
 
             def tell(edit: Edit, test: str) -> None:
                 add(replace(found[edit.key], is_caught=True, by=test, why="in a live system"))

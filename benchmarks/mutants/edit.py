@@ -27,6 +27,8 @@ class Edit:
     number: int
     # What is told of it instead of its code.
     title: str = ""
+    # The systems in which vopr looks for it, as for `alignedserve vopr --system`; none: in all.
+    systems: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -35,6 +35,7 @@ def edit_of(mutant: Mutant, text: str) -> Edit:
         function=function,
         number=0,
         title=mutant.name,
+        systems=(mutant.system,) if mutant.system else (),
     )
 
 

@@ -44,6 +44,11 @@ class Reach:
         bits = sum(1 << at for at, place in enumerate(self.places) if place == (file, statement_line))
         return [name for name, test in self.tests.items() if test.outcome == "passed" and test.hits & bits]
 
+    def is_executed(self, file: str, by: str) -> bool:
+        """Whether any statement of a file is."""
+        bits = sum(1 << at for at, place in enumerate(self.places) if place[0] == file)
+        return by in self.tests and bool(self.tests[by].hits & bits)
+
     def passing(self) -> list[str]:
         """All tests but `VOPR`."""
         return [name for name, test in self.tests.items() if test.outcome == "passed" and name != VOPR]

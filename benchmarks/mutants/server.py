@@ -1,6 +1,6 @@
 """A process that has collected the tests of a copy of the repository, and forks for each run of some of them.
 
-    python -m benchmarks.mutants.server COPY PATH...
+    python -m benchmarks.mutants.server COPY MODULES PATH...
 
 It reads one request a line from its standard input, as JSON, and writes one answer a line to its standard output. What
 is imported and collected once costs ten seconds; a fork, in which a mutant's code is put into the functions that are
@@ -9,6 +9,7 @@ imported already (swap.py), costs a tenth of one.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import json
@@ -154,11 +155,11 @@ class Server:
 
     def _seeds(self, request: Request, probes: Probes | None, tell: Callable[[Answer], None]) -> None:
         run = importlib.import_module("alignedserve.vopr.run")
-        seed, begun_s = request["first_seed"], _cpu_s()
+        seed, systems, begun_s = request["first_seed"], tuple(request.get("systems", ())), _cpu_s()
         while _cpu_s() - begun_s < request["cpu_s"]:
             name, cpu_s = f"vopr --seed {seed}", _cpu_s()
             tell({"begins": name})
-            failure = run.run(run.history_of(seed)).failure
+            failure = run.run(run.history_of(seed, systems=systems)).failure
             tell(
                 {
                     "ends": name,
@@ -211,6 +212,7 @@ class _Watch:
         self._places: list[Any] = []
         # Since when the test runs, and what its processes had computed then; since when they have nothing to compute.
         self._begun_cpu_s: float | None = None
+        self._seen_cpu_s = 0.0
         self._looked_s = self._idle_since_s = time.monotonic()
 
     def answer(self) -> Answer:
@@ -237,10 +239,11 @@ class _Watch:
     def _take(self, told: Answer) -> Answer | None:
         """Returns the last thing that is told."""
         if "begins" in told:
-            self._running, self._begun_cpu_s = told["begins"], None
+            self._running, self._begun_cpu_s, self._seen_cpu_s = told["begins"], None, 0.0
             self._looked_s = self._idle_since_s = time.monotonic()
         elif "ends" in told:
-            self._ended.append(told)
+            # Processes that the test did not wait for count as well.
+            self._ended.append(told | {"cpu_s": max(told["cpu_s"], round(self._seen_cpu_s, 3))})
         elif "places" in told:
             self._places = told["places"]
         else:
@@ -255,10 +258,9 @@ class _Watch:
         cpu_s, wall_s = self._limits.get(self._running, (self._max_test_cpu_s / _TIMES, 20.0))
         if load.is_busy:
             self._idle_since_s = now_s
-        if load.cpu_s - self._begun_cpu_s > _TIMES * cpu_s + _MORE_CPU_S:
-            return (
-                f"hangs: computes for {load.cpu_s - self._begun_cpu_s:.0f} s, {cpu_s:.1f} without the mutant"
-            )
+        self._seen_cpu_s = load.cpu_s - self._begun_cpu_s
+        if self._seen_cpu_s > _TIMES * cpu_s + _MORE_CPU_S:
+            return f"hangs: computes for {self._seen_cpu_s:.0f} s, {cpu_s:.1f} without the mutant"
         if now_s - self._idle_since_s > _IDLE_TIMES * wall_s + _IDLE_S:
             return (
                 f"hangs: waits for {now_s - self._idle_since_s:.0f} s, took {wall_s:.1f} without the mutant"
@@ -302,7 +304,12 @@ def _last_line(report: pytest.TestReport) -> str:
 
 
 def main() -> None:
-    root, modules, paths = Path(sys.argv[1]).resolve(), json.loads(sys.argv[2]), sys.argv[3:]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants.server", description=__doc__)
+    parser.add_argument("copy", type=Path)
+    parser.add_argument("modules", type=json.loads, help="those in which mutants may live, as JSON")
+    parser.add_argument("tests", nargs="+", metavar="PATH")
+    args = parser.parse_args()
+    root = args.copy.resolve()
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.set_inheritable(requests.fileno(), False)
@@ -318,7 +325,7 @@ def main() -> None:
     for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
         del sys.modules[name]
     plugins = ["-p", "no:cacheprovider", "-p", "no:xdist", "--continue-on-collection-errors", "-s"]
-    pytest.main([*plugins, *paths], plugins=[Server(root, modules, requests, answers)])
+    pytest.main([*plugins, *args.tests], plugins=[Server(root, args.modules, requests, answers)])
 
 
 if __name__ == "__main__":

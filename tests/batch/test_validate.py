@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from alignedserve.batch.config import MAX_LINES
-from alignedserve.batch.job import Invalid, Problem, Valid
+from alignedserve.batch.job import Invalid, Valid
 from alignedserve.batch.lines import LineSplitter
 from alignedserve.batch.parse import LineProblem, parse
 from alignedserve.batch.validate import MAX_PROBLEM_CHARS, MAX_PROBLEMS, Validator
+from alignedserve.store.records import Problem
 
 URL = "/v1/completions"
 

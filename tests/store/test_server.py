@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
+from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.server import PrivateServer
 from tests.store.redis_process import redis_running
 
@@ -36,5 +38,25 @@ def test_an_error_is_an_answer_and_an_end_is_none(tmp_path: Path, said: bytes, i
         server = PrivateServer("redis-server", tmp_path, lock=-1)
         async with await asyncio.start_unix_server(answer, server.socket):
             assert await server.answers(30.0) is is_answer
+
+    asyncio.run(scenario())
+
+
+async def until_connected(watching: Redis, num: int) -> None:
+    """Redis takes a moment to see the end of a connection."""
+    async with asyncio.timeout(30.0):
+        while len(await watching.client_list()) != num:
+            await asyncio.sleep(0.01)
+
+
+def test_a_store_that_is_closed_keeps_no_connection() -> None:
+    async def scenario() -> None:
+        async with redis_running() as redis, Redis.from_url(redis.url) as watching:
+            await until_connected(watching, 1)
+            store = RedisStore(redis.url)
+            await store.ping()
+            await until_connected(watching, 2)
+            await store.close()
+            await until_connected(watching, 1)
 
     asyncio.run(scenario())

@@ -464,3 +464,15 @@ def test_bodies_that_come_at_once_come_whole(monkeypatch: pytest.MonkeyPatch) ->
             assert waits
 
     play(scenario)
+
+
+def test_no_more_descriptors_are_allowed_than_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        pytest.skip("this system allows any number")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+        allow_descriptors(2 * hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

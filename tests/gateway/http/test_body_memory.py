@@ -1,0 +1,52 @@
+"""Memory that the bodies of all requests share, and which bodies are JSON."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fastapi import Request
+
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.json_body import json_body
+from alignedserve.gateway.http.reading import SMALL_BYTES, BodyMemory, Share
+
+
+def test_small_bodies_are_taken_however_much_others_have() -> None:
+    memory = BodyMemory(4 * SMALL_BYTES)
+    large, small = Share(memory, "one"), Share(memory, "other")
+    assert large.can_grow(2 * SMALL_BYTES) and not large.can_grow(2 * SMALL_BYTES + 1), "half of it"
+    memory.add("a third", 4 * SMALL_BYTES)
+    assert not large.can_grow(SMALL_BYTES + 1)
+    assert small.can_grow(SMALL_BYTES)
+    small.grow(SMALL_BYTES)
+    assert memory.num_bytes == 5 * SMALL_BYTES
+
+
+async def body_of(content_type: str) -> list[bytes]:
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    headers = [(b"content-type", content_type.encode())] if content_type else []
+    return await json_body(Request({"type": "http", "method": "POST", "headers": headers}, receive))
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "application/json",
+        "Application/JSON; charset=utf-8",
+        "application/problem+json",
+        "application/vnd.a+json;b=c",
+    ],
+)
+def test_a_body_of_json_is_read(content_type: str) -> None:
+    assert asyncio.run(body_of(content_type)) == [b"{}"]
+
+
+@pytest.mark.parametrize(
+    "content_type", ["", "text/json", "application/jsonl", "text/plain+json", "application/x-json+a"]
+)
+def test_a_body_of_another_type_is_refused(content_type: str) -> None:
+    with pytest.raises(ApiError, match="the body must be JSON"):
+        asyncio.run(body_of(content_type))
