@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.mutants.areas import area_of
-from benchmarks.mutants.copies import CollectedTests, mutated
+from benchmarks.mutants.copies import CollectedTests, as_it_was, mutated
 from benchmarks.mutants.edit import Edit
 from benchmarks.mutants.reach import VOPR, Reach
 
@@ -61,18 +61,18 @@ def attempt(
     edit: Edit, tests: CollectedTests, reach: Reach, bounds: Bounds, before: Verdict | None = None
 ) -> Verdict:
     """`before`: how it went for a shorter time."""
+    original = (tests.copy / edit.file).read_text()
     with mutated(tests.copy, edit) as text:
         reaching = reach.of(edit.file, edit.statement_line)
-        return _attempt(
-            edit, _Trial({"file": edit.file, "text": text}, tests, reach, before), reaching, bounds
-        )
+        trial = _Trial({"file": edit.file, "text": text}, tests, reach, before, original)
+        return _attempt(edit, trial, reaching, bounds)
 
 
 def attempt_imported(edit: Edit, tests: CollectedTests, reach: Reach, bounds: Bounds) -> Verdict:
     """As `attempt`, of tests that have imported the mutant already: all those that execute anything in its file."""
     lines = {line for file, line in reach.places if file == edit.file}
     reaching = list(dict.fromkeys(name for line in sorted(lines) for name in reach.of(edit.file, line)))
-    trial = _Trial({}, tests, reach, None)
+    trial = _Trial({}, tests, reach)
     if tests.num_broken:
         trial.by, trial.why = "import", f"{tests.num_broken} files of tests can't be imported"
     return _attempt(edit, trial, reaching, bounds)
@@ -133,6 +133,8 @@ def ordered(file: str, names: list[str], reach: Reach) -> list[str]:
     )
 
 
+# Seconds from which on a test takes long.
+_LONG_S = 2.0
 # Seconds of a processor's time that a test of the tier takes at most, and whether all are in it, or only near ones.
 _TIERS = ((0.5, False), (0.1, True), (5.0, False), (2.0, True), (float("inf"), True))
 
@@ -149,28 +151,44 @@ def _file(name: str) -> str:
 
 class _Trial:
     def __init__(
-        self, mutant: dict[str, Any], tests: CollectedTests, reach: Reach, before: Verdict | None
+        self,
+        mutant: dict[str, Any],
+        tests: CollectedTests,
+        reach: Reach,
+        before: Verdict | None = None,
+        original: str | None = None,
     ) -> None:
-        self._mutant, self._tests, self.reach = mutant, tests, reach
+        """`original`: the text of the mutant's file without it; None if it is imported for good."""
+        self._mutant, self._tests, self.reach, self._original = mutant, tests, reach, original
         self.by = self.why = ""
         self.num_run, self.cpu_s = (before.num_run, before.cpu_s) if before else (0, 0.0)
         self.vopr_cpu_s = before.vopr_cpu_s if before else 0.0
         self.is_cut = self.is_outside = False
 
     def run(self, names: list[str], cpu_s: float) -> None:
-        """A test that CI runs once more if it fails has to fail twice, as there."""
         while names and not self.by and not self.is_cut and not self.is_outside:
             last = self._ask({"items": names, "cpu_s": max(0.0, cpu_s - self.cpu_s)})
             if last is None:
                 return
             self.num_run += names.index(last["ends"]) + 1
-            if last["outcome"] == "failed":
-                again: dict[str, Any] | None = last
-                if self._tests.runs_twice[last["ends"]]:
-                    again = self._ask({"items": [last["ends"]], "cpu_s": cpu_s})
-                if again and again["outcome"] == "failed":
-                    self.by, self.why = last["ends"], last["why"]
+            if last["outcome"] == "failed" and self._is_sure(last["ends"]):
+                self.by, self.why = last["ends"], last["why"]
             names = names[names.index(last["ends"]) + 1 :]
+
+    def _is_sure(self, name: str) -> bool:
+        """Whether it is the mutant that a test has failed for. One that takes long, or that CI runs once more if it
+        fails, depends on how busy the machine is: it has to fail once more, and then to pass without the mutant."""
+        if not self._tests.runs_twice[name] and self.reach.tests[name].wall_s < _LONG_S:
+            return True
+        request = {"items": [name], "cpu_s": 1e9}
+        again = self._ask(request)
+        if again is None or again["outcome"] != "failed":
+            return False
+        if self._original is None:
+            return True
+        with as_it_was(self._tests.copy, self._mutant["file"], self._original):
+            without = self._tests.ask(request | {"limits": self.reach.limits([name])})
+        return bool(without["outcome"] == "passed")
 
     def run_seeds(self, first_seed: int, systems: Sequence[str], cpu_s: float) -> None:
         spent_s = self.cpu_s

@@ -10,8 +10,9 @@ tried, code and tests: two commits' tests are compared by one run in each.
 A mutant is caught if a test fails, or hangs. First, once for a state of the tree, every test is run with probes, which
 say what statements of the deciding code it executes, and what it costs (reach.json in DIR). Then a mutant is tried
 against those that execute its statement: the nearest and cheapest first, until one fails or they have taken `--cpu-s`
-seconds of a processor's time. A test that CI runs a second time has to fail twice. What is left is tried by vopr, for
-`--vopr-cpu-s`. Property tests draw what they draw in CI, where `CI` makes that the same each time.
+seconds of a processor's time. A test that takes long, or that CI runs a second time, has to fail twice, and to pass
+without the mutant. What is left is tried by vopr, for `--vopr-cpu-s`. Property tests draw what they draw in CI, where
+`CI` makes that the same each time.
 
 A value that a module of tests makes when it is imported (an argument of `parametrize`) is made without the mutant.
 What runs in processes that a test starts is not seen by probes, so the tests of whole systems are left out: `cluster`,

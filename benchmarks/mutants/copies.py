@@ -44,6 +44,18 @@ def mutated(copy: Path, edit: Edit) -> Iterator[str]:
         path.write_text(text)
 
 
+@contextmanager
+def as_it_was(copy: Path, file: str, text: str) -> Iterator[None]:
+    """While the block runs, a file of the copy has this text."""
+    path = copy / file
+    changed = path.read_text()
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        path.write_text(changed)
+
+
 def module_of(file: str) -> str:
     """As tests import it."""
     parts = Path(file).with_suffix("").parts

@@ -206,6 +206,7 @@ def test_probes_say_which_statements_are_executed(limit: ModuleType, tmp_path: P
 # ---- what catches them -----------------------------------------------------------------------------------------------
 
 TESTS = """
+import os
 import subprocess
 import sys
 
@@ -217,6 +218,7 @@ def test_as_many_as_there_are() -> None:
 
 def test_nothing_is_wrong() -> None:
     Limit(3).check()
+    assert not os.path.exists("busy")
 
 def test_a_process_returns_what_it_is_given() -> None:
     asked = "from alignedserve.batch.limit import unlooked; print(unlooked('it'))"
@@ -272,6 +274,21 @@ def test_a_mutant_whose_statement_no_test_executes_is_tried_by_those_of_its_fold
     edit = changed("unlooked")["value", "None"]
     found = attempt(edit, *toy, BOUNDS)
     assert found.is_caught and found.by == ELSEWHERE and found.num_reaching == 0
+
+
+def test_a_test_that_fails_without_the_mutant_too_catches_none(toy: tuple[CollectedTests, Reach]) -> None:
+    tests, _ = toy
+    edit = changed("Limit.check")["self.num_taken < 0", "self.num_taken <= 0"]
+    busy = tests.copy / "busy"
+    busy.touch()
+    tests.runs_twice[IS_RIGHT] = True
+    try:
+        assert not attempt(edit, *toy, BOUNDS).is_caught
+        assert (tests.copy / FILE).read_text() == LIMIT
+        tests.runs_twice[IS_RIGHT] = False
+        assert attempt(edit, *toy, BOUNDS).by == IS_RIGHT
+    finally:
+        busy.unlink()
 
 
 def test_a_mutant_that_ends_the_process_is_caught(toy: tuple[CollectedTests, Reach]) -> None:
