@@ -1,10 +1,11 @@
-"""How long the tests took: `--record FILE` prints the slowest files and the whole in a table, and fails the run if a
+"""How long the tests took: `--record=FILE` prints the slowest files and the whole in a table, and fails the run if a
 folder took longer than its budget.
 
 The budgets are those of tests/budget.toml. What a folder may take grows with how slow the machine is, which the median
 of all folders shows: so a budget holds on any machine, and only a folder that grew beside the others is over it.
 
-A plugin of pytest, which conftest.py registers.
+A plugin of pytest, which conftest.py registers. `--record FILE` in two words would make pytest take FILE's folder for
+the root where FILE exists: this option is not known yet when pytest looks for its root.
 """
 
 from __future__ import annotations
