@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,8 +36,8 @@ _PROGRESS_S = 5.0
 )
 @click.option(
     "--aim",
-    default="",
-    help="with --seed: what faults are aimed at, as the line that shows a failure has it",
+    multiple=True,
+    help="with --seed: what faults are aimed at, as the line that shows a failure has it; repeat for several",
 )
 @click.option(
     "--history",
@@ -61,7 +61,7 @@ def command(
     first_seed: int | None,
     policy: tuple[str, ...],
     system: tuple[str, ...],
-    aim: str,
+    aim: tuple[str, ...],
     history: Path | None,
     jobs: int | None,
     out: Path,
@@ -112,15 +112,15 @@ class _Choice:
 
         return make_plan(seed, self.policies, self.systems)
 
-    def history(self, seed: int, aim: str) -> History:
+    def history(self, seed: int, aims: Sequence[str]) -> History:
         from alignedserve.vopr.run import history_of
 
-        return history_of(seed, self.policies, self.systems, aim)
+        return history_of(seed, self.policies, self.systems, aims)
 
-    def flags(self, seed: int, aim: str) -> str:
+    def flags(self, seed: int, aims: Sequence[str]) -> str:
         policies = "".join(f" --policy {name}" for name in self.policies)
         systems = "".join(f" --system {name}" for name in self.systems)
-        return f"--seed {seed}{policies}{systems}" + (f" --aim {aim}" if aim else "")
+        return f"--seed {seed}{policies}{systems}" + "".join(f" --aim {aim}" for aim in aims)
 
 
 def _replay(history: History, name: str, flags: str, out: Path, shrink: bool) -> bool:
@@ -191,6 +191,6 @@ def _search(first_seed: int, minutes: float, choice: _Choice, num_jobs: int, out
     if not failures:
         return False
     for each in failures[1:]:
-        click.echo(f"{each.outcome.failure}\nalignedserve vopr {choice.flags(each.seed, each.aim)}")
-    seed, aim = failures[0].seed, failures[0].aim
-    return _replay(choice.history(seed, aim), f"vopr-{seed}", choice.flags(seed, aim), out, shrink)
+        click.echo(f"{each.outcome.failure}\nalignedserve vopr {choice.flags(each.seed, each.aims)}")
+    seed, aims = failures[0].seed, failures[0].aims
+    return _replay(choice.history(seed, aims), f"vopr-{seed}", choice.flags(seed, aims), out, shrink)

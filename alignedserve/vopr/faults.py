@@ -1,4 +1,4 @@
-"""What goes wrong in a plan, and when: at any time, right after some transition, or where the plan's aim says."""
+"""What goes wrong in a plan, and when: at any time, right after some transition, or where the plan's aims say."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ Kind = Callable[[Random, Plan, When], Action]
 
 def make_faults(random: Random, plan: Plan) -> Iterator[Action]:
     yield from faults_of(random, plan, _KINDS, MOMENTS)
-    if plan.aim:
-        yield from aimed_faults(Random(f"{plan.aim} in {plan.seed}"), plan)
+    if plan.aims:
+        yield from aimed_faults(Random(f"{' '.join(plan.aims)} in {plan.seed}"), plan)
 
 
 def faults_of(random: Random, plan: Plan, kinds: Sequence[Kind], moments: Sequence[str]) -> Iterator[Action]:
@@ -68,7 +68,7 @@ def aimed_faults(random: Random, plan: Plan) -> Iterator[Action]:
     mean_gap_s = random.choice(AIMED_GAPS_S)
     at_s = random.expovariate(1.0 / mean_gap_s)
     while at_s < plan.duration_s:
-        aim = random.choice(aims_of(plan)) if random.random() < ASTRAY else plan.aim
+        aim = random.choice(aims_of(plan) if random.random() < ASTRAY else plan.aims)
         transition, victim = aim.split(":")
         when = {"at_s": at_s, "after": transition, "delay_s": random.choice(NEAR_DELAYS_S)}
         process = InstanceId("kvpool-0" if victim == "kvpool" else victim)

@@ -2,7 +2,7 @@
 
 A place is `DecodeReport.evicted:router dies`: the router died within milliseconds of hearing of an eviction, with what
 it sent for that under way. The process of a transition that is neither the router nor the pool is its peer. New seeds
-are aimed at a transition and a victim, at those that were visited least.
+are aimed at the transitions and victims that were visited least.
 """
 
 from __future__ import annotations
@@ -99,23 +99,27 @@ def _struck(action: Action) -> Iterator[tuple[InstanceId, str]]:
 class Aims:
     """Draws what new seeds are aimed at, the more often the less it was visited, and tried, before."""
 
-    # The share of the seeds that is aimed at nothing.
+    # The share of the seeds that are aimed at nothing.
     UNAIMED = 0.35
+    # The number of aims of each other seed. A few faults show what an aim has to show in a plan, and plans differ.
+    NUM_A_SEED = 3
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        # Of each aim, the places that were visited, and the seeds that it was given to.
+        # For each aim: how many of its places were visited, and how many seeds have had it.
         self._counts: Counter[str] = Counter()
 
-    def draw(self, plan: Plan) -> str:
-        """Returns an aim that a system of this plan may have; "": none."""
+    def draw(self, plan: Plan) -> tuple[str, ...]:
+        """Returns different aims that a system of this plan may have, or none."""
         if self._random.random() < self.UNAIMED:
-            return ""
-        aims = aims_of(plan)
-        weights = [(1 + self._counts[aim]) ** -2.0 for aim in aims]
-        aim = self._random.choices(aims, weights)[0]
-        self._counts[aim] += 1
-        return aim
+            return ()
+        possible, drawn = aims_of(plan), list[str]()
+        while len(drawn) < self.NUM_A_SEED:
+            weights = [(1 + self._counts[aim]) ** -2.0 for aim in possible]
+            drawn += self._random.choices(possible, weights)
+            possible.remove(drawn[-1])
+        self._counts.update(drawn)
+        return tuple(drawn)
 
     def visited(self, counts: Counter[str]) -> None:
         for place in counts:

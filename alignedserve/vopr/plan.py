@@ -112,8 +112,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_short: bool = False
     # Whether what decode instances run grows beyond their blocks, so that requests have to leave them.
     is_tight: bool = False
-    # What its faults are aimed at (places.py); "": nothing.
-    aim: str = ""
+    # What its faults are aimed at, each about as often (places.py).
+    aims: tuple[str, ...] = ()
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode, "colocated": self.num_colocated}
@@ -134,16 +134,18 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [*self.ids_of("kvpool"), *self.instances, *self.ids_of("gateway")]
 
 
-def make_plan(seed: int, policies: Sequence[str] = (), systems: Sequence[str] = (), aim: str = "") -> Plan:
+def make_plan(
+    seed: int, policies: Sequence[str] = (), systems: Sequence[str] = (), aims: Sequence[str] = ()
+) -> Plan:
     """A seed makes the same island whatever it would make else, but for how long everything takes."""
     plan = _with_groups(_island(seed, policies))
     if _system_of(seed, systems or SYSTEMS) == "whole":
         plan = _with_front(plan)
-    is_short = bool(aim) or Random(f"length of {seed}").random() < SHORT_SHARE
-    return _shortened(plan, aim) if is_short else plan
+    is_short = bool(aims) or Random(f"length of {seed}").random() < SHORT_SHARE
+    return _shortened(plan, tuple(aims)) if is_short else plan
 
 
-def _shortened(plan: Plan, aim: str) -> Plan:
+def _shortened(plan: Plan, aims: tuple[str, ...]) -> Plan:
     """As many iterations as others have, or some more."""
     random = Random(f"short iterations of {plan.seed}")
     short = replace(
@@ -155,9 +157,9 @@ def _shortened(plan: Plan, aim: str) -> Plan:
         is_short=True,
         # Gateways' leases and patience are seconds.
         duration_s=random.choice([15.0, 30.0] if plan.front else [5.0, 10.0, 20.0]),
-        aim=aim,
+        aims=aims,
     )
-    is_tight = random.random() < TIGHT_SHARE or aim.split(":")[0] in _OF_LEAVING
+    is_tight = random.random() < TIGHT_SHARE or _is_about(aims, *_OF_LEAVING)
     return _tightened(short, random) if is_tight else short
 
 
@@ -170,9 +172,13 @@ def _tightened(plan: Plan, random: Random) -> Plan:
         load=2.5,
         iteration_s=random.choice([0.01, 0.02]),
         be_part=random.choice([0.6, 0.6, 1.0]),
-        preemption_mode=plan.preemption_mode if plan.aim.startswith("DecodeReport.dropped") else "swap",
+        preemption_mode=plan.preemption_mode if _is_about(plan.aims, "DecodeReport.dropped") else "swap",
         is_tight=True,
     )
+
+
+def _is_about(aims: Sequence[str], *transitions: str) -> bool:
+    return any(aim.split(":")[0] in transitions for aim in aims)
 
 
 def _system_of(seed: int, systems: Sequence[str]) -> str:

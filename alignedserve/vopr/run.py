@@ -20,12 +20,13 @@ from alignedserve.vopr.plan import make_plan
 
 
 def history_of(
-    seed: int, policies: Sequence[str] = (), systems: Sequence[str] = (), aim: str = ""
+    seed: int, policies: Sequence[str] = (), systems: Sequence[str] = (), aims: Sequence[str] = ()
 ) -> History:
     """Raises ValueError if there is no such aim."""
-    plan = make_plan(seed, policies, systems, aim)
-    if aim and aim not in ALL_AIMS:
-        raise ValueError(f"aim={aim!r}: must be one of {', '.join(ALL_AIMS)}")
+    plan = make_plan(seed, policies, systems, aims)
+    for aim in aims:
+        if aim not in ALL_AIMS:
+            raise ValueError(f"aim={aim!r}: must be one of {', '.join(ALL_AIMS)}")
     arrivals, faults = (make_asking, make_front_faults) if plan.front else (make_arrivals, make_faults)
     actions: list[Action] = [*arrivals(Random(f"arrivals of {seed}"), plan)]
     actions += faults(Random(f"faults of {seed}"), plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
@@ -15,14 +15,14 @@ from alignedserve.vopr.places import Aims
 from alignedserve.vopr.plan import Plan
 from alignedserve.vopr.run import run
 
-# Returns what a seed makes that is aimed at this.
-Make = Callable[[int, str], History]
+# Returns what a seed makes that is aimed at these.
+Make = Callable[[int, Sequence[str]], History]
 
 
 @dataclass(frozen=True)
 class Tried:
     seed: int
-    aim: str
+    aims: tuple[str, ...]
     outcome: Outcome
 
 
@@ -53,5 +53,5 @@ def search(
                 has_failed = has_failed or tried.outcome.failure is not None
 
 
-def _try(seed: int, aim: str, make: Make) -> Tried:
-    return Tried(seed, aim, run(make(seed, aim)))
+def _try(seed: int, aims: tuple[str, ...], make: Make) -> Tried:
+    return Tried(seed, aims, run(make(seed, aims)))

@@ -34,8 +34,8 @@ _DOWN_S = (0.0, 0.0, 0.0004, 0.5, 5.0, 40.0)
 
 def make_front_faults(random: Random, plan: Plan) -> Iterator[Action]:
     yield from faults_of(random, plan, _KINDS, (*MOMENTS, *STORE_MOMENTS))
-    if plan.aim:
-        yield from aimed_faults(Random(f"{plan.aim} in {plan.seed}"), plan)
+    if plan.aims:
+        yield from aimed_faults(Random(f"{' '.join(plan.aims)} in {plan.seed}"), plan)
 
 
 def _gateway(random: Random, plan: Plan) -> InstanceId:
