@@ -18,7 +18,7 @@ NUM_FAMILIES = 4
 
 @dataclass(frozen=True)
 class _Lengths:
-    """Of most requests; one in ten is of any length."""
+    """The usual lengths; one request in ten has any other."""
 
     prompt: int
     output: int

@@ -22,7 +22,7 @@ from alignedserve.vopr.history import (
 from alignedserve.vopr.places import aims_of
 from alignedserve.vopr.plan import Plan
 
-# The transitions after which something goes wrong: those that change who has what.
+# The transitions after which something goes wrong: those that change which process holds what.
 MOMENTS = (
     *("Submit", "Abort", "Reserve", "Reserved", "Commit", "MakeSpare", "Release", "FormBatch", "Candidates"),
     *("Prefill", "Stage", "Offer", "Evict", "PrefillReport", "DecodeReport", "Gone", "Failed", "Connected"),
@@ -87,14 +87,14 @@ def _any(random: Random, plan: Plan) -> InstanceId:
 
 
 def down_s(random: Random, plan: Plan) -> float:
-    """Of those that are back at once their notice may be still under way, or they die again."""
+    """Draws how long a process stays down. If it is back at once, the notice of its death may still be under way."""
     return random.choice(
         [0.0, 0.0, 0.0004, 0.05, 0.5, 2.0] if plan.is_short else [0.0, 0.0, 0.0004, 0.5, 5.0, 40.0]
     )
 
 
 def _death(random: Random, plan: Plan, when: When) -> Action:
-    """Of one or several."""
+    """Kills one process or several."""
     victims = {_any(random, plan) for _ in range(random.choice([1, 1, 1, 2, 4]))}
     downs = {each: down_s(random, plan) for each in sorted(victims)}
     return make(Kill, when, processes=downs, loses_segment=random.random() < 0.3)

@@ -212,7 +212,7 @@ def _with_front(plan: Plan) -> Plan:
         plan,
         clients="http",
         num_gateways=random.choice([1, 2, 2, 3]),
-        # Of the islands there may be several, and their routers and gateways cost more than their iterations.
+        # There may be several islands, whose routers and gateways cost more than their iterations.
         num_prefill=min(plan.num_prefill, 2),
         num_decode=min(plan.num_decode, 2),
         num_colocated=min(plan.num_colocated, 2),

@@ -54,7 +54,7 @@ class Bench:
         return tiny if self.options.is_tiny else full
 
     def models(self, *names: str) -> list[str]:
-        """Of those that a part is about, those that were asked for."""
+        """Returns the models of a part that were asked for."""
         return [name for name in names if not self.options.models or name in self.options.models]
 
     def has_time(self, case: str, needs_s: float) -> bool:
@@ -93,7 +93,7 @@ class Bench:
 
 
 def free_memory() -> None:
-    """Of the GPU: on a CPU there is nothing to wait for, and a look at all objects takes longer than a tiny case."""
+    """Frees memory of the GPU. Does nothing on a CPU, where looking at all objects takes longer than a tiny case."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()

@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--continue", action="store_true", dest="goes_on")
-    # Of mutants that are tried against the tests.
+    # options of mutants that are tried against the tests
     parser.add_argument("--random", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--named", action="store_true")

@@ -175,7 +175,7 @@ def _of_statement(function: _Function, statement: ast.stmt) -> Iterator[tuple[as
 
 
 def _in_expression(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Of the expression and all in it."""
+    """Yields the changes of an expression and of all parts of it."""
     if isinstance(node, ast.JoinedStr) or _tells(node):
         return
     if isinstance(node, ast.expr):

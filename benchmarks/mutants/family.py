@@ -45,7 +45,7 @@ def load_of(pid: int) -> Load:
 
 
 def kill_descendants() -> None:
-    """Of this process, however deep; returns when they are gone."""
+    """Kills all descendants of this process, and returns when they are gone."""
     while True:
         below = _family(os.getpid(), _stats())[1:]
         if not below:

@@ -85,7 +85,7 @@ def load(path: Path, digest: str) -> Reach:
 
 
 def digest_of(root: Path) -> str:
-    """Of all Python code in it."""
+    """Returns a hash of all Python code in a tree."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         if ".venv" not in path.parts and ".clients" not in path.parts:

@@ -93,7 +93,7 @@ class Probes:
         return ast.fix_missing_locations(tree)
 
     def _fill(self, file: str, node: ast.AST) -> None:
-        """Of the statements of a function, not those of functions and classes in it."""
+        """Puts probes into the statements of a function, but not into functions and classes within it."""
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, None)
             if isinstance(statements, list) and statements and isinstance(statements[0], ast.stmt):
