@@ -3,6 +3,9 @@ over some days of commits.
 
     @pytest.mark.drawn(one_in=4)               a quarter of the function's cases that have this mark
     @pytest.mark.drawn(one_in=4, whole=True)   all tests of the file that have this mark, in a quarter of the runs
+    @pytest.mark.drawn(one_in=8, turn=3)       these tests, in an eighth of the runs: those in which it is their turn
+
+Tests that take minutes have different turns among the same number, so that no run has two of them.
 
 The mark may stand on single cases: `pytest.param(..., marks=pytest.mark.drawn(one_in=4))`. `--draw NUMBER` repeats the
 draw of another run, `--everything` runs all cases, and so does naming a test on the command line (`FILE::TEST`).
@@ -31,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """The processes that run tests get the number of the one that hands these out."""
     config.addinivalue_line(
-        "markers", "drawn(one_in, whole=False): a share is run each time; see tests/draws.py"
+        "markers", "drawn(one_in, whole=False, turn=None): a share is run each time; see tests/draws.py"
     )
     if config.option.draw is None:
         config.option.draw = commit_of(config.rootpath)
@@ -73,6 +76,8 @@ def _is_drawn(item: pytest.Item, number: str, seen: Counter[str]) -> bool:
     if mark is None:
         return True
     one_in, whole = int(mark.kwargs["one_in"]), mark.kwargs.get("whole", False)
+    if (turn := mark.kwargs.get("turn")) is not None:
+        return Random(number).randrange(one_in) == int(turn)
     place = item.nodeid.split("::")[0] if whole else item.nodeid.split("[")[0]
     # Functions are out of step with each other, or a run would have the first case of each.
     offset = Random(f"{number} {place}").randrange(one_in)

@@ -28,6 +28,15 @@ def test_one():
 def test_two():
     print("<two>")
 """
+TURNS = """
+import pytest
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, marks=pytest.mark.drawn(one_in=3, turn=each)) for each in range(3)]
+)
+def test_turns(case):
+    print(f"<{case}>")
+"""
 
 
 def cases_of(said: str) -> list[str]:
@@ -51,6 +60,11 @@ def test_each_run_has_its_share_of_the_cases_and_some_runs_together_all(tmp_path
 def test_a_whole_file_is_drawn_or_none_of_it(tmp_path: Path) -> None:
     found = {tuple(run(tmp_path, FILE, "--draw", str(number))) for number in range(6)}
     assert found == {(), ("one", "two")}
+
+
+def test_each_run_is_the_turn_of_one(tmp_path: Path) -> None:
+    found = [tuple(run(tmp_path, TURNS, "--draw", str(number))) for number in range(8)]
+    assert set(found) == {("0",), ("1",), ("2",)}
 
 
 def test_what_is_named_is_run_whatever_was_drawn(tmp_path: Path) -> None:
