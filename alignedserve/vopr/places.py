@@ -100,7 +100,7 @@ class Aims:
     """Draws what new seeds are aimed at, the more often the less it was visited, and tried, before."""
 
     # The share of the seeds that are aimed at nothing.
-    UNAIMED = 0.35
+    UNAIMED = 0.25
     # The number of aims of each other seed. A few faults show what an aim has to show in a plan, and plans differ.
     NUM_A_SEED = 3
 

@@ -31,7 +31,7 @@ SHORT_SHARE = 0.3
 _SHORT_ITERATIONS_S = (0.02, 0.03, 0.05)
 # The share of those in which requests have to leave decode instances for want of blocks, and the aims which need that.
 TIGHT_SHARE = 0.3
-_OF_LEAVING = ("Evict", "DecodeReport.wants_evicted", "DecodeReport.evicted", "DecodeReport.dropped")
+OF_LEAVING = ("Evict", "DecodeReport.wants_evicted", "DecodeReport.evicted", "DecodeReport.dropped")
 
 _KEEP_INPUTS = {name for name, policy in POLICIES.items() if policy.keeps_inputs}
 
@@ -159,7 +159,7 @@ def _shortened(plan: Plan, aims: tuple[str, ...]) -> Plan:
         duration_s=random.choice([15.0, 30.0] if plan.front else [5.0, 10.0, 20.0]),
         aims=aims,
     )
-    is_tight = random.random() < TIGHT_SHARE or _is_about(aims, *_OF_LEAVING)
+    is_tight = random.random() < TIGHT_SHARE or is_about(aims, *OF_LEAVING)
     return _tightened(short, random) if is_tight else short
 
 
@@ -172,12 +172,13 @@ def _tightened(plan: Plan, random: Random) -> Plan:
         load=2.5,
         iteration_s=random.choice([0.01, 0.02]),
         be_part=random.choice([0.6, 0.6, 1.0]),
-        preemption_mode=plan.preemption_mode if _is_about(plan.aims, "DecodeReport.dropped") else "swap",
+        preemption_mode=plan.preemption_mode if is_about(plan.aims, "DecodeReport.dropped") else "swap",
         is_tight=True,
     )
 
 
-def _is_about(aims: Sequence[str], *transitions: str) -> bool:
+def is_about(aims: Sequence[str], *transitions: str) -> bool:
+    """Returns whether one of the aims is at one of the transitions."""
     return any(aim.split(":")[0] in transitions for aim in aims)
 
 
