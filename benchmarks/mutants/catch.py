@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.mutants.areas import area_of
-from benchmarks.mutants.copies import CollectedTests, as_it_was, mutated
+from benchmarks.mutants.copies import CollectedTests, mutated
 from benchmarks.mutants.edit import Edit
+from benchmarks.mutants.mutant import with_text
 from benchmarks.mutants.reach import VOPR, Reach
 
 
@@ -186,7 +187,7 @@ class _Trial:
             return False
         if self._original is None:
             return True
-        with as_it_was(self._tests.copy, self._mutant["file"], self._original):
+        with with_text(self._tests.copy / self._mutant["file"], self._original):
             without = self._tests.ask(request | {"limits": self.reach.limits([name])})
         return bool(without["outcome"] == "passed")
 

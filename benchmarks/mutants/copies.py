@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mutants.edit import Edit
+from benchmarks.mutants.mutant import with_text
 
 _OWN_ROOT = Path(__file__).parents[2]
 _LEFT_OUT = shutil.ignore_patterns(
@@ -36,24 +37,9 @@ def copy_tree(root: Path, to: Path) -> Path:
 def mutated(copy: Path, edit: Edit) -> Iterator[str]:
     """While the block runs, the mutant is in the copy: processes that tests start have it, too. Gives its text."""
     path = copy / edit.file
-    text = path.read_text()
-    path.write_text(edit.applied(text))
-    try:
-        yield edit.applied(text)
-    finally:
-        path.write_text(text)
-
-
-@contextmanager
-def as_it_was(copy: Path, file: str, text: str) -> Iterator[None]:
-    """While the block runs, a file of the copy has this text."""
-    path = copy / file
-    changed = path.read_text()
-    path.write_text(text)
-    try:
-        yield
-    finally:
-        path.write_text(changed)
+    text = edit.applied(path.read_text())
+    with with_text(path, text):
+        yield text
 
 
 def module_of(file: str) -> str:
@@ -63,7 +49,7 @@ def module_of(file: str) -> str:
 
 
 class CollectedTests:
-    """CollectedTests that were collected in a copy, in a process that runs any of them in a fork: see server.py."""
+    """Tests that were collected in a copy, in a process that runs any of them in a fork: see server.py."""
 
     def __init__(self, copy: Path, paths: list[str], mutated: list[str], log: Path) -> None:
         """`mutated`: the files in which mutants may live."""

@@ -49,12 +49,19 @@ def copy_packages(to: Path) -> None:
 
 
 @contextmanager
-def living(mutant: Mutant, copy: Path) -> Iterator[None]:
-    """While the block runs, the mutant is in the copy of the packages."""
-    path = copy / mutant.file
-    text = path.read_text()
-    path.write_text(mutant.applied(text))
+def with_text(path: Path, text: str) -> Iterator[None]:
+    """While the block runs, the file has this text."""
+    before = path.read_text()
+    path.write_text(text)
     try:
         yield
     finally:
-        path.write_text(text)
+        path.write_text(before)
+
+
+@contextmanager
+def living(mutant: Mutant, copy: Path) -> Iterator[None]:
+    """While the block runs, the mutant is in the copy of the packages."""
+    path = copy / mutant.file
+    with with_text(path, mutant.applied(path.read_text())):
+        yield
