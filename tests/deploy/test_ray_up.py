@@ -28,18 +28,19 @@ def test_a_cluster_comes_up_heals_and_goes_down(up: RayUp) -> None:
     assert up.get("/")[0] == 200
     job = up.submit(NUM_LINES)
 
+    # the launcher
+    (pid,) = launchers(up)
+    up.head.run(f"kill -9 {pid}")
+    up.until("the service answers", lambda: launchers(up) != [pid] and up.get("/health")[0] == 200)
+    up.say("the launcher was killed, and the service answers again")
+    up.until("all islands are whole", lambda: up.are_whole(up.islands()))
+
     # all that runs on a worker
     before = up.islands()
     with up.asking() as asking:
         up.net.hosts[WORKERS[0]].kill_all()
         up.check_streams(asking, "a worker's processes were killed")
     up.until_back(before)
-
-    # the launcher
-    (pid,) = launchers(up)
-    up.head.run(f"kill -9 {pid}")
-    up.until("the service answers", lambda: launchers(up) != [pid] and up.get("/health")[0] == 200)
-    up.say("the launcher was killed, and the service answers again")
     up.check_answers()
     up.check_job(job, NUM_LINES)
     up.say("the batch job is done")
