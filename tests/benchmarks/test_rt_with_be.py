@@ -188,6 +188,7 @@ def test_a_part_that_was_measured_again_replaces_the_earlier(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_the_page_of_a_simulated_run_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, from the command line to the page."""
     monkeypatch.setattr("benchmarks.rt_with_be.simulated.ISLANDS", ((1, 1),))

@@ -242,7 +242,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=4)
+@pytest.mark.drawn(one_in=8)
 def test_a_live_burst_is_cut_into_iterations_as_it_is_in_simulation(tmp_path: Path) -> None:
     """Of which requests an iteration is does not depend on how fast the machine is."""
     few = ["--requests", "60", "--profile-s", "1", "--out", str(tmp_path)]

@@ -128,7 +128,8 @@ def test_a_run_is_written_and_read_again(tmp_path: Path) -> None:
     assert "1.00x" in markdown([found], again.runs)
 
 
-@pytest.mark.drawn(one_in=4)
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=6)
 def test_a_paper_is_measured_and_its_page_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--quick", "--paper", "accelgen", "--out", str(tmp_path), "--processes", "1"])
     said, page = capsys.readouterr().out, (tmp_path / "papers.md").read_text()
