@@ -121,6 +121,7 @@ def test_keys_tell_all_changes_of_the_code_apart() -> None:
         assert len({each.key for each in found}) == len(found)
 
 
+@pytest.mark.slow
 def test_a_seed_draws_as_many_of_each_area_and_the_same_again() -> None:
     drawn = draw(ROOT, 20, seed=1)
     assert drawn == draw(ROOT, 20, seed=1) != draw(ROOT, 20, seed=2)
@@ -251,7 +252,6 @@ TAKES, IS_RIGHT, ELSEWHERE = (
 BOUNDS = Bounds(tests_cpu_s=60.0, vopr_cpu_s=0.0)
 
 
-@pytest.mark.slow
 def test_a_mutant_that_a_test_sees_is_caught_by_it(toy: tuple[CollectedTests, Reach]) -> None:
     found = attempt(changed("Limit.take")["self.num_taken += num", "pass"], *toy, BOUNDS)
     assert found.is_caught and found.by == TAKES and "assert" in found.why
@@ -259,14 +259,12 @@ def test_a_mutant_that_a_test_sees_is_caught_by_it(toy: tuple[CollectedTests, Re
     assert (toy[0].copy / FILE).read_text() == LIMIT
 
 
-@pytest.mark.slow
 def test_a_mutant_that_no_test_sees_lives(toy: tuple[CollectedTests, Reach]) -> None:
     found = attempt(changed("Limit.check")["self.num_taken < 0", "self.num_taken <= 0"], *toy, BOUNDS)
     assert not found.is_caught and found.by == "" and not found.is_cut
     assert (found.num_reaching, found.num_run) == (1, 1)
 
 
-@pytest.mark.slow
 def test_a_mutant_whose_statement_no_test_executes_is_tried_by_those_of_its_folder(
     toy: tuple[CollectedTests, Reach],
 ) -> None:
@@ -279,7 +277,6 @@ def test_a_mutant_whose_statement_no_test_executes_is_tried_by_those_of_its_fold
     assert found.is_caught and found.by == ELSEWHERE and found.num_reaching == 0
 
 
-@pytest.mark.slow
 def test_a_test_that_fails_without_the_mutant_too_catches_none(toy: tuple[CollectedTests, Reach]) -> None:
     tests, _ = toy
     edit = changed("Limit.check")["self.num_taken < 0", "self.num_taken <= 0"]
@@ -295,14 +292,12 @@ def test_a_test_that_fails_without_the_mutant_too_catches_none(toy: tuple[Collec
         busy.unlink()
 
 
-@pytest.mark.slow
 def test_a_mutant_that_ends_the_process_is_caught(toy: tuple[CollectedTests, Reach]) -> None:
     edit = replace(changed("Limit.take")["self.num_taken += num", "pass"], new="__import__('os')._exit(0)")
     found = attempt(edit, *toy, BOUNDS)
     assert found.is_caught and found.by == TAKES and found.why == "the process of the tests ended"
 
 
-@pytest.mark.slow
 def test_a_mutant_outside_functions_is_told_from_one_that_lives(toy: tuple[CollectedTests, Reach]) -> None:
     place = next(edit for edit in changes(FILE, LIMIT) if edit.function == "Limit.take")
     line = LIMIT.split("\n").index("MOST = 8") + 1
@@ -310,7 +305,6 @@ def test_a_mutant_outside_functions_is_told_from_one_that_lives(toy: tuple[Colle
     assert attempt(edit, *toy, BOUNDS).is_outside
 
 
-@pytest.mark.slow
 def test_what_tests_execute_is_kept_for_the_same_state_of_the_tree(
     toy: tuple[CollectedTests, Reach], tmp_path: Path
 ) -> None:

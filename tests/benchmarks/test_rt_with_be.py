@@ -167,6 +167,7 @@ def test_traffic_is_decided_by_the_seed_and_has_the_rate_asked_for() -> None:
     assert {MIN_BE_OUTPUT <= body["max_tokens"] <= MAX_BE_OUTPUT for body in asked.values()} == {True}
 
 
+@pytest.mark.slow
 def test_a_simulated_table_that_runs_out_of_best_effort_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.rt_with_be.simulated.BE_PER_S", 0.1)
     with pytest.raises(RuntimeError, match="it has run out"):
