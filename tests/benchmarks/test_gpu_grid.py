@@ -33,6 +33,8 @@ def test_mixes_hold_as_many_long_ones_as_they_say() -> None:
     assert all(len(lengths) == 64 for lengths in found.values())
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_alignment_is_measured_in_every_cell(tmp_path: Path) -> None:
     bench = tiny_bench(tmp_path, models=("llama-3.1-8b",), decode_kernels=("balanced",))
     alignment.run(bench)
@@ -50,6 +52,7 @@ def test_the_first_difference_is_named() -> None:
     assert correct.first_difference([[1]], [[1, 2]]) == "prompt 0: 1 tokens instead of 2"
 
 
+@pytest.mark.slow
 def test_tokens_are_compared_in_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correct, "FAMILIES", ("llama-3.1-8b",))
     bench = tiny_bench(tmp_path, decode_kernels=("balanced",))
@@ -89,6 +92,8 @@ def test_the_grid_holds_what_fits_and_every_kind() -> None:
     assert kinds == {(True, False), (False, True), (True, True)}
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_the_grid_is_measured(tmp_path: Path) -> None:
     bench = tiny_bench(tmp_path, models=("llama-3.1-8b",))
     cost_grid.run(bench)

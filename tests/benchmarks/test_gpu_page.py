@@ -25,6 +25,7 @@ def measured(out: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_a_run_becomes_a_page_with_tables_and_pictures(tmp_path: Path) -> None:
     page.write([measured(tmp_path / "run")], tmp_path / "page")
     text = (tmp_path / "page" / "gpu.md").read_text()

@@ -15,8 +15,6 @@ from alignedserve.types import RequestKey
 from benchmarks.gpu import experts, host_cost, link, moves, quantised, step, throughput, workload
 from tests.benchmarks.test_gpu_run import rows, tiny_bench
 
-drawn = pytest.mark.drawn(one_in=4)
-
 
 def test_what_is_exposed_is_what_the_gpu_does_not_cover() -> None:
     assert host_cost.exposed_seconds(5e-3, 4.5e-3) == pytest.approx(0.5e-3)
@@ -50,14 +48,16 @@ def test_ours_and_transformers_say_the_same_tokens(tmp_path: Path) -> None:
     assert all(row["output_tokens_per_s"] > 0 for row in (ours, sampled, theirs))
 
 
+# Tests of the kernel have each scheme every time.
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize(
     ("model", "quantization", "name", "bytes_per_weight"),
     [
         ("qwen3-30b-a3b", None, "qwen3-30b-a3b", 4),
         ("gpt-oss-20b", None, "gpt-oss-20b mxfp4", 0.5625),
-        # Tests of the kernel have each scheme every time.
-        pytest.param("qwen3-30b-a3b", "int4", "qwen3-30b-a3b int4", 0.5625, marks=drawn),
-        pytest.param("gpt-oss-20b", "fp8", "gpt-oss-20b fp8", 1, marks=drawn),
+        ("gpt-oss-20b", "fp8", "gpt-oss-20b fp8", 1),
+        ("qwen3-30b-a3b", "int4", "qwen3-30b-a3b int4", 0.5625),
     ],
 )
 def test_experts_are_compared_and_measured_by_the_bytes_that_a_batch_hits(
@@ -74,6 +74,8 @@ def test_experts_are_compared_and_measured_by_the_bytes_that_a_batch_hits(
         assert row["num_bytes"] == pytest.approx(sum(row["num_hit"]) / 2 * 3 * 32 * 64 * bytes_per_weight)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_layers_in_codes_are_compared_and_measured_beside_bf16(tmp_path: Path) -> None:
     bench = tiny_bench(tmp_path)
     bench.part = "quantised"
@@ -88,6 +90,8 @@ def test_layers_in_codes_are_compared_and_measured_beside_bf16(tmp_path: Path) -
     assert measured["down awq 1 rows"]["num_bytes"] == 64 * 96 // 2 + 64 * (4 + 2)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_a_mixtures_step_is_measured_against_its_own_floor(tmp_path: Path) -> None:
     bench = tiny_bench(tmp_path, models=("qwen3-30b-a3b",))
     bench.part = "step"
@@ -110,6 +114,7 @@ def test_slow_down_is_of_medians() -> None:
     assert moves.slow_down([1.0, 2.0, 3.0], [2.0, 2.2, 9.0]) == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_moves_are_checked_and_measured_beside_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +145,7 @@ def test_what_did_not_arrive_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_what_another_process_lends_is_checked_and_measured(tmp_path: Path) -> None:
     bench = tiny_bench(tmp_path)
     bench.part = "link"

@@ -121,6 +121,7 @@ def test_keys_tell_all_changes_of_the_code_apart() -> None:
         assert len({each.key for each in found}) == len(found)
 
 
+@pytest.mark.slow
 def test_a_seed_draws_as_many_of_each_area_and_the_same_again() -> None:
     drawn = draw(ROOT, 20, seed=1)
     assert drawn == draw(ROOT, 20, seed=1) != draw(ROOT, 20, seed=2)

@@ -167,6 +167,7 @@ def test_traffic_is_decided_by_the_seed_and_has_the_rate_asked_for() -> None:
     assert {MIN_BE_OUTPUT <= body["max_tokens"] <= MAX_BE_OUTPUT for body in asked.values()} == {True}
 
 
+@pytest.mark.slow
 def test_a_simulated_table_that_runs_out_of_best_effort_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.rt_with_be.simulated.BE_PER_S", 0.1)
     with pytest.raises(RuntimeError, match="it has run out"):
@@ -188,6 +189,7 @@ def test_a_part_that_was_measured_again_replaces_the_earlier(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_the_page_of_a_simulated_run_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, from the command line to the page."""
     monkeypatch.setattr("benchmarks.rt_with_be.simulated.ISLANDS", ((1, 1),))

@@ -119,6 +119,7 @@ def test_what_the_simulator_is_told_is_read_off_the_requests_before() -> None:
     assert dataclasses.replace(found, message_s=0.0) == Overhead(1.6, 0.3, 0.0, (2.0, 3.0), (1.5,))
 
 
+@pytest.mark.slow
 def test_iterations_take_longer_by_what_is_drawn_for_their_kind(asked: list[Asked]) -> None:
     plain, slow_decodes, slow_chunks, either = (
         simulate("fcfs", COST, ROOMY, overhead, arrivals(asked), len(asked))
@@ -148,7 +149,7 @@ def test_requests_that_come_alone_are_apart() -> None:
     assert [each.due_s for each in found] == [0.0, 0.5, 1.0] and {each.tier for each in found} == {"rt"}
 
 
-@pytest.mark.drawn(one_in=4)
+@pytest.mark.drawn(one_in=8)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_simulated_requests_have_all_their_tokens_and_what_iterations_take_more(
     asked: list[Asked], policy: str
@@ -178,6 +179,8 @@ def test_those_that_warm_up_do_not_count(asked: list[Asked], pace: float) -> Non
     assert last.iterations["tokens"] * last.iterations["num_iterations"] == pytest.approx(num_tokens)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 def test_a_burst_comes_now_whenever_its_live_one_came(asked: list[Asked]) -> None:
     """Times are rounded, and never to before now."""
     for number in range(30):
@@ -242,7 +245,7 @@ def test_what_is_off_is_marked_and_what_failed_is_said() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=4)
+@pytest.mark.drawn(one_in=8)
 def test_a_live_burst_is_cut_into_iterations_as_it_is_in_simulation(tmp_path: Path) -> None:
     """Of which requests an iteration is does not depend on how fast the machine is."""
     few = ["--requests", "60", "--profile-s", "1", "--out", str(tmp_path)]

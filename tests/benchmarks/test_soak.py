@@ -236,7 +236,7 @@ def test_the_page_says_what_was_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=4)
+@pytest.mark.drawn(one_in=12)
 @pytest.mark.parametrize("options", [[], ["--colocated", "2"]], ids=["apart", "colocated"])
 def test_half_a_minute_of_it_finds_nothing_wrong(tmp_path: Path, options: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -42,7 +42,7 @@ def in_classes(asked: Sequence[Request]) -> list[Request]:
 OTHERS = [name for name in POLICIES if name != "aligned"]
 some_policies = pytest.mark.parametrize(
     "policy",
-    ["aligned", *(pytest.param(name, marks=pytest.mark.drawn(one_in=len(OTHERS))) for name in OTHERS)],
+    ["aligned", *(pytest.param(name, marks=pytest.mark.drawn(one_in=2 * len(OTHERS))) for name in OTHERS)],
 )
 
 
@@ -75,9 +75,8 @@ def test_tokens_are_transformers_and_the_engines_whoever_is_killed(scenes: Scene
 @pytest.mark.parametrize(
     "victims",
     [
-        pytest.param((ROUTER,), marks=pytest.mark.drawn(one_in=2)),
-        (POOL, COLOCATED),
-        pytest.param((COLOCATED, ROUTER, COLOCATED), marks=pytest.mark.drawn(one_in=2)),
+        pytest.param(each, marks=pytest.mark.drawn(one_in=3))
+        for each in ((ROUTER,), (POOL, COLOCATED), (COLOCATED, ROUTER, COLOCATED))
     ],
     ids="-then-".join,
 )
@@ -85,6 +84,7 @@ def test_killed_in_mid_stream(scenes: Scenes, victims: Sequence[InstanceId]) -> 
     scenes(num_colocated=1, policy="aligned").kill_in_turn(victims)
 
 
+@pytest.mark.drawn(one_in=2)
 def test_of_two_one_goes_on_with_what_the_other_had(scenes: Scenes) -> None:
     scene = scenes(num_colocated=2, policy="fcfs")
 
@@ -97,6 +97,7 @@ def test_of_two_one_goes_on_with_what_the_other_had(scenes: Scenes) -> None:
     scene.play(kill)
 
 
+@pytest.mark.drawn(one_in=2)
 def test_killed_among_drops(scenes: Scenes) -> None:
     """A request leaves without its KV, and is computed again wherever it goes on."""
     scene = scenes(num_colocated=1, policy=dropping.NAME)

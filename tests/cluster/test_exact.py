@@ -18,11 +18,11 @@ from tests.tiny_models import greedy
 Directory = Callable[[str], Path]
 FAMILIES = {"llama-gqa-tied": 2, "opt": 4}
 DRAWN = (pytest.mark.slow, pytest.mark.drawn(one_in=3))
-# In every run: each link, both families, both policies. The first one is that of `make test`.
+# The first one is in every run, also in those of `make test`; one or two of the others are too.
 SETUPS = [
     ("llama-gqa-tied", "aligned", "ipc"),
-    pytest.param(("llama-gqa-tied", "fcfs", "gloo"), marks=pytest.mark.slow),
-    pytest.param(("opt", "aligned", "host"), marks=pytest.mark.slow),
+    pytest.param(("llama-gqa-tied", "fcfs", "gloo"), marks=DRAWN),
+    pytest.param(("opt", "aligned", "host"), marks=DRAWN),
     pytest.param(("llama-gqa-tied", "aligned", "host"), marks=DRAWN),
     pytest.param(("llama-gqa-tied", "aligned", "gloo"), marks=DRAWN),
     pytest.param(("opt", "fcfs", "host"), marks=DRAWN),

@@ -16,7 +16,9 @@ def num_handed_over(cluster: Cluster) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("link", ["ipc", pytest.param("gloo", marks=pytest.mark.drawn(one_in=2))])
+@pytest.mark.parametrize(
+    "link", [pytest.param(each, marks=pytest.mark.drawn(one_in=2)) for each in ("ipc", "gloo")]
+)
 def test_kv_is_pulled_from_where_it_was_computed(scenes: Scenes, link: str) -> None:
     scene = scenes(link=link)
     scene.kill_in_turn([PREFILLS[0], DECODES[0]])

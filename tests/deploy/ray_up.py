@@ -1,4 +1,4 @@
-"""`ray up` with deploy/cluster.local.yaml, on three hosts: by somebody who is on none of them."""
+"""`ray up` with deploy/cluster.local.yaml, on hosts of this machine: by somebody who is on none of them."""
 
 from __future__ import annotations
 
@@ -8,32 +8,88 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from tests.deploy.hosts import USER, Host, Net, network, packages_of_this_environment
+from alignedserve.kernels.cpu.build import build, cache_dir
+from tests.deploy.hosts import USER, Host, Net, network, packages_of_this_environment, why_not
+from tests.launch.streams import engine_alone
 
 ROOT = Path(__file__).parents[2]
 HEAD, WORKERS = 1, (2, 3)
+# The processes of an island: the router, the pool, a prefill and a decode instance.
+WHOLE = 4
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
 # Far more than it takes where nothing else runs.
 PATIENCE_S = 240.0
+# Each look is a login and a new process.
+LOOK_S = 1.0
 
 
 @dataclass
 class RayUp:
     net: Net
+    workers: tuple[int, ...]
     config: Path
     env: dict[str, str]
+    start_s: float
 
     @property
     def head(self) -> Host:
         return self.net.hosts[HEAD]
+
+    @property
+    def num_islands(self) -> int:
+        """All hosts are islands, the head too."""
+        return 1 + len(self.workers)
+
+    def say(self, what: str) -> None:
+        print(f"{time.monotonic() - self.start_s:6.1f} s  {what}", flush=True)
+
+    def come_up(self) -> None:
+        """Runs `ray up`. Returns when all hosts are islands, and answers are right."""
+        self.ray("get-auth-token", "--generate")
+        self.ray("up", "-y", "--no-config-cache", str(self.config))
+        self.say("ray up has returned")
+        self.until("the service answers", lambda: self.get("/health")[0] == 200)
+        self.until("all islands are whole", lambda: self.are_whole(self.islands()))
+        self.check_answers()
+        self.say("all hosts are islands, and all questions are answered")
+
+    def go_down(self) -> None:
+        """Runs `ray down`. Returns when nothing is left on any host."""
+        self.ray("down", "-y", str(self.config))
+        for number in (HEAD, *self.workers):
+            self.until(f"host {number} is empty", lambda number=number: not self.net.hosts[number].pids())  # type: ignore[misc]
+        self.say("ray down has left nothing")
+
+    def are_whole(self, islands: Mapping[int, int]) -> bool:
+        return len(islands) == self.num_islands and set(islands.values()) == {WHOLE}
+
+    def until_back(self, before: Mapping[int, int]) -> None:
+        """A lost island is there again, under another number than `before`, and all are whole."""
+        self.until(
+            "an island is there again",
+            lambda: (found := self.islands()) != before and self.are_whole(found),
+        )
+        assert self.get("/health") == (200, {"status": "ok"})
+        self.say("it is an island again")
+
+    def check_answers(self) -> None:
+        with self.asking() as asking:
+            assert asking.rest()[0] == engine_alone()
+
+    def check_streams(self, asking: Asking, what: str) -> None:
+        """`what`: what has happened since they began."""
+        texts, silence_s = asking.rest()
+        assert texts == engine_alone(), what
+        self.say(f"{what}: no stream lost a token, the longest silence was {silence_s:.1f} s")
 
     def ray(self, *command: str) -> str:
         """Runs one of Ray's commands, as the user."""
@@ -60,7 +116,7 @@ class RayUp:
         while not condition():
             took_s = time.monotonic() - start_s
             assert took_s < PATIENCE_S, f"{what}: not after {took_s:.0f} s\n{self.log()}"
-            time.sleep(0.5)
+            time.sleep(LOOK_S)
         return time.monotonic() - start_s
 
     def get(self, path: str) -> tuple[int, Any]:
@@ -126,6 +182,10 @@ class RayUp:
         )
 
 
+# The seconds between two looks of Ray's autoscaler at all machines, and between two attempts to reach a new one.
+POLLS_OF_RAY = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "AUTOSCALER_NODE_SSH_INTERVAL_S": "1"}
+
+
 @dataclass
 class Asking:
     process: subprocess.Popen[str]
@@ -140,22 +200,30 @@ class Asking:
 
 
 @contextlib.contextmanager
-def cluster(cache_dir: Path) -> Iterator[RayUp]:
-    """Three hosts, and a user with a copy of this repository and the file that names them. Nothing runs yet."""
+def cluster(num_workers: int) -> Iterator[RayUp]:
+    """A head and workers, and a user with a copy of this repository and the file that names them. Nothing runs yet.
+    Skips the test where there can't be hosts."""
+    if reason := why_not():
+        pytest.skip(f"ray up: {reason}")
+    # Hosts find the kernels there.
+    build()
     login = packages_of_this_environment() | {
-        "ALIGNEDSERVE_CACHE_DIR": str(cache_dir),
+        "ALIGNEDSERVE_CACHE_DIR": str(cache_dir()),
         "OMP_NUM_THREADS": "1",
+        **POLLS_OF_RAY,
     }
+    workers = WORKERS[:num_workers]
     with network(login) as net:
-        for number in (HEAD, *WORKERS):
+        for number in (HEAD, *workers):
             net.add(number)
         user = net.hosts[USER]
         source = user.home / "source"
         subprocess.run(
             ["rsync", "-a", "--exclude=.git", "--filter=:- .gitignore", f"{ROOT}/", f"{source}/"], check=True
         )
+        _poll_often(source / "deploy/new_machines.py")
         config = source / "cluster.local.yaml"
-        config.write_text(yaml.safe_dump(_config(net)))
+        config.write_text(yaml.safe_dump(_config(net, workers)))
         env = os.environ | {
             "HOME": str(user.home),
             "RAY_AUTH_MODE": "token",
@@ -163,13 +231,20 @@ def cluster(cache_dir: Path) -> Iterator[RayUp]:
             "PYTHONUNBUFFERED": "1",
         }
         env.pop("RAY_AUTH_TOKEN", None)
-        yield RayUp(net, config, env)
+        yield RayUp(net, workers, config, env, time.monotonic())
 
 
-def _config(net: Net) -> dict[str, Any]:
+def _poll_often(script: Path) -> None:
+    """What happens to machines is seen within a second."""
+    text = script.read_text()
+    assert _POLLS in text
+    script.write_text(text.replace(_POLLS, "LOOK_S, POLL_S = 1.0, 1.0"))
+
+
+def _config(net: Net, workers: tuple[int, ...]) -> dict[str, Any]:
     """As it is shipped, but for addresses, the key, the model, and where packages come from."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "deploy/cluster.local.yaml").read_text())
-    config["provider"] |= {"head_ip": net.ip(HEAD), "worker_ips": [net.ip(number) for number in WORKERS]}
+    config["provider"] |= {"head_ip": net.ip(HEAD), "worker_ips": [net.ip(number) for number in workers]}
     config["auth"] = {"ssh_user": "root", "ssh_private_key": str(net.key)}
     # `pip install` finds Ray in this environment, and so installs no command of it.
     config["setup_commands"].append(_RAY)
@@ -179,6 +254,7 @@ def _config(net: Net) -> dict[str, Any]:
     return config
 
 
+_POLLS = "LOOK_S, POLL_S = 20.0, 5.0"
 _MODEL = "Qwen/Qwen3-8B"
 _DEMO = "~/alignedserve/alignedserve/demo/model"
 _TINY = f"{_DEMO} --served-model-name demo --dtype float32 --pool-memory-bytes {64 << 20}"

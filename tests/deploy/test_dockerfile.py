@@ -20,6 +20,7 @@ import pytest
 from alignedserve.cli.main import cli
 from alignedserve.launch.leftovers import descendants
 from alignedserve.launch.ports import free_port
+from tests.deploy.changes import in_turn
 from tests.deploy.dockerfile import Root, Stage, parse, said_last, stages_for, steps_of, suite_of
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +166,7 @@ def users_of(pids: list[int]) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=8)
+@in_turn(1)
 def test_its_steps_make_a_server_that_answers(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may chroot")

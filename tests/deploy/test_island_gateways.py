@@ -21,6 +21,7 @@ from alignedserve import demo
 from alignedserve.kernels.cpu.build import build, cache_dir
 from alignedserve.launch.ray_cluster import OBJECT_STORE_BYTES
 from alignedserve.store.server import find_server
+from tests.deploy.changes import in_turn
 from tests.deploy.hosts import Net, network, packages_of_this_environment, why_not
 from tests.launch.streams import engine_alone
 
@@ -163,7 +164,7 @@ def served(cluster: Cluster) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=8)
+@in_turn(2)
 def test_an_islands_host_answers_and_heals_and_is_restarted_with_the_others(cluster: Cluster) -> None:
     with served(cluster):
         cluster.until("two gateways", lambda: len(cluster.gateways()) == 2)

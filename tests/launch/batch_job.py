@@ -17,7 +17,7 @@ from tests.launch.server import START_S, Server
 
 MAX_TOKENS = 24
 # Jobs of up to this number of lines, which ask the same, share what the engine says to them.
-MOST_LINES = 300
+MOST_LINES = 200
 ASK_S = 0.1
 
 

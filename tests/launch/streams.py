@@ -16,7 +16,7 @@ from alignedserve import LLM, SamplingParams, demo
 QUESTIONS = [f"Count from {first} to {first + 20}." for first in range(1, 17)]
 # long enough for much to happen meanwhile
 SETTINGS = [
-    {"temperature": number % 2 * 0.7, "ignore_eos": True, "skip_special_tokens": False, "max_tokens": 400}
+    {"temperature": number % 2 * 0.7, "ignore_eos": True, "skip_special_tokens": False, "max_tokens": 300}
     for number in range(len(QUESTIONS))
 ]
 

@@ -18,7 +18,7 @@ from tests.launch.server import POOL, Server, starting, until
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.drawn(one_in=3)
+@pytest.mark.drawn(one_in=4)
 def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> None:
     model = shutil.copytree(demo.MODEL_DIR, tmp_path / "model")
     with starting(str(model), *POOL) as server:
@@ -37,9 +37,12 @@ def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("said", "number"),
     [
-        ("^Ray is up", signal.SIGINT),
-        pytest.param("^router is up", signal.SIGTERM, marks=pytest.mark.drawn(one_in=2)),
-        pytest.param("^Ray is up", signal.SIGTERM, marks=pytest.mark.drawn(one_in=2)),
+        pytest.param(said, number, marks=pytest.mark.drawn(one_in=3))
+        for said, number in (
+            ("^Ray is up", signal.SIGINT),
+            ("^router is up", signal.SIGTERM),
+            ("^Ray is up", signal.SIGTERM),
+        )
     ],
     ids=str,
 )
@@ -56,7 +59,7 @@ def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: s
         footprint.check_gone()
 
 
-@pytest.mark.drawn(one_in=2)
+@pytest.mark.drawn(one_in=4)
 def test_a_signal_while_ray_starts_leaves_nothing() -> None:
     with starting(*POOL) as server:
         until(lambda: "gcs_server" in programs(server), lambda: server.output)
@@ -69,7 +72,7 @@ def test_a_signal_while_ray_starts_leaves_nothing() -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [pytest.param(each, marks=pytest.mark.drawn(one_in=4)) for each in ("deaf_serve", "interrupted_serve")],
+    [pytest.param(each, marks=pytest.mark.drawn(one_in=6)) for each in ("deaf_serve", "interrupted_serve")],
 )
 def test_a_signal_at_an_unlucky_moment_is_not_lost(program: str) -> None:
     """One that raises in code that swallows it, and one in the middle of making the event loop."""

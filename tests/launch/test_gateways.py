@@ -30,7 +30,8 @@ GATEWAYS = ("gateway-0", "gateway-1")
 NUM_LINES = 60
 MODELS = ("demo", "one", "two")
 
-pytestmark = pytest.mark.slow
+# In other runs test_serve.py has a restart.
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2, turn=0)]
 
 
 @pytest.fixture(scope="module")

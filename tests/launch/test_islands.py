@@ -47,6 +47,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 def test_the_loss_of_a_node_costs_no_token_and_another_takes_its_place(nodes: RayNodes) -> None:
     raylet = nodes.raylet
     options = ("--address", nodes.address, "--min-islands", "2", *EXACT, *POOL)

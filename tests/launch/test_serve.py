@@ -142,6 +142,7 @@ def listening_sockets() -> list[tuple[str, str]]:
     return [(row[1].split(":")[0], row[9]) for row in rows if row[3] == "0A"]
 
 
+@pytest.mark.slow
 def test_streams_say_what_the_engine_alone_says(server: Server) -> None:
     texts, _ = ask_all(server.url)
     assert texts == engine_alone()
@@ -157,19 +158,18 @@ KILLS = {
     "pool, then router": [["kvpool-0"], ["router"]],
     "decode as soon as it is back": [["decode-0"], ["decode-0"]],
 }
-# Those of every run, with every kind of process.
-ALWAYS = {
-    "decode and pool": [["decode-0", "kvpool-0"]],
-    "router, and prefill while it is away": [["router", "prefill-0"]],
-}
+# Those of every run, with every kind of process. `make test` has the first one.
+ALWAYS = {"decode and pool": [["decode-0", "kvpool-0"]]}
+ALWAYS_SLOW = {"router, and prefill while it is away": [["router", "prefill-0"]]}
 
 
 @pytest.mark.parametrize(
     "kills",
     [
         *(pytest.param(kills, id=name) for name, kills in ALWAYS.items()),
+        *(pytest.param(kills, id=name, marks=pytest.mark.slow) for name, kills in ALWAYS_SLOW.items()),
         *(
-            pytest.param(kills, id=name, marks=[pytest.mark.slow, pytest.mark.drawn(one_in=7)])
+            pytest.param(kills, id=name, marks=[pytest.mark.slow, pytest.mark.drawn(one_in=14)])
             for name, kills in KILLS.items()
         ),
     ],
@@ -255,6 +255,7 @@ def by_name_of_token(found: PositionLogprobs | None) -> dict[str, float] | None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
     early, in_the_middle = storm(server.url)
     left = time.monotonic()
@@ -266,9 +267,9 @@ def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) ->
     server.until_whole()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_lines", "num_kills"), [(300, 3), pytest.param(500, 10, marks=pytest.mark.drawn(one_in=6))]
+    ("num_lines", "num_kills"),
+    [(200, 3), pytest.param(500, 10, marks=[pytest.mark.slow, pytest.mark.drawn(one_in=8)])],
 )
 def test_a_batch_survives_kills_with_every_answer_once(
     server: Server, num_lines: int, num_kills: int
@@ -313,9 +314,9 @@ def test_who_connects_while_the_gateway_is_dead_waits_for_the_next_one(server: S
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=3)
+@pytest.mark.drawn(one_in=2, turn=1)
 def test_every_process_can_be_replaced_under_load(server: Server) -> None:
-    """test_gateways.py has a restart in each run."""
+    """Runs in which it is not this one's turn have the restart of test_gateways.py."""
     check_restart(server, ["gateway"])
     # And once more: those that came are no others than the first were.
     restart(server)
@@ -325,7 +326,7 @@ def test_every_process_can_be_replaced_under_load(server: Server) -> None:
 
 # ---- another system beside it, whose batch goes on in the next one ----
 
-NUM_LINES = 160
+NUM_LINES = 100
 # Few lines at a time: the job must not be over before it is looked at.
 OTHER = (*EXACT, *POOL, "--prefill-instances", "2", "--batch-max-num-lines", "2", "--shutdown-timeout", "600")
 
@@ -353,9 +354,8 @@ def kill_all(other: Server) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        kill_the_launcher,
-        pytest.param(kill_all, marks=pytest.mark.drawn(one_in=2)),
-        pytest.param(end_in_good_order, marks=pytest.mark.drawn(one_in=2)),
+        pytest.param(each, marks=pytest.mark.drawn(one_in=3))
+        for each in (kill_the_launcher, kill_all, end_in_good_order)
     ],
 )
 def test_nothing_is_left_of_another_system_but_its_batch_which_the_next_one_goes_on_with(

@@ -71,6 +71,7 @@ async def num_stored(kept: Kept) -> tuple[int, int]:
     return stored, apart
 
 
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("kind", HOMES)
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, PART_BYTES, LARGE])
 def test_content_comes_back_as_it_was_put_and_goes_with_its_file(play: Play, kind: str, size: int) -> None:
@@ -88,6 +89,7 @@ def test_content_comes_back_as_it_was_put_and_goes_with_its_file(play: Play, kin
     play(kind, scenario)
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("kind", HOMES)
 @pytest.mark.parametrize("size", [1, LARGE])
 def test_what_is_given_up_is_gone_at_once(play: Play, kind: str, size: int) -> None:
@@ -106,6 +108,7 @@ def test_what_is_given_up_is_gone_at_once(play: Play, kind: str, size: int) -> N
     play(kind, scenario)
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("kind", HOMES)
 def test_giving_up_what_was_committed_changes_nothing(play: Play, kind: str) -> None:
     async def scenario(kept: Kept) -> None:
@@ -139,6 +142,8 @@ def test_what_is_above_a_limit_is_refused_and_results_are_not(play: Play, kind: 
     play(kind, scenario, limits)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("kind", APART)
 def test_what_was_left_behind_is_swept_and_nothing_else(play: Play, kind: str) -> None:
     async def scenario(kept: Kept) -> None:
@@ -204,6 +209,8 @@ def test_files_from_before_content_was_apart_are_read_where_they_are(play: Play)
     play("directory", scenario)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("kind", APART)
 def test_a_place_that_is_away_is_said_and_used_again_when_it_is_back(play: Play, kind: str) -> None:
     async def scenario(kept: Kept) -> None:

@@ -307,7 +307,7 @@ def runner() -> Iterator[asyncio.Runner]:
             runner.run(running.__aexit__(None, None, None))
 
 
-@pytest.mark.parametrize("num_examples", [50])
+@pytest.mark.parametrize("num_examples", [25])
 def test_both_answer_the_same(runner: asyncio.Runner, num_examples: int) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     run_state_machine_as_test(

@@ -141,6 +141,8 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     raise AssertionError("it did not become so")
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_when_the_master_dies_the_store_goes_on_at_the_one_that_sentinels_choose() -> None:
     ports = [free_port(HOST) for _ in range(3)]
     nobody = free_port(HOST)

@@ -46,6 +46,7 @@ def test_claims_have_names_of_their_own() -> None:
     assert {paper for paper, _ in claims} == set(PAPERS)
 
 
+@pytest.mark.slow
 def test_without_order_no_iteration_is_empty() -> None:
     """Far more comes than can be done, so that the instance is never idle for as long as a long prompt takes."""
     load = accelgen.Load(ACCELGEN_MIX, accelgen.RATE, 190)
@@ -82,7 +83,7 @@ def test_baselines_and_ablations_are_policies(name: str) -> None:
     assert make_policy(SchedulingConfig(name)).summary
 
 
-@pytest.mark.drawn(one_in=3)
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("name", [*accelgen.POLICIES.values(), baselines.PROMPTS_FIRST])
 def test_nothing_is_lost_without_a_method(name: str) -> None:
     arrivals = accelgen.with_objectives(ACCELGEN_MIX.arrivals(12, 1.0, seed=0), seed=0)
@@ -128,7 +129,8 @@ def test_a_run_is_written_and_read_again(tmp_path: Path) -> None:
     assert "1.00x" in markdown([found], again.runs)
 
 
-@pytest.mark.drawn(one_in=4)
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=6)
 def test_a_paper_is_measured_and_its_page_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--quick", "--paper", "accelgen", "--out", str(tmp_path), "--processes", "1"])
     said, page = capsys.readouterr().out, (tmp_path / "papers.md").read_text()
