@@ -17,7 +17,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
-from tests.gateway.served import ASKED, QUESTION, play, served
+from tests.gateway.served import ASKED, QUESTION, Served, SharedGateway, play, served
 
 CHAT = {"messages": QUESTION}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -58,16 +58,15 @@ def test_openais_client_parses_into_a_model() -> None:
     ],
 )
 def test_what_is_asked_for_gets_to_the_instances(
-    fields: dict[str, Any], wanted: StructuredOutputsParams | None
+    fields: dict[str, Any], wanted: StructuredOutputsParams | None, gateway: SharedGateway
 ) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            assert (await at.post("/v1/chat/completions", CHAT | fields)).status_code == 200
-            assert (await at.post("/v1/completions", {"prompt": "x"} | fields)).status_code == 200
-            found = [submit.request.params.structured_outputs for submit in at.router.submitted]
-            assert found == [wanted, wanted]
+    async def scenario(at: Served) -> None:
+        assert (await at.post("/v1/chat/completions", CHAT | fields)).status_code == 200
+        assert (await at.post("/v1/completions", {"prompt": "x"} | fields)).status_code == 200
+        found = [submit.request.params.structured_outputs for submit in at.router.submitted]
+        assert found == [wanted, wanted]
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 @pytest.mark.parametrize(

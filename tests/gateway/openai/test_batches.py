@@ -152,15 +152,18 @@ BAD_FILES: dict[str, tuple[bytes, list[tuple[str, int | None]]]] = {
 }
 
 
-@pytest.mark.parametrize(("content", "problems"), BAD_FILES.values(), ids=BAD_FILES.keys())
-def test_a_bad_file_fails_with_line_numbers(content: bytes, problems: list[tuple[str, int | None]]) -> None:
+@pytest.mark.slow
+def test_a_bad_file_fails_with_line_numbers() -> None:
     async def scenario(at: System) -> None:
-        batch = await at.gateway.until(await at.gateway.submit(content), "failed")
-        assert batch.failed_at and batch.errors and batch.errors.data and batch.errors.object == "list"
-        assert [(each.code, each.line) for each in batch.errors.data][: len(problems)] == problems
-        assert at.router.submitted == []
-        # nothing holds it any more
-        assert (await at.client.files.delete(batch.input_file_id)).deleted
+        for name, (content, problems) in BAD_FILES.items():
+            batch = await at.gateway.until(await at.gateway.submit(content), "failed")
+            assert batch.failed_at and batch.errors and batch.errors.data, name
+            assert batch.errors.object == "list"
+            found = [(each.code, each.line) for each in batch.errors.data]
+            assert found[: len(problems)] == problems, name
+            assert at.router.submitted == [], name
+            # nothing holds it any more
+            assert (await at.client.files.delete(batch.input_file_id)).deleted
 
     play(scenario)
 
@@ -176,29 +179,29 @@ def test_blank_lines_count_in_numbers_and_nowhere_else() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(
-    ("changed", "param"),
-    [
-        ({"endpoint": "/v1/audio/speech"}, "endpoint"),
-        ({"completion_window": "9m"}, "completion_window"),
-        ({"completion_window": "8d"}, "completion_window"),
-        ({"completion_window": "²h"}, "completion_window"),
-        ({"input_file_id": "file-000000000000000000000000"}, "input_file_id"),
-        ({"input_file_id": "nonsense"}, "input_file_id"),
-        ({"input_file_id": 7}, "input_file_id"),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
-        ({"metadata": {"k" * 65: ""}}, "metadata"),
-        ({"metadata": {"a": "v" * 513}}, "metadata"),
-    ],
-)
-def test_what_can_not_be_a_batch_is_refused_by_name(changed: dict[str, Any], param: str) -> None:
+NO_BATCHES: list[tuple[dict[str, Any], str]] = [
+    ({"endpoint": "/v1/audio/speech"}, "endpoint"),
+    ({"completion_window": "9m"}, "completion_window"),
+    ({"completion_window": "8d"}, "completion_window"),
+    ({"completion_window": "²h"}, "completion_window"),
+    ({"input_file_id": "file-000000000000000000000000"}, "input_file_id"),
+    ({"input_file_id": "nonsense"}, "input_file_id"),
+    ({"input_file_id": 7}, "input_file_id"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+    ({"metadata": {"k" * 65: ""}}, "metadata"),
+    ({"metadata": {"a": "v" * 513}}, "metadata"),
+]
+
+
+def test_what_can_not_be_a_batch_is_refused_by_name() -> None:
     async def scenario(at: System) -> None:
         file = await at.gateway.upload(questions(1))
-        asked = {"input_file_id": file.id, "endpoint": CHATS, "completion_window": "24h"} | changed
-        answer = await at.gateway.http.post("/v1/batches", json=asked)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-        assert (await at.client.batches.list()).data == []
+        for changed, param in NO_BATCHES:
+            asked = {"input_file_id": file.id, "endpoint": CHATS, "completion_window": "24h"} | changed
+            answer = await at.gateway.http.post("/v1/batches", json=asked)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), changed
+            assert (await at.client.batches.list()).data == []
 
     play(scenario)
 
@@ -479,6 +482,8 @@ def test_a_batch_goes_on_when_redis_is_back() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 def test_thousands_of_lines() -> None:
     async def scenario(at: System) -> None:
         at.router.answer = at.router.answer[-1:]
@@ -488,9 +493,10 @@ def test_thousands_of_lines() -> None:
         lines = await at.gateway.lines_of(done.output_file_id)
         assert [line["custom_id"] for line in lines] == [f"q{number}" for number in range(3000)]
 
-    play(scenario)
+    play(scenario, limit_s=600)
 
 
+@pytest.mark.slow
 def test_a_line_that_brings_down_whoever_runs_it_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """And takes nobody with it: after a few falls it runs alone."""
     runs: Counter[bytes] = Counter()
@@ -514,6 +520,7 @@ def test_a_line_that_brings_down_whoever_runs_it_ends_with_an_error(monkeypatch:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_jobs_that_nobody_has_a_place_for_cost_nothing_and_are_cancelled_at_once() -> None:
     config = replace(QUICK, max_num_jobs=2)
 
@@ -522,7 +529,7 @@ def test_jobs_that_nobody_has_a_place_for_cost_nothing_and_are_cancelled_at_once
         file = await at.gateway.upload(questions(1))
         made = [
             await at.client.batches.create(input_file_id=file.id, endpoint=CHATS, completion_window="24h")
-            for _ in range(30)
+            for _ in range(12)
         ]
         # all are looked at, though two of them keep all places
         for batch in made:
@@ -532,7 +539,7 @@ def test_jobs_that_nobody_has_a_place_for_cost_nothing_and_are_cancelled_at_once
         assert len(at.router.submitted) == 2
         cancelled = await at.client.batches.cancel(made[-1].id)
         await at.gateway.until(cancelled, "cancelled")
-        assert await store.count_open() == {"in_progress": 29}
+        assert await store.count_open() == {"in_progress": 11}
         await store.close()
         at.router.allow(None)
         for batch in made[:-1]:
