@@ -90,6 +90,7 @@ def test_objectives_that_cannot_be_kept_are_not(tmp_path: Path) -> None:
         assert row["outcome"]["mixture"]["rt"]["attainment"] == attainment
 
 
+@pytest.mark.slow
 def test_settings_that_repeat_are_compared_and_every_run_is_the_same(tmp_path: Path) -> None:
     few = ("--num-prompts", "30", "--request-rate", "20", "--input-len", "900", "--output-len", "20")
     both = (*few, "--policy", "fcfs", "--policy", "aligned", "--prefill-instances=1", "--prefill-instances=3")
@@ -157,6 +158,7 @@ def test_a_model_whose_layers_all_slide_has_blocks_for_its_window(tmp_path: Path
     assert ttft_s[0] < ttft_s[1]
 
 
+@pytest.mark.slow
 def test_a_model_that_mixes_layers_has_blocks_for_its_window_in_those_that_slide(tmp_path: Path) -> None:
     """One layer of four attends to all tokens."""
     types = ["full_attention", *(["sliding_attention"] * 3)] * 8
@@ -245,6 +247,7 @@ def test_beside_a_backlog_the_instances_are_never_idle(tmp_path: Path) -> None:
     assert beside["outcome"]["mixture"]["rt"]["num_requests"] == 5
 
 
+@pytest.mark.slow
 def test_the_highest_rate_keeps_enough_in_time_and_a_higher_one_does_not(tmp_path: Path) -> None:
     steady = ("--num-prompts=60", "--burstiness=1e9", "--input-len=2000", "--output-len=2")
     (row,) = rows_of(tmp_path, "--find-rate", *steady)
@@ -367,6 +370,7 @@ def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
     assert "line 1: Object missing required field `output_len`" in error_in(jsonl)
 
 
+@pytest.mark.slow
 def test_who_interrupts_it_gets_what_is_done() -> None:
     words = ["--find-rate", "--num-prompts=20", "--policy=fcfs", "--policy=aligned", "--output-len=300"]
     with subprocess.Popen(

@@ -24,25 +24,24 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_what_is_unknown_is_ignored_and_named(
-    path: str, caplog: pytest.LogCaptureFixture, gateway: SharedGateway
-) -> None:
+def test_what_is_unknown_is_ignored_and_named(path: str, caplog: pytest.LogCaptureFixture) -> None:
     body = {"messages": QUESTION} if path == CHAT else {"prompt": "How far?"}
     caplog.set_level(logging.INFO, "alignedserve.gateway.telemetry.ignored_parameters")
 
-    async def scenario(at: Served) -> None:
-        for _ in range(2):
-            response = await at.post(path, body | UNKNOWN)
-            assert response.status_code == 200
-            assert response.headers[HEADER] == "new_in_2027, stream_options.newer"
-        response = await at.post(path, body | {"priority": 5, "x y": 1})
-        assert response.headers[HEADER] == "priority" and response.json()["choices"]
-        assert HEADER not in (await at.post(path, body)).headers
-        metrics = (await at.http.get("/metrics")).text
-        assert 'alignedserve:ignored_parameters_total{parameter="priority"} 1.0' in metrics
-        assert 'alignedserve:ignored_parameters_total{parameter="other"} 3.0' in metrics
+    async def scenario() -> None:
+        async with served() as at:
+            for _ in range(2):
+                response = await at.post(path, body | UNKNOWN)
+                assert response.status_code == 200
+                assert response.headers[HEADER] == "new_in_2027, stream_options.newer"
+            response = await at.post(path, body | {"priority": 5, "x y": 1})
+            assert response.headers[HEADER] == "priority" and response.json()["choices"]
+            assert HEADER not in (await at.post(path, body)).headers
+            metrics = (await at.http.get("/metrics")).text
+            assert 'alignedserve:ignored_parameters_total{parameter="priority"} 1.0' in metrics
+            assert 'alignedserve:ignored_parameters_total{parameter="other"} 3.0' in metrics
 
-    gateway.play(scenario)
+    play(scenario)
     logged = [
         record.getMessage().split(":")[0]
         for record in caplog.records

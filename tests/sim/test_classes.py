@@ -55,6 +55,7 @@ def test_a_first_token_waits_for_no_more_best_effort_than_instances_have_ahead()
     assert found["fcfs"] > 10 * found["aligned"]
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("link", ["host", "gloo"])
 def test_nothing_is_computed_twice_however_often_somebody_has_to_leave(link: str) -> None:

@@ -141,6 +141,7 @@ def test_no_iteration_has_more_tokens_than_it_may(policy: str) -> None:
     assert 60 < most <= 64
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([*POLICIES]), st.integers(1, 3))
 def test_whatever_dies_and_is_aborted_nothing_is_lost(seed: int, policy: str, num: int) -> None:

@@ -41,6 +41,7 @@ def run(policy: str, tpot_s: float = 1.0) -> Report:
     return scenario(policy, tpot_s).run(overload())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["apt", "bros"])
 def test_those_that_can_be_in_time_pass_all_that_are_late(policy: str) -> None:
     """Late ones are overtaken wherever they wait, not only among the few that the router sends ahead."""
@@ -49,6 +50,7 @@ def test_those_that_can_be_in_time_pass_all_that_are_late(policy: str) -> None:
     assert choosing.tokens_per_s > 0.95 * fcfs.tokens_per_s
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 def test_objectives_that_no_prompt_fits_between_cost_bros_no_throughput() -> None:
     """A prompt of 900 tokens takes longer than a token may."""
@@ -57,6 +59,7 @@ def test_objectives_that_no_prompt_fits_between_cost_bros_no_throughput() -> Non
     assert bros.tokens_per_s > 0.9 * fcfs.tokens_per_s
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 def test_documents_longer_than_objectives_go_on_beside_real_time() -> None:
     """At a rate that fits, every third request being best effort."""

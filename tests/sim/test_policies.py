@@ -50,6 +50,7 @@ def test_where_the_longest_holds_up_the_others_alike_ones_decode_faster() -> Non
     assert aligned.max_over_mean_length < 0.85 * fcfs.max_over_mean_length
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 def test_where_lengths_cost_nothing_alike_ones_decode_no_slower() -> None:
     workload = mixed(300, rate=100.0)
@@ -57,6 +58,7 @@ def test_where_lengths_cost_nothing_alike_ones_decode_no_slower() -> None:
     assert aligned.decode_tokens_per_busy_s > 0.99 * fcfs.decode_tokens_per_busy_s
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 def test_best_effort_alone_runs_one_batch_at_a_time() -> None:
     """AlignedServe's paper: at most 12.4 % of iterations have requests of several batches."""

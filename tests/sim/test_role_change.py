@@ -29,6 +29,7 @@ def island(link: str, policy: str) -> Island:
     return Island(config)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("policy", ["aligned", "fcfs", "bros"])
 @pytest.mark.parametrize("link", ["host", "ipc"])

@@ -29,6 +29,7 @@ def island_with_batches() -> Island:
     return island
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=NUM_PARTS)
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_a_router_that_dies_as_it_evicts_costs_no_token(part: int) -> None:
