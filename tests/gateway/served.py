@@ -99,9 +99,10 @@ class SharedGateway:
 
     @classmethod
     @contextmanager
-    def running(cls) -> Iterator[SharedGateway]:
+    def running(cls, **options: Any) -> Iterator[SharedGateway]:
+        """`options`: those of `served`."""
         with asyncio.Runner() as runner:
-            serving = served()
+            serving = served(**options)
             at = runner.run(serving.__aenter__())
             try:
                 yield cls(runner, at)

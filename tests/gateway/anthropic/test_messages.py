@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -154,6 +155,12 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
     play(scenario)
 
 
+@pytest.fixture(scope="module")
+def with_tools() -> Iterator[SharedGateway]:
+    with SharedGateway.running(model=model_with(TEMPLATE)) as found:
+        yield found
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -168,15 +175,14 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
         ({"temperature": -1}, "temperature=-1"),
     ],
 )
-def test_errors_are_anthropics(more: dict[str, Any], message: str) -> None:
-    async def scenario() -> None:
-        async with served(model=model_with(TEMPLATE)) as at:
-            response = await at.post(MESSAGES, ASKED | more)
-            body = response.json()
-            assert response.status_code == 400 and body["type"] == "error", body
-            assert body["error"]["type"] == "invalid_request_error" and message in body["error"]["message"]
+def test_errors_are_anthropics(more: dict[str, Any], message: str, with_tools: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        response = await at.post(MESSAGES, ASKED | more)
+        body = response.json()
+        assert response.status_code == 400 and body["type"] == "error", body
+        assert body["error"]["type"] == "invalid_request_error" and message in body["error"]["message"]
 
-    play(scenario)
+    with_tools.play(scenario)
 
 
 def test_other_errors_have_their_types() -> None:

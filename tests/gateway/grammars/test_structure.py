@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pydantic
@@ -69,6 +70,12 @@ def test_what_is_asked_for_gets_to_the_instances(
     gateway.play(scenario)
 
 
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[SharedGateway]:
+    with SharedGateway.running(limits=Limits(max_grammar_bytes=100)) as found:
+        yield found
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -110,15 +117,16 @@ def test_what_is_asked_for_gets_to_the_instances(
         ),
     ],
 )
-def test_what_cannot_be_followed_is_refused(fields: dict[str, Any], param: str, message: str) -> None:
-    async def scenario() -> None:
-        async with served(limits=Limits(max_grammar_bytes=100)) as at:
-            response = await at.post("/v1/chat/completions", CHAT | fields)
-            assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-            assert message in response.json()["error"]["message"]
-            assert at.router.submitted == []
+def test_what_cannot_be_followed_is_refused(
+    fields: dict[str, Any], param: str, message: str, narrow: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        response = await at.post("/v1/chat/completions", CHAT | fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert message in response.json()["error"]["message"]
+        assert at.router.submitted == []
 
-    play(scenario)
+    narrow.play(scenario)
 
 
 # llguidance works on it for half a minute, and can't be asked to stop

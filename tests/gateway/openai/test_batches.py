@@ -39,6 +39,7 @@ def answer_first(at: System, count: int) -> None:
     at.router.refuse = hold_back
 
 
+@pytest.mark.slow
 def test_what_its_prompts_found_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(at: System) -> None:
         def found(request: Request, news: NewTokens) -> NewTokens:
@@ -168,6 +169,7 @@ def test_a_bad_file_fails_with_line_numbers() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_blank_lines_count_in_numbers_and_nowhere_else() -> None:
     async def scenario(at: System) -> None:
         content = b"\n" + jsonl([question(1)]) + b"\r\n" + jsonl([question(2, top_p=2.0)]).rstrip()
@@ -206,6 +208,7 @@ def test_what_can_not_be_a_batch_is_refused_by_name() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_metadata_has_the_limits_of_openai() -> None:
     async def scenario(at: System) -> None:
         file = await at.gateway.upload(questions(1))
@@ -219,6 +222,7 @@ def test_metadata_has_the_limits_of_openai() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_batches_are_listed_newest_first_in_pages() -> None:
     async def scenario(at: System) -> None:
         file = await at.gateway.upload(questions(1))
@@ -239,6 +243,7 @@ def test_batches_are_listed_newest_first_in_pages() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_bounded_number_of_lines_runs_at_a_time() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0
@@ -256,6 +261,7 @@ def test_a_bounded_number_of_lines_runs_at_a_time() -> None:
     play(scenario, replace(QUICK, max_num_lines=5))
 
 
+@pytest.mark.slow
 def test_long_lines_run_a_few_at_a_time() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0
@@ -294,6 +300,7 @@ def test_a_cancelled_batch_keeps_what_it_has() -> None:
     play(scenario, replace(QUICK, max_num_lines=4))
 
 
+@pytest.mark.slow
 def test_what_is_over_can_not_be_cancelled() -> None:
     async def scenario(at: System) -> None:
         batch = await at.gateway.until(await at.gateway.submit(questions(1)), "completed")
@@ -303,6 +310,7 @@ def test_what_is_over_can_not_be_cancelled() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_the_input_of_a_running_batch_stays() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0
@@ -316,6 +324,7 @@ def test_the_input_of_a_running_batch_stays() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_when_time_is_up_what_is_left_says_so() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0
@@ -341,6 +350,7 @@ def test_when_time_is_up_what_is_left_says_so() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_time_is_up_for_a_job_that_waits_for_a_place_too() -> None:
     config = replace(QUICK, max_num_jobs=1)
 
@@ -357,6 +367,7 @@ def test_time_is_up_for_a_job_that_waits_for_a_place_too() -> None:
     play(scenario, config)
 
 
+@pytest.mark.slow
 def test_a_job_whose_file_goes_fails() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0
@@ -374,6 +385,7 @@ def test_a_job_whose_file_goes_fails() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_record_that_cannot_be_read_is_not_the_end_of_all_jobs() -> None:
     async def scenario(at: System) -> None:
         store = RedisStore(at.redis.url)
@@ -396,6 +408,7 @@ async def the_time_is_up_for(at: System, batch: Batch) -> None:
     await store.close()
 
 
+@pytest.mark.slow
 def test_what_is_not_taken_or_fails_is_tried_again() -> None:
     async def scenario(at: System) -> None:
         number = 0
@@ -412,6 +425,7 @@ def test_what_is_not_taken_or_fails_is_tried_again() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_what_fails_again_and_again_is_an_error() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0
@@ -449,6 +463,7 @@ def test_a_second_gateway_goes_on_where_the_first_one_stopped() -> None:
     play(scenario, replace(QUICK, max_num_lines=4))
 
 
+@pytest.mark.slow
 def test_two_gateways_share_jobs_and_no_line_is_answered_twice() -> None:
     # a lease that lapses on a busy machine would be a good reason to answer again
     config = replace(QUICK, lease_s=30.0)
@@ -465,6 +480,7 @@ def test_two_gateways_share_jobs_and_no_line_is_answered_twice() -> None:
     play(scenario, config)
 
 
+@pytest.mark.slow
 def test_a_batch_goes_on_when_redis_is_back() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0
@@ -548,6 +564,7 @@ def test_jobs_that_nobody_has_a_place_for_cost_nothing_and_are_cancelled_at_once
     play(scenario, config)
 
 
+@pytest.mark.slow
 def test_a_file_of_blank_lines_is_told_so() -> None:
     async def scenario(at: System) -> None:
         batch = await at.gateway.until(await at.gateway.submit(b"\n" * 200_000), "failed")
@@ -558,6 +575,7 @@ def test_a_file_of_blank_lines_is_told_so() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_output_files_expire_if_so_asked() -> None:
     async def scenario(at: System) -> None:
         file = await at.gateway.upload([question(0), question(1, n="x")])
@@ -586,6 +604,7 @@ def test_output_files_expire_if_so_asked() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_unknown_parameters_of_a_job_are_ignored_and_named() -> None:
     async def scenario(at: System) -> None:
         file = await at.gateway.upload([question(0, newer=1)])
@@ -598,6 +617,7 @@ def test_unknown_parameters_of_a_job_are_ignored_and_named() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_lines_that_begin_alike_run_together_and_come_out_in_their_order() -> None:
     async def scenario(at: System) -> None:
         documents = ["x y " * 300, "z y " * 300]
