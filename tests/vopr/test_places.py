@@ -181,6 +181,7 @@ def test_an_aimed_death_falls_where_it_was_aimed_at(aim: str) -> None:
     assert outcome.visited[f"{aim} dies"]
 
 
+@pytest.mark.slow
 def test_what_is_aimed_is_the_same_each_time() -> None:
     assert log_hash(aimed(EVICTED)) == log_hash(aimed(EVICTED)) != log_hash(aimed("Evict:peer"))
 

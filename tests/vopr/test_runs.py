@@ -50,6 +50,7 @@ def test_nothing_breaks_where_blocks_are_shared_from_both_ends(seed: int) -> Non
     assert history.plan.share_blocks and run(history).failure is None
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize(("seed", "window"), [(5, 30), (11, 100), (18, 1), (20, 150)])
 def test_nothing_breaks_where_requests_hold_the_blocks_of_a_window(seed: int, window: int) -> None:
@@ -115,6 +116,7 @@ def test_what_broke_once_does_not_break(seed: int) -> None:
     assert run(history_of(seed, systems=("island",))).failure is None
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("path", SHRUNK, ids=lambda path: path.stem)
 def test_what_was_shrunk_does_not_break(path: Path) -> None:
     assert run(History.load(path)).failure is None
@@ -124,6 +126,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert log_hash(short(3)) == log_hash(short(3)) != log_hash(short(4))
 
 
+@pytest.mark.slow
 def test_the_log_of_a_run_replays(tmp_path: Path) -> None:
     assert run(short(5), open_in(tmp_path, "five")).num_requests
     logs = list(tmp_path.glob("five-router-*.events"))

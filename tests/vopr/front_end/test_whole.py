@@ -101,6 +101,7 @@ def test_a_line_that_runs_before_it_has_begun_is_noticed(monkeypatch: pytest.Mon
     assert "before the store knows" in failing(quiet(JOB))
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_a_planted_bug_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: a gateway fails when it is asked for a prompt of 27 tokens."""
