@@ -119,6 +119,8 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str, words: str, ga
     gateway.play(scenario)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_a_prompt_of_the_models_length_and_a_call_of_the_most_inputs() -> None:
     async def scenario() -> None:
         async with served(ScriptedRouter()) as at:

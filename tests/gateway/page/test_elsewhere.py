@@ -38,6 +38,7 @@ def files(browser: Browser, host: Hosted) -> int:
     return int(browser.driver.execute_async_script(script))
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_pages_from_elsewhere_get_nothing_and_change_nothing() -> None:
     with (
@@ -59,6 +60,7 @@ def test_pages_from_elsewhere_get_nothing_and_change_nothing() -> None:
         browser.until_text(".message.model .text", "one two three")
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_flags_let_them_in() -> None:
     with (

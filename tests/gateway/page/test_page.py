@@ -69,6 +69,7 @@ def test_text_is_shown_as_text(browser: Browser) -> None:
         assert "hacked" not in browser.driver.title
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_an_answer_can_be_stopped(browser: Browser) -> None:
     router = ScriptedRouter()
@@ -92,6 +93,7 @@ def test_an_answer_can_be_stopped(browser: Browser) -> None:
         assert not browser.find_all(".message")
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_it_shows_how_much_of_a_long_prompt_is_read(browser: Browser) -> None:
     router = ScriptedRouter()
@@ -115,6 +117,7 @@ def test_it_shows_how_much_of_a_long_prompt_is_read(browser: Browser) -> None:
         assert not browser.find(".message.you .bar").is_displayed()
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_what_fails_is_said_in_the_conversation(browser: Browser) -> None:
     router = ScriptedRouter()
@@ -132,6 +135,7 @@ def test_what_fails_is_said_in_the_conversation(browser: Browser) -> None:
         browser.until_text(".message.model:last-child .note", "failed: ")
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_a_process_that_is_down_stands_out(browser: Browser) -> None:
     router = ScriptedRouter()
@@ -151,6 +155,7 @@ def test_a_process_that_is_down_stands_out(browser: Browser) -> None:
         assert "decode-0 (pid 42) is down" in browser.text("#events")
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_it_waits_for_a_server_that_is_away(browser: Browser) -> None:
     with hosted() as host:
@@ -167,6 +172,7 @@ def cut(browser: Browser, is_cut: bool) -> None:
     browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": is_cut, **conditions})
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_a_hidden_tab_asks_for_nothing(browser: Browser) -> None:
     with hosted() as host:

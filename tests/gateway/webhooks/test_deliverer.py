@@ -138,6 +138,7 @@ def test_each_url_is_told_once_and_the_jobs_own_too() -> None:
     play(scenario)
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "answer", [status(500), status(404), status(302, "location: /other"), b"nonsense\r\n\r\n", b""]
