@@ -209,6 +209,7 @@ def test_blocks_that_are_shared_from_both_ends_are_held_to_the_end(tmp_path: Pat
     assert (lent.window, lent.groups.window) == (512, 0)
 
 
+@pytest.mark.slow
 def test_a_narrow_host_memory_slows_copies_unless_nothing_is_shared(tmp_path: Path) -> None:
     few = ("--num-prompts=30", "--request-rate=20", "--output-len=20", "--host-memory-bandwidth=5e9")
     (shared,), (apart,) = rows_of(tmp_path, *few), rows_of(tmp_path, *few, "--no-shared-links")
@@ -273,6 +274,7 @@ def _profile_of(cost: CostModel) -> Profile:
     return Profile(VERSION, FACTS, REACH, num_points=0, errors={}, waited_share=0.0, cost=cost)
 
 
+@pytest.mark.slow
 def test_inputs_are_kept_where_memory_is_short(tmp_path: Path) -> None:
     """They are computed again with KV later: with KV alone nobody is."""
     cost = msgspec.structs.replace(COST, num_kv_tokens=6_000)
@@ -285,6 +287,7 @@ def test_inputs_are_kept_where_memory_is_short(tmp_path: Path) -> None:
     assert plain["num_dropped"] == 0 < hidden["num_dropped"]
 
 
+@pytest.mark.slow
 def test_what_never_ends_is_said(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     cost = msgspec.structs.replace(COST, decode_lines=[Line(fixed_s=60.0, token_s=0.0)])
