@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -138,11 +139,12 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
 }
 
 
-def imports_of(path: Path) -> set[str]:
+@cache
+def imports_of(path: Path) -> frozenset[str]:
     tree = ast.parse(path.read_text())
     nodes = list(ast.walk(tree))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return frozenset(plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)})
 
 
 @pytest.mark.parametrize("folder", DATA_PLANE)

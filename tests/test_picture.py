@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,14 @@ import pytest
 from docs import picture
 
 LAYER_OF = {room: number for number, rooms in enumerate(picture.LAYERS.values()) for room in rooms}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> Iterator[None]:
+    """The imports of all files are the same for all of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(picture, "imports", cache(picture.imports))
+        yield
 
 
 def test_the_page_has_the_pictures_as_they_are_now() -> None:
@@ -73,6 +83,7 @@ def test_each_message_is_sent_and_heard(step: picture.Step) -> None:
     assert any(step.message in named(path) for path in files[step.receiver])
 
 
+@cache
 def named(path: Path) -> set[str]:
     """Messages that are imported."""
     return {
@@ -83,6 +94,7 @@ def named(path: Path) -> set[str]:
     }
 
 
+@cache
 def made(path: Path) -> set[str]:
     """Those of them that are constructed. In a `case` they are patterns, and no calls."""
     calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from tests.inner_pytest import run_pytest
 
+# Others that are installed take seconds to import.
+PLUGINS = ("tests.conftest", "xdist", "rerunfailures", "hypothesispytest")
+
 SHAKY = """
 import pytest
 
@@ -38,7 +41,9 @@ def test_rarely_failing(number):
 
 
 def test_a_live_test_that_passes_only_on_its_second_run_is_named_and_no_failure(tmp_path: Path) -> None:
-    code, said = run_pytest(tmp_path, {"cluster/test_a.py": SHAKY}, "-n", "1", "--dist", "loadfile")
+    code, said = run_pytest(
+        tmp_path, {"cluster/test_a.py": SHAKY}, "-n", "1", "--dist", "loadfile", plugins=PLUGINS
+    )
     assert code == 0, said
     *_, last = said.partition("= flaky =")
     assert "AssertionError: the first time" in last
@@ -53,7 +58,7 @@ def test_what_fails_twice_or_has_no_second_run_fails(tmp_path: Path) -> None:
         "cluster/test_rarely_failing.py": RARELY_FAILING,
         "sim/test_shaky.py": FAILING,
     }
-    code, said = run_pytest(tmp_path, files)
+    code, said = run_pytest(tmp_path, files, plugins=PLUGINS)
     assert code == 1, said
     assert "flaky" not in said
     assert said.rstrip().split("\n")[-1].startswith("3 failed, 1 rerun in ")

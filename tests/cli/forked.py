@@ -23,9 +23,12 @@ _FORKED = forking(__name__)
 LIMIT_S = 120.0
 
 
-def forked(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`environment`: variables to set for it."""
+def forked(
+    *words: str, environment: Mapping[str, str] | None = None, said: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`environment`: variables to set for it. `said`: what it reads from its stdin."""
     with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "stdin").write_text(said)
         process = _FORKED.Process(target=_run, args=(words, dict(environment or {}), directory), daemon=True)
         process.start()
         process.join(LIMIT_S)
@@ -38,6 +41,8 @@ def forked(*words: str, environment: Mapping[str, str] | None = None) -> subproc
 
 def _run(words: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
     os.environ.update(environment)
+    with (Path(directory) / "stdin").open("rb") as file:
+        os.dup2(file.fileno(), sys.stdin.fileno())
     for stream, name in ((sys.stdout, "stdout"), (sys.stderr, "stderr")):
         with (Path(directory) / name).open("wb") as file:
             os.dup2(file.fileno(), stream.fileno())

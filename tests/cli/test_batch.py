@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from tests.cli.forked import forked
 from tests.gateway.batching import QUICK, System, jsonl, play, question, questions
 
 Run = Callable[..., Awaitable[tuple[int, str, str]]]
@@ -19,14 +19,8 @@ def commands(scenario: Callable[[System, Run], Awaitable[None]]) -> None:
         async def run(*words: str) -> tuple[int, str, str]:
             """(exit code, output, errors)"""
             url = str(at.gateway.http.base_url)
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "alignedserve", "batch", *words, "--url", url),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            out, err = await process.communicate()
-            assert process.returncode is not None
-            return process.returncode, out.decode(), err.decode()
+            done = await asyncio.to_thread(forked, "batch", *words, "--url", url)
+            return done.returncode, done.stdout, done.stderr
 
         await scenario(at, run)
 

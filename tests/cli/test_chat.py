@@ -41,12 +41,14 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2, whole=True)
 def test_a_quick_question_is_answered_on_stdout(server: Server) -> None:
     done = alignedserve("chat", "--url", f"{server.url}/v1", "-q", "Count from 7 to 12.")
     assert (done.returncode, done.stdout, done.stderr) == (0, "7, 8, 9, 10, 11, 12\n", "")
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2, whole=True)
 def test_through_a_pipe_each_line_is_a_message_of_one_chat(server: Server) -> None:
     lines = 'Count from 7 to 12.\n\n/help\nSpell the word "hippo".\n'
     done = alignedserve("chat", "--url", server.url, "--stats", said=lines)
@@ -61,6 +63,7 @@ def test_through_a_pipe_each_line_is_a_message_of_one_chat(server: Server) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2, whole=True)
 def test_in_a_terminal_the_chat_goes_on_until_it_is_cleared_and_ended(server: Server) -> None:
     at = Terminal("chat", "--url", server.url, "--stats")
     at.until("demo at ")
@@ -78,6 +81,7 @@ def test_in_a_terminal_the_chat_goes_on_until_it_is_cleared_and_ended(server: Se
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(one_in=2, whole=True)
 def test_a_server_that_runs_is_found_well(server: Server) -> None:
     done = alignedserve("doctor", "--url", f"{server.url}/v1", "--json")
     assert done.returncode == 0, done.stdout
@@ -93,7 +97,8 @@ def test_a_server_that_runs_is_found_well(server: Server) -> None:
 
 async def chat(at: Served, *words: str, said: str = "", key: str = "") -> subprocess.CompletedProcess[str]:
     url = str(at.http.base_url)
-    return await asyncio.to_thread(alignedserve, "chat", "--url", url, *words, said=said, key=key)
+    environment = {"OPENAI_API_KEY": key}
+    return await asyncio.to_thread(forked, "chat", "--url", url, *words, said=said, environment=environment)
 
 
 def prompt_of(submit: Submit) -> str:

@@ -25,8 +25,8 @@ def alignedserve(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_names_every_command_and_option() -> None:
-    for command in ("generate", "bench"):
-        assert command in alignedserve("--help").stdout
+    commands = alignedserve("--help").stdout
+    assert "generate" in commands and "bench" in commands
     text = alignedserve("bench", "engine", "--help").stdout
     for flag in (
         "--max-num-seqs",
@@ -40,7 +40,7 @@ def test_help_names_every_command_and_option() -> None:
 
 @pytest.mark.parametrize("words", [["generate"], ["profile"], ["bench", "engine"], ["serve"]], ids=" ".join)
 def test_progress_bars_are_for_commands_that_have_a_terminal(words: list[str]) -> None:
-    assert ("--use-tqdm" in alignedserve(*words, "--help").stdout) == (words != ["serve"])
+    assert ("--use-tqdm" in forked(*words, "--help").stdout) == (words != ["serve"])
 
 
 def test_generate_answers_with_the_demo_model() -> None:
@@ -49,6 +49,7 @@ def test_generate_answers_with_the_demo_model() -> None:
     assert "a, b, c, d, e" in done.stdout
 
 
+@pytest.mark.slow
 def test_generate_answers_with_an_adapter(tmp_path: Path) -> None:
     paths = [write_adapter(tmp_path / name, demo.MODEL_DIR, seed) for seed, name in enumerate("ab")]
     words = ["generate", "-p", "List the letters from a to e.", "--no-use-tqdm", "--max-tokens", "20"]
@@ -59,6 +60,7 @@ def test_generate_answers_with_an_adapter(tmp_path: Path) -> None:
     assert wrong.returncode == 1 and wrong.stderr.startswith("Error: lora_request: 'c' is not loaded")
 
 
+@pytest.mark.slow
 def test_bench_engine_prints_one_json_line(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     model, out = str(tiny_model("qwen2")), tmp_path / "out.jsonl"
     sizes = ["--num-prompts", "4", "--input-len", "20", "--output-len", "5", "--runs", "2"]
@@ -79,6 +81,7 @@ def test_what_a_user_got_wrong_is_one_line(tmp_path: Path) -> None:
         assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_model_of_nan_is_an_error_and_no_empty_answer(tmp_path: Path) -> None:
     model = shutil.copytree(demo.MODEL_DIR, tmp_path / "model")
     weights = load_file(model / "model.safetensors")
@@ -91,7 +94,7 @@ def test_a_model_of_nan_is_an_error_and_no_empty_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--num-prompts=0", "--input-len=0", "--output-len=0", "--runs=0"])
 def test_measuring_nothing_is_refused(option: str) -> None:
-    done = alignedserve("bench", "engine", "no-such-model", option)
+    done = forked("bench", "engine", "no-such-model", option)
     assert done.returncode == 2 and option.split("=")[0] in done.stderr
 
 

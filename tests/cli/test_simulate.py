@@ -90,6 +90,7 @@ def test_objectives_that_cannot_be_kept_are_not(tmp_path: Path) -> None:
         assert row["outcome"]["mixture"]["rt"]["attainment"] == attainment
 
 
+@pytest.mark.slow
 def test_settings_that_repeat_are_compared_and_every_run_is_the_same(tmp_path: Path) -> None:
     few = ("--num-prompts", "30", "--request-rate", "20", "--input-len", "900", "--output-len", "20")
     both = (*few, "--policy", "fcfs", "--policy", "aligned", "--prefill-instances=1", "--prefill-instances=3")
@@ -157,6 +158,7 @@ def test_a_model_whose_layers_all_slide_has_blocks_for_its_window(tmp_path: Path
     assert ttft_s[0] < ttft_s[1]
 
 
+@pytest.mark.slow
 def test_a_model_that_mixes_layers_has_blocks_for_its_window_in_those_that_slide(tmp_path: Path) -> None:
     """One layer of four attends to all tokens."""
     types = ["full_attention", *(["sliding_attention"] * 3)] * 8
@@ -207,6 +209,7 @@ def test_blocks_that_are_shared_from_both_ends_are_held_to_the_end(tmp_path: Pat
     assert (lent.window, lent.groups.window) == (512, 0)
 
 
+@pytest.mark.slow
 def test_a_narrow_host_memory_slows_copies_unless_nothing_is_shared(tmp_path: Path) -> None:
     few = ("--num-prompts=30", "--request-rate=20", "--output-len=20", "--host-memory-bandwidth=5e9")
     (shared,), (apart,) = rows_of(tmp_path, *few), rows_of(tmp_path, *few, "--no-shared-links")
@@ -245,6 +248,7 @@ def test_beside_a_backlog_the_instances_are_never_idle(tmp_path: Path) -> None:
     assert beside["outcome"]["mixture"]["rt"]["num_requests"] == 5
 
 
+@pytest.mark.slow
 def test_the_highest_rate_keeps_enough_in_time_and_a_higher_one_does_not(tmp_path: Path) -> None:
     steady = ("--num-prompts=60", "--burstiness=1e9", "--input-len=2000", "--output-len=2")
     (row,) = rows_of(tmp_path, "--find-rate", *steady)
@@ -270,6 +274,7 @@ def _profile_of(cost: CostModel) -> Profile:
     return Profile(VERSION, FACTS, REACH, num_points=0, errors={}, waited_share=0.0, cost=cost)
 
 
+@pytest.mark.slow
 def test_inputs_are_kept_where_memory_is_short(tmp_path: Path) -> None:
     """They are computed again with KV later: with KV alone nobody is."""
     cost = msgspec.structs.replace(COST, num_kv_tokens=6_000)
@@ -282,6 +287,7 @@ def test_inputs_are_kept_where_memory_is_short(tmp_path: Path) -> None:
     assert plain["num_dropped"] == 0 < hidden["num_dropped"]
 
 
+@pytest.mark.slow
 def test_what_never_ends_is_said(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     cost = msgspec.structs.replace(COST, decode_lines=[Line(fixed_s=60.0, token_s=0.0)])
@@ -367,6 +373,7 @@ def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
     assert "line 1: Object missing required field `output_len`" in error_in(jsonl)
 
 
+@pytest.mark.slow
 def test_who_interrupts_it_gets_what_is_done() -> None:
     words = ["--find-rate", "--num-prompts=20", "--policy=fcfs", "--policy=aligned", "--output-len=300"]
     with subprocess.Popen(

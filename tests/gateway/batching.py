@@ -99,7 +99,7 @@ async def gateway_on(
 
 
 def play(
-    scenario: Callable[[System], Awaitable[None]], config: BatchConfig = QUICK, limit_s: float = 60
+    scenario: Callable[[System], Awaitable[None]], config: BatchConfig = QUICK, limit_s: float = 240
 ) -> None:
     async def within_time() -> None:
         router = ScriptedRouter()

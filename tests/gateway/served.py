@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -88,3 +88,36 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
             await scenario()
 
     asyncio.run(within_time())
+
+
+class SharedGateway:
+    """A gateway that several tests ask, one after the other: to start one takes longer than most of them."""
+
+    def __init__(self, runner: asyncio.Runner, at: Served) -> None:
+        self._runner = runner
+        self._at = at
+
+    @classmethod
+    @contextmanager
+    def running(cls, **options: Any) -> Iterator[SharedGateway]:
+        """`options`: those of `served`."""
+        with asyncio.Runner() as runner:
+            serving = served(**options)
+            at = runner.run(serving.__aenter__())
+            try:
+                yield cls(runner, at)
+            finally:
+                runner.run(serving.__aexit__(None, None, None))
+
+    def play(self, scenario: Callable[[Served], Awaitable[None]]) -> None:
+        """Nothing that was asked of it before is seen, and nothing is open afterwards."""
+
+        async def within_time() -> None:
+            async with asyncio.timeout(120):
+                await scenario(self._at)
+                await self._at.process.drain_state.until_idle()
+
+        router = self._at.router
+        router.submitted.clear()
+        self._runner.run(within_time())
+        assert router._open == {}

@@ -38,6 +38,7 @@ async def fuzz(at: Served, directory: Path) -> tuple[int | None, str]:
     return process.returncode, output.decode()
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_nothing_that_can_be_sent_is_our_fault(tmp_path: Path) -> None:
     async def scenario() -> None:

@@ -22,7 +22,17 @@ from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Rejected, Request
 from alignedserve.types import InstanceId
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of, process_status
-from tests.gateway.served import ASKED, GATEWAY, JSON, QUESTION, play, served, served_by
+from tests.gateway.served import (
+    ASKED,
+    GATEWAY,
+    JSON,
+    QUESTION,
+    Served,
+    SharedGateway,
+    play,
+    served,
+    served_by,
+)
 
 # ---- answers ----
 
@@ -325,19 +335,18 @@ NO_PROMPTS: list[Any] = [[], [1.0], [[]], [[1], "x"], ["x", 1], {}, None, 5, Tru
     ],
 )
 def test_what_is_wrong_is_named(
-    path: str, body: dict[str, Any], status: int, param: str, message: str
+    path: str, body: dict[str, Any], status: int, param: str, message: str, gateway: SharedGateway
 ) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            response = await at.post(f"/v1/{path}", body)
-            assert response.status_code == status
-            error = response.json()["error"]
-            assert error.keys() == {"message", "type", "param", "code"}
-            assert (error["type"], error["param"]) == ("invalid_request_error", param)
-            assert message in error["message"]
-            assert at.router.submitted == []
+    async def scenario(at: Served) -> None:
+        response = await at.post(f"/v1/{path}", body)
+        assert response.status_code == status
+        error = response.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert message in error["message"]
+        assert at.router.submitted == []
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 def test_no_message_says_where_the_model_lies() -> None:

@@ -101,6 +101,7 @@ async def rest(stream: Any) -> str:
     return "".join([chunk.choices[0].text async for chunk in stream])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_dead", [False, True], ids=["given back", "dead"])
 def test_what_is_open_goes_on_where_another_island_has_come(is_dead: bool) -> None:
     async def scenario() -> None:
@@ -123,6 +124,7 @@ def test_what_is_open_goes_on_where_another_island_has_come(is_dead: bool) -> No
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_retires_answers_what_it_has_and_says_when_a_connection_ends() -> None:
     async def scenario() -> None:
         async with launcher() as launched, served(launcher=launched.address) as at:
@@ -144,6 +146,7 @@ def test_a_gateway_that_retires_answers_what_it_has_and_says_when_a_connection_e
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_was_away_when_it_was_to_retire_hears_it_when_it_is_back() -> None:
     async def scenario() -> None:
         gateway = Seen()
@@ -183,6 +186,7 @@ def test_what_is_open_waits_for_an_island_that_is_not_up_yet() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_an_island_that_stays_keeps_what_is_open() -> None:
     async def scenario() -> None:
         async with launcher() as launched, served(launcher=launched.address) as at:
@@ -207,6 +211,7 @@ def test_an_island_that_stays_keeps_what_is_open() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_an_island_that_is_being_given_back_keeps_what_it_has_and_gets_no_more() -> None:
     async def scenario() -> None:
         async with launcher() as launched, served(launcher=launched.address) as at:
@@ -235,6 +240,7 @@ def test_an_island_that_is_being_given_back_keeps_what_it_has_and_gets_no_more()
     play(scenario)
 
 
+@pytest.mark.slow
 def test_requests_go_where_less_waits_by_the_word_of_routers() -> None:
     async def scenario() -> None:
         async with launcher() as launched, served(launcher=launched.address) as at:
@@ -270,6 +276,7 @@ def test_health_says_what_is_missing() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_back_says_what_has_changed() -> None:
     async def scenario() -> None:
         async with launcher() as launched, served(launcher=launched.address) as at:
@@ -302,6 +309,7 @@ def test_it_drains_and_ends_as_the_launcher_says() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_stop_ends_it_at_once() -> None:
     async def scenario() -> None:
         async with launcher() as launched, served(launcher=launched.address) as at:
@@ -313,6 +321,7 @@ def test_stop_ends_it_at_once() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_only_gateways_of_the_system_are_told() -> None:
     class Nobody:
         def on_up(self, welcome: Welcome) -> None:
@@ -333,6 +342,7 @@ def test_only_gateways_of_the_system_are_told() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_gateways_at_one_port_know_what_the_others_have_measured() -> None:
     """Prometheus asks any of them."""
     prompts = "alignedserve:prompt_tokens_total"
@@ -363,6 +373,7 @@ def test_gateways_at_one_port_know_what_the_others_have_measured() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_what_an_islands_gateway_has_measured_is_its_hosts() -> None:
     """Prometheus asks each host."""
 
@@ -395,6 +406,7 @@ def test_what_an_islands_gateway_has_measured_is_its_hosts() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_the_launcher_hears_what_became_of_objectives_and_says_how_many_islands_are_wanted() -> None:
     async def scenario() -> None:
         async with launcher() as launched, served(launcher=launched.address) as at:
@@ -425,6 +437,7 @@ def test_the_launcher_hears_what_became_of_objectives_and_says_how_many_islands_
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_gateway_says_nothing_in_the_name_of_another() -> None:
     async def scenario() -> None:
         async with launcher(gateways=2) as launched:

@@ -11,7 +11,7 @@ import pytest
 from alignedserve.gateway.fields import MAX_UNKNOWN
 from alignedserve.gateway.telemetry.ignored_parameters import HEADER, MAX_LOGGED, IgnoredParameters
 from tests.gateway.scripted import TOKENIZER
-from tests.gateway.served import QUESTION, play, served
+from tests.gateway.served import QUESTION, Served, SharedGateway, play, served
 from tests.gateway.tools.test_tools import model_with
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -73,20 +73,21 @@ WITH_TOOLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", WITH_TOOLS)
-def test_tools_that_a_model_is_not_told_of_and_need_not_call_are_ignored(path: str) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            plain = {name: value for name, value in WITH_TOOLS[path].items() if not name.startswith("tool")}
-            for body in (plain, WITH_TOOLS[path]):
-                response = await at.post(path, {"model": "demo"} | body)
-                assert response.status_code == 200, response.text
-                assert "one two three" in response.text
-            assert response.headers[HEADER] == "tools"
-            one, other = at.router.submitted
-            assert one.request.prompt == other.request.prompt
-            assert other.request.params.structured_outputs is None
+def test_tools_that_a_model_is_not_told_of_and_need_not_call_are_ignored(
+    path: str, gateway: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        plain = {name: value for name, value in WITH_TOOLS[path].items() if not name.startswith("tool")}
+        for body in (plain, WITH_TOOLS[path]):
+            response = await at.post(path, {"model": "demo"} | body)
+            assert response.status_code == 200, response.text
+            assert "one two three" in response.text
+        assert response.headers[HEADER] == "tools"
+        one, other = at.router.submitted
+        assert one.request.prompt == other.request.prompt
+        assert other.request.params.structured_outputs is None
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 @pytest.mark.parametrize("path", WITH_TOOLS)
@@ -134,13 +135,14 @@ def test_a_strict_server_refuses_what_it_does_not_know() -> None:
         ),
     ],
 )
-def test_what_would_change_the_answer_is_refused_by_name(more: dict[str, Any], param: str) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            response = await at.post(CHAT, {"messages": QUESTION} | more)
-            assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+def test_what_would_change_the_answer_is_refused_by_name(
+    more: dict[str, Any], param: str, gateway: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        response = await at.post(CHAT, {"messages": QUESTION} | more)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 def test_what_asks_for_nothing_is_no_reason_to_refuse() -> None:
@@ -233,13 +235,12 @@ def test_headers_of_other_gateways_are_understood() -> None:
         ],
     ],
 )
-def test_messages_have_every_form_that_clients_give_them(messages: Any) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            response = await at.post(CHAT, {"messages": messages})
-            assert response.status_code == 200, response.text
+def test_messages_have_every_form_that_clients_give_them(messages: Any, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        response = await at.post(CHAT, {"messages": messages})
+        assert response.status_code == 200, response.text
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 @pytest.mark.parametrize("more", ["", "{# developer, tool #}"])

@@ -94,6 +94,7 @@ def test_it_runs_in_simulation() -> None:
     assert lengths[-4:] == sorted(lengths[-4:], reverse=True)
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.slow
 def test_it_runs_in_real_processes(tiny_model: Directory, tmp_path: Path) -> None:
     family, wanted = "llama-gqa-tied", greedy_requests(16, seed=3)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from msgspec.structs import asdict, replace
 
 from alignedserve.protocol.messages import InstanceLimits, Request
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.model import make_request
 from alignedserve.timing.cost import Channels, CostModel
@@ -17,6 +19,14 @@ from alignedserve.timing.cost_presets import load_cost_model
 
 COST = load_cost_model("opt-13b/a100-80gb")
 BLOCK_SIZE = 16
+# `aligned`, and this run's share of the others.
+every_policy = pytest.mark.parametrize(
+    "policy",
+    [
+        "aligned",
+        *(pytest.param(each, marks=pytest.mark.drawn(one_in=4)) for each in POLICIES if each != "aligned"),
+    ],
+)
 
 
 def limits(num_blocks: int = 64, max_num_seqs: int = 16, max_num_batched_tokens: int = 128) -> InstanceLimits:

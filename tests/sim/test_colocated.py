@@ -19,10 +19,9 @@ from alignedserve.scheduling.policies import POLICIES, make_policy
 from alignedserve.sim.island import Island
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
-from tests.sim.islands import finish, limits, play, requests, small_island
+from tests.sim.islands import every_policy, finish, limits, play, requests, small_island
 
 SHORT = limits(num_blocks=34)
-every_policy = pytest.mark.parametrize("policy", POLICIES)
 
 
 def island_of(policy: str, num: int = 1, **options: Any) -> Island:
@@ -127,22 +126,23 @@ def test_whoever_decodes_is_stalled_by_no_prompt() -> None:
     assert longest["sarathi"] < 0.052 < longest["fcfs"]
 
 
-def test_no_iteration_has_more_tokens_than_it_may() -> None:
-    for policy in POLICIES:
-        island = island_of(policy, decode=limits(num_blocks=128, max_num_batched_tokens=64))
-        most = 0
+@every_policy
+def test_no_iteration_has_more_tokens_than_it_may(policy: str) -> None:
+    island = island_of(policy, decode=limits(num_blocks=128, max_num_batched_tokens=64))
+    most = 0
 
-        def watch(now: float, event: Event, sends: list[Send]) -> None:
-            nonlocal most
-            if isinstance(event, Received) and isinstance(event.message, DecodeReport):
-                most = max(most, event.message.num_computed)
+    def watch(now: float, event: Event, sends: list[Send]) -> None:
+        nonlocal most
+        if isinstance(event, Received) and isinstance(event.message, DecodeReport):
+            most = max(most, event.message.num_computed)
 
-        island.router.observers.append(watch)
-        play(island, both_classes(requests(30, every_s=0.0)))
-        assert 60 < most <= 64, policy
+    island.router.observers.append(watch)
+    play(island, both_classes(requests(30, every_s=0.0)))
+    assert 60 < most <= 64
 
 
-@hypothesis_settings(max_examples=25, deadline=None)
+@pytest.mark.slow
+@hypothesis_settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([*POLICIES]), st.integers(1, 3))
 def test_whatever_dies_and_is_aborted_nothing_is_lost(seed: int, policy: str, num: int) -> None:
     dice = random.Random(seed)
@@ -184,6 +184,7 @@ def moved(island: Island) -> Counter[str]:
     return found
 
 
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("seed", range(12))
 def test_requests_that_share_blocks_run_with_their_own_kv(seed: int) -> None:
     """`SimEngine` looks at all KV of who shares blocks, at each of its iterations."""

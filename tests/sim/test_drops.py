@@ -9,14 +9,13 @@ from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Reserve
 from alignedserve.router.events import Event, Send
-from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.foresight import oracle
 from alignedserve.sim.island import Island
 from alignedserve.sim.lifetime import Lifetimes
 from alignedserve.sim.model import make_request
 from alignedserve.types import InstanceId
 from tests.scheduling.dropping import NAME
-from tests.sim.islands import finish, limits, requests, small_island
+from tests.sim.islands import every_policy, finish, limits, requests, small_island
 
 SHORT = limits(num_blocks=34)
 colocated_or_apart = pytest.mark.parametrize("apart", [False, True], ids=["colocated", "apart"])
@@ -59,6 +58,7 @@ def test_colocated_instances_that_drop_ask_nothing_of_the_pool() -> None:
     assert not reserved
 
 
+@pytest.mark.drawn(one_in=2)
 @colocated_or_apart
 @pytest.mark.parametrize("victim", ["instance", "kvpool-0", "router"])
 def test_a_death_among_drops_costs_no_token(apart: bool, victim: str) -> None:
@@ -77,7 +77,7 @@ def test_a_death_among_drops_costs_no_token(apart: bool, victim: str) -> None:
 
 @colocated_or_apart
 @pytest.mark.parametrize("mode", ["recompute", "defer"])
-@pytest.mark.parametrize("policy", POLICIES)
+@every_policy
 def test_every_policy_can_drop_or_defer(policy: str, mode: str, apart: bool) -> None:
     """Best effort that fills the instances, and then real time."""
     asked = [replace(each, tier="be") for each in requests(24, every_s=0.0, prompt_len=60, output_len=200)]

@@ -124,6 +124,7 @@ class FailingCopies(NoFaults):
         return self._share
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize("what", ["pull", "save"])
 def test_copies_that_fail_cost_no_token(what: str, share: float) -> None:
@@ -141,6 +142,7 @@ def is_running(state: RequestState) -> bool:
     return state.phase is Phase.RUNNING
 
 
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0", "kvpool-0", "router"])
 @pytest.mark.parametrize("when", [is_pulled, is_running], ids=["while it is pulled", "while it runs"])
 def test_a_death_before_it_is_saved_costs_no_token(victim: str, when: Callable[[RequestState], bool]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from statistics import fmean
 
+import pytest
 from msgspec.structs import replace
 from pytest import approx
 
@@ -154,6 +155,7 @@ def simulated(cost: CostModel, sharing: Sharing) -> tuple[Report, float]:
     return make_report(ran.streams, ran.lifetimes, scenario.slo), fmean(waits_s)
 
 
+@pytest.mark.slow
 def test_prompts_that_are_saved_delay_what_is_staged() -> None:
     apart, apart_s = simulated(COST, Sharing(is_on=False))
     shared, shared_s = simulated(COST, Sharing())
@@ -163,6 +165,7 @@ def test_prompts_that_are_saved_delay_what_is_staged() -> None:
     assert narrow.attainment < apart.attainment == 1.0
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_bandwidth_costs_more_where_it_is_shared() -> None:
     slow = with_slow_copies(COST, slowdown=10)
     wide, narrow = (simulated(cost, Sharing())[0] for cost in (COST, slow))

@@ -50,6 +50,7 @@ class Watched:
         finish(self.island, num, limit_s=4000.0)
 
 
+@pytest.mark.drawn(one_in=2)
 @POLICIES
 @pytest.mark.parametrize("prefix", [False, True], ids=["", "prefix-caching"])
 def test_all_get_their_tokens(policy: str, prefix: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +61,7 @@ def test_all_get_their_tokens(policy: str, prefix: bool, monkeypatch: pytest.Mon
     assert watched.lifetimes.count("dropped") > 3
 
 
+@pytest.mark.drawn(one_in=3)
 @POLICIES
 @pytest.mark.parametrize("victim", ["colocated-0", "kvpool-0", "router"])
 def test_a_death_costs_no_token(policy: str, victim: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ class Ways:
         return Counter(is_over_link for at_s, is_over_link in self.offers if low_s <= at_s < high_s)
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize("policy", ["aligned", "fcfs"])
 def test_kv_goes_through_host_memory_as_long_as_the_link_fails(policy: str, share: float) -> None:
@@ -76,6 +77,7 @@ def test_kv_goes_through_host_memory_as_long_as_the_link_fails(policy: str, shar
     assert 3 <= stats.num_failed_pulls == faults.num_failed <= 20
 
 
+@pytest.mark.slow
 def test_of_two_prefill_instances_both_are_tried() -> None:
     island = small_island(link="ipc", num_prefill=2, num_decode=2)
     faults = island.world.faults = FailingPulls(island.world.clock, 0.5)

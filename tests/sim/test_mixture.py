@@ -256,6 +256,7 @@ def test_nothing_is_computed_twice(policy: str) -> None:
     assert found.num_computed == found.num_needed == sum(done.computed.values())
 
 
+@pytest.mark.slow
 def test_tokens_in_windows_add_up() -> None:
     done = ran()
     end_s = max(each.ended_s for each in done.streams) + 1
@@ -268,6 +269,7 @@ def test_tokens_in_windows_add_up() -> None:
     assert all(0 < part.busy <= 1 for part in parts)
 
 
+@pytest.mark.slow
 def test_jobs_are_kept_up_to_their_windows() -> None:
     assert mixture(ran(window_s=1e-3), 0.0, 10.0).be.jobs_kept == 0.0
     assert mixture(ran(window_s=1e6), 0.0, 10.0).be.jobs_kept == 1.0

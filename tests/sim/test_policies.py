@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace as replace_arrival
 from random import Random
 
+import pytest
 from msgspec.structs import replace
 
 from alignedserve.router.config import RouterConfig
@@ -49,12 +50,16 @@ def test_where_the_longest_holds_up_the_others_alike_ones_decode_faster() -> Non
     assert aligned.max_over_mean_length < 0.85 * fcfs.max_over_mean_length
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_where_lengths_cost_nothing_alike_ones_decode_no_slower() -> None:
     workload = mixed(300, rate=100.0)
     fcfs, aligned = (run(policy, "balanced", workload) for policy in ("fcfs", "aligned"))
     assert aligned.decode_tokens_per_busy_s > 0.99 * fcfs.decode_tokens_per_busy_s
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_best_effort_alone_runs_one_batch_at_a_time() -> None:
     """AlignedServe's paper: at most 12.4 % of iterations have requests of several batches."""
     workload = [replace_arrival(each, tier="be") for each in mixed(300, rate=100.0)]
@@ -64,6 +69,7 @@ def test_best_effort_alone_runs_one_batch_at_a_time() -> None:
     assert reports["aligned"].decode_tokens_per_busy_s > 1.05 * reports["fcfs"].decode_tokens_per_busy_s
 
 
+@pytest.mark.drawn(one_in=2)
 def test_with_room_for_everybody_nobody_waits_for_a_batch() -> None:
     workload = mixed(100, rate=4.0)
     fcfs, aligned = (run(policy, "balanced", workload) for policy in ("fcfs", "aligned"))

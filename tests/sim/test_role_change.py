@@ -29,6 +29,8 @@ def island(link: str, policy: str) -> Island:
     return Island(config)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("policy", ["aligned", "fcfs", "bros"])
 @pytest.mark.parametrize("link", ["host", "ipc"])
 def test_prompts_and_then_stories_change_roles_and_back(link: str, policy: str) -> None:

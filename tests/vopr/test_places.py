@@ -148,6 +148,8 @@ def without_chance(history: History) -> History:
     return History(plan, sorted(kept, key=lambda action: action.at_s))
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("aim", [EVICTED, "Evict:peer", "Commit:kvpool"])
 def test_an_aimed_death_falls_where_it_was_aimed_at(aim: str) -> None:
     """Every death comes within milliseconds of the transition, and is that of its victim."""
@@ -179,10 +181,12 @@ def test_an_aimed_death_falls_where_it_was_aimed_at(aim: str) -> None:
     assert outcome.visited[f"{aim} dies"]
 
 
+@pytest.mark.slow
 def test_what_is_aimed_is_the_same_each_time() -> None:
     assert log_hash(aimed(EVICTED)) == log_hash(aimed(EVICTED)) != log_hash(aimed("Evict:peer"))
 
 
+@pytest.mark.slow
 def test_a_router_of_a_whole_system_is_aimed_at() -> None:
     history = history_of(3, systems=("whole",), aims=["Submit:router"])
     outcome = run(history)

@@ -36,22 +36,29 @@ def short(seed: int, seconds: float = 60.0, **changes: Any) -> History:
     return History(plan, [action for action in history.actions if action.at_s < seconds])
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_breaks(seed: int) -> None:
     assert run(short(seed, 100.0)).failure is None
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("seed", [20, 153])
 def test_nothing_breaks_where_blocks_are_shared_from_both_ends(seed: int) -> None:
     history = history_of(seed, policies=("bros",), systems=("island",))
     assert history.plan.share_blocks and run(history).failure is None
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize(("seed", "window"), [(5, 30), (11, 100), (18, 1), (20, 150)])
 def test_nothing_breaks_where_requests_hold_the_blocks_of_a_window(seed: int, window: int) -> None:
     assert run(short(seed, 100.0, window=window, **IN_ALL_LAYERS)).failure is None
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize(
     ("seed", "window", "num_full", "num_sliding"),
     [(5, 30, 1, 1), (11, 100, 2, 3), (18, 1, 1, 3), (20, 150, 1, 1), (9, 30, 2, 3)],
@@ -74,6 +81,7 @@ def test_a_block_that_is_freed_too_soon_is_noticed(
     assert failure and "holds None" in failure.message
 
 
+@pytest.mark.slow
 def test_a_copy_that_passes_layers_which_attend_to_all_tokens_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -84,6 +92,7 @@ def test_a_copy_that_passes_layers_which_attend_to_all_tokens_is_noticed(
     assert "group 0, which holds None" in failing(short(5, 100.0, window=30, **IN_SOME_LAYERS))
 
 
+@pytest.mark.slow
 def test_layers_that_take_each_others_kv_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     held = BlockManager.in_columns
 
@@ -100,12 +109,14 @@ def test_layers_that_take_each_others_kv_are_noticed(monkeypatch: pytest.MonkeyP
     assert "of 3 groups is to hold Content" in failing(history)
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", EVER_FAILED)
 def test_what_broke_once_does_not_break(seed: int) -> None:
     assert run(history_of(seed, systems=("island",))).failure is None
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("path", SHRUNK, ids=lambda path: path.stem)
 def test_what_was_shrunk_does_not_break(path: Path) -> None:
     assert run(History.load(path)).failure is None
@@ -115,6 +126,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert log_hash(short(3)) == log_hash(short(3)) != log_hash(short(4))
 
 
+@pytest.mark.slow
 def test_the_log_of_a_run_replays(tmp_path: Path) -> None:
     assert run(short(5), open_in(tmp_path, "five")).num_requests
     logs = list(tmp_path.glob("five-router-*.events"))
@@ -193,6 +205,7 @@ def test_a_request_that_waits_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatc
 # ---- shrinking -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_failure_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: the core fails when it hears of a request with a key that ends with 7."""
     from alignedserve.router.submissions import Submissions

@@ -4,13 +4,14 @@ them."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from alignedserve.gateway.http.keys import digest_of
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
-from tests.gateway.served import play, served
+from tests.gateway.served import Served, SharedGateway, play, served
 from tests.gateway.tools.test_reasoning import DEEPSEEK
 from tests.gateway.tools.test_tools import CALL, TEMPLATE, follows, model_with
 
@@ -74,28 +75,25 @@ async def ask(at: Any, is_stream: bool, **settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_message_has_text_usage_and_a_reason(is_stream: bool) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            found = await ask(at, is_stream, system="Be brief.", temperature=0.5)
-            assert (found["type"], found["role"], found["model"]) == ("message", "assistant", "demo")
-            assert [(block["type"], block["text"]) for block in found["content"]] == [
-                ("text", "one two three")
-            ]
-            assert (found["stop_reason"], found["stop_sequence"]) == ("end_turn", None)
-            prompt = at.router.submitted[0].request.prompt
-            messages = [{"role": "system", "content": "Be brief."}, *ASKED["messages"]]
-            assert prompt == TOKENIZER.chat_ids(messages)
-            assert found["usage"]["input_tokens"] == len(prompt)
-            assert found["usage"]["output_tokens"] == len(answer_of("one two three"))
-            assert (await ask(at, is_stream, max_tokens=2))["stop_reason"] == "max_tokens"
-            found = await ask(at, is_stream, stop_sequences=[" three"])
-            assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", " three")
-            assert found["content"][0]["text"] == "one two"
-            found = await ask(at, is_stream, service_tier="flex")
-            assert at.router.submitted[-1].request.tier == "be"
+def test_a_message_has_text_usage_and_a_reason(is_stream: bool, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        found = await ask(at, is_stream, system="Be brief.", temperature=0.5)
+        assert (found["type"], found["role"], found["model"]) == ("message", "assistant", "demo")
+        assert [(block["type"], block["text"]) for block in found["content"]] == [("text", "one two three")]
+        assert (found["stop_reason"], found["stop_sequence"]) == ("end_turn", None)
+        prompt = at.router.submitted[0].request.prompt
+        messages = [{"role": "system", "content": "Be brief."}, *ASKED["messages"]]
+        assert prompt == TOKENIZER.chat_ids(messages)
+        assert found["usage"]["input_tokens"] == len(prompt)
+        assert found["usage"]["output_tokens"] == len(answer_of("one two three"))
+        assert (await ask(at, is_stream, max_tokens=2))["stop_reason"] == "max_tokens"
+        found = await ask(at, is_stream, stop_sequences=[" three"])
+        assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", " three")
+        assert found["content"][0]["text"] == "one two"
+        found = await ask(at, is_stream, service_tier="flex")
+        assert at.router.submitted[-1].request.tier == "be"
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -157,6 +155,12 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
     play(scenario)
 
 
+@pytest.fixture(scope="module")
+def with_tools() -> Iterator[SharedGateway]:
+    with SharedGateway.running(model=model_with(TEMPLATE)) as found:
+        yield found
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -171,15 +175,14 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
         ({"temperature": -1}, "temperature=-1"),
     ],
 )
-def test_errors_are_anthropics(more: dict[str, Any], message: str) -> None:
-    async def scenario() -> None:
-        async with served(model=model_with(TEMPLATE)) as at:
-            response = await at.post(MESSAGES, ASKED | more)
-            body = response.json()
-            assert response.status_code == 400 and body["type"] == "error", body
-            assert body["error"]["type"] == "invalid_request_error" and message in body["error"]["message"]
+def test_errors_are_anthropics(more: dict[str, Any], message: str, with_tools: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        response = await at.post(MESSAGES, ASKED | more)
+        body = response.json()
+        assert response.status_code == 400 and body["type"] == "error", body
+        assert body["error"]["type"] == "invalid_request_error" and message in body["error"]["message"]
 
-    play(scenario)
+    with_tools.play(scenario)
 
 
 def test_other_errors_have_their_types() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pydantic
@@ -17,7 +18,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
-from tests.gateway.served import ASKED, QUESTION, play, served
+from tests.gateway.served import ASKED, QUESTION, Served, SharedGateway, play, served
 
 CHAT = {"messages": QUESTION}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -58,16 +59,21 @@ def test_openais_client_parses_into_a_model() -> None:
     ],
 )
 def test_what_is_asked_for_gets_to_the_instances(
-    fields: dict[str, Any], wanted: StructuredOutputsParams | None
+    fields: dict[str, Any], wanted: StructuredOutputsParams | None, gateway: SharedGateway
 ) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            assert (await at.post("/v1/chat/completions", CHAT | fields)).status_code == 200
-            assert (await at.post("/v1/completions", {"prompt": "x"} | fields)).status_code == 200
-            found = [submit.request.params.structured_outputs for submit in at.router.submitted]
-            assert found == [wanted, wanted]
+    async def scenario(at: Served) -> None:
+        assert (await at.post("/v1/chat/completions", CHAT | fields)).status_code == 200
+        assert (await at.post("/v1/completions", {"prompt": "x"} | fields)).status_code == 200
+        found = [submit.request.params.structured_outputs for submit in at.router.submitted]
+        assert found == [wanted, wanted]
 
-    play(scenario)
+    gateway.play(scenario)
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[SharedGateway]:
+    with SharedGateway.running(limits=Limits(max_grammar_bytes=100)) as found:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -111,15 +117,16 @@ def test_what_is_asked_for_gets_to_the_instances(
         ),
     ],
 )
-def test_what_cannot_be_followed_is_refused(fields: dict[str, Any], param: str, message: str) -> None:
-    async def scenario() -> None:
-        async with served(limits=Limits(max_grammar_bytes=100)) as at:
-            response = await at.post("/v1/chat/completions", CHAT | fields)
-            assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-            assert message in response.json()["error"]["message"]
-            assert at.router.submitted == []
+def test_what_cannot_be_followed_is_refused(
+    fields: dict[str, Any], param: str, message: str, narrow: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        response = await at.post("/v1/chat/completions", CHAT | fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert message in response.json()["error"]["message"]
+        assert at.router.submitted == []
 
-    play(scenario)
+    narrow.play(scenario)
 
 
 # llguidance works on it for half a minute, and can't be asked to stop

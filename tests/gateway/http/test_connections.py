@@ -125,6 +125,7 @@ def test_other_protocols_are_not_spoken() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_requests_that_wait_are_answered_in_their_order_and_wait_outside(read: list[bytes]) -> None:
     async def scenario() -> None:
         async with served() as at:
@@ -143,6 +144,7 @@ def test_requests_that_wait_are_answered_in_their_order_and_wait_outside(read: l
 # ---- bodies ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framed", ["Content-Length: 900000000", "Transfer-Encoding: chunked"])
 def test_who_has_no_key_is_not_listened_to(framed: str, read: list[bytes]) -> None:
     async def scenario() -> None:
@@ -161,6 +163,7 @@ def test_who_has_no_key_is_not_listened_to(framed: str, read: list[bytes]) -> No
     play(scenario)
 
 
+@pytest.mark.slow
 def test_who_sends_a_large_body_hears_why_it_is_refused() -> None:
     async def scenario() -> None:
         async with served(**KEYED) as at:
@@ -170,6 +173,7 @@ def test_who_sends_a_large_body_hears_why_it_is_refused() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_connection_outlives_a_small_body_that_nobody_wants() -> None:
     async def scenario() -> None:
         async with served(**KEYED) as at:
@@ -200,6 +204,7 @@ async def begun(at: Served, num_bytes: int, key: str = "none") -> tuple[asyncio.
     return reader, writer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "num_held"), [({}, 2), (KEYED, 1)], ids=["no keys", "half for each key"]
 )
@@ -237,11 +242,13 @@ def test_bodies_in_memory_have_a_total(settings: dict[str, Any], num_held: int) 
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_total_has_room_for_two_bodies() -> None:
     with pytest.raises(ValueError, match="max_total_body_bytes=300: must be at least twice"):
         Limits(max_body_bytes=200, max_total_body_bytes=300)
 
 
+@pytest.mark.slow
 def test_files_need_no_room_beyond_a_chunk() -> None:
     async def scenario() -> None:
         limits = Limits(max_body_bytes=1 << 20, max_total_body_bytes=2 << 20)
@@ -252,6 +259,7 @@ def test_files_need_no_room_beyond_a_chunk() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_body_has_a_least_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "GRACE_S", 0.3)
 
@@ -267,6 +275,7 @@ def test_a_body_has_a_least_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_what_the_server_takes_its_time_for_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
@@ -301,6 +310,7 @@ class Fake:
         self.is_open = False
 
 
+@pytest.mark.slow
 def test_who_has_been_idle_longest_makes_room_and_who_is_answered_never() -> None:
     crowd = Connections(4)
     kept = [Fake() for _ in range(4)]
@@ -327,6 +337,7 @@ def test_who_has_been_idle_longest_makes_room_and_who_is_answered_never() -> Non
     assert crowd.begin(Fake()) and len(crowd) == 4
 
 
+@pytest.mark.slow
 def test_many_that_say_nothing_lock_nobody_out() -> None:
     async def scenario() -> None:
         router = ScriptedRouter()
@@ -347,6 +358,7 @@ def test_many_that_say_nothing_lock_nobody_out() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_when_all_are_answered_the_next_one_is_told_so() -> None:
     async def scenario() -> None:
         async with served(limits=Limits(max_connections=2)) as at:
@@ -361,6 +373,7 @@ def test_when_all_are_answered_the_next_one_is_told_so() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_there_are_no_more_connections_than_file_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -377,6 +390,7 @@ def test_there_are_no_more_connections_than_file_descriptors() -> None:
 # ---- downloads ----
 
 
+@pytest.mark.slow
 def test_a_file_that_is_deleted_meanwhile_is_a_broken_download(caplog: pytest.LogCaptureFixture) -> None:
     size = 24 << 20
 
@@ -423,6 +437,7 @@ class Turn:
         self._went_on.append(self._name)
 
 
+@pytest.mark.slow
 def test_a_round_of_the_event_loop_reads_some_of_those_who_send_much() -> None:
     async def scenario() -> None:
         reads, went_on = Reads(), list[int]()
@@ -444,6 +459,7 @@ def test_a_round_of_the_event_loop_reads_some_of_those_who_send_much() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_bodies_that_come_at_once_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their connections wait for their turns, and for who takes what has come, each in any order."""
     waits: list[object] = []

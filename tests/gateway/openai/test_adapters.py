@@ -57,6 +57,7 @@ def test_other_names_are_not_found(path: str, body: dict[str, Any]) -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_models_are_listed_with_their_parent() -> None:
     async def scenario() -> None:
         async with served(model=ADAPTED) as at:
@@ -75,6 +76,7 @@ def test_models_are_listed_with_their_parent() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_the_same_answer_is_expected_of_the_same_adapter_alone() -> None:
     prints = {ADAPTED.answering_as(name).system_fingerprint for name in ("", "sql", "org/legal")}
     assert len(prints) == 3 and ADAPTED.answering_as("").system_fingerprint == MODEL.system_fingerprint

@@ -18,7 +18,7 @@ from alignedserve.protocol.pooling import DTYPE
 from tests.gateway.batching import System
 from tests.gateway.batching import play as play_batches
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, vector_of
-from tests.gateway.served import Served, play, served
+from tests.gateway.served import Served, SharedGateway, play, served
 
 assert MODEL.embedding_size
 SIZE = MODEL.embedding_size
@@ -49,22 +49,21 @@ def error_of(answer: httpx.Response) -> tuple[int, str | None, str]:
     ],
     ids=["text", "texts", "ids", "lists of ids"],
 )
-def test_each_input_gets_its_vector(given: Any, prompts: list[list[int]]) -> None:
-    async def scenario() -> None:
-        async with served(ScriptedRouter()) as at:
-            answer = await at.post("/v1/embeddings", {"input": given, "user": "u", "model": "demo"})
-            expected = np.stack([vector_of(prompt) for prompt in prompts])
-            np.testing.assert_array_equal(vectors_in(answer).astype(DTYPE), expected)
-            num_tokens = sum(map(len, prompts))
-            assert answer.json()["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-            assert answer.json()["object"] == "list" and answer.json()["model"] == "demo"
-            assert "x-ignored-parameters" not in answer.headers
-            asked = [each.request for each in at.router.submitted]
-            assert [(each.pooling, each.tier, each.tbt_s) for each in asked] == [("last", "rt", None)] * len(
-                asked
-            )
+def test_each_input_gets_its_vector(given: Any, prompts: list[list[int]], gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        answer = await at.post("/v1/embeddings", {"input": given, "user": "u", "model": "demo"})
+        expected = np.stack([vector_of(prompt) for prompt in prompts])
+        np.testing.assert_array_equal(vectors_in(answer).astype(DTYPE), expected)
+        num_tokens = sum(map(len, prompts))
+        assert answer.json()["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        assert answer.json()["object"] == "list" and answer.json()["model"] == "demo"
+        assert "x-ignored-parameters" not in answer.headers
+        asked = [each.request for each in at.router.submitted]
+        assert [(each.pooling, each.tier, each.tbt_s) for each in asked] == [("last", "rt", None)] * len(
+            asked
+        )
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 def test_openais_client_asks_for_base64_and_gets_numbers() -> None:
@@ -111,16 +110,17 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_wrong_is_named(body: dict[str, Any], param: str, words: str) -> None:
-    async def scenario() -> None:
-        async with served(ScriptedRouter()) as at:
-            status, named, message = error_of(await at.post("/v1/embeddings", body))
-            assert (status, named) == (400, param) and words in message
-            assert not at.router.submitted
+def test_what_is_wrong_is_named(body: dict[str, Any], param: str, words: str, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        status, named, message = error_of(await at.post("/v1/embeddings", body))
+        assert (status, named) == (400, param) and words in message
+        assert not at.router.submitted
 
-    play(scenario)
+    gateway.play(scenario)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 def test_a_prompt_of_the_models_length_and_a_call_of_the_most_inputs() -> None:
     async def scenario() -> None:
         async with served(ScriptedRouter()) as at:
@@ -278,16 +278,17 @@ def cosine(one: str, other: str) -> float:
     ],
     ids=["one and one", "one and several", "pairs"],
 )
-def test_scores_are_cosines(text_1: Any, text_2: Any, pairs: list[tuple[str, str]]) -> None:
-    async def scenario() -> None:
-        async with served(ScriptedRouter()) as at:
-            answer = (await at.post("/v1/score", {"text_1": text_1, "text_2": text_2})).json()
-            assert [each["index"] for each in answer["data"]] == list(range(len(pairs)))
-            scores = [each["score"] for each in answer["data"]]
-            np.testing.assert_allclose(scores, [cosine(*pair) for pair in pairs], atol=1e-6)
-            assert answer["object"] == "list" and answer["usage"]["total_tokens"] > 0
+def test_scores_are_cosines(
+    text_1: Any, text_2: Any, pairs: list[tuple[str, str]], gateway: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        answer = (await at.post("/v1/score", {"text_1": text_1, "text_2": text_2})).json()
+        assert [each["index"] for each in answer["data"]] == list(range(len(pairs)))
+        scores = [each["score"] for each in answer["data"]]
+        np.testing.assert_allclose(scores, [cosine(*pair) for pair in pairs], atol=1e-6)
+        assert answer["object"] == "list" and answer["usage"]["total_tokens"] > 0
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 def test_texts_that_are_no_pairs_are_refused() -> None:
@@ -331,9 +332,8 @@ def test_documents_are_sorted_by_relevance(path: str) -> None:
     ],
     ids=str,
 )
-def test_a_ranking_without_sense_is_refused(body: dict[str, Any], param: str) -> None:
-    async def scenario() -> None:
-        async with served(ScriptedRouter()) as at:
-            assert error_of(await at.post("/v1/rerank", body))[:2] == (400, param)
+def test_a_ranking_without_sense_is_refused(body: dict[str, Any], param: str, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        assert error_of(await at.post("/v1/rerank", body))[:2] == (400, param)
 
-    play(scenario)
+    gateway.play(scenario)

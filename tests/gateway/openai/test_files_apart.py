@@ -58,7 +58,7 @@ def play(scenario: Scenario, **settings: Any) -> None:
         router = ScriptedRouter()
         port = await router.hub.listen("127.0.0.1", 0)
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(240),
             redis_running() as redis,
             gateway_on(port, redis.url, **settings) as gateway,
         ):
@@ -89,6 +89,7 @@ def content_names(place: str, s3: S3Process) -> set[str]:
     return {name.split("/")[-1] for name in names}
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("place", HOMES, indirect=True)
 def test_files_come_back_run_and_go(place: str, s3: S3Process) -> None:
     async def scenario(at: System) -> None:
@@ -116,6 +117,8 @@ def bad() -> dict[str, Any]:
     return {"custom_id": "bad", "method": "POST", "url": CHATS, "body": {"model": "demo", "messages": "x"}}
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("place", HOMES, indirect=True)
 def test_what_is_refused_or_broken_off_leaves_nothing(place: str, s3: S3Process) -> None:
     async def scenario(at: System) -> None:
@@ -148,6 +151,7 @@ async def half_a_form(broken: bool) -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 def test_while_the_bucket_is_away_files_answer_503_and_jobs_wait(s3: S3Process) -> None:
     s3.empty()
 
@@ -241,6 +245,8 @@ def play_with_process(scenario: Callable[[ScriptedRouter, int, str], Awaitable[N
     asyncio.run(within_time())
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("place", HOMES, indirect=True)
 def test_an_upload_whose_gateway_is_killed_is_no_file_and_is_swept(place: str, s3: S3Process) -> None:
     async def scenario(router: ScriptedRouter, port: int, redis_url: str) -> None:
@@ -266,14 +272,16 @@ def test_an_upload_whose_gateway_is_killed_is_no_file_and_is_swept(place: str, s
     play_with_process(scenario)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("place", HOMES, indirect=True)
 def test_output_files_whose_gateway_is_killed_are_written_once(place: str, s3: S3Process) -> None:
     async def scenario(router: ScriptedRouter, port: int, redis_url: str) -> None:
         store = RedisStore(redis_url)
         async with process_on(port, redis_url, place) as (process, gateway):
-            batch = await gateway.submit([*questions(600), bad()])
+            batch = await gateway.submit([*questions(200), bad()])
             # a bucket that hangs holds the gateway in the middle of it; a directory is left at some moment
-            while (await store.tally(batch.id)).num_completed < 600:  # type: ignore[arg-type]
+            while (await store.tally(batch.id)).num_completed < 200:  # type: ignore[arg-type]
                 await asyncio.sleep(0.01)
             if "://" in place:
                 s3.pause()
@@ -287,7 +295,7 @@ def test_output_files_whose_gateway_is_killed_are_written_once(place: str, s3: S
             done = await until_over(other, batch)
             assert done.status == "completed"
             lines = await other.lines_of(done.output_file_id)
-            assert [line["custom_id"] for line in lines] == [f"q{number}" for number in range(600)]
+            assert [line["custom_id"] for line in lines] == [f"q{number}" for number in range(200)]
             assert len(await other.lines_of(done.error_file_id)) == 1
         await swept(redis_url, place)
         kept = {done.input_file_id, done.output_file_id, done.error_file_id}
@@ -325,6 +333,8 @@ def write(url: str, content: bytes, s3: S3Process) -> None:
         s3.put(url.removeprefix(f"s3://{BUCKET}/"), content)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("kind", HOMES)
 def test_a_batch_reads_its_input_where_it_is_unless_it_changes(
     inputs: Path, s3: S3Process, kind: str

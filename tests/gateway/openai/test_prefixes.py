@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from alignedserve.protocol.messages import NewTokens, Request
 from tests.gateway.scripted import ScriptedRouter
-from tests.gateway.served import play, served
+from tests.gateway.served import Served, SharedGateway, play, served
 
 CHAT = {"messages": [{"role": "user", "content": "Say it."}], "max_tokens": 5}
 COMPLETION = {"prompt": ["one", "two"], "max_tokens": 5}
@@ -56,23 +56,21 @@ def test_a_stream_says_it_with_its_usage() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", COMPLETION)])
-def test_a_salt_goes_with_each_request(path: str, body: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            await at.post(f"/v1/{path}", body)
-            assert {submit.request.cache_salt for submit in at.router.submitted} == {""}
-            at.router.submitted.clear()
-            await at.post(f"/v1/{path}", body | {"cache_salt": "pepper"})
-            assert {submit.request.cache_salt for submit in at.router.submitted} == {"pepper"}
+def test_a_salt_goes_with_each_request(path: str, body: dict[str, Any], gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        await at.post(f"/v1/{path}", body)
+        assert {submit.request.cache_salt for submit in at.router.submitted} == {""}
+        at.router.submitted.clear()
+        await at.post(f"/v1/{path}", body | {"cache_salt": "pepper"})
+        assert {submit.request.cache_salt for submit in at.router.submitted} == {"pepper"}
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 @pytest.mark.parametrize("salt", ["", "x" * 257, 7, ["a"]])
-def test_a_salt_is_a_short_text(salt: Any) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            answer = await at.post("/v1/chat/completions", CHAT | {"cache_salt": salt})
-            assert answer.status_code == 400 and answer.json()["error"]["param"] == "cache_salt"
+def test_a_salt_is_a_short_text(salt: Any, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        answer = await at.post("/v1/chat/completions", CHAT | {"cache_salt": salt})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "cache_salt"
 
-    play(scenario)
+    gateway.play(scenario)

@@ -72,6 +72,7 @@ def test_a_stream_says_how_far_its_prompt_is(path: str) -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 @all_calls
 @pytest.mark.parametrize(
     "options", [{"stream": True}, {"stream": True, "return_progress": False}, {"return_progress": True}]
@@ -85,6 +86,7 @@ def test_nothing_else_does(path: str, options: dict[str, Any]) -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_every_choice_has_its_own() -> None:
     async def scenario() -> None:
         async with served(waiting()) as at:
@@ -99,6 +101,7 @@ def test_every_choice_has_its_own() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_stream_that_has_text_is_not_told_again() -> None:
     """A router that takes over computes the prompt once more."""
 
@@ -116,6 +119,7 @@ def test_a_stream_that_has_text_is_not_told_again() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_an_answer_that_fails_ends_as_any_stream_does() -> None:
     async def scenario() -> None:
         async with served(waiting()) as at:

@@ -105,6 +105,7 @@ class AtOnce(Telling):
             self.hub.send(gateway, Tokens([news]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("router", [Telling, AtOnce])
 def test_tokens_that_are_part_of_a_character_share_its_offset(router: type[Telling], is_stream: bool) -> None:
@@ -128,6 +129,7 @@ def test_tokens_that_are_part_of_a_character_share_its_offset(router: type[Telli
     play(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_an_echo_of_no_tokens_is_the_prompt_alone(is_stream: bool) -> None:
     async def scenario() -> None:
@@ -168,6 +170,7 @@ def vllms(count: int) -> list[dict[str, Any] | None]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 3])
 def test_prompt_logprobs_are_shaped_as_vllms(count: int) -> None:
     async def scenario() -> None:
@@ -185,6 +188,7 @@ def test_prompt_logprobs_are_shaped_as_vllms(count: int) -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"n": 2}, {"n": 2, "best_of": 3}])
 def test_each_choice_has_its_prompts(options: dict[str, int]) -> None:
     other = PROMPT[:-2]
@@ -199,6 +203,7 @@ def test_each_choice_has_its_prompts(options: dict[str, int]) -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_each_streamed_echo_has_them() -> None:
     """Whichever begins first."""
 
@@ -215,6 +220,7 @@ def test_each_streamed_echo_has_them() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_both_are_given_as_many_as_each_was_asked_for() -> None:
     async def scenario() -> None:
         async with served(Telling()) as at:
@@ -231,6 +237,7 @@ def test_both_are_given_as_many_as_each_was_asked_for() -> None:
 LONG = [7] * 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
@@ -253,6 +260,7 @@ def test_what_can_not_be_asked_for_is_named(body: dict[str, Any], param: str, me
     play(scenario)
 
 
+@pytest.mark.slow
 def test_more_than_an_answer_should_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignedserve.gateway.limits.MAX_PROMPT_LOGPROBS", 4 * 21 * len(PROMPT))
 

@@ -10,7 +10,7 @@ import pytest
 from alignedserve.gateway.config import SloConfig
 from alignedserve.protocol.messages import NewTokens, Rejected, Request
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
-from tests.gateway.served import QUESTION, play, served
+from tests.gateway.served import QUESTION, Served, SharedGateway, play, served
 
 CHAT = {"messages": QUESTION}
 
@@ -25,21 +25,22 @@ CHAT = {"messages": QUESTION}
         ("flex", "flex", "be"),
     ],
 )
-def test_a_service_tier_is_a_class_and_is_echoed(asked: str | None, answered: str, tier: str) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            for path, body in (("completions", {"prompt": "x"}), ("chat/completions", CHAT)):
-                answer = (await at.post(f"/v1/{path}", body | {"service_tier": asked})).json()
-                assert answer["service_tier"] == answered
-                assert answer["system_fingerprint"] == MODEL.system_fingerprint
-                assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-            assert {submit.request.tier for submit in at.router.submitted} == {tier}
-            response = await at.post("/v1/chat/completions", CHAT | {"service_tier": asked, "stream": True})
-            *events, _ = response.text.strip().split("\n\n")
-            chunks = [json.loads(event.removeprefix("data: ")) for event in events]
-            assert {chunk["service_tier"] for chunk in chunks} == {answered}
+def test_a_service_tier_is_a_class_and_is_echoed(
+    asked: str | None, answered: str, tier: str, gateway: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        for path, body in (("completions", {"prompt": "x"}), ("chat/completions", CHAT)):
+            answer = (await at.post(f"/v1/{path}", body | {"service_tier": asked})).json()
+            assert answer["service_tier"] == answered
+            assert answer["system_fingerprint"] == MODEL.system_fingerprint
+            assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert {submit.request.tier for submit in at.router.submitted} == {tier}
+        response = await at.post("/v1/chat/completions", CHAT | {"service_tier": asked, "stream": True})
+        *events, _ = response.text.strip().split("\n\n")
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert {chunk["service_tier"] for chunk in chunks} == {answered}
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 def test_deadlines_come_in_the_body_or_in_headers() -> None:
@@ -86,17 +87,16 @@ def test_a_tier_has_objectives_of_its_own_and_best_effort_none() -> None:
 
 @pytest.mark.parametrize("name", ["ttft_ms", "tbt_ms"])
 @pytest.mark.parametrize("value", [0, -5, 0.5, "soon", True, 1e9, float("nan"), float("inf")])
-def test_an_objective_out_of_range_is_named(name: str, value: Any) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            body = json.dumps(CHAT | {"slo": {name: value}})
-            headers = {"Content-Type": "application/json"}
-            response = await at.http.post("/v1/chat/completions", content=body, headers=headers)
-            assert response.status_code == 400
-            assert response.json()["error"]["param"] == "slo"
-            assert not at.router.submitted
+def test_an_objective_out_of_range_is_named(name: str, value: Any, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        body = json.dumps(CHAT | {"slo": {name: value}})
+        headers = {"Content-Type": "application/json"}
+        response = await at.http.post("/v1/chat/completions", content=body, headers=headers)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "slo"
+        assert not at.router.submitted
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 def test_an_objective_that_the_model_cannot_keep_is_named_with_what_is_possible() -> None:
@@ -123,22 +123,21 @@ def test_a_default_out_of_range_is_named(value: float) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_an_echo_begins_with_the_prompt(is_stream: bool) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            body = {"prompt": ["a b", "c"], "n": 2, "echo": True, "max_tokens": 50}
-            response = await at.post("/v1/completions", body | {"stream": is_stream})
-            texts: dict[int, str] = {}
-            if is_stream:
-                for event in response.text.strip().split("\n\n")[:-1]:
-                    choice = json.loads(event.removeprefix("data: "))["choices"][0]
-                    texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
-            else:
-                texts = {choice["index"]: choice["text"] for choice in response.json()["choices"]}
-            said = "one two three"
-            assert texts == {0: f"a b{said}", 1: f"a b{said}", 2: f"c{said}", 3: f"c{said}"}
+def test_an_echo_begins_with_the_prompt(is_stream: bool, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        body = {"prompt": ["a b", "c"], "n": 2, "echo": True, "max_tokens": 50}
+        response = await at.post("/v1/completions", body | {"stream": is_stream})
+        texts: dict[int, str] = {}
+        if is_stream:
+            for event in response.text.strip().split("\n\n")[:-1]:
+                choice = json.loads(event.removeprefix("data: "))["choices"][0]
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+        else:
+            texts = {choice["index"]: choice["text"] for choice in response.json()["choices"]}
+        said = "one two three"
+        assert texts == {0: f"a b{said}", 1: f"a b{said}", 2: f"c{said}", 3: f"c{said}"}
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 class Rated(ScriptedRouter):
@@ -204,14 +203,15 @@ def test_tokenize_and_detokenize_have_vllms_shape() -> None:
         ("detokenize", {"tokens": "x"}, "tokens"),
     ],
 )
-def test_what_cannot_be_tokenized_is_named(path: str, body: dict[str, Any], param: str) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            response = await at.post(f"/{path}", body)
-            assert response.status_code in (400, 404)
-            assert response.json()["error"]["param"] == param
+def test_what_cannot_be_tokenized_is_named(
+    path: str, body: dict[str, Any], param: str, gateway: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        response = await at.post(f"/{path}", body)
+        assert response.status_code in (400, 404)
+        assert response.json()["error"]["param"] == param
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 def test_a_long_text_is_tokenized_like_a_short_one() -> None:

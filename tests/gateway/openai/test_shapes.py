@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from tests.gateway.served import QUESTION, play, served
+from tests.gateway.served import QUESTION, Served, SharedGateway
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": QUESTION, "logprobs": True, "top_logprobs": 1},
@@ -31,26 +31,24 @@ PIECES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_an_answer_has_all_that_its_type_requires(path: str) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            answer = await at.post(path, {"model": "demo"} | BODIES[path])
-            assert answer.status_code == 200, answer.text
-            WHOLE[path].model_validate(answer.json())
+def test_an_answer_has_all_that_its_type_requires(path: str, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        answer = await at.post(path, {"model": "demo"} | BODIES[path])
+        assert answer.status_code == 200, answer.text
+        WHOLE[path].model_validate(answer.json())
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 @pytest.mark.parametrize("path", PIECES)
-def test_a_streams_events_have_all_that_their_types_require(path: str) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            body = {"model": "demo", "stream": True, "stream_options": {"include_usage": True}} | BODIES[path]
-            answer = await at.post(path, body)
-            said = [line.removeprefix("data: ") for line in answer.text.splitlines() if line[:6] == "data: "]
-            events = [json.loads(each) for each in said if each != "[DONE]"]
-            assert len(events) > 2
-            for event in events:
-                TypeAdapter(PIECES[path]).validate_python(event)
+def test_a_streams_events_have_all_that_their_types_require(path: str, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        body = {"model": "demo", "stream": True, "stream_options": {"include_usage": True}} | BODIES[path]
+        answer = await at.post(path, body)
+        said = [line.removeprefix("data: ") for line in answer.text.splitlines() if line[:6] == "data: "]
+        events = [json.loads(each) for each in said if each != "[DONE]"]
+        assert len(events) > 2
+        for event in events:
+            TypeAdapter(PIECES[path]).validate_python(event)
 
-    play(scenario)
+    gateway.play(scenario)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
 from openai.types import Batch
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -29,6 +30,7 @@ async def turnarounds(at: System) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_batch_that_runs_says_when_it_will_be_done() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0
@@ -58,6 +60,7 @@ def test_a_batch_that_runs_says_when_it_will_be_done() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_turnaround_is_counted_by_window() -> None:
     async def scenario(at: System) -> None:
         assert await turnarounds(at) == {"1h": 0, "6h": 0, "24h": 0, "7d": 0}

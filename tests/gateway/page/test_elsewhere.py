@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.gateway.page.browser import Browser, browsing
 from tests.gateway.page.hosted import Hosted, hosted
 from tests.gateway.page.test_page import ask
@@ -36,6 +38,8 @@ def files(browser: Browser, host: Hosted) -> int:
     return int(browser.driver.execute_async_script(script))
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 def test_pages_from_elsewhere_get_nothing_and_change_nothing() -> None:
     with (
         hosted(has_store=True) as host,
@@ -56,6 +60,8 @@ def test_pages_from_elsewhere_get_nothing_and_change_nothing() -> None:
         browser.until_text(".message.model .text", "one two three")
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 def test_flags_let_them_in() -> None:
     with (
         hosted(has_store=True, allowed_hosts=("good.example",)) as host,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from tests.gateway.page.hosted import hosted
 MODULE = "jobs.js"
 
 
+@pytest.mark.slow
 def test_a_job_that_runs_says_when_it_is_done_and_how_much_of_its_window_is_gone(browser: Browser) -> None:
     quick = BatchConfig(look_s=0.1, max_num_lines=2)
     with hosted(has_store=True, batches=quick) as host, httpx.Client(base_url=f"{host.url}/v1") as http:
@@ -64,6 +66,15 @@ def test_a_job_that_runs_says_when_it_is_done_and_how_much_of_its_window_is_gone
         assert not browser.find(f"{job} .window").is_displayed()
 
 
+@pytest.fixture(scope="module")
+def page(chromium: Browser) -> Iterator[Browser]:
+    """Opened once: modules compute from what they are given."""
+    with hosted() as host:
+        chromium.open(host.url)
+        yield chromium
+        chromium.open("about:blank")
+
+
 def shown(browser: Browser, **job: Any) -> dict[str, Any]:
     """What a row shows of a job, with what is left out as a job that runs has it."""
     whole = {
@@ -85,19 +96,17 @@ def shown(browser: Browser, **job: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_job_against_its_window(browser: Browser) -> None:
-    with hosted() as host:
-        browser.open(host.url)
-        found = shown(browser)
-        assert (found["due"], found["gone"], found["done"], found["late"]) == ("50%", "25%", "50%", "false")
-        assert found["text"].startswith("done in 15 min, at ")
-        assert found["text"].endswith("; its window ends in 45 min")
-        late = shown(browser, alignedserve={"progress": 0.1, "estimated_completion_at": 9000})
-        assert (late["due"], late["late"]) == ("100%", "true")
-        assert late["text"].endswith("; after its window, which ends in 45 min")
-        unknown = shown(browser, alignedserve={"progress": 0, "estimated_completion_at": None})
-        assert unknown["text"] == "not known yet when it is done; its window ends in 45 min"
-        assert shown(browser, status="completed")["hidden"]
+def test_a_job_against_its_window(page: Browser) -> None:
+    found = shown(page)
+    assert (found["due"], found["gone"], found["done"], found["late"]) == ("50%", "25%", "50%", "false")
+    assert found["text"].startswith("done in 15 min, at ")
+    assert found["text"].endswith("; its window ends in 45 min")
+    late = shown(page, alignedserve={"progress": 0.1, "estimated_completion_at": 9000})
+    assert (late["due"], late["late"]) == ("100%", "true")
+    assert late["text"].endswith("; after its window, which ends in 45 min")
+    unknown = shown(page, alignedserve={"progress": 0, "estimated_completion_at": None})
+    assert unknown["text"] == "not known yet when it is done; its window ends in 45 min"
+    assert shown(page, status="completed")["hidden"]
 
 
 @pytest.mark.parametrize(
@@ -114,15 +123,13 @@ def test_a_job_against_its_window(browser: Browser) -> None:
     ],
 )
 def test_best_effort_is_paused_when_it_has_requests_and_gets_no_token(
-    browser: Browser, be: list[tuple[int, int | None, int | None]], is_paused: bool
+    page: Browser, be: list[tuple[int, int | None, int | None]], is_paused: bool
 ) -> None:
     readings = [{"be": dict(zip(("tokens", "running", "waiting"), each, strict=True))} for each in be]
-    with hosted() as host:
-        browser.open(host.url)
-        assert browser.imported("reading.js", f"m.isPaused(...{json.dumps(readings)})") is is_paused
+    assert page.imported("reading.js", f"m.isPaused(...{json.dumps(readings)})") is is_paused
 
 
-def test_pauses_are_marked_in_the_band_of_best_effort(browser: Browser) -> None:
+def test_pauses_are_marked_in_the_band_of_best_effort(page: Browser) -> None:
     def reading(at_s: int, rt: int, be: int) -> dict[str, Any]:
         return {
             "atMs": at_s * 1000,
@@ -140,9 +147,7 @@ def test_pauses_are_marked_in_the_band_of_best_effort(browser: Browser) -> None:
                tops: rects.map((rect) => Number(rect.getAttribute("y"))),
                said: chart.node.querySelector(".top.be").textContent }};
     }})()"""
-    with hosted() as host:
-        browser.open(host.url)
-        found = browser.imported("chart.js", script)
+    found = page.imported("chart.js", script)
     assert found["widths"] == pytest.approx([2, 1])
     assert all(top > 50 for top in found["tops"])
     assert found["said"] == "best effort, up to 10 tokens/s, paused for 3 s of it"

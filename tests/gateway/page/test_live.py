@@ -18,7 +18,7 @@ from tests.launch.batch_job import client_of, submit
 from tests.launch.server import Server, serving
 
 # it needs a whole server and a browser; the page itself is tested at a gateway alone, beside this file
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=3, whole=True)]
 NUM_LINES = 40
 DECODE = "tr[data-instance='decode-0']"
 

@@ -21,10 +21,12 @@ def host() -> Iterator[Hosted]:
         yield found
 
 
-@pytest.fixture
-def page(browser: Browser, host: Hosted) -> Browser:
-    browser.open(host.url)
-    return browser
+@pytest.fixture(scope="module")
+def page(chromium: Browser, host: Hosted) -> Iterator[Browser]:
+    """Opened once: modules compute from what they are given."""
+    chromium.open(host.url)
+    yield chromium
+    chromium.open("about:blank")
 
 
 # ---- the state ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.gateway.http.test_access import KEYED
@@ -51,6 +52,7 @@ def ask(browser: Browser, text: str) -> None:
     browser.find("#text").send_keys(text, Keys.ENTER)
 
 
+@pytest.mark.slow
 def test_text_is_shown_as_text(browser: Browser) -> None:
     down = process_status("decode", "down")
     router = ScriptedRouter(answer=answer_of(HOSTILE))
@@ -67,6 +69,8 @@ def test_text_is_shown_as_text(browser: Browser) -> None:
         assert "hacked" not in browser.driver.title
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 def test_an_answer_can_be_stopped(browser: Browser) -> None:
     router = ScriptedRouter()
     router.allowed = 5
@@ -89,6 +93,8 @@ def test_an_answer_can_be_stopped(browser: Browser) -> None:
         assert not browser.find_all(".message")
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 def test_it_shows_how_much_of_a_long_prompt_is_read(browser: Browser) -> None:
     router = ScriptedRouter()
     router.allowed = 0
@@ -111,6 +117,8 @@ def test_it_shows_how_much_of_a_long_prompt_is_read(browser: Browser) -> None:
         assert not browser.find(".message.you .bar").is_displayed()
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 def test_what_fails_is_said_in_the_conversation(browser: Browser) -> None:
     router = ScriptedRouter()
     router.allowed = 5
@@ -127,6 +135,8 @@ def test_what_fails_is_said_in_the_conversation(browser: Browser) -> None:
         browser.until_text(".message.model:last-child .note", "failed: ")
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 def test_a_process_that_is_down_stands_out(browser: Browser) -> None:
     router = ScriptedRouter()
     with hosted(router) as host:
@@ -145,6 +155,8 @@ def test_a_process_that_is_down_stands_out(browser: Browser) -> None:
         assert "decode-0 (pid 42) is down" in browser.text("#events")
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 def test_it_waits_for_a_server_that_is_away(browser: Browser) -> None:
     with hosted() as host:
         browser.open(host.url)
@@ -160,6 +172,8 @@ def cut(browser: Browser, is_cut: bool) -> None:
     browser.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": is_cut, **conditions})
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 def test_a_hidden_tab_asks_for_nothing(browser: Browser) -> None:
     with hosted() as host:
         browser.open(host.url)

@@ -8,7 +8,7 @@ import pytest
 
 from alignedserve.gateway.page.routes import FOLDER, TYPES
 from tests.gateway.http.test_access import KEYED
-from tests.gateway.served import play, served
+from tests.gateway.served import Served, SharedGateway, play, served
 
 FILES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
 
@@ -35,20 +35,21 @@ def test_every_file_is_there_with_its_type_and_headers() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/page/main.js"])
-def test_what_has_not_changed_is_not_sent_again_and_head_has_no_body(path: str) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            whole = await at.http.get(path)
-            head = await at.http.head(path)
-            assert (head.status_code, head.content) == (200, b"")
-            for name in ("content-length", "content-type", "etag", "content-security-policy"):
-                assert head.headers[name] == whole.headers[name]
-            again = await at.http.get(path, headers={"If-None-Match": whole.headers["etag"]})
-            assert (again.status_code, again.content) == (304, b"")
-            other = await at.http.get(path, headers={"If-None-Match": '"other"'})
-            assert (other.status_code, other.content) == (200, whole.content)
+def test_what_has_not_changed_is_not_sent_again_and_head_has_no_body(
+    path: str, gateway: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        whole = await at.http.get(path)
+        head = await at.http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        for name in ("content-length", "content-type", "etag", "content-security-policy"):
+            assert head.headers[name] == whole.headers[name]
+        again = await at.http.get(path, headers={"If-None-Match": whole.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        other = await at.http.get(path, headers={"If-None-Match": '"other"'})
+        assert (other.status_code, other.content) == (200, whole.content)
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +68,12 @@ def test_what_has_not_changed_is_not_sent_again_and_head_has_no_body(path: str) 
         "/index.html",
     ],
 )
-def test_nothing_else_is_served(path: str) -> None:
-    async def scenario() -> None:
-        async with served() as at:
-            answer = await at.http.get(path)
-            assert answer.status_code == 404 and "error" in answer.json()
+def test_nothing_else_is_served(path: str, gateway: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        answer = await at.http.get(path)
+        assert answer.status_code == 404 and "error" in answer.json()
 
-    play(scenario)
+    gateway.play(scenario)
 
 
 def test_the_page_needs_no_key_and_gives_nothing_else_away() -> None:

@@ -155,7 +155,7 @@ def cut(text: str, data: st.DataObject) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "shown", "text", "content", "calls"), CASES, ids=IDS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_calls_are_read_however_the_text_is_cut(
     name: str,
@@ -173,7 +173,7 @@ def test_calls_are_read_however_the_text_is_cut(
 
 
 @pytest.mark.parametrize("name", sorted({case[0] for case in CASES}))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_any_text_is_read_to_its_end(name: str, data: st.DataObject) -> None:
     """Whatever a model writes: no error, and what is no call is shown, whole."""

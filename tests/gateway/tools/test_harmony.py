@@ -142,7 +142,7 @@ def cut(text: str, data: st.DataObject) -> list[str]:
 
 
 @pytest.mark.parametrize(("text", "reasoning", "content", "calls"), CASES)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 @given(data=st.data())
 def test_channels_are_read_however_the_text_is_cut(
     text: str, reasoning: str, content: str, calls: list[Piece], data: st.DataObject
@@ -161,7 +161,8 @@ WORDS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@pytest.mark.slow
+@settings(deadline=None, max_examples=100)
 @given(words=st.lists(WORDS, max_size=24), data=st.data())
 @example(words=["<|start|>", "a" * 200, "<|message|>"], data=None)
 @example(words=["<|channel|>", "a" * 81, "<|message|>"], data=None)

@@ -56,7 +56,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("thinking", "kind", "text", "reasoning", "content", "calls"), CASES)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(data=st.data())
 def test_thoughts_are_found_however_the_text_is_cut(
     thinking: Thinking,

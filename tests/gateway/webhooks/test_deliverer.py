@@ -114,6 +114,7 @@ def test_openais_client_takes_what_is_told() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_while_secrets_are_changed_both_fit() -> None:
     async def scenario(at: At) -> None:
         await at.ended_job()
@@ -137,6 +138,8 @@ def test_each_url_is_told_once_and_the_jobs_own_too() -> None:
     play(scenario)
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer", [status(500), status(404), status(302, "location: /other"), b"nonsense\r\n\r\n", b""]
 )
@@ -154,6 +157,7 @@ def test_a_receiver_that_fails_is_tried_again_with_the_same_id(answer: bytes) ->
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_away_is_told_when_it_is_there() -> None:
     async def scenario(at: At) -> None:
         port = unused_port()
@@ -168,6 +172,7 @@ def test_a_receiver_that_is_away_is_told_when_it_is_there() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_receiver_that_hangs_holds_up_no_other_and_is_tried_again() -> None:
     async def scenario(at: At) -> None:
         at.receiver.answer = lambda number: None if number == 1 else status(200)
@@ -185,6 +190,7 @@ def test_a_receiver_that_hangs_holds_up_no_other_and_is_tried_again() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_after_its_time_it_is_dropped_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(at: At) -> None:
         at.receiver.answer = lambda number: status(503)
@@ -200,6 +206,7 @@ def test_after_its_time_it_is_dropped_with_a_line(caplog: pytest.LogCaptureFixtu
     assert "hidden" not in caplog.text
 
 
+@pytest.mark.slow
 def test_this_machine_is_told_only_if_the_operator_lets_it() -> None:
     async def scenario(at: At) -> None:
         await at.ended_job(f"http://localhost:{at.receiver.port}/")
@@ -211,6 +218,7 @@ def test_this_machine_is_told_only_if_the_operator_lets_it() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_over_tls_only_who_has_the_name_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """A receiver whose certificate is of another name hears nothing; the right one is told, at the same address."""
     caplog.set_level(logging.INFO, "alignedserve.gateway.webhooks.deliverer")
@@ -239,6 +247,7 @@ def test_over_tls_only_who_has_the_name_is_told(caplog: pytest.LogCaptureFixture
     assert any("certificate verify failed" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_what_dies_with_its_process_is_told_by_the_next() -> None:
     async def scenario(at: At) -> None:
         at.receiver.answer = lambda number: None if number == 1 else status(200)
@@ -259,6 +268,7 @@ def test_what_dies_with_its_process_is_told_by_the_next() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_it_waits_for_a_store_that_is_away() -> None:
     async def scenario(at: At) -> None:
         await at.ended_job()
@@ -271,6 +281,7 @@ def test_it_waits_for_a_store_that_is_away() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_one_that_has_lost_its_lease_changes_nothing() -> None:
     async def scenario(at: At) -> None:
         await at.ended_job()
@@ -296,6 +307,7 @@ def test_one_that_has_lost_its_lease_changes_nothing() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "DELIVER", script.DELIVER.replace(str(deliveries.MAX_PENDING), "2"))
     monkeypatch.setattr("alignedserve.store.redis_store.DELIVER", script.DELIVER)

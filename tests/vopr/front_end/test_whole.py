@@ -47,6 +47,8 @@ def failing(history: History) -> str:
     return str(failure)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_dies_all_is_answered_and_nothing_is_left(seed: int) -> None:
     assert run(short(seed)).failure is None
@@ -58,6 +60,7 @@ def test_chats_and_jobs_are_answered_where_nothing_goes_wrong() -> None:
     assert outcome.ends == {"answered": 4, "job completed": 1}
 
 
+@pytest.mark.slow
 def test_a_saved_history_replays_to_the_same_journal(tmp_path: Path) -> None:
     short(7).save(tmp_path / "seven.json")
     saved = History.load(tmp_path / "seven.json")
@@ -98,6 +101,8 @@ def test_a_line_that_runs_before_it_has_begun_is_noticed(monkeypatch: pytest.Mon
     assert "before the store knows" in failing(quiet(JOB))
 
 
+@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
 def test_a_planted_bug_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: a gateway fails when it is asked for a prompt of 27 tokens."""
     from alignedserve.gateway.islands import Islands
