@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The files that take longest first: with two workers, all others run beside them."""
+    """The files that take longest first: all others run beside them."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
     second_runs.allow(items, [config.rootpath / "tests" / name for name in LIVE])
 

@@ -89,7 +89,7 @@ def test_ranks_do_not_cut_through_a_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-# Every second case: with each backend and each number of ranks, with and without experts.
+# Half of the cases: each backend and each number of ranks is among them each time.
 @pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize(
     ("family", "size", "backend"),
