@@ -33,6 +33,9 @@ def in_a_fork(function: Callable[..., T], *arguments: Any, limit_s: float = LIMI
         child.join(limit_s)
         if child.is_alive():
             raise TimeoutError(f"{function.__name__}{arguments}: has returned, and runs {limit_s:g} s later")
+    except EOFError:
+        child.join(limit_s)
+        raise
     finally:
         if child.is_alive():
             _kill(child)
