@@ -23,7 +23,7 @@ from tests.tiny_models import MAX_LEN, greedy, prompts
 
 Directory = Callable[[str], Path]
 WINDOW, NUM_NEW = 24, 200
-rarely = pytest.mark.drawn(one_in=3)
+rarely = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
 # That of test_ranks.py.
 in_turn = pytest.mark.drawn(one_in=8, turn=0)
 # 300 tokens.
@@ -55,12 +55,17 @@ def poison_what_is_passed(engine: Engine) -> list[int]:
 @pytest.mark.parametrize(
     ("family", "backend", "num_new", "options"),
     [
-        ("mistral-window", "torch", 200, {}),
         ("mistral-window", "cpu", 64, {"block_size": 8, "max_prefill_chunk": 7}),
         # Some layers slide: of three, two or one.
-        ("gemma3", "cpu", 200, {"max_num_batched_tokens": 50}),
         ("ministral", "cpu", 64, {"block_size": 128}),
-        ("gpt-oss-listed", "torch", 64, {"block_size": 64, "max_num_batched_tokens": 40}),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("mistral-window", "torch", 200, {}),
+                ("gemma3", "cpu", 200, {"max_num_batched_tokens": 50}),
+                ("gpt-oss-listed", "torch", 64, {"block_size": 64, "max_num_batched_tokens": 40}),
+            )
+        ),
         *(
             pytest.param(*each, marks=rarely)
             for each in (
