@@ -16,6 +16,7 @@ from benchmarks.load_memory import mixture, shapes, shapes_of, write_checkpoint
 ROOT = Path(__file__).parents[2]
 Checkpoint = Callable[..., Path]
 rarely = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
+in_turn = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=7)]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_loading_peaks_below_a_quarter_more_than_the_model(checkpoint: Checkpoin
         (0.3, ["--dtype", "bfloat16"]),
         pytest.param(0.3, ["--dtype", "float32"], marks=rarely),
         # Some 20 MB are there for a moment, whatever the size: a quarter of what 0.3 GB are in int8.
-        pytest.param(0.9, ["--dtype", "bfloat16", "--quantization", "int8"], marks=rarely),
+        pytest.param(0.9, ["--dtype", "bfloat16", "--quantization", "int8"], marks=in_turn),
     ],
     ids=str,
 )
