@@ -81,6 +81,7 @@ def test_evictions_every_few_iterations_change_nothing(
     assert island.num_evicted > 20
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", ["mistral-window", "ministral", "gpt-oss-listed"])

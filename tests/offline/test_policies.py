@@ -88,6 +88,7 @@ def test_tokens_are_the_same_where_requests_have_to_leave(
     assert llm.instance.num_evictions > 5
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("mode", ["recompute", "defer"])
 @pytest.mark.parametrize("policy", POLICIES)
