@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -75,6 +76,8 @@ def ratio_of(directory: Path, gigabytes: float, *options: str) -> float:
         capture_output=True,
         text=True,
         cwd=ROOT,
+        # As here (tests/conftest.py).
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
     )
     print(result.stdout)
