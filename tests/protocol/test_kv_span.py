@@ -12,7 +12,9 @@ from alignedserve.protocol.kv_span import TILE_TOKENS, KvSpan
 
 GROUPS = st.sampled_from([(0, 1), (1, 1), (1, 5), (4, 3)])
 SPANS = st.builds(
-    lambda block_size, window, max_step, groups, tile: KvSpan(block_size, window, max_step, *groups, tile),
+    lambda block_size, window, max_step, groups, tile: KvSpan(
+        block_size, window, max_step, groups[0], groups[1], tile
+    ),
     st.sampled_from([4, 8, 16, 32]),
     st.sampled_from([1, 5, 16, 24, 64, 100, 512]),
     st.sampled_from([1, 2, 7, 16, 100]),
