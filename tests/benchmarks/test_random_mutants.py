@@ -225,9 +225,10 @@ from alignedserve.batch.limit import Limit
 def kept():
     one = Limit(3)
     one.is_full()
-    Path("made").touch()
+    made = Path(f"made-by-{os.getpid()}")
+    made.touch()
     yield one
-    os.unlink("made")
+    made.unlink()
 
 def test_as_many_as_there_are() -> None:
     one = Limit(3)
@@ -357,7 +358,7 @@ def test_a_test_that_fails_leaves_nothing_of_such_a_fixture(toy: tuple[Collected
     with existing(tests.copy / "spoilt"):
         found = attempt(changed("Limit.is_full")[ALIVE], *toy, BOUNDS)
     assert not found.is_caught and found.num_run == 2
-    assert not (tests.copy / "made").exists()
+    assert list(tests.copy.glob("made-by-*")) == []
 
 
 def test_a_process_that_is_killed_leaves_no_segment(toy: tuple[CollectedTests, Reach]) -> None:
@@ -489,6 +490,18 @@ def test_of_many_mutants_in_one_system_those_that_tests_catch_are_told() -> None
     ]
 
 
+def test_a_test_that_fails_once_catches_none() -> None:
+    test, failures = "tests/cluster/test_a.py::a", [True]
+
+    def run(edits: Sequence[Edit], tests: Sequence[str], left_out: Sequence[str] = ()) -> str | None:
+        return test if edits and failures and failures.pop() else None
+
+    told: list[tuple[Edit, str]] = []
+    (edit, *_) = changed("Limit.take").values()
+    caught_live([edit], ["tests/cluster/test_a.py"], run, lambda *each: told.append(each))
+    assert not told and not failures
+
+
 @pytest.mark.slow
 def test_the_first_test_that_fails_is_read_from_the_summary(tmp_path: Path) -> None:
     folder = tmp_path / "tests/cluster"
@@ -503,7 +516,7 @@ def test_the_first_test_that_fails_is_read_from_the_summary(tmp_path: Path) -> N
     files, run = ["tests/cluster/test_a.py", "tests/cluster/test_b.py"], run_in(tmp_path)
     one = f"{files[0]}::test_one"
     assert run([], files[:1]) == one
-    assert run([], [one], [one]) is None
+    assert run([], files[:1], [one, f"{files[0]}::test_two"]) is None
     assert run([], files, [one]) == files[1]
     assert run([], files, [one, files[1]]) is None
 
