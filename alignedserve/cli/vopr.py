@@ -79,6 +79,8 @@ def command(
 
     _check("policy", policy, POLICIES)
     _check("system", system, SYSTEMS)
+    if aim and (seed is None or history):
+        raise ValueError("aim: needs --seed, and no --history")
     choice = _Choice(policy, system)
     out.mkdir(parents=True, exist_ok=True)
     if history:

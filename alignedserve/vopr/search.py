@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import count
 from random import Random
 
 from alignedserve.vopr.history import History
@@ -26,6 +26,34 @@ class Tried:
     outcome: Outcome
 
 
+# The aims of a seed depend on the places that were visited by those which came at least this many before it, however
+# many run at a time: so a first seed makes the same histories anywhere.
+LAG = 64
+
+
+class Drawing:
+    """Draws the aims of one seed after the other."""
+
+    def __init__(self, first_seed: int) -> None:
+        self._aims = Aims(Random(first_seed))
+        self._next_counted = first_seed
+        # The visits of seeds that have ended and are not counted yet.
+        self._visited: dict[int, Counter[str]] = {}
+
+    def has_ended(self, tried: Tried) -> None:
+        self._visited[tried.seed] = tried.outcome.visited
+
+    def can_draw(self, seed: int) -> bool:
+        """Returns whether all seeds have ended on whose visits the aims of this one depend, and counts these visits."""
+        while self._next_counted <= seed - LAG and self._next_counted in self._visited:
+            self._aims.visited(self._visited.pop(self._next_counted))
+            self._next_counted += 1
+        return self._next_counted > seed - LAG
+
+    def draw(self, plan: Plan) -> tuple[str, ...]:
+        return self._aims.draw(plan)
+
+
 def search(
     first_seed: int,
     minutes: float,
@@ -36,20 +64,20 @@ def search(
 ) -> None:
     """`plan_of` returns a seed's plan; `make` goes to other processes; `told` is called for each seed that was run. It
     ends soon after one that failed."""
-    aims = Aims(Random(first_seed))
+    drawing, seed = Drawing(first_seed), first_seed
     end_s = time.monotonic() + 60 * minutes
-    seeds = count(first_seed)
     with ProcessPoolExecutor(num_jobs) as pool:
         running: set[Future[Tried]] = set()
         has_failed = False
         while running or (not has_failed and time.monotonic() < end_s):
-            while len(running) < 2 * num_jobs and not has_failed and time.monotonic() < end_s:
-                seed = next(seeds)
-                running.add(pool.submit(_try, seed, aims.draw(plan_of(seed)), make))
+            is_over = has_failed or time.monotonic() >= end_s
+            while len(running) < 2 * num_jobs and not is_over and drawing.can_draw(seed):
+                running.add(pool.submit(_try, seed, drawing.draw(plan_of(seed)), make))
+                seed += 1
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for tried in (future.result() for future in done):
                 told(tried)
-                aims.visited(tried.outcome.visited)
+                drawing.has_ended(tried)
                 has_failed = has_failed or tried.outcome.failure is not None
 
 

@@ -52,6 +52,8 @@ def all_of(*meddlers: Callable[[Island], None]) -> Callable[[Island], None]:
     return meddle
 
 
+# Each backend is among them each time.
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", ["llama-gqa-tied", "mistral-window", "gemma3", "opt", "qwen3"])
 def test_greedy_tokens_are_transformers(tiny_model: Directory, family: str, backend: str) -> None:
@@ -59,6 +61,7 @@ def test_greedy_tokens_are_transformers(tiny_model: Directory, family: str, back
     assert island.run(prompts(), [greedy_params()] * len(prompts())) == greedy(tiny_model(family))
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -78,6 +81,8 @@ def test_evictions_every_few_iterations_change_nothing(
     assert island.num_evicted > 20
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", ["mistral-window", "ministral", "gpt-oss-listed"])
 def test_what_is_behind_the_window_is_not_moved_and_changes_nothing(
@@ -111,6 +116,7 @@ def test_too_few_blocks_for_all_evict_and_change_nothing(tiny_model: Directory) 
     assert island.num_evicted > 0 and any(report.wants_evicted for report in island.reports)
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_kv_that_was_lost_is_computed_again_and_changes_nothing(tiny_model: Directory, backend: str) -> None:
     directory = tiny_model("llama-gqa-tied")
@@ -166,6 +172,7 @@ SAMPLED = [
 ]
 
 
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sampling_logprobs_and_ends_are_the_engines(tiny_model: Directory, backend: str) -> None:
     directory = tiny_model("llama-gqa-tied")

@@ -91,7 +91,7 @@ def test_fp8_says_what_its_values_in_float32_say(built: Built, model: str, form:
     assert said(stored, attention_backend=backend) == tiny_models.greedy(plain)
 
 
-@pytest.mark.drawn(one_in=2)
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("form", INT_FORMATS)
 @pytest.mark.parametrize("model", MODELS)
 def test_integers_say_what_rows_of_eight_bits_say(built: Built, model: str, form: str) -> None:
@@ -107,7 +107,8 @@ def test_integers_say_what_rows_of_eight_bits_say(built: Built, model: str, form
         assert (found - rounded).abs().mean() < 0.3 * lost
 
 
-@pytest.mark.drawn(one_in=2)
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -294,6 +295,7 @@ def test_fp8_is_refused_on_gpus_that_can_not_convert_it(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize(("model", "form"), [("qwen3-moe", "fp8-block"), ("mixtral", "float-channel")])
 @pytest.mark.parametrize("options", [{}, {"attention_backend": "torch"}, {"max_prefill_chunk": 7}], ids=str)
@@ -304,6 +306,8 @@ def test_experts_in_fp8_say_what_their_values_in_float32_say(
     assert said(stored, **options) == tiny_models.greedy(plain)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("form", ["w8a8", "awq-64", "gptq-4-128", "w8a16-64-asym"])
 def test_experts_in_integers_say_the_same_with_both_backends(built: Built, form: str) -> None:
     """The bound is that of layers without experts."""
@@ -316,6 +320,8 @@ def test_experts_in_integers_say_the_same_with_both_backends(built: Built, form:
 
 
 @pytest.mark.slow
+# Those of test_ranks.py.
+@pytest.mark.drawn(one_in=8, turn=0)
 @pytest.mark.parametrize("form", ["float-channel", "w8a8"])
 def test_ranks_divide_experts_in_codes(built: Built, form: str) -> None:
     """Ranks round the rows that they have: with eight bits only the bounds of one process hold."""

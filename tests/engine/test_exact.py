@@ -14,17 +14,35 @@ from tests.tiny_models import CONFIGS, greedy, prompts
 
 Directory = Callable[[str], Path]
 BACKENDS = ["torch", "cpu"]
+# One of each architecture.
+QUICK = (
+    "llama-gqa-tied",
+    "mistral-window",
+    "qwen3",
+    "phi3-partial-window",
+    "gemma3",
+    "gpt-oss",
+    "mixtral",
+    "opt",
+)
 # Every family runs on the CPU backend each time, and some on the other.
-ONE_ALWAYS = ["cpu", pytest.param("torch", marks=pytest.mark.drawn(one_in=3))]
+ONE_ALWAYS = ["cpu", pytest.param("torch", marks=[pytest.mark.slow, pytest.mark.drawn(one_in=3)])]
 
 
 @pytest.mark.parametrize("backend", ONE_ALWAYS)
-@pytest.mark.parametrize("family", sorted(set(CONFIGS) - {"phi3-longrope"}))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK))
+        for name in sorted(set(CONFIGS) - {"phi3-longrope"})
+    ],
+)
 def test_every_family_matches_transformers(tiny_model: Directory, family: str, backend: str) -> None:
     engine = make_instance(tiny_model(family), attention_backend=backend)
     assert tokens(run(engine, prompts(), greedy_params())) == greedy(tiny_model(family))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_long", [False, True])
 def test_longrope_matches_transformers(tiny_model: Directory, is_long: bool, backend: str) -> None:
@@ -38,7 +56,8 @@ def test_longrope_matches_transformers(tiny_model: Directory, is_long: bool, bac
     assert said == [greedy(directory)[number][:num_new] for number in some]
 
 
-@pytest.mark.drawn(one_in=4)
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=6)
 @pytest.mark.parametrize(
     "options",
     [
@@ -63,7 +82,14 @@ def test_chunks_blocks_and_batches_change_nothing(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("family", "block_size"), [("llama-gqa-tied", 8), ("llama-gqa-tied", 16), ("mixtral", 16)]
+    ("family", "block_size"),
+    [
+        ("llama-gqa-tied", 8),
+        *(
+            pytest.param(family, 16, marks=[pytest.mark.slow, pytest.mark.drawn(one_in=3)])
+            for family in ("llama-gqa-tied", "mixtral")
+        ),
+    ],
 )
 def test_preemption_at_every_step_changes_nothing(
     tiny_model: Directory, backend: str, family: str, block_size: int

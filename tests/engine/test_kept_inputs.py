@@ -51,7 +51,8 @@ def _alternating(kinds: list[bool]) -> Iterator[bool]:
     return cycle(kinds)
 
 
-@pytest.mark.drawn(one_in=3)
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kinds", [[True], [True, False], [False, False, True]], ids=str)
@@ -65,7 +66,8 @@ def test_tokens_equal_transformers(
     assert _finish(engine, requests, chunk=300) == greedy(directory)
 
 
-@pytest.mark.drawn(one_in=3)
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("chunk", "block_size"), [(1, 16), (7, 8), (50, 16), (64, 32)])
 def test_chunks_and_blocks_change_nothing(

@@ -41,6 +41,7 @@ def logprobs(directory: Path, backend: str, kv_cache_dtype: str, **options: Any)
     return torch.tensor(found)
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize(("kv_cache_dtype", "most"), [("fp8", 0.1), ("int8", 0.02)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_backends_differ_by_less_than_8_bits_do(
@@ -68,7 +69,8 @@ def test_a_chunk_attends_to_its_own_kv_as_it_is_kept(tiny_model: Directory, kv_c
     assert torch.equal(whole, cut)
 
 
-@pytest.mark.drawn(one_in=4)
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=8)
 @pytest.mark.parametrize(
     "options",
     [

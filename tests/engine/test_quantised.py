@@ -50,7 +50,7 @@ def logprobs(directory: Path, backend: str, quantization: str | None, **options:
     return torch.tensor(found)
 
 
-@pytest.mark.drawn(one_in=4)
+@pytest.mark.drawn(one_in=8)
 @pytest.mark.parametrize(("scheme", "most"), [("int8", 0.1), ("fp8", 0.2), ("int4", 0.6)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_backends_differ_by_less_than_fewer_bits_do(
@@ -66,7 +66,8 @@ def test_backends_differ_by_less_than_fewer_bits_do(
     assert (native - torch_).abs().mean() < 0.5 * error
 
 
-@pytest.mark.drawn(one_in=5)
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=8)
 @pytest.mark.parametrize(
     "options",
     [

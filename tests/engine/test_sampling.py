@@ -169,6 +169,8 @@ def default_float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("family", ["llama3-rope", "opt"])
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_torchs_default_dtype_changes_nothing(
@@ -194,6 +196,7 @@ def test_length_ends_at_max_tokens_and_at_the_models_length(engine: LocalInstanc
     assert (len(events), events[-1].finish_reason) == (5, "length")
 
 
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("family", ["llama-gqa-tied", "opt", "qwen3"])
 def test_logprobs_are_transformers(tiny_model: Directory, family: str, backend: str) -> None:

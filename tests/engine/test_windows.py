@@ -23,6 +23,9 @@ from tests.tiny_models import MAX_LEN, greedy, prompts
 
 Directory = Callable[[str], Path]
 WINDOW, NUM_NEW = 24, 200
+rarely = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
+# That of test_ranks.py.
+in_turn = pytest.mark.drawn(one_in=8, turn=0)
 # 300 tokens.
 LONG = prompts()[8]
 # Of one layer, by the head_dim of a model.
@@ -52,22 +55,32 @@ def poison_what_is_passed(engine: Engine) -> list[int]:
 @pytest.mark.parametrize(
     ("family", "backend", "num_new", "options"),
     [
-        ("mistral-window", "torch", 200, {}),
-        ("mistral-window", "cpu", 200, {"max_num_batched_tokens": 50}),
-        ("mistral-window", "cpu", 64, {"block_size": 128}),
         ("mistral-window", "cpu", 64, {"block_size": 8, "max_prefill_chunk": 7}),
-        ("mistral-window", "torch", 64, {"max_num_batched_tokens": 20}),
-        ("phi3-partial-window", "cpu", 64, {"max_num_batched_tokens": 50}),
-        ("mixtral-window", "cpu", 64, {}),
         # Some layers slide: of three, two or one.
-        ("gemma3", "torch", 64, {}),
-        ("gemma3", "cpu", 200, {"max_num_batched_tokens": 50}),
         ("ministral", "cpu", 64, {"block_size": 128}),
-        ("ministral", "torch", 64, {"max_num_batched_tokens": 20}),
-        ("qwen2-window", "cpu", 64, {"block_size": 8, "max_prefill_chunk": 7}),
-        ("gpt-oss", "cpu", 64, {"max_num_batched_tokens": 50}),
-        ("gpt-oss-listed", "cpu", 64, {}),
-        ("gpt-oss-listed", "torch", 64, {"block_size": 64, "max_num_batched_tokens": 40}),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("mistral-window", "torch", 200, {}),
+                ("gemma3", "cpu", 200, {"max_num_batched_tokens": 50}),
+                ("gpt-oss-listed", "torch", 64, {"block_size": 64, "max_num_batched_tokens": 40}),
+            )
+        ),
+        *(
+            pytest.param(*each, marks=rarely)
+            for each in (
+                ("mistral-window", "cpu", 200, {"max_num_batched_tokens": 50}),
+                ("mistral-window", "cpu", 64, {"block_size": 128}),
+                ("mistral-window", "torch", 64, {"max_num_batched_tokens": 20}),
+                ("phi3-partial-window", "cpu", 64, {"max_num_batched_tokens": 50}),
+                ("mixtral-window", "cpu", 64, {}),
+                ("gemma3", "torch", 64, {}),
+                ("ministral", "torch", 64, {"max_num_batched_tokens": 20}),
+                ("qwen2-window", "cpu", 64, {"block_size": 8, "max_prefill_chunk": 7}),
+                ("gpt-oss", "cpu", 64, {"max_num_batched_tokens": 50}),
+                ("gpt-oss-listed", "cpu", 64, {}),
+            )
+        ),
     ],
     ids=str,
 )
@@ -87,10 +100,11 @@ def test_long_answers_match_transformers_and_nothing_that_was_passed_is_read(
     ("family", "backend"),
     [
         ("mistral-window", "torch"),
-        ("mistral-window", "cpu"),
         ("gemma3", "cpu"),
-        ("ministral", "torch"),
-        ("gpt-oss-listed", "cpu"),
+        *(
+            pytest.param(*each, marks=rarely)
+            for each in (("mistral-window", "cpu"), ("ministral", "torch"), ("gpt-oss-listed", "cpu"))
+        ),
     ],
 )
 def test_preemption_moves_what_is_held_and_changes_nothing(
@@ -253,7 +267,12 @@ def test_aborted_requests_leave_nothing(tiny_model: Directory) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "backend"), [("mistral-window", "cpu"), ("mistral-window", "torch"), ("gemma3", "cpu")]
+    ("family", "backend"),
+    [
+        pytest.param("mistral-window", "cpu", marks=in_turn),
+        pytest.param("mistral-window", "torch", marks=in_turn),
+        ("gemma3", "cpu"),
+    ],
 )
 def test_ranks_pass_blocks_with_their_leader(tiny_model: Directory, family: str, backend: str) -> None:
     directory = tiny_model(family)

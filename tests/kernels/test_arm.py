@@ -15,12 +15,14 @@ from alignedserve.kernels.cpu import build
 from tests.kernels.processors import AREAS, ROOT, draw_options, needs_x86
 
 COMPILER, EMULATOR, LIBRARIES = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
+# The one has NEON alone, the other multiplies bfloat16 and eight bits as well. A run draws one of them.
+PROCESSORS = ("armv8-a", "armv8.6-a")
 # One in this number of a run's tests, since all of them take six minutes for each processor.
 EVERY = 8
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-fsyntax-only")
 
 needs_compiler = pytest.mark.skipif(not shutil.which(COMPILER), reason=f"needs {COMPILER}")
-drawn = pytest.mark.drawn(one_in=4)
+drawn = pytest.mark.drawn(one_in=8)
 needs_emulator = pytest.mark.skipif(not shutil.which(EMULATOR), reason=f"needs {EMULATOR}")
 
 
@@ -28,43 +30,33 @@ needs_emulator = pytest.mark.skipif(not shutil.which(EMULATOR), reason=f"needs {
 @needs_x86
 @needs_compiler
 @needs_emulator
-@pytest.mark.drawn(one_in=2)
-@pytest.mark.parametrize("processor", ["armv8-a", "armv8.6-a"])
+@pytest.mark.drawn(one_in=8, turn=3)
 def test_kernels_of_arm_yield_the_same(
-    processor: str, pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those with NEON alone, and those that multiply bfloat16 and eight bits."""
+    everything, draw = pytestconfig.option.everything, pytestconfig.option.draw
     monkeypatch.setenv("CXX", COMPILER)
-    monkeypatch.setenv("ALIGNEDSERVE_CPU", processor)
-    library, call = build.build(), tmp_path / "call"
-    source = ROOT / "tests" / "kernels" / "arm" / "call.cpp"
+    call, source = tmp_path / "call", ROOT / "tests" / "kernels" / "arm" / "call.cpp"
     subprocess.run([COMPILER, "-std=c++20", str(source), "-o", str(call), "-ldl"], check=True)
-    tests = [f"tests/kernels/test_{area}.py" for area in AREAS]
-    every = 1 if pytestconfig.option.everything else EVERY
-    first = Random(f"{pytestconfig.option.draw} {processor}").randrange(every)
-    plugins = ["-p", "no:cacheprovider", "-p", "tests.kernels.arm.emulated"]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            *plugins,
-            "-m",
-            "not slow",
-            *draw_options(pytestconfig),
-            *tests,
-        ],
-        cwd=ROOT,
-        env=os.environ
-        | {
-            "EMULATED_LIBRARY": f"{EMULATOR} -L {LIBRARIES} {call} {library}",
+    for processor in PROCESSORS if everything else [Random(f"{draw} processor").choice(PROCESSORS)]:
+        monkeypatch.setenv("ALIGNEDSERVE_CPU", processor)
+        every = 1 if everything else EVERY
+        first = Random(f"{draw} {processor}").randrange(every)
+        emulated = {
+            "EMULATED_LIBRARY": f"{EMULATOR} -L {LIBRARIES} {call} {build.build()}",
             "EMULATED_TESTS": f"{first} {every}",
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
+        }
+        tests = [f"tests/kernels/test_{area}.py" for area in AREAS]
+        plugins = ["-p", "no:cacheprovider", "-p", "tests.kernels.arm.emulated"]
+        options = [*plugins, "-m", "not slow", *draw_options(pytestconfig)]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *options, *tests],
+            cwd=ROOT,
+            env=os.environ | emulated,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{processor}: {done.stdout}"
 
 
 @pytest.mark.slow

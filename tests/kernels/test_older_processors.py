@@ -12,7 +12,7 @@ from tests.kernels.processors import AREAS, ROOT, draw_options, needs_x86
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=2)
+@pytest.mark.drawn(one_in=8, turn=6)
 @needs_x86
 @pytest.mark.parametrize("processor", ["x86-64-v3", "x86-64"])
 def test_processors_without_the_instructions_yield_the_same(

@@ -87,8 +87,9 @@ def test_an_unknown_load_format_is_reported(tmp_path: Path) -> None:
         resolve_model(tmp_path, load_format="gguf")
 
 
-def resolve_elsewhere(environment: dict[str, str], *models: tuple[str, str]) -> list[str]:
-    """In a process of its own: the hub's client reads its environment when it is imported."""
+def resolve_elsewhere(environment: dict[str, str], *models: tuple[str, str]) -> list[tuple[str, set[str]]]:
+    """Each one's directory and the names of its files then, or the error and none. In a process of its own: the hub's
+    client reads its environment when it is imported."""
     result = subprocess.run(
         [sys.executable, "-c", RESOLVE, json.dumps(models)],
         capture_output=True,
@@ -96,8 +97,7 @@ def resolve_elsewhere(environment: dict[str, str], *models: tuple[str, str]) -> 
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment},
     )
-    answers: list[str] = json.loads(result.stdout)
-    return answers
+    return [(text, set(names)) for text, names in json.loads(result.stdout)]
 
 
 RESOLVE = """
@@ -106,9 +106,10 @@ from alignedserve.models.source import resolve_model
 
 def resolve(model, load_format):
     try:
-        return str(resolve_model(model, load_format).directory)
+        directory = resolve_model(model, load_format).directory
     except ValueError as error:
-        return str(error)
+        return str(error), []
+    return str(directory), [path.name for path in directory.iterdir()]
 
 print(json.dumps([resolve(*arguments) for arguments in json.loads(sys.argv[1])]))
 """
@@ -120,7 +121,7 @@ def test_offline_the_cache_is_used_and_nothing_else(tmp_path: Path) -> None:
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT)
     offline = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    found, message = resolve_elsewhere(offline, ("some/model", "auto"), ("other/model", "auto"))
+    (found, _), (message, _) = resolve_elsewhere(offline, ("some/model", "auto"), ("other/model", "auto"))
     assert found == str(snapshot)
     assert "model is 'other/model', which is no directory here and cannot be fetched from the hub" in message
 
@@ -183,8 +184,8 @@ def hub() -> Iterator[str]:
 def test_only_what_is_needed_is_downloaded_and_never_a_pickle(hub: str, tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": hub, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     small = {"config.json", "chat_template.jinja", "merges.txt"}
-    (dummy,) = resolve_elsewhere(environment, ("some/model", "dummy"))
-    assert {path.name for path in Path(dummy).iterdir()} == small
-    whole, message = resolve_elsewhere(environment, ("some/model", "auto"), ("other/model", "auto"))
-    assert {path.name for path in Path(whole).iterdir()} == small | {"model.safetensors"}
+    (_, first), (_, then), (message, _) = resolve_elsewhere(
+        environment, ("some/model", "dummy"), ("some/model", "auto"), ("other/model", "auto")
+    )
+    assert first == small and then == small | {"model.safetensors"}
     assert message == "model is 'other/model', which is neither a directory here nor a repository on the hub"

@@ -72,7 +72,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("profile") / "tiny.json")
 
 
-@pytest.mark.drawn(one_in=3)
+@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("is_profiled", [False, True], ids=["without a cost model", "with one"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_tokens_are_the_same_where_requests_have_to_leave(
@@ -88,7 +88,8 @@ def test_tokens_are_the_same_where_requests_have_to_leave(
     assert llm.instance.num_evictions > 5
 
 
-@pytest.mark.drawn(one_in=3)
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("mode", ["recompute", "defer"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_tokens_are_the_same_however_kv_is_preempted(

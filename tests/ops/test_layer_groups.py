@@ -28,13 +28,16 @@ STEPS: list[list[tuple[int, int, int]]] = [
 ]
 
 
+# One of them each time. Single kernels with groups: tests/kernels/triton.
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize(
     ("kernel", "block_size", "is_flash", "kv_dtype"),
     [
         ("balanced", 8, True, None),
         ("plain", 16, False, INT8),
-        pytest.param("balanced", 32, False, None, marks=pytest.mark.slow),
-        pytest.param("plain", 8, True, INT8, marks=pytest.mark.slow),
+        ("balanced", 32, False, None),
+        ("plain", 8, True, INT8),
     ],
 )
 def test_triton_computes_the_same_with_groups(

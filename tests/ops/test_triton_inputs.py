@@ -17,6 +17,9 @@ NUM_NEW = 4
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+# One of them each time.
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("family", ["opt", "llama-mha"])
 def test_chunks_and_decodes_of_both_forms_match_transformers(tiny_model: Directory, family: str) -> None:
     """Two have inputs and two have KV: they decode beside chunks, of which some are of one token."""

@@ -20,7 +20,7 @@ from alignedserve.ops.experts import Expert, ExpertsSpec
 from alignedserve.ops.quantise import INT4, INT8, QUANTISERS, QuantisedWeight
 from tests import quantised_checkpoints, tiny_models
 from tests.engine.helpers import greedy_params, run, tokens
-from tests.ops.test_triton import DEVICE, chosen, rarely, triton_engine
+from tests.ops.test_triton import DEVICE, chosen, triton_engine
 from tests.quantised_checkpoints import FORMATS
 from tests.tiny_adapters import merge, write_adapter
 
@@ -35,6 +35,8 @@ NUM_NEW = 3
 # The number of a prompt that takes two chunks.
 LONGER = 4
 NUM_IN, NUM_OUT = 64, 600
+in_turn = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=4)]
+rarely = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
 
 
 def said(directory: Path, number: int = 1, **options: Any) -> list[list[int]]:
@@ -49,11 +51,10 @@ def expected(plain: Path, number: int = 1) -> list[list[int]]:
 @pytest.mark.parametrize(
     "form",
     [
-        "w8a8",
-        "awq-64",
-        "fp8-block",
+        # One of these each time.
+        *(pytest.param(each, marks=rarely) for each in ("w8a8", "awq-64", "fp8-block")),
         *(
-            pytest.param(each, marks=rarely)
+            pytest.param(each, marks=in_turn)
             for each in ("gptq-4-128", "w4a16-32-asym", "w8a16-64-asym", "float-channel", "fp8-tensor-static")
         ),
     ],
@@ -63,7 +64,7 @@ def test_a_quantised_checkpoint_says_what_its_values_in_float32_say(form: str, t
     assert said(stored) == expected(plain)
 
 
-@pytest.mark.parametrize("scheme", [INT8, INT4, pytest.param("fp8", marks=rarely)])
+@pytest.mark.parametrize("scheme", [INT8, *(pytest.param(each, marks=in_turn) for each in (INT4, "fp8"))])
 def test_what_is_made_of_a_checkpoint_says_what_its_values_say(scheme: str, tmp_path: Path) -> None:
     model = tmp_path / "random"
     quantised_checkpoints.build("llama", FORMATS["w8a8"], tmp_path)
@@ -89,10 +90,10 @@ def values_of(model: Path, scheme: str, directory: Path) -> Path:
 @pytest.mark.parametrize(
     ("family", "scheme"),
     [
-        ("qwen3-moe", INT4),
-        pytest.param("qwen3-moe", "fp8", marks=rarely),
-        pytest.param("mixtral", INT8, marks=rarely),
-        pytest.param("gpt-oss", INT4, marks=rarely),
+        pytest.param("qwen3-moe", INT4, marks=rarely),
+        pytest.param("qwen3-moe", "fp8", marks=in_turn),
+        pytest.param("mixtral", INT8, marks=in_turn),
+        pytest.param("gpt-oss", INT4, marks=in_turn),
     ],
 )
 def test_experts_made_of_a_checkpoint_say_what_their_values_say(
@@ -106,9 +107,9 @@ def test_experts_made_of_a_checkpoint_say_what_their_values_say(
 @pytest.mark.parametrize(
     ("model", "form"),
     [
-        ("qwen3-moe", "awq-64"),
+        pytest.param("qwen3-moe", "awq-64", marks=rarely),
         *(
-            pytest.param(*each, marks=rarely)
+            pytest.param(*each, marks=in_turn)
             for each in (
                 ("qwen3-moe", "w8a8"),
                 ("qwen3-moe", "fp8-block"),
@@ -126,12 +127,16 @@ def test_experts_of_a_quantised_checkpoint_say_what_their_values_say(
     assert said(stored, LONGER) == expected(plain, LONGER)
 
 
-@pytest.mark.parametrize("plain_layers", [(), pytest.param((0,), marks=rarely)], ids=str)
+@pytest.mark.parametrize(
+    "plain_layers", [pytest.param((), marks=rarely), pytest.param((0,), marks=in_turn)], ids=str
+)
 def test_gpt_oss_in_mxfp4_says_what_its_values_say(plain_layers: tuple[int, ...], tmp_path: Path) -> None:
     stored, plain = quantised_checkpoints.build_mxfp4(tmp_path, plain_layers)
     assert said(stored, LONGER) == expected(plain, LONGER)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=3)
 def test_adapters_are_added_to_weights_in_codes(tmp_path: Path) -> None:
     stored, plain = quantised_checkpoints.build("llama", FORMATS["awq-64"], tmp_path)
     adapter = write_adapter(tmp_path / "a", plain, seed=1)

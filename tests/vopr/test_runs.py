@@ -19,10 +19,10 @@ from alignedserve.vopr.event_logs import open_in
 from alignedserve.vopr.history import History
 from alignedserve.vopr.run import history_of, log_hash, run
 from alignedserve.vopr.shrink import Shrinker
+from tests.scheduling import dropping
 
-EVER_FAILED = [
-    int(line.split("#")[0]) for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
-]
+# Whole histories of seeds that failed once, as these seeds made them then.
+EVER_FAILED = sorted((Path(__file__).parent / "seeds").glob("*.json"))
 SHRUNK = sorted((Path(__file__).parent / "histories").glob("*.json"))
 
 IN_ALL_LAYERS = {"num_full_groups": 0, "num_sliding_groups": 1}
@@ -75,9 +75,8 @@ def test_a_block_that_is_freed_too_soon_is_noticed(
     groups: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_passed = KvSpan.num_passed
-    monkeypatch.setattr("alignedserve.protocol.kv_span.TILE_TOKENS", 1)
     monkeypatch.setattr(KvSpan, "num_passed", lambda self, count: num_passed(self, count + 20))
-    failure = run(short(5, 100.0, window=100, **groups)).failure
+    failure = run(short(5, 100.0, window=100, tile_tokens=1, **groups)).failure
     assert failure and "holds None" in failure.message
 
 
@@ -111,9 +110,9 @@ def test_layers_that_take_each_others_kv_are_noticed(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.drawn(one_in=3)
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", EVER_FAILED)
-def test_what_broke_once_does_not_break(seed: int) -> None:
-    assert run(history_of(seed, systems=("island",))).failure is None
+@pytest.mark.parametrize("path", EVER_FAILED, ids=lambda path: path.stem)
+def test_what_broke_once_does_not_break(path: Path) -> None:
+    assert run(History.load(path)).failure is None
 
 
 @pytest.mark.drawn(one_in=2)
@@ -124,6 +123,18 @@ def test_what_was_shrunk_does_not_break(path: Path) -> None:
 
 def test_the_same_seed_is_the_same_run() -> None:
     assert log_hash(short(3)) == log_hash(short(3)) != log_hash(short(4))
+
+
+@pytest.mark.parametrize("seed", [60, 67, 70, pytest.param(64, marks=pytest.mark.drawn(one_in=2))])
+def test_what_is_dropped_at_any_time_breaks_nothing(seed: int) -> None:
+    """Requests leave without their KV, while processes die and copies fail."""
+    changes = {
+        "policy": dropping.NAME,
+        "preemption_mode": "swap",
+        "share_blocks": False,
+        "hidden_cache": False,
+    }
+    assert run(short(seed, 100.0, **changes)).failure is None
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ from itertools import chain
 from random import Random
 
 from alignedserve.vopr.history import History
+from alignedserve.vopr.outcome import Outcome
 from alignedserve.vopr.places import ALL_AIMS, Aims, aims_of
 from alignedserve.vopr.plan import Plan, make_plan
 from alignedserve.vopr.run import history_of, run
-from alignedserve.vopr.search import Tried, search
+from alignedserve.vopr.search import LAG, Drawing, Tried, search
 
 
 def plan_of(seed: int) -> Plan:
@@ -29,6 +30,23 @@ def test_seeds_are_run_from_the_first_one_on_and_say_what_they_were_aimed_at() -
     assert sorted(each.seed for each in tried) == list(range(500, 500 + len(tried)))
     first = min(tried, key=lambda each: each.seed)
     assert run(make(first.seed, first.aims)).visited == first.outcome.visited
+
+
+def test_aims_are_the_same_however_many_seeds_run_at_a_time() -> None:
+    """Seeds end in any order: each is given its aims as soon as those that count have ended."""
+    orders = []
+    for num_running in (1, 2 * LAG):
+        drawing, random, running = Drawing(7), Random(num_running), list[int]()
+        aims = list[tuple[str, ...]]()
+        for seed in range(7, 7 + 3 * LAG):
+            while len(running) >= num_running or not drawing.can_draw(seed):
+                ended = running.pop(random.randrange(len(running)))
+                visited = Counter({f"{aim} dies": 1 for aim in aims[ended - 7]})
+                drawing.has_ended(Tried(ended, aims[ended - 7], Outcome(None, 1.0, 0, 0, 0, visited=visited)))
+            aims.append(drawing.draw(plan_of(5)))
+            running.append(seed)
+        orders.append(aims)
+    assert orders[0] == orders[1]
 
 
 def drawn(aims: Aims, plan: Plan, num_seeds: int) -> list[tuple[str, ...]]:

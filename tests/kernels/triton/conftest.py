@@ -6,6 +6,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.kernels.triton import interpreter
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_interpreter() -> Iterator[None]:
+    with interpreter.quickened():
+        yield
+
 
 @pytest.fixture(autouse=True)
 def seed() -> Iterator[None]:

@@ -117,7 +117,7 @@ SMALL = Tuning(tile=16, num_warps=4, num_stages=2, programs_per_sm=1)
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
 
 
-@pytest.mark.drawn(one_in=2)
+@pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim"), [(8, 2, 64), (3, 3, 80), (6, 3, 96), (8, 1, 128), (4, 2, 256)]

@@ -26,6 +26,7 @@ def as_bytes(cache: torch.Tensor) -> torch.Tensor:
     return cache.view(torch.uint8)
 
 
+@pytest.mark.drawn(one_in=5)
 @CODED
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 8), (6, 6, 80), (9, 3, 128)])
@@ -45,6 +46,7 @@ def test_rows_are_written_as_the_reference_has_them(
     assert torch.equal(as_bytes(cache), as_bytes(expected))
 
 
+@pytest.mark.drawn(one_in=3)
 @CODED
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_contexts_are_gathered_as_numbers(coding: torch.dtype, dtype: torch.dtype) -> None:
@@ -69,6 +71,7 @@ def test_contexts_are_gathered_as_numbers(coding: torch.dtype, dtype: torch.dtyp
         assert actual[sum(lens) :].isnan().all()
 
 
+@pytest.mark.drawn(one_in=3)
 @CODED
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("window", "reversed_seqs"), [(None, ()), (20, (0, 2))])
