@@ -4,10 +4,10 @@ over some days of commits.
     @pytest.mark.drawn(one_in=4)               a quarter of the function's cases that have this mark
     @pytest.mark.drawn(one_in=4, whole=True)   all tests of the file that have this mark, in a quarter of the runs
     @pytest.mark.drawn(one_in=8, turn=3)       these tests, in an eighth of the runs: those in which it is their turn
+    @pytest.mark.drawn(one_in=8, turn=3, alone=True)    the same, for what takes minutes
 
 A function's share has each value of its parameters about equally often, and so each value at least once if there are
-enough cases in it. Tests that take minutes have different turns among the same number, so that no run has two of them;
-tests of one file may have the same turn.
+enough cases in it. No two files may have the same turn of the same number with `alone`, so that no run has both.
 
 The mark may stand on single cases: `pytest.param(..., marks=pytest.mark.drawn(one_in=4))`. `--draw NUMBER` repeats the
 draw of another run, `--everything` runs all cases, and so does naming a test on the command line (`FILE::TEST`).
@@ -38,10 +38,13 @@ class Share:
     one_in: int
     whole: bool = False
     turn: int | None = None
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if self.one_in < 1:
             raise ValueError(f"one_in={self.one_in}: must be at least 1")
+        if self.alone and self.turn is None:
+            raise ValueError("alone: needs a turn")
         if self.turn is not None and not 0 <= self.turn < self.one_in:
             raise ValueError(
                 f"turn={self.turn}: must be from 0 to {self.one_in - 1} with one_in={self.one_in}"
@@ -59,7 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """xdist's workers get the number from the process that starts them: there may be a new commit meanwhile."""
     config.addinivalue_line(
-        "markers", "drawn(one_in, whole=False, turn=None): a share is run each time; see tests/draws.py"
+        "markers",
+        "drawn(one_in, whole=False, turn=None, alone=False): a share is run each time; see tests/draws.py",
     )
     if (given := getattr(config, "workerinput", {}).get("draw")) is not None:
         config.option.draw = given
@@ -141,7 +145,7 @@ def _share_of(item: pytest.Item) -> Share | None:
 def _check_turns(groups: Sequence[tuple[str, Share]]) -> None:
     files: dict[tuple[int, int], str] = {}
     for file, share in groups:
-        if share.turn is not None:
+        if share.turn is not None and share.alone:
             other = files.setdefault((share.one_in, share.turn), file)
             if other != file:
                 raise ValueError(f"{other}, {file}: both have turn {share.turn} of {share.one_in}")

@@ -164,6 +164,7 @@ def commit(repository: Path) -> None:
     [
         ("one_in=3, turn=3", "turn=3: must be from 0 to 2 with one_in=3"),
         ("one_in=3, turn=-1", "turn=-1: must be from 0 to 2 with one_in=3"),
+        ("one_in=3, alone=True", "alone: needs a turn"),
         ("one_in=0", "one_in=0: must be at least 1"),
         ("one_in=3, turns=1", "unexpected keyword argument 'turns'"),
     ],
@@ -178,11 +179,12 @@ def test_a_mark_that_cannot_be_is_an_error(
     assert "test_it.py::test_one: drawn: " in said and message in said
 
 
-def test_two_files_with_one_turn_are_an_error(tmp_path: Path) -> None:
+def test_two_files_with_one_turn_alone_are_an_error(tmp_path: Path) -> None:
     """That of this suite is looked at whenever it is collected."""
-    text = TURNS.replace("range(3)", "range(2)")
-    files = {"test_it.py": text, "test_other.py": text.replace("one_in=3", "one_in=4")}
-    assert run_pytest(tmp_path, files, plugins=["tests.draws"])[0] in (0, 5)
+    text = TURNS.replace("range(3)", "range(2)").replace("turn=each", "turn=each, alone=True")
+    for other in (text.replace("one_in=3", "one_in=4"), text.replace("alone=True", "alone=False")):
+        files = {"test_it.py": text, "test_other.py": other}
+        assert run_pytest(tmp_path, files, plugins=["tests.draws"])[0] in (0, 5)
     for options in ([], ["-n", "1"]):
         files = {"test_other.py": text}
         code, said = run_pytest(tmp_path, files, *options, plugins=["tests.draws", "xdist"])

@@ -16,7 +16,7 @@ def in_turn(turn: int) -> pytest.MarkDecorator:
     the commit before in what is deployed or how that is tested. The commit before a merge is the one merged into."""
     if differs(ROOT):
         return pytest.mark.slow
-    return pytest.mark.drawn(one_in=8, turn=turn)
+    return pytest.mark.drawn(one_in=8, turn=turn, alone=True)
 
 
 def differs(root: Path) -> bool:

@@ -17,7 +17,7 @@ from tests.launch import own_ray
 from tests.launch.server import EXACT, POOL, START_S, Server, serving, until
 from tests.launch.streams import ask_all, engine_alone
 
-pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=3)]
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=3, alone=True)]
 
 
 @dataclass

@@ -33,7 +33,7 @@ MAX_ROUNDS = 10
 MODELS = ("demo", "one", "two")
 
 # In other runs test_serve.py has a restart.
-pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2, turn=0)]
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2, turn=0, alone=True)]
 
 
 @pytest.fixture(scope="module")

@@ -314,7 +314,7 @@ def test_who_connects_while_the_gateway_is_dead_waits_for_the_next_one(server: S
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=2, turn=1)
+@pytest.mark.drawn(one_in=2, turn=1, alone=True)
 def test_every_process_can_be_replaced_under_load(server: Server) -> None:
     """Runs in which it is not this one's turn have the restart of test_gateways.py."""
     check_restart(server, ["gateway"])
