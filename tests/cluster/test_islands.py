@@ -79,9 +79,9 @@ def test_one_that_does_not_end_as_it_should_fails_all_later_tests(
         with pytest.raises(AssertionError, match=r"exit codes: \{.colocated-0.: -9\}"):
             islands.borrow(others[0])
         # Its second run, and that of a file's last test, which has others.
-        for each in (islands, Islands(lambda: tmp_path, not_ended)):
+        for lender in (islands, Islands(lambda: tmp_path, not_ended)):
             with pytest.raises(AssertionError, match="did not end as they should.*colocated-0.*-9"):
-                each.borrow(others[0])
+                lender.borrow(others[0])
     finally:
         islands.clean_up()
 
