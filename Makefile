@@ -20,7 +20,7 @@ test: .venv/installed
 
 # all of them, with this commit's share of large matrices; RECORD=FILE keeps how long each took
 test-all: .venv/installed
-	$(BIN)/python $(TESTS) $${RECORD:+--record=$$RECORD}
+	$(BIN)/python $(TESTS) $${RECORD:+--record="$$RECORD"}
 
 # hours: all cases of all matrices
 test-everything: .venv/installed

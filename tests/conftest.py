@@ -55,7 +55,29 @@ LIVE = (
 )
 
 
-LONGEST = ("test_serve.py", "test_kill.py")
+# The files that take longest, and those of turns that may. They begin first, so that none is left alone at the end.
+LONGEST = (
+    "test_ray_up.py",
+    "test_ray_up_machines.py",
+    "test_arm.py",
+    "test_serve.py",
+    "test_formats.py",
+    "test_kill.py",
+    "test_gateways.py",
+    "test_ranks.py",
+    "test_clients.py",
+    "test_triton.py",
+    "test_triton_quantised.py",
+    "test_dockerfile.py",
+    "test_island_gateways.py",
+    "test_ends.py",
+    "test_autoscaler.py",
+    "test_islands.py",
+    "test_older_processors.py",
+    "test_soak.py",
+    "test_batches.py",
+    "test_files_apart.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -65,8 +87,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The files that take longest first: with two workers, all others run beside them."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """The files that take longest first: all others run beside them."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
     second_runs.allow(items, [config.rootpath / "tests" / name for name in LIVE])
 
 

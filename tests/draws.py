@@ -5,7 +5,9 @@ over some days of commits.
     @pytest.mark.drawn(one_in=4, whole=True)   all tests of the file that have this mark, in a quarter of the runs
     @pytest.mark.drawn(one_in=8, turn=3)       these tests, in an eighth of the runs: those in which it is their turn
 
-Tests that take minutes have different turns among the same number, so that no run has two of them.
+A function's share has each value of its parameters about equally often, and so each value at least once if there are
+enough cases in it. Tests that take minutes have different turns among the same number, so that no run has two of them;
+tests of one file may have the same turn.
 
 The mark may stand on single cases: `pytest.param(..., marks=pytest.mark.drawn(one_in=4))`. `--draw NUMBER` repeats the
 draw of another run, `--everything` runs all cases, and so does naming a test on the command line (`FILE::TEST`).
@@ -16,11 +18,34 @@ A plugin of pytest, which conftest.py registers.
 from __future__ import annotations
 
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
+
+# The number of a tree whose commit is not known.
+UNKNOWN = "0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What a mark says. Raises ValueError if that can't be."""
+
+    one_in: int
+    whole: bool = False
+    turn: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.one_in < 1:
+            raise ValueError(f"one_in={self.one_in}: must be at least 1")
+        if self.turn is not None and not 0 <= self.turn < self.one_in:
+            raise ValueError(
+                f"turn={self.turn}: must be from 0 to {self.one_in - 1} with one_in={self.one_in}"
+            )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,56 +57,119 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The processes that run tests get the number of the one that hands these out."""
+    """xdist's workers get the number from the process that starts them: there may be a new commit meanwhile."""
     config.addinivalue_line(
         "markers", "drawn(one_in, whole=False, turn=None): a share is run each time; see tests/draws.py"
     )
-    if config.option.draw is None:
+    if (given := getattr(config, "workerinput", {}).get("draw")) is not None:
+        config.option.draw = given
+    elif config.option.draw is None:
         config.option.draw = commit_of(config.rootpath)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """`node`: a worker of xdist's that is about to start."""
+    node.workerinput["draw"] = node.config.option.draw
+
+
 def commit_of(repository: Path) -> str:
-    """Returns the commit's number; "0" outside a repository."""
+    """Returns the commit's number; UNKNOWN outside a repository, in one that git distrusts, and without git."""
     command = ["git", "-C", str(repository), "rev-parse", "--short=7", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else "0"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return UNKNOWN
+    return done.stdout.strip() if done.returncode == 0 else UNKNOWN
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How to repeat this draw, if anything was drawn."""
+    """Prints how to repeat this draw. Which process drew, and whether it left out anything, makes no difference."""
     config = terminalreporter.config
-    if not config.option.everything and terminalreporter.stats.get("deselected"):
-        terminalreporter.line(
-            f"draw {config.option.draw}: the same cases again by --draw {config.option.draw}"
-        )
+    if not _draws(config):
+        return
+    number = config.option.draw
+    which = f"{number} (which each tree without a known commit has)" if number == UNKNOWN else number
+    terminalreporter.line(f"draw {which}: the same cases again by --draw {number}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes the cases out of `items` that this run's number does not draw."""
-    if config.option.everything or any("::" in each for each in config.args):
+    """Takes the cases out of `items` that this run's number does not draw. Raises UsageError for impossible marks."""
+    try:
+        groups = _groups_of(items)
+    except ValueError as error:
+        # xdist prints no UsageError of a worker's, but all other exceptions.
+        raise error if hasattr(config, "workerinput") else pytest.UsageError(str(error)) from None
+    if not _draws(config):
         return
-    seen: Counter[str] = Counter()
-    drawn, others = list[pytest.Item](), list[pytest.Item]()
-    for item in items:
-        (drawn if _is_drawn(item, config.option.draw, seen) else others).append(item)
-    items[:] = drawn
+    others = [
+        item
+        for (place, share), cases in groups.items()
+        for item in set(cases).difference(_drawn(cases, share, place, config.option.draw))
+    ]
     if others:
+        items[:] = [item for item in items if item not in set(others)]
         config.hook.pytest_deselected(items=others)
 
 
-def _is_drawn(item: pytest.Item, number: str, seen: Counter[str]) -> bool:
-    """`seen`: how many cases of each function came before; this one is added."""
+def _draws(config: pytest.Config) -> bool:
+    return not config.option.everything and not any("::" in each for each in config.args)
+
+
+def _groups_of(items: Sequence[pytest.Item]) -> dict[tuple[str, Share], list[pytest.Item]]:
+    """Returns the cases that are drawn from together, by the function or file that they are of. Raises ValueError."""
+    groups: defaultdict[tuple[str, Share], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if share := _share_of(item):
+            is_shared = share.whole or share.turn is not None
+            groups[item.nodeid.split("::" if is_shared else "[")[0], share].append(item)
+    _check_turns(list(groups))
+    return groups
+
+
+def _share_of(item: pytest.Item) -> Share | None:
     mark = item.get_closest_marker("drawn")
     if mark is None:
-        return True
-    one_in, whole = int(mark.kwargs["one_in"]), mark.kwargs.get("whole", False)
-    if (turn := mark.kwargs.get("turn")) is not None:
-        return Random(number).randrange(one_in) == int(turn)
-    place = item.nodeid.split("::")[0] if whole else item.nodeid.split("[")[0]
-    # Functions are out of step with each other, or a run would have the first case of each.
-    offset = Random(f"{number} {place}").randrange(one_in)
-    if not whole:
-        offset += seen[place]
-        seen[place] += 1
-    return offset % one_in == 0
+        return None
+    try:
+        return Share(*mark.args, **mark.kwargs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{item.nodeid}: drawn: {error}") from None
+
+
+def _check_turns(groups: Sequence[tuple[str, Share]]) -> None:
+    files: dict[tuple[int, int], str] = {}
+    for file, share in groups:
+        if share.turn is not None:
+            other = files.setdefault((share.one_in, share.turn), file)
+            if other != file:
+                raise ValueError(f"{other}, {file}: both have turn {share.turn} of {share.one_in}")
+
+
+def _drawn(cases: list[pytest.Item], share: Share, place: str, number: str) -> list[pytest.Item]:
+    """`place`: the function or file whose cases these are."""
+    if share.turn is not None:
+        return cases if Random(number).randrange(share.one_in) == share.turn else []
+    random = Random(f"{number} {place}")
+    if share.whole:
+        return cases if random.randrange(share.one_in) == 0 else []
+    return _varied(cases, (len(cases) + random.randrange(share.one_in)) // share.one_in, random)
+
+
+def _varied(cases: Sequence[pytest.Item], num_drawn: int, random: Random) -> list[pytest.Item]:
+    """Returns this number of cases, each next one with the values that were drawn least often before."""
+    left = {case: _values_of(case) for case in random.sample(cases, len(cases))}
+    counts: Counter[tuple[str, str]] = Counter()
+    drawn = list[pytest.Item]()
+    for _ in range(num_drawn):
+        rarest = min(left, key=lambda case: sum(counts[value] for value in left[case]))
+        counts.update(left.pop(rarest))
+        drawn.append(rarest)
+    return drawn
+
+
+def _values_of(case: pytest.Item) -> list[tuple[str, str]]:
+    """Returns the values of its parameters, each with the parameter's name."""
+    params = case.callspec.params if hasattr(case, "callspec") else {}
+    return [(name, repr(value)) for name, value in params.items()]

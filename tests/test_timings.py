@@ -33,6 +33,17 @@ def test_a_slow_machine_is_no_excess_and_hides_none() -> None:
     assert [each.folder for each in excesses(slow | {"sim": 271.0}, BUDGETS)] == ["sim"]
 
 
+def test_folders_that_were_not_run_say_nothing_about_the_pace() -> None:
+    many = BUDGETS | {f"folder{number}": 60.0 for number in range(9)}
+    slow = {name: 3 * USUAL[name] for name in ("router", "kvpool")}
+    assert pace_of(slow, many) == 3
+    assert excesses(slow, many) == []
+
+
+def test_a_folder_that_was_run_alone_is_held_to_its_budget() -> None:
+    assert [each.folder for each in excesses({"router": 61.0}, BUDGETS)] == ["router"]
+
+
 def test_a_quick_machine_has_no_smaller_budget() -> None:
     assert pace_of({name: seconds / 9 for name, seconds in USUAL.items()}, BUDGETS) == 1
 

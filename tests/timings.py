@@ -2,7 +2,7 @@
 folder took longer than its budget.
 
 The budgets are those of tests/budget.toml. What a folder may take grows with how slow the machine is, which the median
-of all folders shows: so a budget holds on any machine, and only a folder that grew beside the others is over it.
+of the other folders shows: so a budget holds on any machine, and only a folder that grew beside the others is over it.
 
 A plugin of pytest, which conftest.py registers. `--record FILE` in two words would make pytest take FILE's folder for
 the root where FILE exists: this option is not known yet when pytest looks for its root.
@@ -65,17 +65,23 @@ class Excess:
 
 
 def pace_of(taken: Mapping[str, float], budget: Mapping[str, float]) -> float:
-    """Returns how many times longer than usual this machine takes, and at least 1."""
+    """Returns how many times longer than usual this machine takes for the folders that were run, and at least 1."""
     shares = [
-        GENEROSITY * taken.get(name, 0.0) / limit for name, limit in budget.items() if limit >= TELLING_S
+        GENEROSITY * seconds / budget[name]
+        for name, seconds in taken.items()
+        if budget.get(name, 0.0) >= TELLING_S
     ]
     return max(1.0, median(shares)) if shares else 1.0
 
 
 def excesses(taken: Mapping[str, float], budget: Mapping[str, float]) -> list[Excess]:
     """Returns the folders that are over their budget; one without a budget may take nothing."""
-    pace = pace_of(taken, budget)
-    allowed = {folder: pace * budget.get(folder, 0.0) for folder in taken}
+    # A folder says nothing about the pace that it is held to itself, or one alone would never be over its budget.
+    allowed = {
+        folder: budget.get(folder, 0.0)
+        * pace_of({name: taken[name] for name in taken if name != folder}, budget)
+        for folder in taken
+    }
     return [
         Excess(folder, seconds, allowed[folder])
         for folder, seconds in sorted(taken.items())

@@ -28,6 +28,7 @@ def limits_of(engine: Executor) -> InstanceLimits:
         window=engine.span.window,
         num_full_groups=engine.span.num_full_groups,
         num_sliding_groups=engine.span.num_sliding_groups,
+        tile_tokens=engine.span.tile_tokens,
     )
 
 

@@ -35,6 +35,7 @@ class KvSpan:
     # See LayerGroups. The full groups come first.
     num_full_groups: int = 0
     num_sliding_groups: int = 1
+    tile_tokens: int = TILE_TOKENS
 
     @classmethod
     def of(cls, groups: LayerGroups, block_size: int, max_step: int) -> KvSpan:
@@ -58,7 +59,7 @@ class KvSpan:
         one."""
         if num_cached < self.window or not self.window:
             return 0
-        return (num_cached + 1 - self.window) // TILE_TOKENS * TILE_TOKENS // self.block_size
+        return (num_cached + 1 - self.window) // self.tile_tokens * self.tile_tokens // self.block_size
 
     def num_usable(self, num_saved: int, num_tokens: int) -> int:
         """Of how many of its `num_tokens` a request takes the KV that was saved when `num_saved` tokens had some. None,
@@ -90,7 +91,7 @@ class KvSpan:
     @cached_property
     def most(self) -> int:
         """The most columns of sliding groups that a request needs in an iteration."""
-        num_seen = self.window + TILE_TOKENS - 2
+        num_seen = self.window + self.tile_tokens - 2
         return -(-(num_seen + self.max_step) // self.block_size) + 1
 
     def num_at_most(self, num_columns: int) -> int:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from alignedserve.protocol.kv_span import KvSpan
+from alignedserve.protocol.kv_span import TILE_TOKENS, KvSpan
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines
@@ -82,6 +82,8 @@ class InstanceLimits(Message):
     # See LayerGroups.
     num_full_groups: Annotated[int, Meta(ge=0)] = 0
     num_sliding_groups: Annotated[int, Meta(ge=1)] = 1
+    # Blocks of sliding groups are given up in steps of this many tokens: see kv_span.py.
+    tile_tokens: Annotated[int, Meta(ge=1)] = TILE_TOKENS
 
     @property
     def can_keep_inputs(self) -> bool:
@@ -114,7 +116,14 @@ class InstanceLimits(Message):
         return self._span(1)
 
     def _span(self, max_step: int) -> KvSpan:
-        return KvSpan(self.block_size, self.window, max_step, self.num_full_groups, self.num_sliding_groups)
+        return KvSpan(
+            self.block_size,
+            self.window,
+            max_step,
+            self.num_full_groups,
+            self.num_sliding_groups,
+            self.tile_tokens,
+        )
 
 
 class Stored(Message):

@@ -102,6 +102,7 @@ def _limits(plan: Plan, num_columns: int) -> InstanceLimits:
         window=plan.window,
         num_full_groups=plan.num_full_groups,
         num_sliding_groups=plan.num_sliding_groups,
+        tile_tokens=plan.tile_tokens,
     )
 
 

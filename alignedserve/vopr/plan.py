@@ -8,13 +8,14 @@ from random import Random
 import msgspec
 from msgspec.structs import replace
 
+from alignedserve.protocol.kv_span import TILE_TOKENS
 from alignedserve.scheduling.config import PREEMPTION_MODES
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import InstanceId
 
 LINKS = ("host", "host", "ipc", "gloo", "nccl")
 MAX_MODEL_LEN = 256
-# Most models attend to all tokens. Blocks are passed in steps of 64 tokens.
+# Most models attend to all tokens.
 WINDOWS = (0, 0, 0, 1, 30, 100, 150)
 # How many groups of layers attend to all tokens, and how many have the window: in some models all do.
 GROUPS: tuple[tuple[int, int], ...] = ((0, 1), (1, 1), (1, 3), (2, 3))
@@ -108,6 +109,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # See LayerGroups.
     num_full_groups: int = 0
     num_sliding_groups: int = 1
+    # Blocks behind the window are passed in steps of this many tokens.
+    tile_tokens: int = TILE_TOKENS
     # Whether its iterations are about as long as live ones.
     is_short: bool = False
     # Whether what decode instances run grows beyond their blocks, so that requests have to leave them.
@@ -158,6 +161,8 @@ def _shortened(plan: Plan, aims: tuple[str, ...]) -> Plan:
         # Gateways' leases and patience are seconds.
         duration_s=random.choice([15.0, 30.0] if plan.front else [5.0, 10.0, 20.0]),
         aims=aims,
+        # The kernels' tile is a quarter of the longest request here.
+        tile_tokens=random.choice([4, 16, TILE_TOKENS]),
     )
     is_tight = random.random() < TIGHT_SHARE or is_about(aims, *OF_LEAVING)
     return _tightened(short, random) if is_tight else short
@@ -172,6 +177,10 @@ def _tightened(plan: Plan, random: Random) -> Plan:
         load=2.5,
         iteration_s=random.choice([0.01, 0.02]),
         be_part=random.choice([0.6, 0.6, 1.0]),
+        # Few requests get long enough to pass blocks of a longer window before they have to leave.
+        window=min(plan.window, 30),
+        # Some tokens more are under way to gateways when a router dies.
+        max_latency_s=random.choice([plan.max_latency_s, 0.03]),
         preemption_mode=plan.preemption_mode if is_about(plan.aims, "DecodeReport.dropped") else "swap",
         is_tight=True,
     )

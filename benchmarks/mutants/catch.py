@@ -7,7 +7,7 @@ first, and then those that live go on where they stopped.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from benchmarks.mutants.copies import CollectedTests, mutated
 from benchmarks.mutants.edit import Edit
 from benchmarks.mutants.mutant import with_text
 from benchmarks.mutants.reach import VOPR, Reach
+
+# Asks a server of tests: see server.py.
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -65,24 +68,52 @@ def attempt(
     original = (tests.copy / edit.file).read_text()
     with mutated(tests.copy, edit) as text:
         reaching = reach.of(edit.file, edit.statement_line)
-        trial = _Trial({"file": edit.file, "text": text}, tests, reach, before, original)
+        mutant = {"file": edit.file, "text": text}
+        trial = _Trial(mutant, tests, reach, _asking_without(edit, original, tests), before)
         return _attempt(edit, trial, reaching, bounds)
 
 
-def attempt_imported(edit: Edit, tests: CollectedTests, reach: Reach, bounds: Bounds) -> Verdict:
-    """As `attempt`, of tests that have imported the mutant already: all those that execute anything in its file."""
+def attempt_imported(
+    edit: Edit, without: CollectedTests, start: Callable[[], CollectedTests], reach: Reach, bounds: Bounds
+) -> Verdict:
+    """As `attempt`, of a mutant that is executed when its file is imported: `start` imports and collects all anew, in
+    the copy of those `without` it. Those that execute anything in its file are tried."""
     lines = {line for file, line in reach.places if file == edit.file}
     reaching = list(dict.fromkeys(name for line in sorted(lines) for name in reach.of(edit.file, line)))
-    trial = _Trial({}, tests, reach)
-    if tests.num_broken:
-        trial.by, trial.why = "import", f"{tests.num_broken} files of tests can't be imported"
-    return _attempt(edit, trial, reaching, bounds)
+    original = (without.copy / edit.file).read_text()
+    ask_without = _asking_without(edit, original, without)
+    with mutated(without.copy, edit):
+        try:
+            tests = start()
+        except RuntimeError as error:
+            trial = _Trial({}, without, reach, ask_without)
+            trial.by, trial.why = "import", str(error)
+            return _attempt(edit, trial, reaching, bounds)
+        try:
+            trial = _Trial({}, tests, reach, ask_without)
+            if tests.num_broken:
+                trial.by, trial.why = "import", f"{tests.num_broken} files of tests can't be imported"
+            return _attempt(edit, trial, reaching, bounds)
+        finally:
+            tests.end()
+
+
+def _asking_without(edit: Edit, original: str, tests: CollectedTests) -> Ask:
+    """`original`: the text of the mutant's file without it, which processes that tests start have meanwhile."""
+
+    def ask(request: dict[str, Any]) -> dict[str, Any]:
+        with with_text(tests.copy / edit.file, original):
+            return tests.ask(request)
+
+    return ask
 
 
 def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> Verdict:
-    names = [name for name in reaching if name != VOPR]
+    # Others may have been measured before, and an imported mutant may change the ids of tests.
+    names = [name for name in reaching if name in trial.tests.runs_twice]
     # Where no test executes it, those of its folder may still start processes that do.
-    tried = names or [name for name in trial.reach.passing() if name.startswith(_folder(edit.file))]
+    near = (name for name in trial.reach.passing() if name.startswith(_folder(edit.file)))
+    tried = names or [name for name in near if name in trial.tests.runs_twice]
     if not trial.by:
         trial.run(ordered(edit.file, tried, trial.reach)[trial.num_run :], bounds.tests_cpu_s)
     # Its seeds of today may execute what those that were measured did not.
@@ -156,11 +187,11 @@ class _Trial:
         mutant: dict[str, Any],
         tests: CollectedTests,
         reach: Reach,
+        ask_without: Ask,
         before: Verdict | None = None,
-        original: str | None = None,
     ) -> None:
-        """`original`: the text of the mutant's file without it; None if it is imported for good."""
-        self._mutant, self._tests, self.reach, self._original = mutant, tests, reach, original
+        """`ask_without`: asks the same tests without the mutant."""
+        self._mutant, self.tests, self.reach, self._ask_without = mutant, tests, reach, ask_without
         self.by = self.why = ""
         self.num_run, self.cpu_s = (before.num_run, before.cpu_s) if before else (0, 0.0)
         self.vopr_cpu_s = before.vopr_cpu_s if before else 0.0
@@ -171,37 +202,43 @@ class _Trial:
             last = self._ask({"items": names, "cpu_s": max(0.0, cpu_s - self.cpu_s)})
             if last is None:
                 return
-            self.num_run += names.index(last["ends"]) + 1
-            if last["outcome"] == "failed" and self._is_sure(last["ends"]):
+            num_run = names.index(last["ends"]) + 1
+            self.num_run += num_run
+            if last["outcome"] == "failed" and self._is_sure(names[:num_run]):
                 self.by, self.why = last["ends"], last["why"]
-            names = names[names.index(last["ends"]) + 1 :]
+            names = names[num_run:]
 
-    def _is_sure(self, name: str) -> bool:
-        """Whether it is the mutant that a test has failed for. One that takes long, or that CI runs once more if it
-        fails, depends on how busy the machine is: it has to fail once more, and then to pass without the mutant."""
-        if not self._tests.runs_twice[name] and self.reach.tests[name].wall_s < _LONG_S:
-            return True
-        request = {"items": [name], "cpu_s": 1e9}
-        again = self._ask(request)
-        if again is None or again["outcome"] != "failed":
-            return False
-        if self._original is None:
-            return True
-        with with_text(self._tests.copy / self._mutant["file"], self._original):
-            without = self._tests.ask(request | {"limits": self.reach.limits([name])})
+    def _is_sure(self, names: list[str]) -> bool:
+        """Whether it is the mutant that the last of these tests has failed for: without it, all of them have to pass.
+        One that takes long, or that CI runs once more if it fails, depends on how busy the machine is: it has to fail
+        once more before."""
+        request = {"items": names, "cpu_s": 1e9}
+        if self.tests.runs_twice[names[-1]] or self.reach.tests[names[-1]].wall_s >= _LONG_S:
+            again = self._ask(request)
+            if again is None or again["outcome"] != "failed":
+                return False
+        without = self._ask_without(request | {"limits": self.reach.limits(names)})
         return bool(without["outcome"] == "passed")
 
     def run_seeds(self, first_seed: int, systems: Sequence[str], cpu_s: float) -> None:
-        spent_s = self.cpu_s
-        last = self._ask({"first_seed": first_seed, "systems": systems, "cpu_s": cpu_s})
+        """A seed that fails without the mutant too is passed over."""
+        spent_s, seed = self.cpu_s, first_seed
+        while self.cpu_s - spent_s < cpu_s:
+            request = {"first_seed": seed, "systems": systems, "cpu_s": cpu_s - (self.cpu_s - spent_s)}
+            last = self._ask(request)
+            if last is None or last["outcome"] != "failed":
+                break
+            seed = int(last["ends"].split()[-1])
+            if self._ask_without(request | {"first_seed": seed, "cpu_s": 0.0})["outcome"] == "passed":
+                self.by, self.why = last["ends"], last["why"]
+                break
+            seed += 1
         self.cpu_s, self.vopr_cpu_s = spent_s, cpu_s
-        if last and last["outcome"] == "failed":
-            self.by, self.why = last["ends"], last["why"]
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Returns what is known of the last test that was run."""
         limits = self.reach.limits(request.get("items", ()))
-        answer = self._tests.ask(request | self._mutant | {"limits": limits})
+        answer = self.tests.ask(request | self._mutant | {"limits": limits})
         ended: list[dict[str, Any]] = answer["ended"]
         self.cpu_s += sum(each["cpu_s"] for each in ended)
         if "items" in request:

@@ -10,15 +10,16 @@ tried, code and tests: two commits' tests are compared by one run in each.
 A mutant is caught if a test fails, or hangs. First, once for a state of the tree, every test is run with probes, which
 say what statements of the deciding code it executes, and what it costs (reach.json in DIR). Then a mutant is tried
 against those that execute its statement: the nearest and cheapest first, until one fails or they have taken `--cpu-s`
-seconds of a processor's time. A test that takes long, or that CI runs a second time, has to fail twice, and to pass
-without the mutant. What is left is tried by vopr, for `--vopr-cpu-s`. Property tests draw what they draw in CI, where
-`CI` makes that the same each time.
+seconds of a processor's time. A test that takes long, or that CI runs a second time, has to fail twice. What is left is
+tried by vopr, for `--vopr-cpu-s`. Each test and each seed that fails is run once more without the mutant, and has to
+pass. Property tests draw what they draw in CI, where `CI` makes that the same each time. A copy has no commit, so its
+share of large matrices is that of `--draw 0`; CI's shares are others.
 
 A value that a module of tests makes when it is imported (an argument of `parametrize`) is made without the mutant.
 What runs in processes that a test starts is not seen by probes, so the tests of whole systems are left out: `cluster`,
 `launch`, `clients`, `deploy`, `benchmarks`, and those of models and kernels, which decide nothing. `--live` tries all
 survivors together against those of `cluster` and `launch` (live.py): that takes hours. `--continue` goes on where DIR's
-results stopped.
+results stopped, if the tree is the same.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import Any, TypeVar
 
 from benchmarks.mutants.areas import AREAS, files_of
 from benchmarks.mutants.catch import Bounds, Verdict, attempt, attempt_imported
-from benchmarks.mutants.copies import CollectedTests, copy_tree, mutated
+from benchmarks.mutants.copies import CollectedTests, copy_tree
 from benchmarks.mutants.draw import draw
 from benchmarks.mutants.edit import Edit
 from benchmarks.mutants.live import caught_live, files_in, run_in
@@ -74,14 +75,14 @@ FOLDERS = (
 class Trials:
     """Servers of tests, each in a copy of its own, work through what there is to do."""
 
-    def __init__(self, root: Path, tests: list[str], num_jobs: int, out: Path) -> None:
+    def __init__(self, root: Path, digest: str, tests: list[str], num_jobs: int, out: Path) -> None:
         self._root, self._paths, self._num_jobs, self._out = root, tests, num_jobs, out
         self._lock = threading.Lock()
         self.edited = sorted(
             {file for area in AREAS for file in files_of(area, root)}
             | {each.file for each in named_edits(root)}
         )
-        self.reach = load(out / "reach.json", digest_of(root))
+        self.reach = load(out / "reach.json", digest)
 
     def measure(self, servers: list[CollectedTests]) -> None:
         files = list(dict.fromkeys(name.split("::")[0] for name in servers[0].runs_twice))
@@ -116,27 +117,22 @@ class Trials:
         def one(server: CollectedTests, edit: Edit) -> None:
             verdict = attempt(edit, server, self.reach, bounds, before.get(edit.key))
             if verdict.is_outside:
-                verdict = self._anew(edit, server.copy, bounds)
+                verdict = attempt_imported(
+                    edit, server, partial(self._collected, server.copy), self.reach, bounds
+                )
             with self._lock:
                 add(verdict)
 
         self._share(servers, edits, one)
 
-    def _anew(self, edit: Edit, copy: Path, bounds: Bounds) -> Verdict:
-        """What it changes is executed when a module is imported: all is imported anew, with the mutant in it."""
-        with mutated(copy, edit):
-            server = CollectedTests(copy, self._paths, self.edited, self._out / "tests.log")
-            try:
-                return attempt_imported(edit, server, self.reach, bounds)
-            finally:
-                server.end()
+    def _collected(self, copy: Path) -> CollectedTests:
+        return CollectedTests(copy, self._paths, self.edited, self._out / "tests.log")
 
     def servers(self, folder: Path) -> list[CollectedTests]:
         started: list[CollectedTests] = []
 
         def start(at: int) -> None:
-            copy = copy_tree(self._root, folder / f"copy-{at}")
-            started.append(CollectedTests(copy, self._paths, self.edited, self._out / "tests.log"))
+            started.append(self._collected(copy_tree(self._root, folder / f"copy-{at}")))
 
         _together([partial(start, at) for at in range(self._num_jobs)])
         return started
@@ -185,7 +181,8 @@ def run(args: argparse.Namespace) -> None:
         *(named_edits(root) if args.named else ()),
     ]
     edits = [each for each in edits if any(text in each.name or text == each.key for text in args.only)]
-    found = {each.key: each for each in saved(out)} if args.goes_on else {}
+    digest = digest_of(root)
+    found = {each.key: each for each in saved(out, digest)} if args.goes_on else {}
     command = (
         f"python -m benchmarks.mutants --random {args.random} --seed {args.seed}{' --named' * args.named} "
         f"--cpu-s {args.cpu_s:g} --vopr-cpu-s {args.vopr_cpu_s:g}"
@@ -193,7 +190,7 @@ def run(args: argparse.Namespace) -> None:
 
     def add(verdict: Verdict) -> None:
         found[verdict.key] = verdict
-        save([*found.values()], out, command)
+        save([*found.values()], out, command, digest)
         print(
             f"{verdict.cpu_s:6.1f} s  {'caught' if verdict.is_caught else 'ALIVE ':6}  {verdict.key} {verdict.name}"
             f"  {verdict.by}",
@@ -202,12 +199,14 @@ def run(args: argparse.Namespace) -> None:
 
     paths = args.tests or [f"tests/{folder}" for folder in FOLDERS if (root / "tests" / folder).exists()]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trials = Trials(root, paths, args.jobs, out)
+        trials = Trials(root, digest, paths, args.jobs, out)
         servers = trials.servers(Path(folder))
         try:
             if servers[0].num_broken:
                 sys.exit(f"{servers[0].num_broken} files of tests can't be imported: see {out}/tests.log")
             trials.measure(servers)
+            if trials.reach.tests[VOPR].outcome != "passed":
+                sys.exit("vopr fails without any mutant: see `alignedserve vopr --first-seed 0`")
             todo = [each for each in edits if each.key not in found]
             trials.attempt(servers, todo, Bounds(min(_SHORT_S, args.cpu_s), 0.0), found, add)
             todo = [each for each in edits if not found[each.key].is_caught]

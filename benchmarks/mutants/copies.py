@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,8 @@ _LEFT_OUT = shutil.ignore_patterns(
 _LINKED = (".venv", ".clients")
 # No test of a mutant reads what Python compiled of another.
 _ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
+# Seconds after which a process that still collects tests hangs: it takes ten where nothing else runs.
+_COLLECTS_S = 600.0
 
 
 def copy_tree(root: Path, to: Path) -> Path:
@@ -52,7 +56,8 @@ class CollectedTests:
     """Tests that were collected in a copy, in a process that runs any of them in a fork: see server.py."""
 
     def __init__(self, copy: Path, paths: list[str], mutated: list[str], log: Path) -> None:
-        """`mutated`: the files in which mutants may live."""
+        """`mutated`: the files in which mutants may live. Raises RuntimeError if collecting ends the process, or does
+        not end."""
         modules = json.dumps([module_of(file) for file in mutated])
         with log.open("a") as errors:
             self._process = subprocess.Popen(
@@ -66,6 +71,11 @@ class CollectedTests:
                 start_new_session=True,
             )
         self.copy = copy
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], _COLLECTS_S)[0]:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            raise RuntimeError(f"tests are not collected within {_COLLECTS_S:g} s")
         collected = self._answer()
         # Each test's id, and whether CI runs it once more if it fails.
         self.runs_twice: dict[str, bool] = dict(collected["items"])

@@ -1,25 +1,36 @@
 """Tries mutants against tests of live systems, which take too long for each mutant by itself: all together in one copy.
 
-When a test fails, halves of the mutants are tried against that test alone, until one is left. That one is caught, and
-the others go on from the file of that test. A test that fails with all of them and with neither half needs two at once:
-both stay in doubt, which is said.
+When a test fails, it is run alone without any mutant. If it passes, halves of the mutants are tried against it, until
+one is left. If it fails with that one alone, that one is caught. A test that fails without mutants, or with no half of
+them, is left out from there on, which is printed. Then the others go on from the file of that test.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.mutants.edit import Edit
 
 FOLDERS = ("tests/cluster", "tests/launch")
 
-# Runs these tests, files or single ones, with the mutants, and returns the first that fails; None: all pass.
-Run = Callable[[Sequence[Edit], Sequence[str]], str | None]
+# A test in pytest's short summary, or a file that can't be imported.
+_FAILURE = re.compile(r"(?:FAILED|ERROR) (tests/\S.*?)(?: - .*)?")
+# pytest's exit status if all tests are left out
+_NO_TESTS = 5
+
+
+class Run(Protocol):
+    def __call__(
+        self, edits: Sequence[Edit], tests: Sequence[str], left_out: Sequence[str] = ()
+    ) -> str | None:
+        """Runs the tests, files or single ones, with the mutants. Returns the first that fails; None: all pass."""
 
 
 def caught_live(
@@ -60,35 +71,40 @@ def _overlap(one: Edit, other: Edit) -> bool:
 
 
 def _caught(group: list[Edit], files: list[str], run: Run, tell: Callable[[Edit, str], None]) -> None:
-    left = list(group)
-    while left and files:
-        test = run(left, files)
+    left, left_out = list(group), list[str]()
+    while left:
+        test = run(left, files, left_out)
         if test is None:
             return
+        files = files[files.index(test.split("::")[0]) :]
         one = _narrowed(left, test, run)
         if one is not None:
             tell(one, test)
             left.remove(one)
-            files = files[files.index(test.split("::")[0]) :]
         else:
-            print(f"{test} fails with several mutants together, and with no half of them", flush=True)
-            files = files[files.index(test.split("::")[0]) + 1 :]
+            print(
+                f"{test} is left out: it fails without mutants too, or only with several together", flush=True
+            )
+            left_out.append(test)
 
 
 def _narrowed(group: list[Edit], test: str, run: Run) -> Edit | None:
+    """Returns the mutant for which the test fails; None: there is no such one."""
+    if run([], [test]):
+        return None
     while len(group) > 1:
         halves = group[: len(group) // 2], group[len(group) // 2 :]
         failing = next((half for half in halves if run(half, [test])), None)
         if failing is None:
             return None
         group = failing
-    return group[0]
+    return group[0] if run(group, [test]) else None
 
 
 def run_in(copy: Path) -> Run:
     """Each time in new processes, which import the mutants."""
 
-    def run(edits: Sequence[Edit], tests: Sequence[str]) -> str | None:
+    def run(edits: Sequence[Edit], tests: Sequence[str], left_out: Sequence[str] = ()) -> str | None:
         by_file: dict[str, list[Edit]] = defaultdict(list)
         for edit in edits:
             by_file[edit.file].append(edit)
@@ -96,7 +112,7 @@ def run_in(copy: Path) -> Run:
         for file, of_file in by_file.items():
             (copy / file).write_text(together(texts[file], of_file))
         try:
-            return _first_failure(copy, tests)
+            return _first_failure(copy, tests, left_out)
         finally:
             for file, text in texts.items():
                 (copy / file).write_text(text)
@@ -104,19 +120,25 @@ def run_in(copy: Path) -> Run:
     return run
 
 
-def _first_failure(copy: Path, tests: Sequence[str]) -> str | None:
+def _first_failure(copy: Path, tests: Sequence[str], left_out: Sequence[str]) -> str | None:
     """Raises RuntimeError if pytest itself fails."""
+    # A file that can't be imported has no tests to deselect.
+    chosen = [*(each for each in tests if each not in left_out), *(f"--deselect={each}" for each in left_out)]
+    if len(chosen) == len(left_out):
+        return None
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-rfE", *tests],
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-rfE", *chosen],
         cwd=copy,
         env=os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
     )
-    for line in ran.stdout.splitlines():
-        if line.startswith(("FAILED ", "ERROR ")):
-            return line.split(" ", 1)[1].split(" - ")[0]
-    if ran.returncode != 0:
+    # Lines of captured logs, which come before the summary, may begin with "ERROR" as well.
+    _, _, summary = ran.stdout.rpartition("= short test summary info =")
+    failures = filter(None, map(_FAILURE.fullmatch, summary.splitlines()))
+    for failure in failures:
+        return failure[1]
+    if ran.returncode not in (0, _NO_TESTS):
         raise RuntimeError(
             f"pytest ended with status {ran.returncode}: {ran.stdout[-1000:]}{ran.stderr[-1000:]}"
         )

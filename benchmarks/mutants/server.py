@@ -51,6 +51,9 @@ class Server:
         self._requests, self._answers = requests, answers
         self._items: dict[str, pytest.Item] = {}
         self._reports: list[pytest.TestReport] = []
+        self._probes: Probes | None = None
+        # What setups have executed: a fixture's setup may be that of the tests after it, too.
+        self._setup_hits: set[int] = set()
         self._functions: Functions
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -71,6 +74,8 @@ class Server:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reports.append(report)
+        if self._probes and report.when == "setup":
+            self._setup_hits.update(self._probes.take())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -104,6 +109,8 @@ class Server:
             kill_descendants()
             os.close(reading)
             shutil.rmtree(folder, ignore_errors=True)
+            for segment in Path("/dev/shm").glob(f"alignedserve-test-{pid}-*"):
+                segment.unlink()
 
     # ---- in the fork -------------------------------------------------------------------------------------------------
 
@@ -125,7 +132,7 @@ class Server:
     ) -> None:
         items = [self._items[name] for name in request["items"]]
         items[0].config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
-        spent_s = 0.0
+        spent_s, self._probes = 0.0, probes
         for item, following in zip(items, [*items[1:], None], strict=True):
             tell({"begins": item.nodeid})
             self._reports.clear()
@@ -141,22 +148,22 @@ class Server:
                     "why": _last_line(failed[0]) if failed else "",
                     "cpu_s": round(took_s, 3),
                     "wall_s": round(time.monotonic() - begun_s, 3),
-                    "hits": probes.take() if probes else [],
+                    "hits": sorted(self._setup_hits.union(probes.take())) if probes else [],
                 }
             )
             spent_s += took_s
-            if failed and not probes:
-                tell({"outcome": "failed"})
-                return
-            if spent_s > request["cpu_s"]:
-                tell({"outcome": "spent"})
+            ends = "failed" if failed and not probes else "spent" if spent_s > request["cpu_s"] else ""
+            if ends:
+                # so that fixtures of several tests remove what they have made
+                item.session._setupstate.teardown_exact(None)
+                tell({"outcome": ends})
                 return
         tell({"outcome": "passed"})
 
     def _seeds(self, request: Request, probes: Probes | None, tell: Callable[[Answer], None]) -> None:
         run = importlib.import_module("alignedserve.vopr.run")
         seed, systems, begun_s = request["first_seed"], tuple(request.get("systems", ())), _cpu_s()
-        while _cpu_s() - begun_s < request["cpu_s"]:
+        while True:
             name, cpu_s = f"vopr --seed {seed}", _cpu_s()
             tell({"begins": name})
             failure = run.run(run.history_of(seed, systems=systems)).failure
@@ -173,8 +180,10 @@ class Server:
             if failure:
                 tell({"outcome": "failed"})
                 return
+            if _cpu_s() - begun_s >= request["cpu_s"]:
+                tell({"outcome": "passed"})
+                return
             seed += 1
-        tell({"outcome": "passed"})
 
 
 def _in_child(run: Callable[[Callable[[Answer], None]], None], writing: int, folder: Path) -> None:

@@ -76,13 +76,16 @@ def _catchers(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
     return files.most_common()
 
 
-def save(verdicts: Sequence[Verdict], to: Path, command: str) -> None:
+def save(verdicts: Sequence[Verdict], to: Path, command: str, digest: str) -> None:
+    """`digest`: of the tree in which they were tried."""
     to.mkdir(parents=True, exist_ok=True)
     (to / "random_mutants.md").write_text(page(verdicts, remarks(), command))
-    text = json.dumps({"command": command, "mutants": [asdict(each) for each in verdicts]}, indent=1)
-    (to / "random_mutants.json").write_text(text + "\n")
+    data = {"command": command, "digest": digest, "mutants": [asdict(each) for each in verdicts]}
+    (to / "random_mutants.json").write_text(json.dumps(data, indent=1) + "\n")
 
 
-def saved(to: Path) -> list[Verdict]:
+def saved(to: Path, digest: str) -> list[Verdict]:
+    """Returns nothing if they were tried in another tree."""
     path = to / "random_mutants.json"
-    return [Verdict(**each) for each in json.loads(path.read_text())["mutants"]] if path.exists() else []
+    data = json.loads(path.read_text()) if path.exists() else {}
+    return [Verdict(**each) for each in data["mutants"]] if data.get("digest") == digest else []

@@ -5,22 +5,24 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from benchmarks.mutants import copies
 from benchmarks.mutants.areas import AREAS, area_of, files_of
-from benchmarks.mutants.catch import Bounds, Verdict, attempt, ordered
+from benchmarks.mutants.catch import Bounds, Verdict, attempt, attempt_imported, ordered
 from benchmarks.mutants.changes import changes, is_different
 from benchmarks.mutants.copies import CollectedTests, copy_tree
 from benchmarks.mutants.draw import draw
 from benchmarks.mutants.edit import Edit
-from benchmarks.mutants.live import apart, caught_live, together
+from benchmarks.mutants.live import apart, caught_live, run_in, together
 from benchmarks.mutants.mutant import ROOT, Mutant, mutants
 from benchmarks.mutants.named import edit_of
-from benchmarks.mutants.reach import Measured, Reach, digest_of, load, measure
+from benchmarks.mutants.reach import VOPR, Measured, Reach, digest_of, load, measure
 from benchmarks.mutants.swap import Functions, Probes
 from benchmarks.mutants.table import page, remarks, save, saved
 
@@ -58,6 +60,9 @@ class Limit:
             self.num_taken,
             self.most,
         )
+
+    def is_full(self) -> bool:
+        return self.num_taken >= self.most
 
 
 def unlooked(value: str) -> str:
@@ -210,8 +215,20 @@ TESTS = """
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from alignedserve.batch.limit import Limit
+
+@pytest.fixture(scope="module")
+def kept():
+    one = Limit(3)
+    one.is_full()
+    made = Path(f"made-by-{os.getpid()}")
+    made.touch()
+    yield one
+    made.unlink()
 
 def test_as_many_as_there_are() -> None:
     one = Limit(3)
@@ -219,11 +236,36 @@ def test_as_many_as_there_are() -> None:
 
 def test_nothing_is_wrong() -> None:
     Limit(3).check()
+    assert Limit().most == 8
     assert not os.path.exists("busy")
 
 def test_a_process_returns_what_it_is_given() -> None:
     asked = "from alignedserve.batch.limit import unlooked; print(unlooked('it'))"
     assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout.strip() == "it"
+
+def test_another_uses_what_is_kept(kept) -> None:
+    assert not os.path.exists("spoilt")
+
+def test_one_more_uses_what_is_kept(kept) -> None:
+    if os.path.exists("killed"):
+        Path("killed").write_text(f"/dev/shm/alignedserve-test-{os.getpid()}-1")
+        Path(Path("killed").read_text()).touch()
+        os.kill(os.getpid(), 9)
+    assert not os.path.exists("spoilt")
+"""
+
+# Stands in for vopr's: seed 2 fails always, seed 4 if the value is another one.
+SEEDS = """
+from types import SimpleNamespace
+
+from alignedserve.batch.limit import Limit
+
+def history_of(seed, systems):
+    return seed
+
+def run(seed):
+    fails = Limit(3).unlooked() != 3 and seed == 4 or seed == 2
+    return SimpleNamespace(failure=SimpleNamespace(message="fails") if fails else None)
 """
 
 
@@ -231,10 +273,11 @@ def test_a_process_returns_what_it_is_given() -> None:
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CollectedTests, Reach]]:
     """A package with one module and its tests, and what they execute."""
     root = tmp_path_factory.mktemp("toy")
-    for file, text in {FILE: LIMIT, "tests/batch/test_limit.py": TESTS}.items():
+    files = {FILE: LIMIT, "tests/batch/test_limit.py": TESTS, "alignedserve/vopr/run.py": SEEDS}
+    for file, text in files.items():
         (root / file).parent.mkdir(parents=True)
         (root / file).write_text(text)
-    for package in ("alignedserve", "alignedserve/batch"):
+    for package in ("alignedserve", "alignedserve/batch", "alignedserve/vopr"):
         (root / package / "__init__.py").touch()
     copy = copy_tree(root, tmp_path_factory.mktemp("copies") / "copy")
     tests = CollectedTests(copy, ["tests"], [FILE], root / "log")
@@ -244,10 +287,12 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CollectedTes
     tests.end()
 
 
-TAKES, IS_RIGHT, ELSEWHERE = (
+TAKES, IS_RIGHT, ELSEWHERE, USES_KEPT, USES_KEPT_TOO = (
     "tests/batch/test_limit.py::test_as_many_as_there_are",
     "tests/batch/test_limit.py::test_nothing_is_wrong",
     "tests/batch/test_limit.py::test_a_process_returns_what_it_is_given",
+    "tests/batch/test_limit.py::test_another_uses_what_is_kept",
+    "tests/batch/test_limit.py::test_one_more_uses_what_is_kept",
 )
 BOUNDS = Bounds(tests_cpu_s=60.0, vopr_cpu_s=0.0)
 
@@ -271,25 +316,103 @@ def test_a_mutant_whose_statement_no_test_executes_is_tried_by_those_of_its_fold
     """They may start processes which execute it."""
     edit = changed("Limit.unlooked")["max(self.num_taken, self.most)", "min(self.num_taken, self.most)"]
     found = attempt(edit, *toy, BOUNDS)
-    assert not found.is_caught and (found.num_reaching, found.num_run) == (0, 3)
+    assert not found.is_caught and (found.num_reaching, found.num_run) == (0, 5)
     edit = changed("unlooked")["value", "None"]
     found = attempt(edit, *toy, BOUNDS)
     assert found.is_caught and found.by == ELSEWHERE and found.num_reaching == 0
 
 
-def test_a_test_that_fails_without_the_mutant_too_catches_none(toy: tuple[CollectedTests, Reach]) -> None:
+@pytest.mark.parametrize("runs_twice", [False, True])
+def test_a_test_that_fails_without_the_mutant_too_catches_none(
+    runs_twice: bool, toy: tuple[CollectedTests, Reach], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tests, _ = toy
     edit = changed("Limit.check")["self.num_taken < 0", "self.num_taken <= 0"]
-    busy = tests.copy / "busy"
-    busy.touch()
-    tests.runs_twice[IS_RIGHT] = True
-    try:
-        assert not attempt(edit, *toy, BOUNDS).is_caught
-        assert (tests.copy / FILE).read_text() == LIMIT
-        tests.runs_twice[IS_RIGHT] = False
-        assert attempt(edit, *toy, BOUNDS).by == IS_RIGHT
-    finally:
-        busy.unlink()
+    monkeypatch.setitem(tests.runs_twice, IS_RIGHT, runs_twice)
+    with existing(tests.copy / "busy"):
+        found = attempt(edit, *toy, BOUNDS)
+    assert not found.is_caught and found.num_run == 1
+    assert (tests.copy / FILE).read_text() == LIMIT
+
+
+@contextmanager
+def existing(path: Path) -> Iterator[Path]:
+    path.touch()
+    yield path
+    path.unlink()
+
+
+# No test looks at it.
+ALIVE = ("self.num_taken >= self.most", "self.num_taken > self.most")
+
+
+def test_what_a_fixture_of_several_tests_executes_is_reached_by_all_of_them(
+    toy: tuple[CollectedTests, Reach],
+) -> None:
+    line = LIMIT.split("\n").index("        return self.num_taken >= self.most") + 1
+    assert toy[1].of(FILE, line) == [USES_KEPT, USES_KEPT_TOO]
+
+
+def test_a_test_that_fails_leaves_nothing_of_such_a_fixture(toy: tuple[CollectedTests, Reach]) -> None:
+    tests, _ = toy
+    with existing(tests.copy / "spoilt"):
+        found = attempt(changed("Limit.is_full")[ALIVE], *toy, BOUNDS)
+    assert not found.is_caught and found.num_run == 2
+    assert list(tests.copy.glob("made-by-*")) == []
+
+
+def test_a_process_that_is_killed_leaves_no_segment(toy: tuple[CollectedTests, Reach]) -> None:
+    with existing(toy[0].copy / "killed") as killed:
+        assert not attempt(changed("Limit.is_full")[ALIVE], *toy, BOUNDS).is_caught
+        segment = Path(killed.read_text())
+    assert segment.parent == Path("/dev/shm") and not segment.exists()
+
+
+def test_a_seed_of_vopr_that_fails_without_the_mutant_too_is_passed_over(
+    toy: tuple[CollectedTests, Reach], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests, reach = toy
+    monkeypatch.setattr("benchmarks.mutants.reach._VOPR_CPU_S", 0.0)
+    with_vopr = replace(reach, tests=dict(reach.tests))
+    measure(tests, VOPR, [FILE], with_vopr.add)
+    assert with_vopr.tests[VOPR].outcome == "passed"
+    edit = changed("Limit.unlooked")["max(self.num_taken, self.most)", "min(self.num_taken, self.most)"]
+    found = attempt(edit, tests, with_vopr, replace(BOUNDS, vopr_cpu_s=2.0))
+    assert found.is_in_vopr and found.by == "vopr --seed 4"
+
+
+def test_a_test_that_is_not_collected_any_more_is_not_run(toy: tuple[CollectedTests, Reach]) -> None:
+    tests, reach = toy
+    gone = replace(reach, tests=reach.tests | {"tests/batch/test_gone.py::test": reach.tests[IS_RIGHT]})
+    found = attempt(changed("Limit.check")["self.num_taken < 0", "self.num_taken <= 0"], tests, gone, BOUNDS)
+    assert not found.is_caught and found.num_reaching == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "by"),
+    [("__import__('os')._exit(3)", "import"), ("[each for each in iter(int, 1)]", "import"), ("2", IS_RIGHT)],
+    ids=["ends the process", "does not end", "is caught by a test"],
+)
+def test_a_mutant_that_is_executed_when_it_is_imported(
+    new: str, by: str, toy: tuple[CollectedTests, Reach], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests, reach = toy
+    if "iter" in new:
+        monkeypatch.setattr(copies, "_COLLECTS_S", 1.0)
+
+    def start() -> CollectedTests:
+        return CollectedTests(tests.copy, ["tests"], [FILE], tests.copy / "log")
+
+    found = attempt_imported(of_constant(new), tests, start, reach, BOUNDS)
+    assert found.is_caught and found.by == by
+    assert (tests.copy / FILE).read_text() == LIMIT
+
+
+def of_constant(new: str) -> Edit:
+    """Outside all functions."""
+    place = next(edit for edit in changes(FILE, LIMIT) if edit.function == "Limit.take")
+    line = LIMIT.split("\n").index("MOST = 8") + 1
+    return replace(place, line=line, column=7, end_line=line, end_column=8, new=new, is_expression=True)
 
 
 def test_a_mutant_that_ends_the_process_is_caught(toy: tuple[CollectedTests, Reach]) -> None:
@@ -299,10 +422,7 @@ def test_a_mutant_that_ends_the_process_is_caught(toy: tuple[CollectedTests, Rea
 
 
 def test_a_mutant_outside_functions_is_told_from_one_that_lives(toy: tuple[CollectedTests, Reach]) -> None:
-    place = next(edit for edit in changes(FILE, LIMIT) if edit.function == "Limit.take")
-    line = LIMIT.split("\n").index("MOST = 8") + 1
-    edit = replace(place, line=line, column=7, end_line=line, end_column=8, new="9", is_expression=True)
-    assert attempt(edit, *toy, BOUNDS).is_outside
+    assert attempt(of_constant("9"), *toy, BOUNDS).is_outside
 
 
 def test_what_tests_execute_is_kept_for_the_same_state_of_the_tree(
@@ -342,21 +462,63 @@ def test_near_and_cheap_tests_come_first() -> None:
 def test_of_many_mutants_in_one_system_those_that_tests_catch_are_told() -> None:
     edits = apart([*changed("Limit.take").values(), *changed("Limit.check").values()])[0]
     files = ["tests/cluster/test_a.py", "tests/cluster/test_b.py", "tests/launch/test_c.py"]
-    # What each test catches; all others pass.
-    catching = {f"{files[0]}::a": edits[1], f"{files[2]}::c": edits[3], f"{files[2]}::d": edits[1]}
+    # The tests that fail with all of these mutants; all others pass.
+    failing = {
+        f"{files[0]}::a": [edits[1]],
+        f"{files[1]}::always": [],
+        f"{files[1]}::two_at_once": [edits[0], edits[-1]],
+        f"{files[2]}::c": [edits[3]],
+        f"{files[2]}::d": [edits[1]],
+    }
     runs: list[tuple[int, list[str]]] = []
 
-    def run(group: Sequence[Edit], tests: Sequence[str]) -> str | None:
-        runs.append((len(group), list(tests)))
-        found = (name for name, edit in catching.items() if name.startswith(tuple(tests)) and edit in group)
-        return next(found, None)
+    def run(edits: Sequence[Edit], tests: Sequence[str], left_out: Sequence[str] = ()) -> str | None:
+        runs.append((len(edits), list(tests)))
+        chosen = (name for name in failing if name.startswith(tuple(tests)) and name not in left_out)
+        return next((name for name in chosen if all(edit in edits for edit in failing[name])), None)
 
     told: list[tuple[Edit, str]] = []
     caught_live(edits, files, run, lambda *each: told.append(each))
     assert told == [(edits[1], f"{files[0]}::a"), (edits[3], f"{files[2]}::c")]
     # What came before the file of a test that failed is not run again.
-    assert [tests for _, tests in runs if len(tests) > 1] == [files, files]
-    assert runs[-1][1] == files[2:]
+    assert [tests for _, tests in runs if "::" not in tests[0]] == [
+        files,
+        files,
+        files[1:],
+        files[1:],
+        files[2:],
+    ]
+
+
+def test_a_test_that_fails_once_catches_none() -> None:
+    test, failures = "tests/cluster/test_a.py::a", [True]
+
+    def run(edits: Sequence[Edit], tests: Sequence[str], left_out: Sequence[str] = ()) -> str | None:
+        return test if edits and failures and failures.pop() else None
+
+    told: list[tuple[Edit, str]] = []
+    (edit, *_) = changed("Limit.take").values()
+    caught_live([edit], ["tests/cluster/test_a.py"], run, lambda *each: told.append(each))
+    assert not told and not failures
+
+
+@pytest.mark.slow
+def test_the_first_test_that_fails_is_read_from_the_summary(tmp_path: Path) -> None:
+    folder = tmp_path / "tests/cluster"
+    folder.mkdir(parents=True)
+    (folder / "test_a.py").write_text(
+        "import logging\n\n"
+        "def test_one() -> None:\n    logging.error('failed - too')\n    print('ERROR tests/x.py')\n"
+        "    assert False\n\n"
+        "def test_two() -> None:\n    pass\n"
+    )
+    (folder / "test_b.py").write_text("import nothing_of_that_name\n")
+    files, run = ["tests/cluster/test_a.py", "tests/cluster/test_b.py"], run_in(tmp_path)
+    one = f"{files[0]}::test_one"
+    assert run([], files[:1]) == one
+    assert run([], files[:1], [one, f"{files[0]}::test_two"]) is None
+    assert run([], files, [one]) == files[1]
+    assert run([], files, [one, files[1]]) is None
 
 
 def test_mutants_of_one_file_live_together_where_they_do_not_touch() -> None:
@@ -416,10 +578,11 @@ def test_the_table_adds_up_and_names_those_that_live() -> None:
     assert "| `tests/batch/test_limit.py` | 2 |" in text
 
 
-def test_a_run_goes_on_with_what_was_saved(tmp_path: Path) -> None:
-    assert saved(tmp_path) == []
-    save(VERDICTS, tmp_path, "command")
-    assert saved(tmp_path) == VERDICTS
+def test_a_run_goes_on_with_what_was_saved_in_the_same_tree(tmp_path: Path) -> None:
+    assert saved(tmp_path, "digest") == []
+    save(VERDICTS, tmp_path, "command", "digest")
+    assert saved(tmp_path, "digest") == VERDICTS
+    assert saved(tmp_path, "another") == []
 
 
 def test_remarks_say_what_kind_they_are() -> None:

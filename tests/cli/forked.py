@@ -26,10 +26,12 @@ LIMIT_S = 120.0
 def forked(
     *words: str, environment: Mapping[str, str] | None = None, said: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`environment`: variables to set for it. `said`: what it reads from its stdin."""
+    """`environment`: variables to set for it, beside those of this process. `said`: what it reads from its stdin."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "stdin").write_text(said)
-        process = _FORKED.Process(target=_run, args=(words, dict(environment or {}), directory), daemon=True)
+        process = _FORKED.Process(
+            target=_run, args=(words, {**os.environ, **(environment or {})}, directory), daemon=True
+        )
         process.start()
         process.join(LIMIT_S)
         if process.exitcode is None:
@@ -40,6 +42,7 @@ def forked(
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
+    os.environ.clear()
     os.environ.update(environment)
     with (Path(directory) / "stdin").open("rb") as file:
         os.dup2(file.fileno(), sys.stdin.fileno())

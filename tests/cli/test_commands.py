@@ -43,6 +43,14 @@ def test_progress_bars_are_for_commands_that_have_a_terminal(words: list[str]) -
     assert ("--use-tqdm" in forked(*words, "--help").stdout) == (words != ["serve"])
 
 
+def test_a_forked_command_has_the_variables_of_who_forks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that were set after the first fork."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    wide = forked("serve", "--help").stdout.splitlines()
+    monkeypatch.setenv("COLUMNS", "50")
+    assert 0 < len(wide) < len(forked("serve", "--help").stdout.splitlines())
+
+
 def test_generate_answers_with_the_demo_model() -> None:
     done = alignedserve("generate", "-p", "List the letters from a to e.", "--no-use-tqdm")
     assert done.returncode == 0, done.stderr

@@ -5,12 +5,13 @@
 Versions are pinned: those of Python in environments/NAME.txt, which `lock` writes from NAME.in, those of Node in
 environments/NAME/package-lock.json. What is large, and the same here, is the one that this server runs with.
 
-An environment's directory is called NAME-HASH, by a hash of its pins and its Python, so that checkouts on one machine
-share them; ALIGNEDSERVE_CLIENTS_DIR says where else they are kept. It is there whole or not at all.
+An environment's directory is called NAME-HASH, by a hash of its pins and its Python or Node, so that checkouts on one
+machine share them; ALIGNEDSERVE_CLIENTS_DIR says where else they are kept. It is there whole or not at all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -26,7 +27,8 @@ from pathlib import Path
 import pytest
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-MADE = Path(os.environ.get("ALIGNEDSERVE_CLIENTS_DIR") or CACHE / "alignedserve-clients")
+# absolute, since clients run in other directories
+MADE = Path(os.environ.get("ALIGNEDSERVE_CLIENTS_DIR") or CACHE / "alignedserve-clients").absolute()
 PINS = Path(__file__).parent / "environments"
 # at one time: they wait for a registry and a disk
 NUM_AT_ONCE = 3
@@ -65,6 +67,7 @@ def _made(name: str) -> Path:
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
+    _mark_used(directory)
     return directory
 
 
@@ -94,8 +97,14 @@ def make(name: str) -> None:
                 _make_python(new, PINS / f"{name}.txt")
             _move(new, directory)
         print(f"{name}: {directory}", flush=True)
-    os.utime(directory)
+    _mark_used(directory)
     remove_unused(name)
+
+
+def _mark_used(directory: Path) -> None:
+    # Another user's can't be marked, and is not removed by this one either.
+    with contextlib.suppress(PermissionError):
+        os.utime(directory)
 
 
 def _move(new: Path, directory: Path) -> None:
@@ -111,8 +120,19 @@ def remove_unused(name: str) -> None:
     """Those of other pins, and what was never completed, once nobody has used it for some days."""
     for other in MADE.glob(f"{name}-*"):
         of_this_name = re.fullmatch(rf"{name}-([0-9a-f]{{12}}|\w+\.part)", other.name)
-        if of_this_name and other != directory_of(name) and time.time() - other.stat().st_mtime > KEPT_S:
-            shutil.rmtree(other, ignore_errors=True)
+        if of_this_name and other != directory_of(name):
+            # another checkout may remove it at the same time
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - other.stat().st_mtime > KEPT_S:
+                    _remove(other, name)
+
+
+def _remove(directory: Path, name: str) -> None:
+    """It is renamed first, so that nobody takes a half for whole."""
+    with tempfile.TemporaryDirectory(
+        dir=MADE, prefix=f"{name}-", suffix=".part", ignore_cleanup_errors=True
+    ) as part:
+        directory.rename(Path(part) / "environment")
 
 
 def _make_python(directory: Path, requirements: Path) -> None:
@@ -166,12 +186,19 @@ def _found(command: str) -> str:
 
 
 def directory_of(name: str) -> Path:
-    """Another one for other pins, and for another Python."""
-    node = PINS / name
-    files = sorted(node.iterdir()) if node.is_dir() else [PINS / f"{name}.txt"]
-    python = f"{sys.base_prefix} {sys.version}"
-    content = b"".join([python.encode(), *(file.read_bytes() for file in files)])
+    """Another one for other pins, and for another Python or Node."""
+    is_node = (PINS / name).is_dir()
+    files = sorted((PINS / name).iterdir()) if is_node else [PINS / f"{name}.txt"]
+    runtime = _node_version() if is_node else f"{sys.base_prefix} {sys.version}"
+    content = b"".join([runtime.encode(), *(file.read_bytes() for file in files)])
     return MADE / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def _node_version() -> str:
+    """Modules in machine code are made for one. Returns an empty one if there is no Node."""
+    node = shutil.which(_found("node"))
+    asked = [str(node), "-p", "`${process.version} ${process.platform} ${process.arch}`"]
+    return subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout if node else ""
 
 
 def main(arguments: Sequence[str]) -> None:

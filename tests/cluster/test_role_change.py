@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
 from alignedserve.types import InstanceId
-from tests.cluster.client import Client, Stream
+from tests.cluster.client import TIMEOUT_S, Client, Stream
 from tests.cluster.conftest import Scenes
 from tests.cluster.processes import DECODES, POOL, PREFILLS, ROUTER
 from tests.cluster.scene import Scene
 
 
 async def until_changed(scene: Scene, client: Client, streams: list[Stream], num_changes: int) -> None:
-    """Until this number of further instances have taken another role, with streams open all the time."""
-    first = await count(client)
-    while await count(client) < first + num_changes:
-        await scene.until_mid_stream(client, streams)
+    """Until this number of further instances have taken another role, with streams open all the time. Raises
+    TimeoutError if none does for a long time."""
+    num_seen = await count(client)
+    for number in range(num_seen + 1, num_seen + num_changes + 1):
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while await count(client) < number:
+                    await scene.until_mid_stream(client, streams)
+        except TimeoutError as error:
+            raise TimeoutError(f"{number - num_seen - 1} of {num_changes} roles have changed") from error
 
 
 async def count(client: Client) -> int:

@@ -12,11 +12,14 @@ from alignedserve.protocol.kv_span import TILE_TOKENS, KvSpan
 
 GROUPS = st.sampled_from([(0, 1), (1, 1), (1, 5), (4, 3)])
 SPANS = st.builds(
-    lambda block_size, window, max_step, groups: KvSpan(block_size, window, max_step, *groups),
+    lambda block_size, window, max_step, groups, tile: KvSpan(
+        block_size, window, max_step, groups[0], groups[1], tile
+    ),
     st.sampled_from([4, 8, 16, 32]),
     st.sampled_from([1, 5, 16, 24, 64, 100, 512]),
     st.sampled_from([1, 2, 7, 16, 100]),
     GROUPS,
+    st.sampled_from([TILE_TOKENS, TILE_TOKENS, 1, 4, 16]),
 )
 ALL = st.sampled_from([KvSpan(16), KvSpan(4, max_step=7), KvSpan(16, window=24), KvSpan(16, 24, 0, 1, 2)])
 
@@ -76,7 +79,7 @@ def test_what_is_usable_has_all_that_the_next_token_attends_to(
 def test_what_is_passed_is_no_more_than_a_tile_and_a_column_behind(span: KvSpan, num_cached: int) -> None:
     first_needed = seen(span.window, num_cached)[0]
     num_behind = first_needed - span.num_passed(num_cached) * span.block_size
-    assert first_needed % TILE_TOKENS <= num_behind < TILE_TOKENS + span.block_size
+    assert first_needed % span.tile_tokens <= num_behind < span.tile_tokens + span.block_size
 
 
 @settings(max_examples=200, deadline=None)

@@ -22,7 +22,6 @@ from tests.forkserver import forking
 from tests.transport.helpers import Outcomes, equal_blocks, filled_blocks, identity
 
 SEED = 5
-# one process imports torch, and forks the others; it has no threads, and ends with the tests
 _FORKED = forking(__name__)
 
 

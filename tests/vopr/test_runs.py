@@ -75,9 +75,8 @@ def test_a_block_that_is_freed_too_soon_is_noticed(
     groups: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_passed = KvSpan.num_passed
-    monkeypatch.setattr("alignedserve.protocol.kv_span.TILE_TOKENS", 1)
     monkeypatch.setattr(KvSpan, "num_passed", lambda self, count: num_passed(self, count + 20))
-    failure = run(short(5, 100.0, window=100, **groups)).failure
+    failure = run(short(5, 100.0, window=100, tile_tokens=1, **groups)).failure
     assert failure and "holds None" in failure.message
 
 
