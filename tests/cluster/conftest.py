@@ -15,7 +15,11 @@ from tests.tiny_adapters import write_adapter
 
 FAMILY = "llama-gqa-tied"
 Directory = Callable[[str], Path]
+# What a test borrowed.
+_BORROWED = pytest.StashKey[list[tuple[Islands, Processes]]]()
 _HAS_FAILED = pytest.StashKey[bool]()
+# Of a run: islands that did not end as they should.
+_NOT_ENDED = pytest.StashKey[list[str]]()
 
 
 class Borrow(Protocol):
@@ -33,14 +37,25 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.when == "call":
-        item.stash[_HAS_FAILED] = report.failed
+    has_failed = report.when != "setup" and item.stash.get(_HAS_FAILED, False)
+    item.stash[_HAS_FAILED] = report.failed or has_failed
+    if report.when == "teardown" and report.failed:
+        _discard_borrowed(item)
     return report
 
 
-@pytest.fixture(scope="session")
-def islands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Islands]:
-    made = Islands(lambda: tmp_path_factory.mktemp("events"))
+def _discard_borrowed(item: pytest.Item) -> None:
+    for islands, processes in item.stash.get(_BORROWED, []):
+        islands.discard(processes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def islands(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Islands]:
+    """Of a file: processes that idle beside the tests of all other files would take their time and memory. It is there
+    for tests that borrow nothing too: one of these may be the file's last, and so the one that is run again."""
+    not_ended = request.config.stash.setdefault(_NOT_ENDED, [])
+    made = Islands(lambda: tmp_path_factory.mktemp("events"), not_ended)
+    made.check_all_ended()
     try:
         yield made
         made.end_all()
@@ -51,16 +66,19 @@ def islands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Islands]:
 @pytest.fixture
 def borrow(request: pytest.FixtureRequest, islands: Islands, tiny_model: Directory) -> Iterator[Borrow]:
     """Running processes of a kind. A test that fails spoils those that it had."""
-    borrowed: list[Processes] = []
+    borrowed = request.node.stash[_BORROWED] = list[tuple[Islands, Processes]]()
 
     def of_kind(family: str = FAMILY, **options: Any) -> Processes:
-        borrowed.append(islands.borrow(Setup(tiny_model(family), **options)))
-        return borrowed[-1]
+        processes = islands.borrow(Setup(tiny_model(family), **options))
+        borrowed.append((islands, processes))
+        return processes
 
     yield of_kind
-    if request.node.stash.get(_HAS_FAILED, False):
-        for each in borrowed:
-            islands.discard(each)
+    if request.node.stash[_HAS_FAILED]:
+        _discard_borrowed(request.node)
+    else:
+        for _, each in borrowed:
+            islands.give_back(each)
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from alignedserve.types import InstanceId, RequestKey
 
 
 class History:
-    """Counted by instance."""
-
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, since_s: float = 0.0) -> None:
+        """Counts by instance. `since_s`: the time on the monotonic clock, at which nothing was under way; what happened
+        before does not count."""
         self.prefills: Counter[InstanceId] = Counter()
         self.staged: Counter[InstanceId] = Counter()
         self.batches: Counter[InstanceId] = Counter()
@@ -45,7 +45,9 @@ class History:
         # what was sent to gateways
         self.news: list[NewTokens] = []
         self._sources: dict[RequestKey, InstanceId | None] = {}
-        for _, event, orders in _replay_all(logs):
+        for now, event, orders in _replay_all(logs):
+            if now < since_s:
+                continue
             self._take_event(event)
             for order in orders:
                 self._take_order(order)

@@ -1,5 +1,5 @@
 """Islands of real processes that tests borrow: an island is started for the first test that needs one of its kind, and
-ends when islands of other kinds take its place."""
+ends when islands of other kinds take its place, or the file's last test is over."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ MOST = 2
 
 
 class Islands:
-    def __init__(self, make_directory: Callable[[], Path]) -> None:
-        """`make_directory`: makes one for an island's event logs."""
+    def __init__(self, make_directory: Callable[[], Path], not_ended: list[str]) -> None:
+        """`make_directory`: makes one for an island's event logs. `not_ended`: islands of this run that did not end as
+        they should. It outlives this object: the test that happens to see the end is run once more, and has to fail
+        again."""
         self._make_directory = make_directory
+        self._not_ended = not_ended
         # The latest that was borrowed is the last.
         self._running: dict[Setup, Processes] = {}
 
     def borrow(self, setup: Setup) -> Processes:
         """Running processes of this kind, which the caller leaves running and idle; those behind a gateway the caller
-        starts. Raises if others that have to make room do not end as they should."""
+        starts. Raises if a process has died meanwhile, if others that have to make room do not end as they should, or
+        if any did not before."""
+        self.check_all_ended()
         found = self._running.pop(setup, None)
+        if found is not None and (dead := found.dead):
+            found.clean_up()
+            raise AssertionError(f"processes died while no test had them: {dead}")
         while found is None and len(self._running) >= MOST:
             self._end(next(iter(self._running)))
         if found is not None:
@@ -32,6 +40,11 @@ class Islands:
         if not setup.has_gateway:
             started.start_all()
         return started
+
+    def give_back(self, processes: Processes) -> None:
+        """Ends those that can't wait for another test. Raises if they do not end as they should."""
+        if not processes.setup.can_wait and self._running.get(processes.setup) is processes:
+            self._running.pop(processes.setup).end()
 
     def discard(self, processes: Processes) -> None:
         """A test failed with these: the next one of their kind starts others."""
@@ -43,9 +56,16 @@ class Islands:
         for setup in list(self._running):
             self._end(setup)
 
+    def check_all_ended(self) -> None:
+        assert not self._not_ended, f"did not end as they should: {self._not_ended}"
+
     def clean_up(self) -> None:
         for processes in self._running.values():
             processes.clean_up()
 
     def _end(self, setup: Setup) -> None:
-        self._running.pop(setup).end()
+        try:
+            self._running.pop(setup).end()
+        except Exception as error:
+            self._not_ended.append(f"{setup}: {error!r}")
+            raise

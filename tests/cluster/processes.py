@@ -83,6 +83,12 @@ class Setup:
     log: LogConfig = field(default_factory=LogConfig)
 
     @property
+    def can_wait(self) -> bool:
+        """Whether its processes do nothing while no test has them, and are not taken for dead however busy the machine
+        is."""
+        return self.silence_s >= 10.0 and not self.changes_roles
+
+    @property
     def form(self) -> BlockFormat:
         """Of the tiny models."""
         return BlockFormat(
@@ -146,11 +152,19 @@ class Processes:
         self._running[name].kill()
         self.join(name)
 
+    @property
+    def dead(self) -> dict[InstanceId, int | None]:
+        """The exit codes of those that have ended."""
+        return {name: each.exitcode for name, each in self._running.items() if not each.is_alive()}
+
     def remove(self, *names: InstanceId) -> None:
-        """Kills them, and expects nothing of them at the end."""
+        """Stops them by SIGTERM. They have to end as they should."""
         for name in names:
-            self.kill(name)
+            self.signal(name, signal.SIGTERM)
+        for name in names:
+            exit_code = self.join(name)
             del self._running[name]
+            assert exit_code == 0, f"{name} ended with {exit_code}"
 
     def signal(self, name: InstanceId, number: signal.Signals) -> None:
         os.kill(self.pid(name), number)
@@ -176,8 +190,10 @@ class Processes:
             sock.sendall(handshake.take(proof) + frame(Stop()))
             while sock.recv(1 << 16):
                 pass
-        assert {name: self.join(name) for name in self._running} == dict.fromkeys(self._running, 0)
-        assert segments(self.segment_prefix) == []
+        bad = {name: code for name in self._running if (code := self.join(name))}
+        assert not bad, f"exit codes: {bad}"
+        left = segments(self.segment_prefix)
+        assert not left, f"segments are left: {left}"
 
     def end(self) -> None:
         """Raises unless all of them end by themselves; none is left."""

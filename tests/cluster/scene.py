@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from alignedserve.protocol.messages import Request
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected
+from tests.cluster.history import History
 from tests.cluster.processes import Processes
 from tests.cluster.requests import alone, make_request, mixed_prompts, results
 from tests.engine.helpers import greedy_params
@@ -25,6 +27,7 @@ class Scene:
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
+        self._begun_s = time.monotonic()
         self._params = [
             greedy_params(200) if number % 2 else SamplingParams(seed=number, max_tokens=200, ignore_eos=True)
             for number in range(NUM_REQUESTS)
@@ -40,6 +43,10 @@ class Scene:
     def requests(self) -> list[Request]:
         each = zip(self._prompts, self._params, self._adapters, strict=True)
         return [make_request(*one) for one in each]
+
+    def history(self) -> History:
+        """Since this scene began: other tests may have had the processes before."""
+        return History(self.processes.logs, self._begun_s)
 
     def check(self, streams: Sequence[Stream]) -> None:
         """Of streams that have ended."""

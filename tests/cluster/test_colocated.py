@@ -15,7 +15,6 @@ from alignedserve.scheduling.policies import POLICIES
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended, connected
 from tests.cluster.conftest import Scenes
-from tests.cluster.history import History
 from tests.cluster.processes import COLOCATED, POOL, ROUTER
 from tests.cluster.requests import (
     alone,
@@ -66,7 +65,7 @@ def test_tokens_are_transformers_and_the_engines_whoever_is_killed(scenes: Scene
     streams = asyncio.run(generate())
     assert [stream.tokens for stream in streams[20 : 20 + len(known)]] == greedy(directory)
     assert results(streams) == alone(directory, [stream.request for stream in streams])
-    history = History(scene.processes.logs)
+    history = scene.history()
     assert history.evicted[COLOCATED] > 3 and history.found[COLOCATED]
     # There is no other instance to go on meanwhile.
     scene.kill_in_turn((COLOCATED,))
@@ -102,5 +101,5 @@ def test_killed_among_drops(scenes: Scenes) -> None:
     """A request leaves without its KV, and is computed again wherever it goes on."""
     scene = scenes(num_colocated=1, policy=dropping.NAME)
     scene.kill_in_turn((COLOCATED, ROUTER))
-    history = History(scene.processes.logs)
+    history = scene.history()
     assert history.dropped[COLOCATED] > 3 and not history.evicted[COLOCATED]

@@ -42,7 +42,7 @@ def kill_in_turn(scene: Scene, victims: Victims) -> History:
     assert segment.form == processes.setup.form.in_pool(processes.setup.pool_kv_dtype)
     assert segment.blocks.any()
     segment.close()
-    history = History(processes.logs)
+    history = scene.history()
     assert history.evicted.total()
     return history
 
@@ -87,11 +87,11 @@ def test_layers_with_a_window_beside_others(scenes: Scenes, options: Options, vi
         num_decode_blocks=MAX_BLOCKS,
         **options,
     )
-    history = kill_in_turn(scene, victims)
+    kill_in_turn(scene, victims)
     # The next router goes by what the pool says, and the pool by what instances keep.
     said = {
         (hello.role, hello.limits.window, hello.fingerprint["window"])
-        for hello in history.hellos
+        for hello in History(scene.processes.logs).hellos
         if "window" in hello.fingerprint
     }
     assert {(window, text) for _, window, text in said} == {(24, "24")}

@@ -11,7 +11,6 @@ import pytest
 from alignedserve.types import InstanceId
 from tests.cluster.client import Client, Stream, all_ended
 from tests.cluster.conftest import Scenes
-from tests.cluster.history import History
 from tests.cluster.processes import DECODES, POOL, PREFILLS, ROUTER
 from tests.cluster.scene import NUM_EARLY, NUM_REQUESTS
 
@@ -87,5 +86,5 @@ def test_transfers_from_who_hangs_are_given_up_at_their_deadline(scenes: Scenes)
             scene.processes.signal(name, signal.SIGCONT)
 
     scene.play(stop)
-    failures = History(scene.processes.logs).failures
+    failures = scene.history().failures
     assert "pull" in {failed.what for failed in failures}

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from alignedserve.launch.leftovers import descendants
 from alignedserve.launch.ports import free_port
 from benchmarks.footprint import Footprint
 
@@ -47,6 +48,14 @@ def is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def program_of(pid: int) -> str:
+    """Its name; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 class Server:
@@ -121,6 +130,10 @@ class Server:
     def pids(self, *roles: str) -> list[int]:
         """The ids of the processes of these roles."""
         return [int(each["pid"]) for each in self.processes() if each["role"] in roles]
+
+    def programs(self) -> set[str]:
+        """The names of the programs that its processes run."""
+        return {program_of(pid) for pid, _ in descendants(self.pid)}
 
     def until_up(self, name: str, killed: Collection[int] = ()) -> int:
         """Its process id, of its successor if it was killed."""

@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 
 from alignedserve import demo
-from alignedserve.launch.leftovers import descendants
 from benchmarks.footprint import Footprint
-from tests.launch.server import POOL, Server, starting, until
+from tests.launch.server import EXACT, POOL, starting, until
+from tests.launch.streams import ask_all, engine_alone
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.drawn(one_in=4)
 def test_a_part_that_cannot_come_back_ends_it_with_an_error(tmp_path: Path) -> None:
     model = shutil.copytree(demo.MODEL_DIR, tmp_path / "model")
-    with starting(str(model), *POOL) as server:
+    quantization = ("--quantization", "int8", "--served-model-name", "demo")
+    with starting(str(model), *quantization, *EXACT, *POOL) as server:
         server.until_ready()
+        # Few other runs serve weights in 8 bits.
+        assert ask_all(server.url)[0] == engine_alone("int8") != engine_alone()
         footprint = Footprint(server.pid)
         pid = server.pid_of("decode-0")
         shutil.rmtree(model)
@@ -62,7 +64,7 @@ def test_a_signal_in_the_middle_of_the_start_leaves_nothing(said: str, number: s
 @pytest.mark.drawn(one_in=4)
 def test_a_signal_while_ray_starts_leaves_nothing() -> None:
     with starting(*POOL) as server:
-        until(lambda: "gcs_server" in programs(server), lambda: server.output)
+        until(lambda: "gcs_server" in server.programs(), lambda: server.output)
         footprint = Footprint(server.pid)
         server.signal(signal.SIGTERM)
         assert server.wait() == 0, server.output
@@ -79,15 +81,3 @@ def test_a_signal_at_an_unlucky_moment_is_not_lost(program: str) -> None:
     with starting(*POOL, program=f"tests.launch.{program}") as server:
         assert server.wait() == 0, server.output
         assert "stopping" in server.lines and "Traceback" not in server.output
-
-
-def programs(server: Server) -> list[str]:
-    """The names of the programs that its processes run."""
-    return [program_of(pid) for pid, _ in descendants(server.pid)]
-
-
-def program_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +63,17 @@ class Form:
 
     @property
     def has_other_tokens(self) -> bool:
-        return bool(self.changes or self.quantization) or self.kv_cache_dtype != "auto"
+        return bool(self.without_one_part())
+
+    def without_one_part(self) -> list[Form]:
+        """The forms that have all of its parts that change tokens but one."""
+        places = range(len(self.changes))
+        others = [replace(self, changes=self.changes[:each] + self.changes[each + 1 :]) for each in places]
+        if self.quantization is not None:
+            others.append(replace(self, quantization=None))
+        if self.kv_cache_dtype != "auto":
+            others.append(replace(self, kv_cache_dtype="auto"))
+        return others
 
 
 COLOCATED = ("--colocated-instances", "1")
@@ -94,15 +104,15 @@ ALONE = {
     ],
 )
 def test_streams_are_the_engines_own(form: Form, tmp_path: Path) -> None:
-    model = demo.MODEL_DIR
-    for number, change in enumerate(form.changes):
-        (tmp_path / str(number)).mkdir()
-        model = change(model, tmp_path / str(number))
-    expected = engine_alone(form.quantization, form.kv_cache_dtype, model)
-    assert (expected != engine_alone()) == form.has_other_tokens
+    model, expected = alone(form, tmp_path / "model")
+    # Each part of it makes a difference.
+    for number, other in enumerate(form.without_one_part()):
+        assert alone(other, tmp_path / str(number))[1] != expected
+    assert form.has_other_tokens or engine_alone() == expected
     with serving(*form.serve_options(model), *EXACT, *POOL) as server:
         assert ask_all(server.url)[0] == expected
         instances = server.pids("decode", "prefill", "colocated")
+        assert len(instances) == (1 if form.options == COLOCATED else 2)
         names = [name_of(pid, server) for pid in instances]
         # Where an instance is of several processes, one that it has started dies.
         victims = instances if form.num_ranks == 1 else followers(instances)
@@ -118,6 +128,16 @@ def test_streams_are_the_engines_own(form: Form, tmp_path: Path) -> None:
         assert len(left) == len(instances) * (form.num_ranks - 1)
         server.until_whole()
     assert not any(is_follower(pid) for pid in left)
+
+
+def alone(form: Form, to: Path) -> tuple[Path, list[str]]:
+    """The form's model, made in the directory `to`, and what the engine alone says."""
+    model = demo.MODEL_DIR
+    for number, change in enumerate(form.changes):
+        directory = to / str(number)
+        directory.mkdir(parents=True)
+        model = change(model, directory)
+    return model, engine_alone(form.quantization, form.kv_cache_dtype, model)
 
 
 def name_of(pid: int, server: Server) -> str:

@@ -117,7 +117,7 @@ def test_a_gateway_that_dies_costs_only_its_own_connections(server: Server) -> N
     client = client_of(server)
     job = submit(client, NUM_LINES)
     killed: list[int] = []
-    # The streams at the one that is killed, and those that did not end.
+    # The streams at the one that is killed, and, if these are the same, those that did not end.
     there: set[int] = set()
     lost: set[int] = set()
 
@@ -132,18 +132,22 @@ def test_a_gateway_that_dies_costs_only_its_own_connections(server: Server) -> N
             # The port is served all the same.
             assert all(server.get("/v1/models").status_code == 200 for _ in range(20))
 
-    # On a busy machine all may have been sent to this client before one is killed.
+    # On a busy machine all of a stream may have been sent to this client before its gateway is killed. That does not
+    # happen to one of them in each round: where each round spares one, streams outlive their gateway.
     for _ in range(MAX_ROUNDS):
         there.clear()
         streams = asyncio.run(ask_all(server.url, kill_one))
-        lost = {stream.number for stream in streams if not stream.is_whole}
-        assert lost <= there
+        cut = {stream.number for stream in streams if not stream.is_whole}
+        assert cut <= there
+        lost = cut if cut == there else set()
         for stream, right in zip(streams, engine_alone(), strict=True):
             assert right.startswith(stream.text)
             assert stream.text == right or not stream.is_whole
         if lost:
             break
-    assert lost, f"no stream was cut in {MAX_ROUNDS} rounds; a gateway was killed in {len(killed)} of them"
+    assert lost, (
+        f"in none of {MAX_ROUNDS} rounds all streams were cut; a gateway was killed in {len(killed)} of them"
+    )
 
     assert server.until_up("gateway-0", killed)
     until_batch(client, job, lambda batch: num_completed(batch) == NUM_LINES)

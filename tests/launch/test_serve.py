@@ -41,8 +41,10 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(logs: Path) -> Iterator[Server]:
-    options = (*EXACT, "--log-format", "json", "--log-dir", str(logs), "--batch-max-num-lines", "32")
-    with serving(*options) as found:
+    # Nothing hangs here. A death that is noticed only by a process's silence takes longer than any test waits for it.
+    silence = ("--silence-s", str(10 * START_S))
+    log = ("--log-format", "json", "--log-dir", str(logs))
+    with serving(*EXACT, *log, *silence, "--batch-max-num-lines", "32") as found:
         yield found
 
 

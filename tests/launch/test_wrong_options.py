@@ -19,7 +19,9 @@ import alignedserve.cli.restart
 import alignedserve.cli.serve
 import alignedserve.launch.serve  # noqa: F401
 from alignedserve.cli.main import main
+from benchmarks.footprint import Footprint
 from tests.launch.forked import in_a_fork
+from tests.launch.server import starting, until
 
 
 def said(*words: str) -> tuple[int, str, str]:
@@ -88,10 +90,21 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.drawn(one_in=3)
 def test_a_pool_that_is_too_large_is_one_line_and_ray_is_stopped() -> None:
-    done = run("--pool-memory-bytes", str(1 << 60))
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: pool_memory_bytes=1152921504606846976: ")
-    assert done.stderr.count("\n") == 1
+    with starting("--pool-memory-bytes", str(1 << 60)) as server:
+        footprint = Footprint(server.pid)
+        programs = set[str]()
+
+        def is_over() -> bool:
+            programs.update(server.programs())
+            footprint.note()
+            return not server.is_running
+
+        until(is_over, lambda: server.output)
+        assert server.wait() == 1
+        assert "gcs_server" in programs
+        line, *others = [each for each in server.lines if " is up after " not in each]
+        assert line.startswith("Error: pool_memory_bytes=1152921504606846976: ") and not others
+        footprint.check_gone()
 
 
 def test_a_cluster_that_cannot_be_joined_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -72,9 +72,15 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("profile") / "tiny.json")
 
 
-@pytest.mark.drawn(one_in=5)
+# The default one with each of two other values in turn.
+some_policies = pytest.mark.parametrize(
+    "policy",
+    [pytest.param(name, marks=pytest.mark.drawn(one_in=2 if name == "aligned" else 5)) for name in POLICIES],
+)
+
+
 @pytest.mark.parametrize("is_profiled", [False, True], ids=["without a cost model", "with one"])
-@pytest.mark.parametrize("policy", POLICIES)
+@some_policies
 def test_tokens_are_the_same_where_requests_have_to_leave(
     tiny_model: Directory, expected: list[list[int]], profile: str, policy: str, is_profiled: bool
 ) -> None:
@@ -89,9 +95,8 @@ def test_tokens_are_the_same_where_requests_have_to_leave(
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=5)
 @pytest.mark.parametrize("mode", ["recompute", "defer"])
-@pytest.mark.parametrize("policy", POLICIES)
+@some_policies
 def test_tokens_are_the_same_however_kv_is_preempted(
     tiny_model: Directory, expected: list[list[int]], profile: str, policy: str, mode: str
 ) -> None:
