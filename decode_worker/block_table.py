@@ -224,9 +224,10 @@ class BlockTable:
             self.ends.leave(request)
 
     def _cut(self, lender: ScheduledRequest) -> None:
-        """Leaves the lender the tokens before the first one that it misses."""
+        """Leaves the lender the tokens before the first one that it misses, and its first block in any case, which is
+        never lent. If the eviction fails the lender runs again, and all that runs holds a block."""
         lender.num_cached = self.ends.num_whole(lender)
-        num_columns = self._columns_for(lender.num_cached)
+        num_columns = max(1, self._columns_for(lender.num_cached))
         self.num_free += self.ends.cut(lender, num_columns)
         lender.num_blocks = lender.num_columns = lender.end = num_columns
 

@@ -232,9 +232,10 @@ class Engine:
         return (end - first) * checkpoints.bytes_per_token
 
     def cut(self, request: Request, num_tokens: int) -> None:
-        """Leaves a request that does not run the KV of its first tokens, and their blocks."""
+        """Leaves a request that does not run the KV of its first tokens, and their blocks, or its first block if it
+        has no KV."""
         request.num_computed = num_tokens
-        self._blocks.cut(request.request_id, self.cache.format.num_columns(num_tokens))
+        self._blocks.cut(request.request_id, max(1, self.cache.format.num_columns(num_tokens)))
         if self._checkpoints:
             self._checkpoints.drop(request.request_id)
 

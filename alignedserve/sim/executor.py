@@ -245,7 +245,7 @@ class SimEngine:
 
     def cut(self, request: Request, num_tokens: int) -> None:
         request.num_computed = num_tokens
-        self._blocks.cut(request.request_id, self.format.num_columns(num_tokens))
+        self._blocks.cut(request.request_id, max(1, self.format.num_columns(num_tokens)))
         self.contents.drop(key_of(request.request_id))
 
     def _copied(self, num_tokens: int, channel: Channel) -> int:

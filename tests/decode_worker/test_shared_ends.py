@@ -137,6 +137,16 @@ def test_who_leaves_keeps_the_tokens_before_the_first_that_is_away() -> None:
     counts.table.check()
 
 
+def test_a_lender_without_kv_whose_eviction_fails_runs_again_with_its_first_block() -> None:
+    counts = Counts(num_blocks=6)
+    be, _ = counts.starts(9), counts.starts(10, num_cached=10)
+    rt = counts.starts(3, is_rt=True)
+    assert counts.table.ends.ops == [Lend(rt.key, be.key, 2, 0)]
+    assert counts.table.evict(be.key) and counts.table.evict_failed(be.key)
+    assert be.key in counts.table.running
+    assert (be.num_cached, be.num_columns, be.num_blocks, counts.table.num_free) == (0, 1, 1, 1)
+
+
 def test_no_more_is_lent_than_host_memory_has_room_for() -> None:
     counts = Counts(num_blocks=6, max_parts=2)
     counts.starts(23, num_cached=23)

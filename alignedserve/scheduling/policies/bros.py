@@ -179,11 +179,9 @@ class BrosDecode(DecodePart):
         gone = self.preempt(at, *self._victims(at, rt))
         rt, be = ([each for each in some if each not in gone] for some in (rt, be))
         batch = self._pack(at, rt, be)
-        # A prompt whose eviction has failed runs, and may have lost all of its blocks.
-        running = {id(each) for each in at.running}
         # BE that runs can't lend its blocks in the same iteration.
         for request in decoding.real_time_first(batch.requests):
-            if id(request) not in running:
+            if not request.num_columns:
                 if decoding.had_better_wait(at, request):
                     continue
                 at.admit(request)
