@@ -22,5 +22,9 @@ def in_turn(turn: int) -> pytest.MarkDecorator:
 def differs(root: Path) -> bool:
     """Returns whether the tree at `root` differs from the commit before; False where there is none."""
     command = ["git", "-C", str(root), "diff", "--quiet", "HEAD~1", "--", *DEPLOYED]
-    # 1: there are differences; 128: there is no such commit, or no repository
-    return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 1
+    try:
+        # 1: there are differences; 128: there is no such commit, or no repository
+        return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 1
+    except OSError:
+        # there is no git
+        return False
