@@ -44,7 +44,7 @@ class Islands:
     def give_back(self, processes: Processes) -> None:
         """Ends those that can't wait for another test. Raises if they do not end as they should."""
         if not processes.setup.can_wait and self._running.get(processes.setup) is processes:
-            self._running.pop(processes.setup).end()
+            self._end(processes.setup)
 
     def discard(self, processes: Processes) -> None:
         """A test failed with these: the next one of their kind starts others."""

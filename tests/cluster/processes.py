@@ -42,7 +42,7 @@ GATEWAY = InstanceId("gateway-0")
 # for the longest of the tests' prompts
 MAX_MODEL_LEN = 384
 MAX_BLOCKS = MAX_MODEL_LEN // 16
-END_S = 30.0
+END_S = 120.0
 FAILING = {"prefill": "cutting prefill", "router": "hasty router"}
 CHANGING = {"prefill": "changing", "decode": "changing", "router": "restless router"}
 

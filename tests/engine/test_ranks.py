@@ -39,7 +39,7 @@ Directory = Callable[[str], Path]
 NUM_TOKENS = 8
 PROMPTS = slice(2, 6)
 # What takes minutes: each case starts processes, and waits for them.
-in_turn = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=0)]
+in_turn = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=6)]
 
 
 def marked(marks: list[pytest.MarkDecorator], *cases: Any) -> list[Any]:
@@ -144,7 +144,7 @@ def test_what_moves_and_splits_work_changes_nothing(tiny_model: Directory) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.drawn(one_in=8, turn=0)
+@pytest.mark.drawn(one_in=8, turn=6)
 def test_log_probabilities_and_embeddings_are_those_of_one_rank(tiny_model: Directory) -> None:
     directory = tiny_model("qwen2")
     params = greedy_params(max_tokens=2, prompt_logprobs=0)

@@ -30,8 +30,8 @@ def leave_a_thread() -> int:
 
 def test_what_never_returns_is_killed_with_what_it_started() -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    with pytest.raises(TimeoutError, match="still runs after 1 s"):
-        in_a_fork(hang, sender, limit_s=1.0)
+    with pytest.raises(TimeoutError, match="still runs after 5 s"):
+        in_a_fork(hang, sender, limit_s=5.0)
     assert receiver.poll(0)
     pid = receiver.recv()
     until(lambda: state_of(pid) in ("Z", ""))
@@ -45,5 +45,5 @@ def state_of(pid: int) -> str:
 
 
 def test_what_returns_and_does_not_end_is_killed() -> None:
-    with pytest.raises(TimeoutError, match="has returned, and runs 0.1 s later"):
-        in_a_fork(leave_a_thread, limit_s=0.1)
+    with pytest.raises(TimeoutError, match="has returned, and runs 5 s later"):
+        in_a_fork(leave_a_thread, limit_s=5.0)
