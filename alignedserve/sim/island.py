@@ -78,7 +78,12 @@ class Island:
         self.pool = PoolProcess(
             self.world,
             InstanceId("kvpool-0"),
-            InstanceLimits(config.pool_blocks, config.decode.block_size, window=config.decode.window),
+            InstanceLimits(
+                config.pool_blocks,
+                config.decode.block_size,
+                window=config.decode.window,
+                tile_tokens=config.decode.tile_tokens,
+            ),
             config.decode.decode_span,
         )
         self.prefills = [self._prefill(each) for each in config.ids_of("prefill")]

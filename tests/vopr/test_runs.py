@@ -15,6 +15,7 @@ from alignedserve.router.output_coalescing import OutputCoalescing
 from alignedserve.router.replay_diff import compare
 from alignedserve.sim.segment import Write
 from alignedserve.types import BlockId, RequestId
+from alignedserve.vopr.build import make_island
 from alignedserve.vopr.event_logs import open_in
 from alignedserve.vopr.history import History
 from alignedserve.vopr.run import history_of, log_hash, run
@@ -55,6 +56,13 @@ def test_nothing_breaks_where_blocks_are_shared_from_both_ends(seed: int) -> Non
 @pytest.mark.parametrize(("seed", "window"), [(5, 30), (11, 100), (18, 1), (20, 150)])
 def test_nothing_breaks_where_requests_hold_the_blocks_of_a_window(seed: int, window: int) -> None:
     assert run(short(seed, 100.0, window=window, **IN_ALL_LAYERS)).failure is None
+
+
+def test_all_of_an_island_pass_a_window_in_the_same_steps() -> None:
+    island, _ = make_island(replace(short(5).plan, window=30, tile_tokens=4))
+    instances = (*island.prefills, *island.decodes, *island.colocated)
+    limits = [island.pool._limits, *(each._limits for each in instances)]
+    assert {(each.window, each.tile_tokens) for each in limits} == {(30, 4)}
 
 
 @pytest.mark.slow
