@@ -61,8 +61,11 @@ class WorkerLoop:
         failed: Callable[[], None],
         begin: Callable[[], None] = lambda: None,
         take_role: Callable[[str], tuple[Worker[Any], Hello]] | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`wake` is the event that the worker sets. `begin`, first of all, and then `say` and `failed` are called on
+        """`is_over` returns whether the router has ended the connection.
+
+        `wake` is the event that the worker sets. `begin`, first of all, and then `say` and `failed` are called on
         this thread, and `take_role`, which makes the worker of another role, and what that says to the router."""
         self._make_role = take_role
         self._worker = worker
@@ -73,6 +76,9 @@ class WorkerLoop:
         self._begin = begin
         self._inbox: queue.SimpleQueue[AnyMessage | Up | Down | Stop] = queue.SimpleQueue()
         self._connection = 0
+        # Whether what the connection brings is void, though Down has not come yet.
+        self._is_void = False
+        self._is_over = is_over
         self._segment: Segment | None = None
         self._is_stopped = False
         self.error: BaseException | None = None
@@ -129,7 +135,7 @@ class WorkerLoop:
             match self._inbox.get():
                 case Up(connection):
                     self._worker.drop_all()
-                    self._connection = connection
+                    self._connection, self._is_void = connection, False
                 case Down(dropped):
                     self._worker.drop_all()
                     dropped()
@@ -138,12 +144,12 @@ class WorkerLoop:
                     self._leave_pool()
                     self._worker.close()
                     self._is_stopped = True
+                case _ if self._is_void:
+                    pass
                 case TakeRole(role):
                     self._take_role(role)
                 case UsePool(segment):
-                    self._leave_pool()
-                    self._segment = self._attach(segment)
-                    self._worker.use_pool(self._segment.blocks)
+                    self._use_pool(segment)
                 case order:
                     self._worker.on(order)
 
@@ -156,6 +162,17 @@ class WorkerLoop:
         self._worker.close()
         self._worker, hello = self._make_role(role)
         self._send([hello])
+
+    def _use_pool(self, segment: str) -> None:
+        """Whoever ends a connection looks afterwards who has the segment mapped. So either it is mapped by then, or the
+        end of the connection is found here."""
+        self._leave_pool()
+        self._segment = self._attach(segment)
+        self._is_void = self._is_over()
+        if self._is_void:
+            self._leave_pool()
+        else:
+            self._worker.use_pool(self._segment.blocks)
 
     def _leave_pool(self) -> None:
         self._worker.leave_pool()

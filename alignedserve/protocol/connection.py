@@ -81,6 +81,13 @@ class RouterConnection:
     def is_up(self) -> bool:
         return self._is_up
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the router has ended the connection, though this process may not have come to that yet. It may be
+        asked on any thread."""
+        peer = self._peer
+        return peer is None or peer.is_over
+
     def send(self, message: Message) -> None:
         """Sends the message, which is lost while there is no connection. It must be called in the event loop's
         thread."""

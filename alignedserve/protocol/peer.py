@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from alignedserve.protocol.frames import FrameReader, WireError, frame
@@ -64,6 +66,19 @@ class Peer(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the other end has closed the connection, though this end may have more to read before it notices.
+        It may be asked on any thread."""
+        sock = self._transport.get_extra_info("socket") if self._transport else None
+        number = -1 if sock is None else sock.fileno()
+        if number < 0:
+            return True
+        poll = select.poll()
+        poll.register(number, select.POLLRDHUP)
+        # Errors are reported without being asked for.
+        return bool(poll.poll(0))
+
     def send(self, message: Message) -> None:
         """Sends the message. It does nothing when the connection is closed, which `on_closed` tells, or while the
         other end is unproven. Messages that are sent in one turn of the event loop leave in one write."""
@@ -115,6 +130,10 @@ class Peer(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._unsent.clear()
+        # The socket is closed after this call. `is_over` at the other end has to say so before this end acts on it.
+        if self._transport:
+            with suppress(OSError):
+                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self._on_closed(self)
 
     def _shake(self, data: bytes) -> bytes:

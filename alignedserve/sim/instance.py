@@ -105,6 +105,8 @@ class SimInstance(SimProcess):
         self._inbox: list[AnyMessage | Up | Down] = []
         # The number of the connection that reports are sent on.
         self._connection_number = 0
+        # Whether what the connection brings is void, though Down has not come yet.
+        self._is_void = False
         self._is_busy = self._is_woken = False
         self._patience: Timer | None = None
 
@@ -188,18 +190,28 @@ class SimInstance(SimProcess):
         match item:
             case Up(number):
                 self.worker.drop_all()
-                self._connection_number = number
+                self._connection_number, self._is_void = number, False
             case Down():
                 self.worker.drop_all()
                 self.world.router.connect(self)
+            case _ if self._is_void:
+                pass
             case UsePool(segment):
-                self.worker.use_pool(self.world.segments[segment])
+                self._use_pool(segment)
             case TakeRole(role):
                 self._take_role(role)
             case Welcome():
                 pass
             case order:
                 self.worker.on(order)
+
+    def _use_pool(self, segment: str) -> None:
+        """As instance/loop.py has it."""
+        self._is_void = self._connection is None or self._connection.is_over
+        if self._is_void:
+            self.worker.leave_pool()
+        else:
+            self.worker.use_pool(self.world.segments[segment])
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 

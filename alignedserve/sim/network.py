@@ -47,6 +47,11 @@ class Connection:
         self._client_listens = True
         self._hub_listens = True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the hub has ended it, though the client may not have come to that yet."""
+        return not self._hub_listens
+
     def to_hub(self, message: AnyMessage) -> None:
         self._up.send(self._encode(message))
 

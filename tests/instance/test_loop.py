@@ -4,11 +4,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from alignedserve.engine.ranks.leader import RankLost
-from alignedserve.instance.loop import Stop, Up, WorkerLoop
-from alignedserve.protocol.messages import AnyMessage, Prefill
+from alignedserve.instance.loop import Down, Stop, Up, WorkerLoop
+from alignedserve.protocol.messages import AnyMessage, Prefill, PrefillReport, UsePool
 from tests.prefill_worker.rig import KEY, Rig, work
 
 
@@ -68,3 +70,45 @@ def test_a_rank_that_is_lost_ends_an_instance_that_has_nothing_to_do(
     finally:
         loop.post(Stop())
         loop.join()
+
+
+class Mapped:
+    """A segment whose blocks nobody may look at."""
+
+    is_closed = False
+
+    @property
+    def blocks(self) -> NDArray[np.uint8]:
+        pytest.fail("it is used")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_orders_of_a_router_that_was_gone_when_the_pool_was_mapped_are_void(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    """It may have looked who has the pool mapped before this instance had."""
+    rig = Rig(tiny_model("llama-mha"))
+    mapped, is_over, dropped, said = Mapped(), threading.Event(), threading.Event(), list[AnyMessage]()
+
+    def attach(name: str) -> Mapped:
+        is_over.set()
+        return mapped
+
+    loop = WorkerLoop(
+        rig.worker,
+        threading.Event(),
+        attach,
+        lambda connection, messages: said.extend(messages),
+        lambda: None,
+        is_over=is_over.is_set,
+    )
+    for each in (Up(1), UsePool("segment"), Prefill([work([5] * 20, key=KEY)]), Down(dropped.set)):
+        loop.post(each)
+    loop.start()
+    assert dropped.wait(60) and mapped.is_closed
+    loop.post(Stop())
+    loop.join()
+    assert loop.error is None
+    assert not any(each.num_computed or each.num_asked for each in said if isinstance(each, PrefillReport))

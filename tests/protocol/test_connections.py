@@ -48,6 +48,7 @@ from alignedserve.protocol.messages import (
     Tokens,
     Welcome,
 )
+from alignedserve.protocol.peer import Peer
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import Epoch, InstanceId, RequestKey
 
@@ -689,3 +690,40 @@ def test_what_only_one_of_two_says_of_itself_is_no_difference(only: dict[str, st
     )
     assert hub_module.difference(one, [other]) is hub_module.difference(other, [one]) is None
     assert hub_module.difference(hello("c", fingerprint={"z": "x"}), [one, other]) == "c: z is x, but y at b"
+
+
+async def ends(on_closed: Callable[[Peer], None] = lambda peer: None) -> tuple[Peer, Peer]:
+    """Both ends of a connection."""
+    loop, made = asyncio.get_running_loop(), []
+    for end in socket.socketpair():
+        peer = Peer(ClientHandshake(TOKEN, bytes), lambda *_: None, on_closed)
+        await loop.create_connection(lambda peer=peer: peer, sock=end)  # type: ignore[misc]
+        made.append(peer)
+    return made[0], made[1]
+
+
+def test_that_the_other_end_is_gone_is_known_before_all_that_it_said_is_read() -> None:
+    async def run() -> None:
+        loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
+        peer = Peer(ClientHandshake(TOKEN, bytes), lambda *_: None, lambda _: None)
+        assert peer.is_over
+        await loop.create_connection(lambda: peer, sock=ours)
+        theirs.send(b"something that is left to read")
+        assert not peer.is_over
+        theirs.close()
+        assert peer.is_over
+        peer.abort()
+
+    asyncio.run(run())
+
+
+def test_who_acts_on_the_loss_of_a_connection_has_ended_it() -> None:
+    async def run() -> None:
+        found = asyncio.get_running_loop().create_future()
+        one, other = await ends(lambda peer: None if found.done() else found.set_result(other.is_over))
+        assert not other.is_over
+        one.abort()
+        assert await found
+        other.abort()
+
+    asyncio.run(run())

@@ -140,6 +140,7 @@ class _Link:
     ) -> None:
         self._process = process
         self._fence = fence
+        self._network = loop.network
         self._hello: Hello | None = None
         # Whether nothing of what an earlier connection brought is left, as in `instance/process.py`.
         self._dropped = asyncio.Event()
@@ -153,6 +154,12 @@ class _Link:
         self._process.connected(self)  # type: ignore[arg-type]
         assert self._hello
         return self._hello
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the router's end is."""
+        ours = (each for each in self._network.connections.values() if each.owner is self.virtual)
+        return all(each.server.is_over for each in ours)
 
     # ---- what the process sends ----
 

@@ -33,6 +33,9 @@ class VirtualSocket:
     def getsockname(self) -> tuple[str, int]:
         return self._name
 
+    def shutdown(self, how: int) -> None:
+        """The transport does it."""
+
 
 class VirtualTransport(_FlowControlMixin):
     """The limits of the buffer, and when the protocol is told of them, are asyncio's own."""
@@ -68,6 +71,11 @@ class VirtualTransport(_FlowControlMixin):
         self._protocol.connection_made(self)
         self.resume_reading()
         return self._protocol
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the kernel of this end's process has closed the connection."""
+        return self._is_over
 
     # ---- asyncio's interface ----
 
