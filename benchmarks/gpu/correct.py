@@ -34,8 +34,8 @@ from benchmarks.gpu.decoding import has_decode_kernels, kernel_option
 from benchmarks.gpu.models import tiny, write_config
 from benchmarks.gpu.record import Row
 
-# with few KV heads, with many, with norms of q and k, with experts
-FAMILIES = ("llama-3.1-8b", "opt-13b", "qwen3-0.6b", "qwen3-30b-a3b")
+# with few KV heads, with many, with norms of q and k, with experts, with a window in some layers
+FAMILIES = ("llama-3.1-8b", "opt-13b", "qwen3-0.6b", "qwen3-30b-a3b", "gemma-3-4b")
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 150, 300)
 MAX_LEN, NUM_NEW, BLOCK_SIZE = 512, 48, 16
 # of all that the prompts above come to, with their outputs: fewer than they need, enough for any one
