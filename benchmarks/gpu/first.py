@@ -53,9 +53,9 @@ def _run(parts: str, *arguments: str) -> tuple[str, tuple[str, ...]]:
 
 
 PARTS = (
-    Part("kernels", 90, "benchmarks.gpu.kernel_tests"),
-    Part("serves", 150, "benchmarks.gpu.serves"),
-    Part("correct", 40, *_run("correct")),
+    Part("kernels", 110, "benchmarks.gpu.kernel_tests"),
+    Part("serves", 130, "benchmarks.gpu.serves"),
+    Part("correct", 60, *_run("correct")),
     Part("beside", 180, "benchmarks.gpu.beside"),
     Part("steps", 40, *_run("step:25,chunks:15", "--models", "llama-3.1-8b")),
     Part("int8", 18, *_run("step", "--models", "llama-3.1-8b", "--quantization", "int8")),

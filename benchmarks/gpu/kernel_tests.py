@@ -21,7 +21,7 @@ TESTS = ("tests/kernels/triton", "tests/transport/test_gpu.py", "tests/ops/test_
 # It compiles for Hopper without a GPU, and is about that.
 LEFT_OUT = ("tests/kernels/triton/test_offline.py", "tests/kernels/triton/test_interpreter.py")
 TINY_TESTS = ("tests/kernels/triton/test_gated_mul.py",)
-MAX_WORKERS = 12
+MAX_WORKERS = 16
 
 
 @dataclass

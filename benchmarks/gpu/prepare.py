@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             site = Path(directory) / "site"
             bring(missing(resolve(args.python), present), args.python, site)
             packed = args.out.absolute() / "site.tar.xz"
-            subprocess.run(["tar", "--create", "--xz", "--file", packed, "-C", site, "."], check=True)
+            subprocess.run(["tar", "-I", "xz -T0", "-cf", packed, "-C", site, "."], check=True)
         print(f"{packed}: {packed.stat().st_size / 1e6:.1f} MB")
 
 
