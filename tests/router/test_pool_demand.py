@@ -68,16 +68,15 @@ def test_at_colocated_instances_only_what_exceeds_their_memory_needs_the_pool(
         script.connect(f"colocated-{number}")
     script.connect(GATEWAY)
     script.take()
-    offered = {}
+    offered: dict[RequestKey, str] = {}
     for key in range(1, 13):
         submit(script, key, num_prompt=40, max_tokens=100, predicted_len=50)
         for to, message in script.take():
             if isinstance(message, Offer):
                 offered |= {work.request.key: to for work in message.works}
-        if to := offered.get(RequestKey(key)):
-            script.say(
-                to, decode_report(admitted=[RequestKey(key)], news=[NewTokens(RequestKey(key), 0, [50])])
-            )
+        if instance := offered.get(RequestKey(key)):
+            news = [NewTokens(RequestKey(key), 0, [50])]
+            script.say(instance, decode_report(admitted=[RequestKey(key)], news=news))
     assert [*offered] == [*range(1, num_started + 1)]
     script.say(offered[ONE], decode_report(news=[NewTokens(ONE, 1, [51], finish_reason="stop")]))
     (offer,) = [message for _, message in script.take() if isinstance(message, Offer)]
