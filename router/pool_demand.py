@@ -2,6 +2,9 @@
 
 Where best effort is started only if the pool has so many, each victim of a decode instance finds room for its KV, and
 nothing is computed twice. One best-effort request may run in any case.
+
+A request at a colocated instance needs no pool block until it is evicted, because its prompt was computed there. So
+the pool and the memory of colocated instances count together: victims are what exceeds that memory.
 """
 
 from __future__ import annotations
@@ -70,8 +73,18 @@ class PoolDemand:
         pool = self._cluster.pool
         if state.is_embedding or state.key in self._needs or not self.num_be or pool is None:
             return True
-        size, needed = pool.hello.limits.num_blocks, self.blocks_for(state, self.expected_output(state))
+        needed = self.blocks_for(state, self.expected_output(state))
+        size = pool.hello.limits.num_blocks + self._num_blocks_at_colocated(needed)
         return self.num_be_blocks + needed <= be_share * size or self.num_blocks + needed <= share * size
+
+    def _num_blocks_at_colocated(self, needed: int) -> int:
+        """Returns how many pool blocks would hold the KV for which colocated instances have memory, where requests are
+        as long as those under way and one of `needed` blocks are on average."""
+        if not self._cluster.is_colocated:
+            return 0
+        length = (self.num_blocks + needed) // (len(self._needs) + 1) * self._block_size
+        limits = [view.hello.limits for view in self._cluster.decodes]
+        return sum(each.num_tokens_of(length) for each in limits) // self._block_size
 
     def expected_output(self, state: RequestState) -> int:
         """Returns how many output tokens the request is expected to have at its end."""

@@ -78,6 +78,10 @@ class CudaCodedLinear(TorchLinear):
 def own_part(x: CudaValue, weight: TorchLinear, residual: torch.Tensor | None = None) -> torch.Tensor:
     """What this process's part of the layer yields, which is all of it unless the layer is split over ranks."""
     rows = x.x if isinstance(x, Normed) else x
+    if len(rows) == 0:
+        # The last layer of a step that yields no token.
+        num_out = len(weight.weight) // 2 if weight.activation.is_gated else len(weight.weight)
+        return rows.new_empty(0, num_out) if residual is None else residual
     if len(rows) == 1 and (not weight.activation.is_gated or weight.bias is None):
         return _one_row(x, weight, residual)
     return _many_rows(plain(x), weight, residual)

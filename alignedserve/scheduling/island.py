@@ -284,8 +284,8 @@ class Island(Protocol):
         """The number of tokens that its answer is expected to have in all."""
 
     def has_room_for(self, request: RoutedRequest, be_share: float, share: float) -> bool:
-        """Whether the pool has blocks for a best-effort request at its expected length: best effort then needs at most
-        `be_share` of the pool, or all that is under way at most `share`."""
+        """Whether the pool, with the memory of colocated instances, has blocks for a best-effort request at its
+        expected length: best effort then needs at most `be_share` of them, or all that is under way at most `share`."""
 
 
 # ---- what a policy decides -------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from benchmarks.gpu.decoding import has_decode_kernels, kernel_option
 from benchmarks.gpu.models import tiny, write_config
 from benchmarks.gpu.record import Row
 
-# with few KV heads, with many, with norms of q and k, with experts
-FAMILIES = ("llama-3.1-8b", "opt-13b", "qwen3-0.6b", "qwen3-30b-a3b")
+# with a window in some layers, with experts, with few KV heads, with many, with norms of q and k
+FAMILIES = ("gemma-3-4b", "qwen3-30b-a3b", "llama-3.1-8b", "opt-13b", "qwen3-0.6b")
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 150, 300)
 MAX_LEN, NUM_NEW, BLOCK_SIZE = 512, 48, 16
 # of all that the prompts above come to, with their outputs: fewer than they need, enough for any one
@@ -61,7 +61,7 @@ def first_difference(ours: Tokens, expected: Tokens) -> str | None:
 
 
 def run(bench: Bench) -> None:
-    for name in FAMILIES:
+    for name in bench.models(*FAMILIES):
         try:
             directory = checkpoint(bench.out / "checkpoints" / name, tiny(PRESETS[name]))
             expected = reference(directory)

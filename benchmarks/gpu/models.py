@@ -16,6 +16,7 @@ from benchmarks.gpu.bench import Bench
 
 _TINY = {"vocab_size": 512, "num_hidden_layers": 2, "torch_dtype": "float32"}
 _TINY_LLAMA = _TINY | {"hidden_size": 128, "intermediate_size": 192, "rms_norm_eps": 1e-5}
+_TINY_WINDOWS = {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"]}
 _TINY_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
 
@@ -48,15 +49,25 @@ def tiny(real: ModelConfig) -> dict[str, Any]:
             "num_attention_heads": num_heads,
             "max_position_embeddings": real.max_position,
         }
-    names = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
-    return (_TINY_LLAMA | _TINY_EXPERTS if real.moe else _TINY_LLAMA) | {
-        "architectures": [names[real.architecture]],
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_heads if real.num_kv_heads == real.num_heads else 1,
-        "head_dim": 64,
-        "max_position_embeddings": real.max_position,
-        "tie_word_embeddings": real.tie_word_embeddings,
+    names = {
+        "llama": "LlamaForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "gemma3": "Gemma3ForCausalLM",
     }
+    more = (_TINY_EXPERTS if real.moe else {}) | (_TINY_WINDOWS if any(real.sliding_windows or ()) else {})
+    return (
+        _TINY_LLAMA
+        | more
+        | {
+            "architectures": [names[real.architecture]],
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": num_heads if real.num_kv_heads == real.num_heads else 1,
+            "head_dim": 64,
+            "max_position_embeddings": real.max_position,
+            "tie_word_embeddings": real.tie_word_embeddings,
+        }
+    )
 
 
 def dtype_of(config: ModelConfig, bench: Bench) -> str:

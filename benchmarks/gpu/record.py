@@ -58,11 +58,13 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} in the results: {value!r}")
 
 
-def describe_machine(device: torch.device) -> dict[str, Any]:
+def describe_machine(device: torch.device, module: str = "benchmarks.gpu.run") -> dict[str, Any]:
     described: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join(["python", "-m", "benchmarks.gpu.run", *sys.argv[1:]]),
-        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        # The environment has it where the tree is no git checkout.
+        "commit": os.environ.get("ALIGNEDSERVE_COMMIT")
+        or _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "changed_files": _output("git", "-C", str(ROOT), "status", "--short"),
         "python": platform.python_version(),
         "torch": torch.__version__,

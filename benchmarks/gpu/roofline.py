@@ -51,6 +51,22 @@ def decode_work(
     return Work(num_bytes, 2 * row_values * batch + attention_flops)
 
 
+def chunk_work(
+    config: ModelConfig, before: int, count: int, value_bytes: int, quantization: str | None = None
+) -> Work:
+    """Of `count` tokens of a prompt whose first `before` have KV, the last of which yields a token."""
+    decodes = decode_work(config, [before + count], value_bytes, quantization)
+    experts = expert_values(config)
+    head = config.vocab_size * (config.embedding_dim or config.hidden_size)
+    row_values = matrix_values(config) - head + experts * (config.moe.top_k if config.moe else 0)
+    pairs = sum(attended(config, [before + place]) for place in range(1, count + 1))
+    expert_bytes = BYTES_PER_WEIGHT[quantization] if quantization else value_bytes
+    hit = hit_experts(config, count) - hit_experts(config, 1)
+    num_bytes = decodes.num_bytes + experts * hit * expert_bytes
+    num_flops = 2 * row_values * count + 2 * head + 4 * config.num_heads * config.head_dim * pairs
+    return Work(num_bytes, num_flops)
+
+
 def attended(config: ModelConfig, lengths: Sequence[int]) -> int:
     """Tokens, all layers together."""
     windows = config.sliding_windows or (None,) * config.num_layers

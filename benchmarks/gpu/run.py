@@ -33,6 +33,7 @@ PARTS = {
     "experts": 30,
     "quantised": 150,
     "step": 150,
+    "chunks": 30,
     "host_cost": 45,
     "throughput": 180,
     "moves": 75,

@@ -130,13 +130,18 @@ def is_kept(outcome: Outcome, ttft_s: float, tbt_s: float) -> bool:
     return all(time_s <= first_due_s + k * tbt_s for k, time_s in enumerate(outcome.times_s))
 
 
-def real_time(outcomes: Sequence[Outcome], slo_s: tuple[float, float] | None, window_s: float) -> Case:
+def real_time(
+    outcomes: Sequence[Outcome],
+    slo_s: tuple[float, float] | None,
+    window_s: float,
+    may_join: bool = False,
+) -> Case:
     """Without BE's figures. Raises RuntimeError when a request was not answered, or a token came without a time."""
     for outcome in outcomes:
         if outcome.error is not None:
             raise RuntimeError(f"real-time request due at {outcome.due_s:.2f} s: {outcome.error}")
         # the token that ends an answer says nothing
-        if outcome.output_len - len(outcome.times_s) not in (0, 1):
+        if not outcome.times_s or (not may_join and outcome.output_len - len(outcome.times_s) not in (0, 1)):
             raise RuntimeError(f"{outcome.output_len} tokens came in {len(outcome.times_s)} pieces")
     ttft_s = quantiles([outcome.times_s[0] - outcome.due_s for outcome in outcomes])
     gap_s = quantiles([gap for outcome in outcomes for gap in gaps_of(outcome.times_s)])

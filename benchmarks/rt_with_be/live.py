@@ -26,6 +26,7 @@ from benchmarks.rt_with_be.arithmetic import (
 )
 from benchmarks.rt_with_be.served import (
     NUM_SLOTS,
+    OPTIONS,
     BestEffort,
     Counters,
     Served,
@@ -33,7 +34,7 @@ from benchmarks.rt_with_be.served import (
     kv_options,
     serving,
 )
-from benchmarks.rt_with_be.traffic import chats, lines
+from benchmarks.rt_with_be.traffic import DEMO, Traffic, chats, lines
 
 PLACE = "1+1"
 BURST_CV = 5.0
@@ -60,6 +61,12 @@ class Live:
     vllm_python: Path | None = None
     # so many instances that do both, instead of one each
     num_colocated: int = 0
+    # of `serve`, in place of those of the demo model on a CPU
+    usual: Sequence[str] = OPTIONS
+    traffic: Traffic = DEMO
+    num_slots: int = NUM_SLOTS
+    # Tokens may come in one piece: whoever makes a thousand a second has some of them at once.
+    may_join: bool = False
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
@@ -97,12 +104,13 @@ class Live:
 
     def _served_cases(self, policy: str, slo_s: tuple[float, float] | None, cv: float) -> Iterator[Row]:
         with self._serving(policy) as server:
-            yield from self._cases(server, slo_s, cv)
+            yield from self.cases(server, slo_s, cv)
 
     def _serving(self, policy: str) -> AbstractContextManager[Server]:
         if policy in peer.POLICIES and self.vllm_python:
             return peer.serving(self.vllm_python, peer.POLICIES[policy])
-        return serving(policy, *ROOMY, *self._instances)
+        roomy = ROOMY if self.usual is OPTIONS else ()
+        return serving(policy, *roomy, *self._instances, usual=self.usual)
 
     @property
     def _instances(self) -> Sequence[str]:
@@ -115,9 +123,9 @@ class Live:
 
     # ---- cases ------------------------------------------------------------------------------------------------------
 
-    def _cases(self, server: Server, slo_s: tuple[float, float] | None, cv: float) -> Iterator[Row]:
+    def cases(self, server: Server, slo_s: tuple[float, float] | None, cv: float) -> Iterator[Row]:
         """BE alone, of a server that has seen no RT; RT alone; both."""
-        job = server.start(lines(self.num_lines))
+        job = server.start(self.traffic.lines(self.num_lines))
         until_steady(job)
         before, begun_s = server.counters(), time.monotonic()
         time.sleep(self.window_s)
@@ -125,17 +133,19 @@ class Live:
         job.cancel()
         yield {"case": "be"} | _best_effort(during, waited_s).as_row()
 
-        items = chats(self.rt_rate, self.window_s, cv, self.seed)
-        warming = chats(NUM_WARMING, 1.0, 1.0, seed=1)
+        items = self.traffic.chats(self.rt_rate, self.window_s, cv, self.seed)
+        warming = self.traffic.chats(NUM_WARMING, 1.0, 1.0, 1)
         server.ask(warming, None)
         before = server.counters()
         outcomes, took_s = server.ask(items, None)
-        rt = replace(real_time(outcomes, None, took_s), busy=_busy(server.counters() - before, took_s))
+        rt = replace(
+            real_time(outcomes, None, took_s, self.may_join), busy=_busy(server.counters() - before, took_s)
+        )
         alone = texts(outcomes)
         yield {"case": "rt"} | rt.as_row()
 
         slo_s = slo_s or objectives_s(rt)
-        job = server.start(lines(self.num_lines))
+        job = server.start(self.traffic.lines(self.num_lines))
         until_steady(job)
         # what the steady rate's objectives are is known by the time they are measured
         server.ask(warming, slo_s)
@@ -143,9 +153,13 @@ class Live:
         outcomes, took_s = server.ask(items, slo_s)
         during = server.counters() - before
         be, num_left = _best_effort(during, took_s), _num_left(job)
-        if num_left <= NUM_SLOTS:
+        if num_left <= self.num_slots:
             raise RuntimeError(f"{num_left} lines of {self.num_lines} are left: best effort has run out")
-        mix = replace(real_time(outcomes, slo_s, took_s), be_tokens_per_s=be.be_tokens_per_s, busy=be.busy)
+        mix = replace(
+            real_time(outcomes, slo_s, took_s, self.may_join),
+            be_tokens_per_s=be.be_tokens_per_s,
+            busy=be.busy,
+        )
         yield (
             {"case": "mix"}
             | mix.as_row()

@@ -106,12 +106,12 @@ class Served:
 
 
 @contextmanager
-def serving(policy: str, *options: str) -> Iterator[Served]:
+def serving(policy: str, *options: str, usual: Sequence[str] = OPTIONS) -> Iterator[Served]:
     port = free_port(HOST)
     # a socket's path must be short
     with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
         own = ["--policy", policy, "--host", HOST, "--port", str(port), "--state-dir", state]
-        command = [sys.executable, "-m", "alignedserve", "serve", *own, *OPTIONS, *options]
+        command = [sys.executable, "-m", "alignedserve", "serve", *own, *usual, *options]
         with running(command, Path(state) / "log", "ready after", START_S):
             yield Served(f"http://{HOST}:{port}")
 

@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -27,18 +28,32 @@ OVER = ("completed", "cancelled", "failed", "expired")
 LOOK_S = 0.1
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """What is asked: rate, seconds, coefficient of variation and seed -> chats; count -> lines of a job."""
+
+    chats: Callable[[float, float, float, int], list[Item]]
+    lines: Callable[[int], dict[str, dict[str, Any]]]
+
+
 # ---- real time ------------------------------------------------------------------------------------------------------
 
 
 def chats(rate: float, seconds: float, cv: float, seed: int) -> list[Item]:
     """Counting goes on for longer than any of them may."""
-    dice, items, time_s = random.Random(seed), [], 0.0
-    shape = 1 / cv**2
-    while (time_s := time_s + dice.gammavariate(shape, 1 / (rate * shape))) < seconds:
+    dice = random.Random(seed)
+    items = []
+    for time_s in arrivals(dice, rate, seconds, cv):
         first = dice.randint(100, 900)
         question = [{"role": "user", "content": f"Count from {first} to {first + 20}."}]
         items.append(Item(time_s, "rt", question, dice.randint(MIN_OUTPUT, MAX_OUTPUT), prompt_len=0))
     return items
+
+
+def arrivals(dice: random.Random, rate: float, seconds: float, cv: float) -> Iterator[float]:
+    time_s, shape = 0.0, 1 / cv**2
+    while (time_s := time_s + dice.gammavariate(shape, 1 / (rate * shape))) < seconds:
+        yield time_s
 
 
 def ask(
@@ -130,3 +145,6 @@ def _answer(line: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         "prompt_len": usage["prompt_tokens"],
         "output_len": usage["completion_tokens"],
     }
+
+
+DEMO = Traffic(chats, lines)

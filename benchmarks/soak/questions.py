@@ -66,8 +66,8 @@ def _settings(dice: random.Random, is_greedy: bool) -> dict[str, Any]:
 
 
 def answers_to(questions: Sequence[Question]) -> list[Answer]:
-    """Those of an engine in this process, in the dtype in which the server has to give the same."""
-    llm = LLM(str(demo.MODEL_DIR), dtype="float32", use_tqdm=False)
+    """Those of an engine in this process, on a CPU, in the dtype in which the server has to give the same."""
+    llm = LLM(str(demo.MODEL_DIR), dtype="float32", device="cpu", use_tqdm=False)
     tokenizer = llm.get_tokenizer()
     prompts = [
         {"prompt_token_ids": tokenizer.chat_ids([{"role": "user", "content": each.text}])}

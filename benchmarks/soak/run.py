@@ -6,7 +6,7 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,15 +44,23 @@ class Outcome:
 
 class Soak:
     def __init__(
-        self, setup: Setup, served: Served, asked: Sequence[tuple[Question, Answer]], bar: tqdm[None]
+        self,
+        setup: Setup,
+        served: Served,
+        asked: Sequence[tuple[Question, Answer]],
+        bar: tqdm[None],
+        plan: Iterable[Episode] | None = None,
     ) -> None:
+        """`plan`: what is done to it; None: what the seed says, until the time is over."""
         self.outcome = Outcome()
         self._setup = setup
+        self._plan = episodes(setup.seed, setup.roles) if plan is None else plan
         self._served = served
         self._bar = bar
         self._pid = served.process.pid
         self._footprint = Footprint(self._pid)
         self._log, self._silences, self._stop = FaultLog(), Silences(), asyncio.Event()
+        self.outcome.faults = self._log.faults
         self._asked = asked
         self._num_lost_before = 0
 
@@ -61,7 +69,6 @@ class Soak:
         try:
             asyncio.run(self._run())
         finally:
-            self.outcome.faults = self._log.faults
             self.outcome.wrong += self.outcome.tally.wrong
         self._footprint.note()
         self._served.process.send_signal(signal.SIGTERM)
@@ -110,12 +117,13 @@ class Soak:
         end_s = time.monotonic() + self._setup.seconds
         await self._pause(WARM_S)
         self.outcome.memory_before = memory_of(self._pid)
-        for episode in episodes(self._setup.seed, self._setup.roles):
+        for episode in self._plan:
             await self._pause(episode.pause_s)
             self._end_fault()
             if time.monotonic() > end_s:
                 return
             await self._carry_out(striker, episode)
+        self._end_fault()
 
     async def _carry_out(self, striker: Striker, episode: Episode) -> None:
         self._bar.set_description(f"{episode}; {self.outcome.tally}")

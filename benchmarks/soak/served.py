@@ -27,6 +27,8 @@ class Setup:
     # so many instances that do both, instead of those
     num_colocated: int = 0
     num_chats: int = 6
+    # of `serve`, beside those
+    extra: tuple[str, ...] = ()
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -61,7 +63,17 @@ def serving(setup: Setup) -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp", ignore_cleanup_errors=True) as name:
         own = ["--host", HOST, "--port", str(port), "--shutdown-timeout", "5", "--log-level", "warning"]
         own += ["--state-dir", f"{name}/state", "--cost-profile", f"{name}/profile"]
-        command = [sys.executable, "-m", "alignedserve", "serve", "--dtype", "float32", *own, *setup.options]
+        command = [
+            sys.executable,
+            "-m",
+            "alignedserve",
+            "serve",
+            "--dtype",
+            "float32",
+            *own,
+            *setup.options,
+            *setup.extra,
+        ]
         log = Path(name) / "log"
         with running(command, log, "ready after", START_S) as process:
             yield Served(process, f"http://{HOST}:{port}", log)

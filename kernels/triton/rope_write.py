@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from alignedserve.kernels.kv_rows import as_movable, head_dim_of, is_coded, to_rows
+from alignedserve.kernels.kv_rows import INT8, as_movable, head_dim_of, is_coded, to_rows
 from alignedserve.kernels.triton.checks import (
     check_cache,
     check_layer,
@@ -317,6 +317,9 @@ def rope_write(
         HALF=triton.next_power_of_2(head_dim // 2),
         GROUP=group,
         num_warps=num_warps,
+        # A product and the sum that rounds it to a code, in one operation, would be another code where it is near the
+        # middle of two.
+        enable_fp_fusion=cache.dtype != INT8,
         **dependent_launch(),
     )
     return q_out

@@ -116,6 +116,8 @@ def skinny_linear(
         raise ValueError(f"weight must be contiguous [outputs, {num_in}], not {tuple(weight.shape)}")
     if out.shape != (rows, num_out) or not out.is_contiguous():
         raise ValueError(f"out must be contiguous ({rows}, {num_out}), not {tuple(out.shape)}")
+    if rows == 0:
+        return out
     rows_up = max(16, triton.next_power_of_2(rows))
     if tuning.outputs * rows_up > MAX_PART or triton.cdiv(num_out, tuning.outputs) > MAX_TILES:
         raise ValueError(

@@ -1,4 +1,5 @@
-"""What is under way fits the pool; so whoever has to leave a decode instance finds room."""
+"""What is under way fits the pool, with the memory of colocated instances; so whoever has to leave a decode instance
+finds room."""
 
 from __future__ import annotations
 
@@ -7,10 +8,29 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.protocol.messages import Commit, MakeSpare, Prefill, Reserve, Reserved, Submit
+from alignedserve.protocol.messages import (
+    Commit,
+    MakeSpare,
+    NewTokens,
+    Offer,
+    Prefill,
+    Reserve,
+    Reserved,
+    Submit,
+)
 from alignedserve.router.request_state import Phase
 from alignedserve.types import RequestKey
-from tests.router.script import GATEWAY, ONE, POOL, PREFILL, Script, pool_blocks, prefill_report, request
+from tests.router.script import (
+    GATEWAY,
+    ONE,
+    POOL,
+    PREFILL,
+    Script,
+    decode_report,
+    pool_blocks,
+    prefill_report,
+    request,
+)
 
 
 def submit(script: Script, key: int, tier: str = "be", predicted_len: int = 10, **options: Any) -> None:
@@ -33,6 +53,36 @@ def test_best_effort_starts_as_far_as_the_pool_will_hold_it() -> None:
     assert reserving(script) == [1, 2, 3]
     submit(script, 8, "rt", num_prompt=40, max_tokens=100, predicted_len=50)
     assert reserving(script) == [8], "real time is not held back"
+
+
+@pytest.mark.parametrize(
+    ("num_instances", "num_pool_blocks", "num_started"), [(1, 100, 7), (1, 60, 6), (2, 60, 9)]
+)
+def test_at_colocated_instances_only_what_exceeds_their_memory_needs_the_pool(
+    num_instances: int, num_pool_blocks: int, num_started: int
+) -> None:
+    """Each instance has a hundred blocks, and each request will have 25: all of it fits 95 % of all memory."""
+    script = Script(connect=False)
+    script.connect(POOL, num_blocks=num_pool_blocks)
+    for number in range(num_instances):
+        script.connect(f"colocated-{number}")
+    script.connect(GATEWAY)
+    script.take()
+    offered: dict[RequestKey, str] = {}
+    for key in range(1, 13):
+        submit(script, key, num_prompt=40, max_tokens=100, predicted_len=50)
+        for to, message in script.take():
+            if isinstance(message, Offer):
+                offered |= {work.request.key: to for work in message.works}
+        if instance := offered.get(RequestKey(key)):
+            news = [NewTokens(RequestKey(key), 0, [50])]
+            script.say(instance, decode_report(admitted=[RequestKey(key)], news=news))
+    assert [*offered] == [*range(1, num_started + 1)]
+    script.say(offered[ONE], decode_report(news=[NewTokens(ONE, 1, [51], finish_reason="stop")]))
+    (offer,) = [message for _, message in script.take() if isinstance(message, Offer)]
+    assert [work.request.key for work in offer.works] == [num_started + 1], (
+        "the end of one makes room for the next"
+    )
 
 
 def test_what_grows_beyond_its_prediction_is_counted_with_twice_as_much() -> None:

@@ -34,6 +34,11 @@ def test_however_it_is_cut(dtype: torch.dtype, rows: int, num_programs: int) -> 
     assert not scratch.num_done.any()
 
 
+def test_no_rows_yield_none() -> None:
+    x, weight, out = (randn(*size, dtype=torch.float16) for size in ((0, 64), (32, 64), (0, 32)))
+    assert skinny_linear(x, weight, out, TUNING) is out
+
+
 def test_wrong_shapes_are_named() -> None:
     x, weight = randn(4, 64, dtype=torch.float16), randn(32, 72, dtype=torch.float16)
     with pytest.raises(ValueError, match="weight must be"):

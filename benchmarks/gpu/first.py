@@ -1,0 +1,235 @@
+"""What a GPU has to show, in one unattended call: the worst questions first.
+
+    python -m benchmarks.gpu.prepare --python 3.12 --out .gpu       before, where there is a package index
+    python -m benchmarks.gpu.first --prepared .gpu --minutes 8 --out DIR
+
+Each part is a process of its own with a limit, killed with all that it started when the limit is over; the next one
+goes on. DIR/first.json is written anew after each, DIR/first.log has the end of what each said, and a table is printed
+last. --tiny runs all of it on a CPU with models of no weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alignedserve.launch.leftovers import descendants
+from benchmarks.gpu.record import Row, summary
+
+ROOT = Path(__file__).parents[2]
+RECORD = "gpu.json"
+# A part that is stopped says what it has.
+GRACE_S = 8.0
+# Less is not worth beginning with.
+LEAST_S = 10.0
+# Left at the end to write and print.
+RESERVE_S = 3.0
+MAX_LOG_CHARS = 400_000
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    seconds: float
+    module: str
+    arguments: tuple[str, ...] = ()
+
+
+def _run(parts: str, *arguments: str) -> tuple[str, tuple[str, ...]]:
+    return "benchmarks.gpu.run", ("--parts", parts, *arguments)
+
+
+PARTS = (
+    Part("kernels", 110, "benchmarks.gpu.kernel_tests"),
+    Part("serves", 130, "benchmarks.gpu.serves"),
+    Part("correct", 60, *_run("correct")),
+    Part("beside", 180, "benchmarks.gpu.beside"),
+    Part("steps", 40, *_run("step:25,chunks:15", "--models", "llama-3.1-8b")),
+    Part("int8", 18, *_run("step", "--models", "llama-3.1-8b", "--quantization", "int8")),
+    Part("int4", 18, *_run("step", "--models", "llama-3.1-8b", "--quantization", "int4")),
+    Part("fp8", 18, *_run("step", "--models", "llama-3.1-8b", "--quantization", "fp8")),
+    Part("mixture", 30, *_run("step", "--models", "qwen3-30b-a3b")),
+    Part("window", 20, *_run("step,chunks", "--models", "gemma-3-4b")),
+    Part("attention", 50, *_run("attention")),
+)
+NAMES = tuple(part.name for part in PARTS)
+
+
+@dataclass
+class Ended:
+    part: str
+    took_s: float
+    # "ended", "failed", "stopped" at its limit, or "skipped"
+    how: str
+    machine: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    # The last words of one that did not end well.
+    words: str = ""
+
+    def lines(self) -> list[str]:
+        head = f"{self.part:<10} {self.how}, {self.took_s:.0f} s" + (f": {self.words}" if self.words else "")
+        return [head, *(f"  {row['case']:<46} {summary(row)}" for row in self.rows)]
+
+
+class First:
+    def __init__(self, out: Path, options: Sequence[str], minutes: float) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self._out = out
+        self._options = options
+        self._deadline = time.monotonic() + 60 * minutes - RESERVE_S
+        self.ended: list[Ended] = []
+
+    def run(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            limit_s = min(part.seconds, self._deadline - time.monotonic() - GRACE_S)
+            ended = self._carry_out(part, limit_s) if limit_s > LEAST_S else Ended(part.name, 0.0, "skipped")
+            self.ended.append(ended)
+            self._write()
+            print("\n".join(ended.lines()), flush=True)
+
+    def _carry_out(self, part: Part, limit_s: float) -> Ended:
+        # A socket's path must be short.
+        with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True) as name:
+            out, log = Path(name), Path(name) / "log"
+            minutes = str(limit_s / 60)
+            command = [sys.executable, "-m", part.module, *part.arguments, *self._options]
+            begun_s = time.monotonic()
+            with log.open("wb") as file:
+                status = run_within([*command, "--minutes", minutes, "--out", name], file, limit_s)
+            took_s = time.monotonic() - begun_s
+            said = log.read_text(errors="replace")
+            self._keep_log(part, said)
+            how = "stopped" if status is None else "failed" if status else "ended"
+            words = "" if how == "ended" else " ".join(said.split())[-300:]
+            return Ended(part.name, took_s, how, *read_record(out / RECORD), words)
+
+    def _keep_log(self, part: Part, said: str) -> None:
+        with (self._out / "first.log").open("a") as file:
+            file.write(f"==== {part.name}\n{said[-MAX_LOG_CHARS:]}\n")
+
+    def _write(self) -> None:
+        machine = next((each.machine for each in self.ended if each.machine), {})
+        parts = [
+            {"part": each.part, "took_s": round(each.took_s, 1), "how": each.how, "words": each.words}
+            | {"command": each.machine.get("command"), "rows": each.rows}
+            for each in self.ended
+        ]
+        head = machine | {"command": shlex.join(["python", "-m", "benchmarks.gpu.first", *sys.argv[1:]])}
+        unfinished = self._out / "first.part"
+        unfinished.write_text(json.dumps(head | {"parts": parts}, indent=1))
+        os.replace(unfinished, self._out / "first.json")
+
+    def table(self) -> str:
+        return "\n".join(line for each in self.ended for line in each.lines())
+
+
+def run_within(command: Sequence[str], log: Any, limit_s: float) -> int | None:
+    """The status of a command, or None if it was stopped. Whatever it started has ended too."""
+    process = subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
+    )
+    started: set[tuple[int, int]] = set()
+    status, until = None, time.monotonic() + limit_s
+    try:
+        while (status := process.poll()) is None and time.monotonic() < until:
+            # Those that left its session are not found any more when it has ended.
+            started |= set(descendants(process.pid))
+            time.sleep(0.2)
+        if status is None:
+            started |= set(descendants(process.pid))
+            process.terminate()
+            _wait(process, GRACE_S)
+    finally:
+        started |= set(descendants(process.pid))
+        _kill(process, started)
+    return status
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        print(f"{process.pid} goes on after SIGTERM: it is killed", flush=True)
+
+
+def _kill(process: subprocess.Popen[bytes], started: set[tuple[int, int]]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    for pid, start in started:
+        if _start_of(pid) == start:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _start_of(pid: int) -> int | None:
+    """None: there is none, or it has ended and nobody has asked how."""
+    try:
+        rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if rest[0] in "ZX" else int(rest[19])
+
+
+def read_record(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Empty if the part has not come to write one."""
+    if not path.exists():
+        return {}, []
+    record = json.loads(path.read_text())
+    return {name: value for name, value in record.items() if name != "rows"}, record["rows"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = _parser().parse_args(arguments)
+    options = ["--tiny"] if args.tiny else []
+    if args.prepared:
+        os.environ["ALIGNEDSERVE_PREPARED"] = str(args.prepared.absolute())
+    if args.commit:
+        os.environ["ALIGNEDSERVE_COMMIT"] = args.commit
+    if args.tiny and not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+    first = First(args.out, options, args.minutes)
+    # whoever stops it does not leave a part behind
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    first.run([part for part in PARTS if part.name in args.parts])
+    print("\n" + first.table())
+    sys.exit(any(each.how in ("failed", "stopped") for each in first.ended))
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in NAMES:
+            raise argparse.ArgumentTypeError(f"part {name!r}: must be one of {', '.join(NAMES)}")
+    return names
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.first",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--parts", type=_names, default=list(NAMES), help=", ".join(NAMES))
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prepared", type=Path, help="what `benchmarks.gpu.prepare` made")
+    parser.add_argument("--commit", help="of a tree that is no git checkout")
+    parser.add_argument("--tiny", action="store_true", help="models of no weight, on a CPU too")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Each kernel's test against its reference, on the GPU: a row for each file, with the names of those that fail."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.record import Record, Row, describe_machine
+
+TESTS = ("tests/kernels/triton", "tests/transport/test_gpu.py", "tests/ops/test_cuda_model.py")
+# It compiles for Hopper without a GPU, and is about that.
+LEFT_OUT = ("tests/kernels/triton/test_offline.py", "tests/kernels/triton/test_interpreter.py")
+TINY_TESTS = ("tests/kernels/triton/test_gated_mul.py",)
+MAX_WORKERS = 16
+
+
+@dataclass
+class File:
+    begun_s: float = field(default_factory=time.monotonic)
+    counts: Counter[str] = field(default_factory=Counter)
+    # of what failed: its name, and the last line of why
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+    def row(self, case: str) -> Row:
+        said = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
+        names = "; ".join(f"{name}: {why}" for name, why in self.failed[:3])
+        return {
+            "part": "kernels",
+            "case": case,
+            **self.counts,
+            "failures": self.failed,
+            "summary": said + (f" FAILED {names}" if names else ""),
+        }
+
+
+class Listener:
+    """A plugin of pytest that notes how tests end."""
+
+    def __init__(self, record: Record) -> None:
+        self._files: dict[str, File] = defaultdict(File)
+        self._record = record
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed:
+            return
+        path, _, name = report.nodeid.partition("::")
+        file = self._files[path]
+        file.counts[report.outcome] += 1
+        if report.failed:
+            said = str(report.longrepr).strip().splitlines()
+            file.failed.append((name, said[-1][:300] if said else ""))
+        self.write()
+
+    def write(self) -> None:
+        rows = [self._files[path].row(path.rpartition("/")[2]) for path in sorted(self._files)]
+        self._record.rows = rows
+        self._record.write()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    machine: dict[str, Any] = describe_machine(device, "benchmarks.gpu.kernel_tests")
+    listener = Listener(Record(args.out / "gpu.json", machine))
+    tests = TINY_TESTS if args.tiny else TESTS
+    workers = 2 if args.tiny else min(MAX_WORKERS, os.cpu_count() or 1)
+    options = ["--everything", "-n", str(workers), "-p", "no:cacheprovider", "--tb=short", "-rf"]
+    left_out = [f"--ignore={path}" for path in LEFT_OUT]
+    status = pytest.main([*options, *left_out, *tests], plugins=[listener])
+    listener.write()
+    return int(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.kernel_tests", description=__doc__)
+    parser.add_argument("--minutes", type=float, help="it is stopped then by whoever started it")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tiny", action="store_true", help="one file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
