@@ -194,10 +194,10 @@ SMALL = replace(
 @pytest.mark.parametrize(
     ("windows", "num_kv_tokens", "num_pairs"),
     # tokens 4 and 5 of a prompt: what the last one attends to, and what both do, in both layers
-    [(None, 5 + 5, (4 + 5) + (4 + 5)), ((2, None), 2 + 5, (2 + 2) + (4 + 5))],
+    [((), 5 + 5, (4 + 5) + (4 + 5)), ((2, None), 2 + 5, (2 + 2) + (4 + 5))],
 )
 def test_a_chunk_computes_all_its_rows_and_one_row_of_the_output_layer(
-    windows: tuple[int | None, ...] | None, num_kv_tokens: int, num_pairs: int
+    windows: tuple[int | None, ...], num_kv_tokens: int, num_pairs: int
 ) -> None:
     layer = 8 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 16
     head, norms, embedding = 32 * 8, 5 * 8, 8
