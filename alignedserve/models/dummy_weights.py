@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 STANDARD_DEVIATION = 0.02
-# Eight billion normal numbers take minutes to draw, so all tensors of a source repeat one block of a million. The length
-# is prime: if it were a multiple of a row's length, rows would be equal, and so would the logits of tokens.
+# Eight billion normal numbers take minutes to draw, so all tensors of a source repeat one block of a million. Its
+# length is prime: if it were a multiple of a row's length, rows would be equal, and so would the logits of tokens.
 BLOCK_LENGTH = 1_048_573
 
 
