@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,7 @@ class First:
 
 
 def run_within(command: Sequence[str], log: Any, limit_s: float) -> int | None:
-    """The status of a command, or None if it was stopped. Whatever it started has ended too."""
+    """Returns the status of a command, or None if it was stopped. Whatever it started is killed then."""
     process = subprocess.Popen(
         command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
     )
@@ -181,12 +182,14 @@ def _kill(process: subprocess.Popen[bytes], started: set[tuple[int, int]]) -> No
         process.kill()
         process.wait()
     for pid, start in started:
-        if _start_of(pid) == start:
-            os.kill(pid, signal.SIGKILL)
+        # It may end by itself meanwhile.
+        with suppress(ProcessLookupError):
+            if _start_of(pid) == start:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _start_of(pid: int) -> int | None:
-    """None: there is none, or it has ended and nobody has asked how."""
+    """Returns when it started, in clock ticks; None if there is none, or it has ended and nobody has asked how."""
     try:
         rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
