@@ -35,6 +35,7 @@ settings.load_profile("tests")
 # The folders, and files of other folders, whose tests start processes or listen on sockets: how busy the machine is may
 # make one fail, and it runs once more (tests/second_runs.py).
 LIVE = (
+    "benchmarks/test_gpu_first.py",
     "benchmarks/test_sim_vs_live.py",
     "bench",
     "benchmarks/test_gpu_parts.py",
@@ -77,6 +78,7 @@ LONGEST = (
     "test_soak.py",
     "test_batches.py",
     "test_files_apart.py",
+    "test_gpu_first.py",
 )
 
 

@@ -8,18 +8,24 @@ from collections.abc import Callable
 import torch
 
 STANDARD_DEVIATION = 0.02
-# Eight billion normal numbers take minutes, so a tensor repeats a block of a million. The length is prime: if it were
-# a multiple of a row's length, rows would be equal, and so would the logits of tokens.
+# Eight billion normal numbers take minutes to draw, so all tensors of a source repeat one block of a million. Its
+# length is prime: if it were a multiple of a row's length, rows would be equal, and so would the logits of tokens.
 BLOCK_LENGTH = 1_048_573
 
 
 class DummySource:
-    """A WeightSource. A tensor depends on `seed` and its name alone, not on which were taken before."""
+    """A WeightSource. A tensor depends on `seed` and its name alone, not on which were taken before.
+
+    The seed decides the block's numbers, and the name decides where in it a tensor begins."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
         self._dtype = dtype
         self._device = torch.device(device)
         self._seed = seed
+        # It is made on the CPU in float32 whatever the target, so that every device gets the same numbers.
+        generator = torch.Generator().manual_seed(self._number_of("block"))
+        block = torch.randn(BLOCK_LENGTH, generator=generator, dtype=torch.float32) * STANDARD_DEVIATION
+        self._block = block.to(dtype).to(self._device)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if name.endswith("norm.weight"):
@@ -42,16 +48,13 @@ class DummySource:
         """Does nothing: there is nothing to close."""
 
     def _fill(self, flat: torch.Tensor, name: str) -> None:
-        # It is made on the CPU in float32 whatever the target, so that every device gets the same numbers.
-        block = (
-            torch.randn(min(len(flat), BLOCK_LENGTH), generator=self._generator(name), dtype=torch.float32)
-            * STANDARD_DEVIATION
-        )
-        block = block.to(flat.device, flat.dtype)
-        for start in range(0, len(flat), BLOCK_LENGTH):
-            piece = flat[start : start + BLOCK_LENGTH]
-            piece.copy_(block[: len(piece)])
+        begin, done = self._number_of(f"tensor {name}") % BLOCK_LENGTH, 0
+        while done < len(flat):
+            piece = self._block[begin : begin + len(flat) - done]
+            flat[done : done + len(piece)].copy_(piece)
+            begin, done = 0, done + len(piece)
 
-    def _generator(self, name: str) -> torch.Generator:
-        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    def _number_of(self, text: str) -> int:
+        """Returns a number of 64 bits, with a sign."""
+        digest = hashlib.sha256(f"{self._seed}/{text}".encode()).digest()
+        return int.from_bytes(digest[:8], "little", signed=True)

@@ -45,8 +45,8 @@ def kv_bytes(lengths: Sequence[int], num_kv_heads: int, head_dim: int, value_byt
     return sum(lengths) * num_kv_heads * head_dim * 2 * value_bytes
 
 
-def num_layers(num_bytes: int) -> int:
-    return max(2, min(MAX_LAYERS, -(-MIN_BYTES // num_bytes)))
+def num_layers(num_bytes: int, max_layers: int = MAX_LAYERS) -> int:
+    return max(2, min(max_layers, -(-MIN_BYTES // num_bytes)))
 
 
 def run(bench: Bench) -> None:
@@ -58,7 +58,8 @@ def run(bench: Bench) -> None:
 
 def measure_mix(bench: Bench, mix: str, lengths: list[int]) -> Row:
     heads = (32, 8, 128) if not bench.options.is_tiny else (4, 2, 64)
-    state = Inputs(bench.device, lengths, *heads)
+    max_layers = bench.pick(MAX_LAYERS, 2)
+    state = Inputs(bench.device, lengths, *heads, max_layers=max_layers)
     num_bytes = kv_bytes(lengths, heads[1], heads[2], state.cache.element_size())
     copied_per_s = ceiling(bench, "copy_bytes_per_s")
     aim = AIM_EVEN if mix == "64 x 4K" else AIM_SKEWED
@@ -105,13 +106,19 @@ class Inputs:
     """Sequences whose blocks lie anywhere in a cache of several layers."""
 
     def __init__(
-        self, device: torch.device, lengths: list[int], num_heads: int, num_kv_heads: int, head_dim: int
+        self,
+        device: torch.device,
+        lengths: list[int],
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        max_layers: int = MAX_LAYERS,
     ) -> None:
         from alignedserve.kernels.triton.decode_attention import DecodeScratch, PagedStep, decode_tuning
 
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.lengths, self.scale = lengths, head_dim**-0.5
-        self.layers = num_layers(kv_bytes(lengths, num_kv_heads, head_dim))
+        self.layers = num_layers(kv_bytes(lengths, num_kv_heads, head_dim), max_layers)
         num_blocks = [-(-length // BLOCK_SIZE) for length in lengths]
         shape = (sum(num_blocks), self.layers, 2, num_kv_heads, BLOCK_SIZE, head_dim)
         self.cache = torch.empty(shape, dtype=dtype, device=device)

@@ -112,16 +112,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = Record(args.out / "gpu.json", describe_machine(device, "benchmarks.gpu.beside"))
     deadline = time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory(prefix="words-", dir="/tmp") as directory:
-        live = Live(args.rt_rate, args.window, args.lines, traffic=DEMO if args.tiny else WORDS)
+        live = Live(
+            args.rt_rate,
+            args.window or (3.0 if args.tiny else 10.0),
+            args.lines or (400 if args.tiny else 1500),
+            traffic=DEMO if args.tiny else WORDS,
+        )
         live = replace(
             live,
             usual=served_options(args.tiny, Path(directory)),
             num_slots=64 if args.tiny else NUM_SLOTS,
             may_join=True,
         )
-        for policy in args.policies.split(","):
+        policies = args.policies.split(",") if args.policies else POLICIES[:1] if args.tiny else POLICIES
+        for policy in policies:
             if time.monotonic() + LEAST_S > deadline:
-                record.add({"part": "beside", "case": policy, "summary": "skipped: no time is left"})
+                record.add(
+                    {"part": "beside", "case": policy, "skipped": True, "summary": "skipped: no time is left"}
+                )
                 continue
             for row in measured(live, policy):
                 case = f"{policy} {row.pop('case', '')}".strip()
@@ -136,11 +144,11 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--policies", help=f"[default: {','.join(POLICIES)}; with --tiny the first]")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--rt-rate", type=float, default=6.0, help="chats a second")
-    parser.add_argument("--window", type=float, default=10.0, help="seconds of each case")
-    parser.add_argument("--lines", type=int, default=4000, help="of the batch job")
+    parser.add_argument("--window", type=float, help="seconds of each case [default: 10; with --tiny 3]")
+    parser.add_argument("--lines", type=int, help="of the batch job [default: 1500; with --tiny 400]")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="the demo model, on a CPU")
     return parser

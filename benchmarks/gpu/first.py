@@ -5,7 +5,8 @@
 
 Each part is a process of its own with a limit, killed with all that it started when the limit is over; the next one
 goes on. DIR/first.json is written anew after each, DIR/first.log has the end of what each said, and a table is printed
-last. --tiny runs all of it on a CPU with models of no weight.
+last. --tiny runs all of it on a CPU with models of no weight. `--again DIR/first.json` runs those parts again that did
+not end well there: they failed, were stopped, skipped or not begun, or have a case that failed or was skipped.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from typing import Any
 import torch
 
 from alignedserve.launch.leftovers import descendants
-from benchmarks.gpu.record import Row, summary
+from benchmarks.gpu.record import Row, is_measured, summary
 
 ROOT = Path(__file__).parents[2]
 RECORD = "gpu.json"
@@ -56,13 +58,13 @@ PARTS = (
     Part("kernels", 110, "benchmarks.gpu.kernel_tests"),
     Part("serves", 130, "benchmarks.gpu.serves"),
     Part("correct", 60, *_run("correct")),
-    Part("beside", 180, "benchmarks.gpu.beside"),
+    Part("beside", 240, "benchmarks.gpu.beside"),
     Part("steps", 40, *_run("step:25,chunks:15", "--models", "llama-3.1-8b")),
-    Part("int8", 18, *_run("step", "--models", "llama-3.1-8b", "--quantization", "int8")),
-    Part("int4", 18, *_run("step", "--models", "llama-3.1-8b", "--quantization", "int4")),
-    Part("fp8", 18, *_run("step", "--models", "llama-3.1-8b", "--quantization", "fp8")),
-    Part("mixture", 30, *_run("step", "--models", "qwen3-30b-a3b")),
-    Part("window", 20, *_run("step,chunks", "--models", "gemma-3-4b")),
+    Part("int8", 40, *_run("step", "--models", "llama-3.1-8b", "--quantization", "int8")),
+    Part("int4", 40, *_run("step", "--models", "llama-3.1-8b", "--quantization", "int4")),
+    Part("fp8", 40, *_run("step", "--models", "llama-3.1-8b", "--quantization", "fp8")),
+    Part("mixture", 60, *_run("step", "--models", "qwen3-30b-a3b")),
+    Part("window", 45, *_run("step,chunks", "--models", "gemma-3-4b")),
     Part("attention", 50, *_run("attention")),
 )
 NAMES = tuple(part.name for part in PARTS)
@@ -76,8 +78,13 @@ class Ended:
     how: str
     machine: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    # The last words of one that did not end well.
+    # the last words of one that did not end well
     words: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it failed, was stopped, or has a case that failed. One that is skipped is not wrong."""
+        return self.how in ("failed", "stopped") or not all(map(is_right, self.rows))
 
     def lines(self) -> list[str]:
         head = f"{self.part:<10} {self.how}, {self.took_s:.0f} s" + (f": {self.words}" if self.words else "")
@@ -90,12 +97,17 @@ class First:
         self._out = out
         self._options = options
         self._deadline = time.monotonic() + 60 * minutes - RESERVE_S
+        self._asked: list[str] = []
         self.ended: list[Ended] = []
 
     def run(self, parts: Sequence[Part]) -> None:
+        self._asked = [part.name for part in parts]
         for part in parts:
-            limit_s = min(part.seconds, self._deadline - time.monotonic() - GRACE_S)
-            ended = self._carry_out(part, limit_s) if limit_s > LEAST_S else Ended(part.name, 0.0, "skipped")
+            left_s = self._deadline - time.monotonic() - GRACE_S
+            if left_s < min(part.seconds, LEAST_S):
+                ended = Ended(part.name, 0.0, "skipped")
+            else:
+                ended = self._carry_out(part, min(part.seconds, left_s))
             self.ended.append(ended)
             self._write()
             print("\n".join(ended.lines()), flush=True)
@@ -129,7 +141,7 @@ class First:
         ]
         head = machine | {"command": shlex.join(["python", "-m", "benchmarks.gpu.first", *sys.argv[1:]])}
         unfinished = self._out / "first.part"
-        unfinished.write_text(json.dumps(head | {"parts": parts}, indent=1))
+        unfinished.write_text(json.dumps(head | {"asked": self._asked, "parts": parts}, indent=1))
         os.replace(unfinished, self._out / "first.json")
 
     def table(self) -> str:
@@ -137,7 +149,7 @@ class First:
 
 
 def run_within(command: Sequence[str], log: Any, limit_s: float) -> int | None:
-    """The status of a command, or None if it was stopped. Whatever it started has ended too."""
+    """Returns the status of a command, or None if it was stopped. Whatever it started is killed then."""
     process = subprocess.Popen(
         command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
     )
@@ -170,12 +182,14 @@ def _kill(process: subprocess.Popen[bytes], started: set[tuple[int, int]]) -> No
         process.kill()
         process.wait()
     for pid, start in started:
-        if _start_of(pid) == start:
-            os.kill(pid, signal.SIGKILL)
+        # It may end by itself meanwhile.
+        with suppress(ProcessLookupError):
+            if _start_of(pid) == start:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _start_of(pid: int) -> int | None:
-    """None: there is none, or it has ended and nobody has asked how."""
+    """Returns when it started, in clock ticks; None if there is none, or it has ended and nobody has asked how."""
     try:
         rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -191,8 +205,42 @@ def read_record(path: Path) -> tuple[dict[str, Any], list[Row]]:
     return {name: value for name, value in record.items() if name != "rows"}, record["rows"]
 
 
+def is_right(row: Row) -> bool:
+    return "error" not in row and not row.get("wrong") and bool(row.get("is_equal", True))
+
+
+def unfinished(path: Path) -> list[str]:
+    """Returns the names of the parts that were asked for in this record and did not end well."""
+    record = json.loads(path.read_text())
+    well = {
+        each["part"]
+        for each in record["parts"]
+        if each["how"] == "ended" and all(is_right(row) and is_measured(row) for row in each["rows"])
+    }
+    asked = record.get("asked") or [each["part"] for each in record["parts"]]
+    return [name for name in asked if name not in well]
+
+
+def longer_than(parts: Sequence[Part], minutes: float) -> str:
+    """Returns what has to be said of the parts' limits; empty if all of them fit."""
+    seconds = sum(part.seconds for part in parts)
+    if seconds <= 60 * minutes:
+        return ""
+    return (
+        f"the limits of the parts add up to {seconds / 60:.1f} minutes, and there are {minutes:g}: parts usually take "
+        "less, but the last ones may be skipped"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    names = args.parts
+    if args.again:
+        if args.again.resolve() == (args.out / "first.json").resolve():
+            parser.error(f"--out {args.out}: would overwrite {args.again}")
+        names = [name for name in unfinished(args.again) if name in names]
+    parts = [part for part in PARTS if part.name in names]
     options = ["--tiny"] if args.tiny else []
     if args.prepared:
         os.environ["ALIGNEDSERVE_PREPARED"] = str(args.prepared.absolute())
@@ -201,11 +249,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.tiny and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     first = First(args.out, options, args.minutes)
-    # whoever stops it does not leave a part behind
+    # Whoever stops it does not leave a part behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    first.run([part for part in PARTS if part.name in args.parts])
+    if said := longer_than(parts, args.minutes):
+        print(said, flush=True)
+    first.run(parts)
     print("\n" + first.table())
-    sys.exit(any(each.how in ("failed", "stopped") for each in first.ended))
+    sys.exit(any(each.is_wrong for each in first.ended))
 
 
 def _names(text: str) -> list[str]:
@@ -223,6 +273,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--parts", type=_names, default=list(NAMES), help=", ".join(NAMES))
+    parser.add_argument("--again", type=Path, metavar="FIRST.json", help="only what did not end well there")
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prepared", type=Path, help="what `benchmarks.gpu.prepare` made")

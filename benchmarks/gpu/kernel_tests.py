@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,8 @@ MAX_WORKERS = 16
 
 @dataclass
 class File:
-    begun_s: float = field(default_factory=time.monotonic)
+    # of all its tests, set-up included
+    took_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     # of what failed: its name, and the last line of why
     failed: list[tuple[str, str]] = field(default_factory=list)
@@ -37,7 +37,8 @@ class File:
         return {
             "part": "kernels",
             "case": case,
-            **self.counts,
+            "took_s": round(self.took_s, 2),
+            **{f"num_{what}": count for what, count in self.counts.items()},
             "failures": self.failed,
             "summary": said + (f" FAILED {names}" if names else ""),
         }
@@ -51,10 +52,11 @@ class Listener:
         self._record = record
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call" and report.passed:
-            return
         path, _, name = report.nodeid.partition("::")
         file = self._files[path]
+        file.took_s += report.duration
+        if report.when != "call" and report.passed:
+            return
         file.counts[report.outcome] += 1
         if report.failed:
             said = str(report.longrepr).strip().splitlines()
@@ -72,9 +74,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     machine: dict[str, Any] = describe_machine(device, "benchmarks.gpu.kernel_tests")
     listener = Listener(Record(args.out / "gpu.json", machine))
-    tests = TINY_TESTS if args.tiny else TESTS
+    tests = args.tests or (TINY_TESTS if args.tiny else TESTS)
     workers = 2 if args.tiny else min(MAX_WORKERS, os.cpu_count() or 1)
-    options = ["--everything", "-n", str(workers), "-p", "no:cacheprovider", "--tb=short", "-rf"]
+    options = [
+        "-p",
+        "tests.draws",
+        "--everything",
+        "-n",
+        str(workers),
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "-rf",
+    ]
     left_out = [f"--ignore={path}" for path in LEFT_OUT]
     status = pytest.main([*options, *left_out, *tests], plugins=[listener])
     listener.write()
@@ -83,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.kernel_tests", description=__doc__)
+    parser.add_argument("tests", nargs="*", metavar="FILE", help="[default: those of kernels]")
     parser.add_argument("--minutes", type=float, help="it is stopped then by whoever started it")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="one file")

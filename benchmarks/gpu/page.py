@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import cost_fit, plots
-from benchmarks.gpu.record import Row, summary
+from benchmarks.gpu.record import Row, is_measured, summary
 
 Table = Sequence[Sequence[object]]
 
@@ -31,10 +31,6 @@ def merged(files: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Row]]:
             if key not in rows or is_measured(row) or not is_measured(rows[key]):
                 rows[key] = row | {"run": number}
     return machines, list(rows.values())
-
-
-def is_measured(row: Row) -> bool:
-    return "error" not in row and not row.get("skipped")
 
 
 def markdown(machines: Sequence[dict[str, Any]], rows: Sequence[Row]) -> str:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "triton", "nvidia-", "cuda-", "transformers")
 # For the tests of kernels.
 TESTS = ("pytest", "pytest-xdist", "pytest-rerunfailures", "hypothesis", "trustme")
-# glibc of so many: where a package has wheels for several, the newest.
+# Versions of glibc, without their 2: where a package has wheels for several, the newest.
 GLIBCS = (39, 34, 31, 28, 27, 24, 17)
 UNUSED = (
     *(f"ray/{name}" for name in ("jars", "rllib", "data", "tune", "train", "serve", "llm", "cpp", "include")),
@@ -48,13 +48,13 @@ def named(requirement: str) -> str:
 
 
 def missing(pinned: Sequence[str], present: Sequence[str]) -> list[str]:
-    """Of `pinned` (NAME==VERSION), those that are not there and that can be brought."""
+    """Returns those of `pinned` (NAME==VERSION) that are not there and that can be brought."""
     there = set(map(named, present))
     return [each for each in pinned if named(each) not in there and not named(each).startswith(HEAVY)]
 
 
 def resolve(python: str) -> list[str]:
-    """All that is needed there but torch, with versions, by pip's own resolver. Raises CalledProcessError."""
+    """Returns all that is needed there but torch, with versions, by pip's own resolver. Raises CalledProcessError."""
     with tempfile.NamedTemporaryFile() as report:
         arguments = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", report.name]
         _pip(*arguments, "--target", "/nowhere", *_target(python), *needed())

@@ -52,6 +52,10 @@ def summary(row: Row) -> str:
     return str(row.get("summary", ""))
 
 
+def is_measured(row: Row) -> bool:
+    return "error" not in row and not row.get("skipped")
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()

@@ -33,10 +33,10 @@ from benchmarks.soak.served import Setup, serving
 NUM_QUESTIONS = 48
 ANSWERS = "answers.json"
 # Streams of each class at once.
-NUM_CHATS = 6
+NUM_CHATS, NUM_TINY_CHATS = 6, 2
 SEED = 58
 # Before each kill, with all processes up.
-PAUSE_S = 3.0
+PAUSE_S, TINY_PAUSE_S = 3.0, 1.0
 MOST_S = 600.0
 OPTIONS = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(1 << 30))
 VICTIMS = {
@@ -45,13 +45,14 @@ VICTIMS = {
     "host": ("prefill", "decode"),
     "colocated": ("colocated", "kvpool"),
 }
+TINY_VICTIMS = VICTIMS | {"gloo": ("decode", "router")}
 
 
-def setup_of(case: str, device: str) -> Setup:
+def setup_of(case: str, device: str, num_chats: int = NUM_CHATS) -> Setup:
     options = (*OPTIONS, "--device", device)
     if case == "colocated":
-        return Setup(MOST_S, SEED, num_colocated=1, num_chats=NUM_CHATS, extra=options)
-    return Setup(MOST_S, SEED, 1, 1, num_chats=NUM_CHATS, extra=(*options, "--link", case))
+        return Setup(MOST_S, SEED, num_colocated=1, num_chats=num_chats, extra=options)
+    return Setup(MOST_S, SEED, 1, 1, num_chats=num_chats, extra=(*options, "--link", case))
 
 
 def asked_of(prepared: Path | None) -> list[tuple[Question, Answer]]:
@@ -76,13 +77,16 @@ def silent() -> tqdm[Any]:
 class Case:
     name: str
     device: str
+    is_tiny: bool = False
     soak: Soak | None = None
     log: Path | None = None
     ended: Row | None = None
 
     def run(self, asked: Sequence[tuple[Question, Answer]], out: Path) -> Case:
-        setup = setup_of(self.name, self.device)
-        plan = [Episode("alone", PAUSE_S, (Strike(0.0, role, 0),)) for role in VICTIMS[self.name]]
+        setup = setup_of(self.name, self.device, NUM_TINY_CHATS if self.is_tiny else NUM_CHATS)
+        victims = (TINY_VICTIMS if self.is_tiny else VICTIMS)[self.name]
+        pause_s = TINY_PAUSE_S if self.is_tiny else PAUSE_S
+        plan = [Episode("alone", pause_s, (Strike(0.0, role, 0),)) for role in victims]
         kept = out / f"{self.name}.log"
         try:
             with serving(setup) as served:
@@ -132,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = Record(args.out / "gpu.json", machine)
     asked = asked_of(args.prepared)
     names = args.cases.split(",") if args.cases else ["ipc" if is_cuda else "gloo", "host", "colocated"]
-    cases = [Case(name, device) for name in names]
+    cases = [Case(name, device, args.tiny) for name in names]
 
     def note() -> None:
         record.rows = [{"part": "serves", "case": case.name, **case.row()} for case in cases]

@@ -65,7 +65,7 @@ class Live:
     usual: Sequence[str] = OPTIONS
     traffic: Traffic = DEMO
     num_slots: int = NUM_SLOTS
-    # Tokens may come in one piece: whoever makes a thousand a second has some of them at once.
+    # Several tokens may come in one piece, as from a server that makes a thousand a second.
     may_join: bool = False
 
     # ---- parts ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from benchmarks.gpu.ceilings import matmul_flops
 from benchmarks.gpu.profile import Activity, activities_of, busy_seconds, table
 from benchmarks.gpu.roofline import (
     Work,
+    chunk_work,
     decode_work,
     expert_values,
     hit_experts,
@@ -174,3 +177,46 @@ def test_a_step_reads_the_experts_that_its_batch_hits() -> None:
     assert two.num_flops == 2 * one.num_flops
     assert one.num_flops - 4 * 32 * 128 * 48 * 9 == 2 * matrix_values(config) + 8 * each
     assert hit_experts(PRESETS["qwen3-8b"], 4) == expert_values(PRESETS["qwen3-8b"]) == 0
+
+
+SMALL = replace(
+    PRESETS["llama-3.1-8b"],
+    hidden_size=8,
+    intermediate_size=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    vocab_size=32,
+)
+
+
+@pytest.mark.parametrize(
+    ("windows", "num_kv_tokens", "num_pairs"),
+    # tokens 4 and 5 of a prompt: what the last one attends to, and what both do, in both layers
+    [((), 5 + 5, (4 + 5) + (4 + 5)), ((2, None), 2 + 5, (2 + 2) + (4 + 5))],
+)
+def test_a_chunk_computes_all_its_rows_and_one_row_of_the_output_layer(
+    windows: tuple[int | None, ...], num_kv_tokens: int, num_pairs: int
+) -> None:
+    layer = 8 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 16
+    head, norms, embedding = 32 * 8, 5 * 8, 8
+    # keys and values of one head of 4, and those of a token that is written in both layers
+    kv = (num_kv_tokens + 2) * 2 * 4
+    work = chunk_work(replace(SMALL, sliding_windows=windows), before=3, count=2, value_bytes=2)
+    assert work.num_bytes == 2 * (2 * layer + head + norms + embedding + kv)
+    # A product and a sum: with each weight; and for each value of 2 heads, with a key and with a value.
+    assert work.num_flops == 2 * 2 * (2 * layer) + 2 * head + 2 * 2 * 2 * 4 * num_pairs
+
+
+def test_a_chunk_of_one_token_is_a_decode() -> None:
+    for name in ("llama-3.1-8b", "gemma-3-4b", "qwen3-30b-a3b"):
+        chunk, decode = chunk_work(PRESETS[name], 99, 1, 2), decode_work(PRESETS[name], [100], 2)
+        assert (chunk.num_bytes, chunk.num_flops) == (decode.num_bytes, decode.num_flops), name
+
+
+def test_a_chunk_of_a_mixture_reads_the_experts_that_its_rows_hit() -> None:
+    config = PRESETS["qwen3-30b-a3b"]
+    one, two = chunk_work(config, 98, 1, 2), chunk_work(config, 98, 2, 2)
+    kv_bytes = 2 * kv_values_per_token(config)
+    assert two.num_bytes - one.num_bytes == pytest.approx(7.5 * 2 * expert_values(config) + kv_bytes)
