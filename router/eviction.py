@@ -91,6 +91,10 @@ class Eviction:
         if reserved.blocks is None:
             if self._requeuer.unpin_all():
                 self.reserve(state)
+            elif isinstance(view, ColocatedView) and view.awaits_rt and not state.is_rt:
+                # Best effort fills the instance beyond what the pool could hold of it (see `PoolDemand`). Real time
+                # does not wait until some of it ends.
+                self._give_up(state)
             elif view:
                 view.refused[state.key] = None
             return
@@ -144,5 +148,8 @@ class Eviction:
         victim = min(victims, key=lambda state: (state.is_rt, state.num_tokens))
         del view.refused[victim.key]
         view.progress_s = self._clock.now
+        self._give_up(victim)
+
+    def _give_up(self, victim: RequestState) -> None:
         self._counters.num_recomputed += 1
         self._recaller.recall(victim)

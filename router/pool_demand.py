@@ -4,7 +4,8 @@ Where best effort is started only if the pool has so many, each victim of a deco
 nothing is computed twice. One best-effort request may run in any case.
 
 A request at a colocated instance needs no pool block until it is evicted, because its prompt was computed there. So
-the pool and the memory of colocated instances count together: victims are what exceeds that memory.
+the pool and the memory of colocated instances count together. A burst of real time may then have more victims than the
+pool has room for: those are computed again (see `Eviction.reserved`).
 """
 
 from __future__ import annotations

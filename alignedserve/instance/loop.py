@@ -164,8 +164,8 @@ class WorkerLoop:
         self._send([hello])
 
     def _use_pool(self, segment: str) -> None:
-        """Whoever ends a connection looks afterwards who has the segment mapped. So either it is mapped by then, or the
-        end of the connection is found here."""
+        """The router checks which processes have the segment mapped after it has ended their connections. So it either
+        finds this process, or the end of the connection is found here."""
         self._leave_pool()
         self._segment = self._attach(segment)
         self._is_void = self._is_over()

@@ -157,7 +157,7 @@ class InstanceProcess(ABC):
             messenger.stop_soon,
             self._be_nice,
             self._take_role,
-            lambda: messenger.link.is_over,
+            is_over=lambda: messenger.link.is_over,
         )
         link = RouterConnection(self._config.router, self._last_hello, messenger, messenger.until_dropped)
         messenger.start(loop, link)

@@ -197,7 +197,7 @@ class Hub:
     def _replace(self, older: Peer | None) -> None:
         """Closes the old connection of a process which is back before the loss of that connection was noticed."""
         if older:
-            older.close()
+            older.abort()
             self._lost(older)
 
     def _lost(self, peer: Peer) -> None:

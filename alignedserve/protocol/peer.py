@@ -11,8 +11,8 @@ import asyncio
 import logging
 import select
 import socket
+import struct
 from collections.abc import Callable
-from contextlib import suppress
 from typing import cast
 
 from alignedserve.protocol.frames import FrameReader, WireError, frame
@@ -71,13 +71,14 @@ class Peer(asyncio.Protocol):
         """Whether the other end has closed the connection, though this end may have more to read before it notices.
         It may be asked on any thread."""
         sock = self._transport.get_extra_info("socket") if self._transport else None
-        number = -1 if sock is None else sock.fileno()
-        if number < 0:
+        if sock is None or (number := sock.fileno()) < 0:
             return True
         poll = select.poll()
         poll.register(number, select.POLLRDHUP)
         # Errors are reported without being asked for.
-        return bool(poll.poll(0))
+        found = poll.poll(0)
+        # If this end was closed meanwhile, another file may have had the number.
+        return bool(found) or sock.fileno() != number
 
     def send(self, message: Message) -> None:
         """Sends the message. It does nothing when the connection is closed, which `on_closed` tells, or while the
@@ -97,6 +98,7 @@ class Peer(asyncio.Protocol):
         """Closes the connection after the messages that were sent. Safe to repeat."""
         self._flush()
         if self._transport:
+            self._set_linger(is_on=False)
             self._transport.close()
 
     def abort(self) -> None:
@@ -107,6 +109,10 @@ class Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         _watch_host(transport.get_extra_info("socket"))
+        if isinstance(self._handshake, ServerHandshake):
+            # The end of a connection that is cut, or whose process is killed, must not wait behind what the other end
+            # has yet to read: see `is_over`.
+            self._set_linger(is_on=True)
         self._transport.write(self._handshake.opening)
         if self._on_open:
             self._on_open(self)
@@ -130,11 +136,16 @@ class Peer(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._unsent.clear()
-        # The socket is closed after this call. `is_over` at the other end has to say so before this end acts on it.
-        if self._transport:
-            with suppress(OSError):
-                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-        self._on_closed(self)
+        # The socket is closed when this call has returned. This end acts on that afterwards, when `is_over` is true at
+        # the other end.
+        asyncio.get_running_loop().call_soon(self._on_closed, self)
+
+    def _set_linger(self, is_on: bool) -> None:
+        """With `is_on`, closing the socket drops what was not sent and resets the connection, which the other end
+        notices at once. On a Unix socket it does so anyway."""
+        sock = self._transport.get_extra_info("socket") if self._transport else None
+        if sock is not None and sock.family != socket.AF_UNIX and sock.fileno() >= 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", is_on, 0))
 
     def _shake(self, data: bytes) -> bytes:
         """Feeds the handshake and returns the bytes that follow it."""

@@ -206,7 +206,7 @@ class SimInstance(SimProcess):
                 self.worker.on(order)
 
     def _use_pool(self, segment: str) -> None:
-        """As instance/loop.py has it."""
+        """As in instance/loop.py; here nothing comes between mapping and asking."""
         self._is_void = self._connection is None or self._connection.is_over
         if self._is_void:
             self.worker.leave_pool()

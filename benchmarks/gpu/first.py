@@ -116,7 +116,8 @@ class First:
         # A socket's path must be short.
         with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True) as name:
             out, log = Path(name), Path(name) / "log"
-            minutes = str(limit_s / 60)
+            # A part that ends by itself has ended before it is stopped.
+            minutes = str(max(limit_s - GRACE_S, LEAST_S / 2) / 60)
             command = [sys.executable, "-m", part.module, *part.arguments, *self._options]
             begun_s = time.monotonic()
             with log.open("wb") as file:

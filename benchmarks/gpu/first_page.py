@@ -57,6 +57,9 @@ def _short_row(row: Row) -> Row:
     short = {name: value for name, value in row.items() if name not in ROW_LEFT_OUT}
     if "error" in row:
         short["error"] = str(row["error"]).strip().rpartition("\n")[2]
+    if "wrong" in row:
+        short["wrong"] = [" ".join(str(what).split())[:120] for what in row["wrong"]]
+        short["summary"] = str(row.get("summary", "")).partition("\n")[0]
     if "failures" in row:
         for what in ("passed", "failed", "skipped"):
             if what in short:
@@ -81,6 +84,9 @@ def _without_out(command: str | None) -> str | None:
     if command is None:
         return None
     words = shlex.split(command)
+    for option in ("--out", "--prepared", "--again"):
+        if option in words and words[words.index(option) + 1].startswith("/"):
+            words[words.index(option) + 1] = Path(words[words.index(option) + 1]).name
     if "--out" in words:
         words[words.index("--out") + 1] = "DIR"
     return shlex.join(words)
@@ -127,14 +133,16 @@ def markdown(runs: Sequence[Run]) -> str:
 
 def _head(runs: Sequence[Run]) -> str:
     first = runs[0]
-    about = ", ".join(f"{name} {first[name]}" for name in ("driver", "torch", "triton", "transformers"))
+    names = ("driver", "torch", "triton", "transformers")
+    about = ", ".join(f"{name} {first[name]}" for name in names if name in first)
     lines = [
-        f"# One {first['device']}: the worst questions first",
+        f"# One {first.get('device', 'machine')}: the worst questions first",
         "```sh\n" + "\n".join(run["command"] for run in runs),
     ]
     lines[-1] += "\n```"
     lines.append(
-        f"{about}; {first['num_cpus']} CPU cores. Random weights; a time is a median. `benchmarks.gpu.first_page` "
+        f"{about}; {first.get('num_cpus', 'unknown')} CPU cores. Random weights; a time is a median. "
+        "`benchmarks.gpu.first_page` "
         "makes this page of [gpu_first.json](gpu_first.json)."
     )
     lines.append("\n".join(_about(number, run) for number, run in enumerate(runs, 1)))
@@ -210,7 +218,7 @@ def _ratios(rows: Sequence[Row]) -> list[Aim]:
 RATIOS = {
     "ttft_p50": "TTFT p50, times that of real time alone",
     "ttft_p99": "TTFT p99, times that of real time alone",
-    "gap_p99": "p99 of gaps between tokens, times that of real time alone",
+    "gap_p99": "p99 of gaps between pieces, times that of real time alone",
     "be_by_tokens": "share of best effort's tokens that are left over by real time's",
 }
 
@@ -228,15 +236,16 @@ def _kernels(rows: Sequence[Row]) -> str:
     return table(("tests", "passed", "failed", "skipped", "run"), [*cells, total])
 
 
+def _took(seconds: float | None) -> str:
+    return "not again" if seconds is None else f"{seconds:.1f}"
+
+
 def _serves(rows: Sequence[Row]) -> str:
     cells = [
         (
             row["case"],
-            row["ready_s"],
-            row["num_streams"],
-            row["num_lines"],
-            row["num_tokens"],
-            ", ".join(f"{role} {took_s:.1f}" for role, took_s in row["killed"].items()),
+            *(row.get(name) for name in ("ready_s", "num_streams", "num_lines", "num_tokens")),
+            ", ".join(f"{role} {_took(took_s)}" for role, took_s in row.get("killed", {}).items()),
             len(row["wrong"]),
         )
         for row in rows

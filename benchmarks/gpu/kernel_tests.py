@@ -16,7 +16,12 @@ import torch
 
 from benchmarks.gpu.record import Record, Row, describe_machine
 
-TESTS = ("tests/kernels/triton", "tests/transport/test_gpu.py", "tests/ops/test_cuda_model.py")
+TESTS = (
+    "tests/kernels/triton",
+    "tests/transport/test_gpu.py",
+    "tests/ops/test_cuda_model.py",
+    "tests/ops/test_cuda_linear.py",
+)
 # It compiles for Hopper without a GPU, and is about that.
 LEFT_OUT = ("tests/kernels/triton/test_offline.py", "tests/kernels/triton/test_interpreter.py")
 TINY_TESTS = ("tests/kernels/triton/test_gated_mul.py",)

@@ -145,8 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def stop(number: int, frame: object) -> None:
         """Whoever stops this kills the servers too: they may hang."""
-        note()
-        os._exit(1)
+        try:
+            note()
+        finally:
+            os._exit(1)
 
     signal.signal(signal.SIGTERM, stop)
     with ThreadPoolExecutor(len(cases)) as pool:

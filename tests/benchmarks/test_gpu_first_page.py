@@ -41,15 +41,31 @@ def test_the_page_in_the_repository_is_what_its_figures_make(tmp_path: Path) -> 
         assert (tmp_path / name).read_text() == (RESULTS / name).read_text()
 
 
+def test_a_server_that_did_not_get_ready_or_whole_again_has_its_row(tmp_path: Path) -> None:
+    rows = [
+        {
+            "part": "serves",
+            "case": "ipc",
+            "wrong": ["it has not got ready"],
+            "summary": "it has not got ready",
+        },
+        {"part": "serves", "case": "host", "wrong": ["not over\n/srv/log"], "killed": {"decode": None}},
+    ]
+    run = a_run(tmp_path / "first.json", a_part("serves", *rows, how="failed"))
+    write([run], tmp_path)
+    page = (tmp_path / "gpu_first.md").read_text()
+    assert "| ipc |" in page and "decode not again" in page
+
+
 def test_paths_and_long_texts_are_left_out(tmp_path: Path) -> None:
     failure = ["test_it[1]", "E   assert tensor([0, 0, 0])"]
     kernels = {"part": "kernels", "case": "test_a.py", "passed": 2, "failed": 1, "failures": [failure]}
-    broken = a_chunk("a", error='Traceback:\n  File "/work/x.py"\nRuntimeError: out of luck\n')
+    broken = a_chunk("a", error='Traceback:\n  File "/srv/x.py"\nRuntimeError: out of luck\n')
     words = 'File "/tmp/site/x.py" import y ModuleNotFoundError: No module named y'
     parts = a_part("kernels", kernels), a_part("steps", broken, how="failed", words=words)
     (run,) = runs_of([a_run(tmp_path / "first.json", *parts)])
     text = json.dumps(run)
-    for left_out in ("/tmp", "/root", "/work", "tensor(", "M a.py"):
+    for left_out in ("/tmp", "/root", "/srv", "tensor(", "M a.py"):
         assert left_out not in text
     row = run["parts"][0]["rows"][0]
     assert (row["num_passed"], row["num_failed"], row["failed_tests"]) == (2, 1, ["test_it[1]"])

@@ -263,7 +263,9 @@ def test_a_later_start_takes_the_place_of_an_earlier_one() -> None:
         await heard.until(("connected", "decode-0", 1))
         async with connected(port, hello(epoch=2)):
             await heard.until(("closed", "decode-0", 1), ("connected", "decode-0", 2))
-            assert isinstance(decoded(await old_reader.read())[0], Welcome)
+            # It is cut off: what it has yet to read is void.
+            with pytest.raises(ConnectionResetError):
+                await old_reader.read()
         heard.hub.close()
 
     play(scenario)
@@ -692,38 +694,62 @@ def test_what_only_one_of_two_says_of_itself_is_no_difference(only: dict[str, st
     assert hub_module.difference(hello("c", fingerprint={"z": "x"}), [one, other]) == "c: z is x, but y at b"
 
 
-async def ends(on_closed: Callable[[Peer], None] = lambda peer: None) -> tuple[Peer, Peer]:
-    """Both ends of a connection."""
-    loop, made = asyncio.get_running_loop(), []
-    for end in socket.socketpair():
-        peer = Peer(ClientHandshake(TOKEN, bytes), lambda *_: None, on_closed)
-        await loop.create_connection(lambda peer=peer: peer, sock=end)  # type: ignore[misc]
-        made.append(peer)
-    return made[0], made[1]
+@asynccontextmanager
+async def ends(
+    is_tcp: bool, on_closed: Callable[[Peer], None] = lambda peer: None
+) -> AsyncIterator[tuple[Peer, Peer]]:
+    """Both ends of a connection, the router's first. `on_closed` is called when that one is."""
+    loop, accepted = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+    router = Peer(ServerHandshake(TOKEN), lambda *_: None, on_closed, accepted.set_result)
+    instance = Peer(ClientHandshake(TOKEN, bytes), lambda *_: None, lambda _: None)
+    if is_tcp:
+        server = await loop.create_server(lambda: router, "127.0.0.1", 0)
+        await loop.create_connection(lambda: instance, *server.sockets[0].getsockname())
+        await accepted
+        server.close()
+    else:
+        ours, theirs = socket.socketpair()
+        await loop.create_connection(lambda: router, sock=ours)
+        await loop.create_connection(lambda: instance, sock=theirs)
+    yield router, instance
+    router.abort()
+    instance.abort()
 
 
-def test_that_the_other_end_is_gone_is_known_before_all_that_it_said_is_read() -> None:
+@pytest.mark.parametrize("num_unread", [0, 1 << 10, 8 << 20])
+@pytest.mark.parametrize("is_tcp", [False, True])
+def test_that_the_router_is_gone_is_known_before_all_that_it_said_is_read(
+    is_tcp: bool, num_unread: int
+) -> None:
     async def run() -> None:
-        loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
-        peer = Peer(ClientHandshake(TOKEN, bytes), lambda *_: None, lambda _: None)
-        assert peer.is_over
-        await loop.create_connection(lambda: peer, sock=ours)
-        theirs.send(b"something that is left to read")
-        assert not peer.is_over
-        theirs.close()
-        assert peer.is_over
-        peer.abort()
+        closed = asyncio.Event()
+        async with ends(is_tcp, lambda peer: closed.set()) as (router, instance):
+            assert router._transport and instance._transport
+            instance._transport.pause_reading()
+            router._transport.write(bytes(num_unread))
+            await asyncio.sleep(0)
+            assert not instance.is_over
+            router.abort()
+            await closed.wait()
+            assert instance.is_over
 
     asyncio.run(run())
 
 
-def test_who_acts_on_the_loss_of_a_connection_has_ended_it() -> None:
+def test_a_connection_that_was_never_made_is_over() -> None:
+    assert Peer(ClientHandshake(TOKEN, bytes), lambda *_: None, lambda _: None).is_over
+
+
+@pytest.mark.parametrize("is_tcp", [False, True])
+def test_whoever_acts_on_the_loss_of_a_connection_has_ended_it(is_tcp: bool) -> None:
     async def run() -> None:
-        found = asyncio.get_running_loop().create_future()
-        one, other = await ends(lambda peer: None if found.done() else found.set_result(other.is_over))
-        assert not other.is_over
-        one.abort()
-        assert await found
-        other.abort()
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[bool] = loop.create_future()
+        ours: list[Peer] = []
+        async with ends(is_tcp, lambda peer: found.set_result(ours[0].is_over)) as (router, instance):
+            ours.append(instance)
+            assert not instance.is_over
+            router.abort()
+            assert await found
 
     asyncio.run(run())

@@ -1,5 +1,4 @@
-"""What is under way fits the pool, with the memory of colocated instances; so whoever has to leave a decode instance
-finds room."""
+"""All that is under way fits the pool, with the memory of colocated instances."""
 
 from __future__ import annotations
 
@@ -83,6 +82,22 @@ def test_at_colocated_instances_only_what_exceeds_their_memory_needs_the_pool(
     assert [work.request.key for work in offer.works] == [num_started + 1], (
         "the end of one makes room for the next"
     )
+
+
+@pytest.mark.parametrize("has_rt", [True, False])
+def test_real_time_at_a_colocated_instance_does_not_wait_for_room_in_the_pool(has_rt: bool) -> None:
+    script = Script(connect=False)
+    for name in (POOL, "colocated-0", GATEWAY):
+        script.connect(name)
+    submit(script, 1, num_prompt=40, max_tokens=100, predicted_len=50)
+    script.say("colocated-0", decode_report(admitted=[ONE], news=[NewTokens(ONE, 0, [50])]))
+    if has_rt:
+        submit(script, 2, "rt", num_prompt=40)
+    script.say("colocated-0", decode_report(wants_evicted=[ONE]))
+    script.take()
+    script.say(POOL, Reserved(ONE, None))
+    assert script.router.counters.num_recomputed == has_rt
+    assert script.state().phase is (Phase.LEAVING if has_rt else Phase.MAKING_ROOM)
 
 
 def test_what_grows_beyond_its_prediction_is_counted_with_twice_as_much() -> None:

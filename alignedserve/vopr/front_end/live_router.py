@@ -157,9 +157,9 @@ class _Link:
 
     @property
     def is_over(self) -> bool:
-        """Whether the router's end is."""
-        ours = (each for each in self._network.connections.values() if each.owner is self.virtual)
-        return all(each.server.is_over for each in ours)
+        """Whether the router's kernel has closed the latest connection."""
+        ours = [each for each in self._network.connections.values() if each.owner is self.virtual]
+        return not ours or ours[-1].server.is_over
 
     # ---- what the process sends ----
 

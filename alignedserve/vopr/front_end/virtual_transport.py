@@ -33,9 +33,6 @@ class VirtualSocket:
     def getsockname(self) -> tuple[str, int]:
         return self._name
 
-    def shutdown(self, how: int) -> None:
-        """The transport does it."""
-
 
 class VirtualTransport(_FlowControlMixin):
     """The limits of the buffer, and when the protocol is told of them, are asyncio's own."""
