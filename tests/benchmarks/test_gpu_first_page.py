@@ -42,7 +42,7 @@ def test_the_page_in_the_repository_is_what_its_figures_make(tmp_path: Path) -> 
 
 
 def test_a_server_that_did_not_get_ready_or_whole_again_has_its_row(tmp_path: Path) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "part": "serves",
             "case": "ipc",
