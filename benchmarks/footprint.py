@@ -38,7 +38,7 @@ class Footprint:
         assert not found, f"left behind: {found}"
 
     def _found(self) -> list[str]:
-        alive = {each for each in self.processes if _start_of(each[0]) == each[1]}
+        alive = {each for each in self.processes if start_of(each[0]) == each[1]}
         return [*map(str, alive), *(str(path) for path in self.paths if path.exists())]
 
 
@@ -54,7 +54,8 @@ def files_of(pid: int) -> set[Path]:
     return found | {Path("/tmp") / name for name in in_tmp}
 
 
-def _start_of(pid: int) -> int | None:
+def start_of(pid: int) -> int | None:
+    """Returns when it started, in clock ticks; None if there is none, or it has ended and nobody has asked how."""
     try:
         rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -110,8 +110,8 @@ class Peer(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         _watch_host(transport.get_extra_info("socket"))
         if isinstance(self._handshake, ServerHandshake):
-            # The end of a connection that is cut, or whose process is killed, must not wait behind what the other end
-            # has yet to read: see `is_over`.
+            # If this process is killed or cuts the connection, the other end has to notice even with a full receive
+            # buffer: see `is_over`.
             self._set_linger(is_on=True)
         self._transport.write(self._handshake.opening)
         if self._on_open:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from alignedserve.launch.leftovers import descendants
+from benchmarks.footprint import start_of
 from benchmarks.gpu.record import Row, is_measured, summary
 
 ROOT = Path(__file__).parents[2]
@@ -185,17 +186,8 @@ def _kill(process: subprocess.Popen[bytes], started: set[tuple[int, int]]) -> No
     for pid, start in started:
         # It may end by itself meanwhile.
         with suppress(ProcessLookupError):
-            if _start_of(pid) == start:
+            if start_of(pid) == start:
                 os.kill(pid, signal.SIGKILL)
-
-
-def _start_of(pid: int) -> int | None:
-    """Returns when it started, in clock ticks; None if there is none, or it has ended and nobody has asked how."""
-    try:
-        rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if rest[0] in "ZX" else int(rest[19])
 
 
 def read_record(path: Path) -> tuple[dict[str, Any], list[Row]]:

@@ -53,7 +53,7 @@ def _short(run: Run) -> Run:
 
 
 def _short_row(row: Row) -> Row:
-    """Of an exception's traceback the last line is kept, of tests that failed their names."""
+    """Keeps the last line of a traceback, and the names of tests that failed."""
     short = {name: value for name, value in row.items() if name not in ROW_LEFT_OUT}
     if "error" in row:
         short["error"] = str(row["error"]).strip().rpartition("\n")[2]

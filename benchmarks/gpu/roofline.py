@@ -54,7 +54,7 @@ def decode_work(
 def chunk_work(
     config: ModelConfig, before: int, count: int, value_bytes: int, quantization: str | None = None
 ) -> Work:
-    """Of `count` tokens of a prompt whose first `before` have KV, the last of which yields a token."""
+    """Returns the work of `count` prompt tokens, the last of which yields a token, after `before` tokens with KV."""
     decodes = decode_work(config, [before + count], value_bytes, quantization)
     experts = expert_values(config)
     head = config.vocab_size * (config.embedding_dim or config.hidden_size)
