@@ -152,6 +152,11 @@ class Hub:
             self._refuse(peer, objection)
         elif self._puts_off(message):
             asyncio.get_running_loop().call_later(PUT_OFF_S, peer.abort)
+        elif older := self._peers.get(message.instance_id):
+            # It is back before the loss of its last connection was noticed, which has to be over before anything acts
+            # on it: see `Peer.connection_lost`. Then it comes again.
+            older.abort()
+            peer.abort()
         else:
             self._take(peer, message)
 
@@ -175,7 +180,6 @@ class Hub:
     def _take(self, peer: Peer, hello: Hello) -> None:
         peer.name = hello.instance_id
         peer.limit(_MAX_FRAME_BYTES.get(hello.role, MAX_FRAME_BYTES))
-        self._replace(self._peers.get(hello.instance_id))
         self._hellos[peer], self._peers[hello.instance_id] = hello, peer
         self._handler.connected(hello)
 
@@ -193,12 +197,6 @@ class Hub:
 
     def _may_be(self, role: str | None, now: str) -> bool:
         return role == now or {role, now} <= self._interchangeable
-
-    def _replace(self, older: Peer | None) -> None:
-        """Closes the old connection of a process which is back before the loss of that connection was noticed."""
-        if older:
-            older.abort()
-            self._lost(older)
 
     def _lost(self, peer: Peer) -> None:
         if timeout := self._strangers.pop(peer, None):

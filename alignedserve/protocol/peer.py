@@ -132,7 +132,7 @@ class Peer(asyncio.Protocol):
             self.abort()
         except WireError as error:
             logger.warning("Closing the connection to %s: %s", self.name, error)
-            self.close()
+            self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._unsent.clear()
