@@ -27,6 +27,8 @@ from benchmarks.mutants.mutant import Mutant, copy_packages, living, mutants
 
 # `alignedserve vopr` ends with this status when something did not hold.
 FOUND = 1
+# And its last line says how to see that again.
+REPLAYS = "alignedserve vopr --seed"
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,11 @@ def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
             text=True,
         )
     seconds, lines = time.monotonic() - begun_s, ran.stdout.strip().splitlines()
-    if ran.returncode not in (0, FOUND) or not lines:
+    # Python ends with the same status when vopr itself fails.
+    is_found = ran.returncode == FOUND and lines[-1:] and lines[-1].startswith(REPLAYS)
+    if not is_found and (ran.returncode or not lines):
         raise RuntimeError(f"{mutant.name}: vopr ended with status {ran.returncode}: {ran.stderr[-2000:]}")
-    if ran.returncode != FOUND:
+    if not is_found:
         return Hunt(mutant.name, mutant.file, mutant.system, False, seconds, "", "")
     return Hunt(mutant.name, mutant.file, mutant.system, True, seconds, lines[-2], lines[-1])
 

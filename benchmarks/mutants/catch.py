@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.mutants.areas import area_of
@@ -59,6 +59,8 @@ class Verdict:
     is_outside: bool = False
     # Seconds of a processor's time for which vopr has looked for it.
     vopr_cpu_s: float = 0.0
+    # Its tests were collected anew, with it in its file: see `attempt_imported`.
+    is_imported: bool = False
 
 
 def attempt(
@@ -74,10 +76,26 @@ def attempt(
 
 
 def attempt_imported(
-    edit: Edit, without: CollectedTests, start: Callable[[], CollectedTests], reach: Reach, bounds: Bounds
+    edit: Edit,
+    without: CollectedTests,
+    start: Callable[[], CollectedTests],
+    reach: Reach,
+    bounds: Bounds,
+    before: Verdict | None = None,
 ) -> Verdict:
     """As `attempt`, of a mutant that is executed when its file is imported: `start` imports and collects all anew, in
-    the copy of those `without` it. Those that execute anything in its file are tried."""
+    the copy of those `without` it. Those that execute anything in its file are tried. `before`: how this went."""
+    return replace(_attempt_imported(edit, without, start, reach, bounds, before), is_imported=True)
+
+
+def _attempt_imported(
+    edit: Edit,
+    without: CollectedTests,
+    start: Callable[[], CollectedTests],
+    reach: Reach,
+    bounds: Bounds,
+    before: Verdict | None,
+) -> Verdict:
     lines = {line for file, line in reach.places if file == edit.file}
     reaching = list(dict.fromkeys(name for line in sorted(lines) for name in reach.of(edit.file, line)))
     original = (without.copy / edit.file).read_text()
@@ -90,7 +108,7 @@ def attempt_imported(
             trial.by, trial.why = "import", str(error)
             return _attempt(edit, trial, reaching, bounds)
         try:
-            trial = _Trial({}, tests, reach, ask_without)
+            trial = _Trial({}, tests, reach, ask_without, before)
             if tests.num_broken:
                 trial.by, trial.why = "import", f"{tests.num_broken} files of tests can't be imported"
             return _attempt(edit, trial, reaching, bounds)
@@ -215,7 +233,7 @@ class _Trial:
         request = {"items": names, "cpu_s": 1e9}
         if self.tests.runs_twice[names[-1]] or self.reach.tests[names[-1]].wall_s >= _LONG_S:
             again = self._ask(request)
-            if again is None or again["outcome"] != "failed":
+            if again is None or again["outcome"] != "failed" or again["ends"] != names[-1]:
                 return False
         without = self._ask_without(request | {"limits": self.reach.limits(names)})
         return bool(without["outcome"] == "passed")

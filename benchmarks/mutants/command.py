@@ -25,6 +25,7 @@ results stopped, if the tree is the same.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 import threading
@@ -85,8 +86,8 @@ class Trials:
         self.reach = load(out / "reach.json", digest)
 
     def measure(self, servers: list[CollectedTests]) -> None:
-        files = list(dict.fromkeys(name.split("::")[0] for name in servers[0].runs_twice))
-        left = [each for each in [*files, VOPR] if each not in self.reach.files]
+        names = [name for name in [*servers[0].runs_twice, VOPR] if name not in self.reach.tests]
+        left = list(dict.fromkeys(name.split("::")[0] for name in names))
 
         def one(server: CollectedTests, file: str) -> None:
             answers: list[dict[str, Any]] = []
@@ -94,7 +95,6 @@ class Trials:
             with self._lock:
                 for answer in answers:
                     self.reach.add(answer)
-                self.reach.files.add(file)
                 self.reach.save(self._out / "reach.json")
             cpu_s = sum(each["cpu_s"] for answer in answers for each in answer["ended"])
             failed = [e for answer in answers for e in answer["ended"] if e["outcome"] == "failed"]
@@ -115,11 +115,13 @@ class Trials:
         add: Callable[[Verdict], None],
     ) -> None:
         def one(server: CollectedTests, edit: Edit) -> None:
-            verdict = attempt(edit, server, self.reach, bounds, before.get(edit.key))
-            if verdict.is_outside:
-                verdict = attempt_imported(
-                    edit, server, partial(self._collected, server.copy), self.reach, bounds
-                )
+            verdict = before.get(edit.key)
+            if not (verdict and verdict.is_imported):
+                verdict = attempt(edit, server, self.reach, bounds, verdict)
+            if verdict.is_outside or verdict.is_imported:
+                start = partial(self._collected, server.copy)
+                known = verdict if verdict.is_imported else None
+                verdict = attempt_imported(edit, server, start, self.reach, bounds, known)
             with self._lock:
                 add(verdict)
 
@@ -183,9 +185,11 @@ def run(args: argparse.Namespace) -> None:
     edits = [each for each in edits if any(text in each.name or text == each.key for text in args.only)]
     digest = digest_of(root)
     found = {each.key: each for each in saved(out, digest)} if args.goes_on else {}
+    chosen = {"only": [each for each in args.only if each], "tests": args.tests or []}
     command = (
         f"python -m benchmarks.mutants --random {args.random} --seed {args.seed}{' --named' * args.named} "
-        f"--cpu-s {args.cpu_s:g} --vopr-cpu-s {args.vopr_cpu_s:g}"
+        f"--cpu-s {args.cpu_s:g} --vopr-cpu-s {args.vopr_cpu_s:g}{' --live' * args.live}"
+        + "".join(f" --{name} {shlex.join(given)}" for name, given in chosen.items() if given)
     )
 
     def add(verdict: Verdict) -> None:

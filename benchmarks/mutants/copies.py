@@ -37,6 +37,18 @@ def copy_tree(root: Path, to: Path) -> Path:
     return to
 
 
+def copied_files(root: Path) -> Iterator[Path]:
+    """In the order of their names."""
+    for folder, folders, names in os.walk(root):
+        left_out = _LEFT_OUT(folder, [*folders, *names])
+        folders[:] = sorted(set(folders) - left_out)
+        yield from (
+            path
+            for path in (Path(folder) / name for name in sorted(set(names) - left_out - set(_LINKED)))
+            if path.is_file()
+        )
+
+
 @contextmanager
 def mutated(copy: Path, edit: Edit) -> Iterator[str]:
     """While the block runs, the mutant is in the copy: processes that tests start have it, too. Gives its text."""

@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mutants.copies import CollectedTests
+from benchmarks.mutants.copies import CollectedTests, copied_files
 
 # Seconds of a processor's time, and of a clock, for which limits are made where nothing is known yet.
 _UNKNOWN = [6.0, 30.0]
 # The seeds of vopr that are run to see which statements it executes: these seconds of a processor's time.
 _VOPR_CPU_S = 60.0
 VOPR = "vopr"
+_CODE = {".py", ".cpp", ".h", ".js", ".lua", ".toml"}
 
 
 @dataclass
@@ -36,8 +37,6 @@ class Reach:
     # Each statement: its file and its first line.
     places: list[tuple[str, int]] = field(default_factory=list)
     tests: dict[str, Measured] = field(default_factory=dict)
-    # The files of tests that were run whole, and `VOPR`.
-    files: set[str] = field(default_factory=set)
 
     def of(self, file: str, statement_line: int) -> list[str]:
         """The tests that pass and execute a statement; `VOPR` may be one of them."""
@@ -64,9 +63,7 @@ class Reach:
 
     def save(self, path: Path) -> None:
         tests = {name: asdict(test) | {"hits": _packed(test.hits)} for name, test in self.tests.items()}
-        text = json.dumps(
-            {"digest": self.digest, "places": self.places, "files": sorted(self.files), "tests": tests}
-        )
+        text = json.dumps({"digest": self.digest, "places": self.places, "tests": tests})
         path.with_suffix(".new").write_text(text)
         path.with_suffix(".new").replace(path)
 
@@ -81,14 +78,14 @@ def load(path: Path, digest: str) -> Reach:
     tests = {
         name: Measured(**each | {"hits": _unpacked(each["hits"])}) for name, each in data["tests"].items()
     }
-    return Reach(digest, [(file, line) for file, line in data["places"]], tests, set(data["files"]))
+    return Reach(digest, [(file, line) for file, line in data["places"]], tests)
 
 
 def digest_of(root: Path) -> str:
-    """Returns a hash of all Python code in a tree."""
+    """Returns a hash of a tree's code, and of all else in its tests/."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        if ".venv" not in path.parts and ".clients" not in path.parts:
+    for path in copied_files(root):
+        if path.suffix in _CODE or path.is_relative_to(root / "tests"):
             digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

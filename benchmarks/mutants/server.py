@@ -214,7 +214,6 @@ class _Watch:
 
     def __init__(self, request: Request, pid: int, reading: int, requests: TextIO) -> None:
         self._limits: dict[str, list[float]] = request.get("limits", {})
-        self._max_test_cpu_s: float = request.get("max_test_cpu_s", _SEED_CPU_S)
         self._pid, self._reading, self._requests = pid, reading, requests
         self._running = ""
         self._ended: list[Answer] = []
@@ -264,7 +263,7 @@ class _Watch:
         self._looked_s = now_s
         if self._begun_cpu_s is None:
             self._begun_cpu_s = load.cpu_s
-        cpu_s, wall_s = self._limits.get(self._running, (self._max_test_cpu_s / _TIMES, 20.0))
+        cpu_s, wall_s = self._limits.get(self._running, (_SEED_CPU_S / _TIMES, 20.0))
         if load.is_busy:
             self._idle_since_s = now_s
         self._seen_cpu_s = load.cpu_s - self._begun_cpu_s

@@ -25,8 +25,8 @@ def page(verdicts: Sequence[Verdict], known: dict[str, str], command: str) -> st
     alive = [each for each in verdicts if not each.is_caught]
     return (
         f"# Random mutants\n\n`{command}`\n\n"
-        f"{len(verdicts) - len(alive)} of {len(verdicts)} are caught by a test that runs in its own process or by "
-        "`alignedserve vopr`. *Live only*: no such test executes the statement.\n\n"
+        f"{len(verdicts) - len(alive)} of {len(verdicts)} are caught by a test or by `alignedserve vopr`. *Live only*: "
+        "no test that runs in its own process executes the statement.\n\n"
         "| area | mutants | caught | by a test | by vopr | alive | live only |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
         f"{_rows(verdicts)}\n"

@@ -119,6 +119,7 @@ def test_a_key_stays_where_other_functions_change() -> None:
     assert [each.line + num_lines for each in before.values()] == [each.line for each in after.values()]
 
 
+@pytest.mark.slow
 def test_keys_tell_all_changes_of_the_code_apart() -> None:
     for area in AREAS:
         found = [each for file in files_of(area, ROOT) for each in changes(file, (ROOT / file).read_text())]
@@ -297,6 +298,7 @@ TAKES, IS_RIGHT, ELSEWHERE, USES_KEPT, USES_KEPT_TOO = (
 BOUNDS = Bounds(tests_cpu_s=60.0, vopr_cpu_s=0.0)
 
 
+@pytest.mark.slow
 def test_a_mutant_that_a_test_sees_is_caught_by_it(toy: tuple[CollectedTests, Reach]) -> None:
     found = attempt(changed("Limit.take")["self.num_taken += num", "pass"], *toy, BOUNDS)
     assert found.is_caught and found.by == TAKES and "assert" in found.why
@@ -304,6 +306,7 @@ def test_a_mutant_that_a_test_sees_is_caught_by_it(toy: tuple[CollectedTests, Re
     assert (toy[0].copy / FILE).read_text() == LIMIT
 
 
+@pytest.mark.slow
 def test_a_mutant_that_no_test_sees_lives(toy: tuple[CollectedTests, Reach]) -> None:
     found = attempt(changed("Limit.check")["self.num_taken < 0", "self.num_taken <= 0"], *toy, BOUNDS)
     assert not found.is_caught and found.by == "" and not found.is_cut
@@ -388,6 +391,7 @@ def test_a_test_that_is_not_collected_any_more_is_not_run(toy: tuple[CollectedTe
     assert not found.is_caught and found.num_reaching == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("new", "by"),
     [("__import__('os')._exit(3)", "import"), ("[each for each in iter(int, 1)]", "import"), ("2", IS_RIGHT)],
@@ -406,6 +410,20 @@ def test_a_mutant_that_is_executed_when_it_is_imported(
     found = attempt_imported(of_constant(new), tests, start, reach, BOUNDS)
     assert found.is_caught and found.by == by
     assert (tests.copy / FILE).read_text() == LIMIT
+
+
+def test_one_that_was_imported_goes_on_where_its_tests_stopped(toy: tuple[CollectedTests, Reach]) -> None:
+    tests, reach = toy
+
+    def start() -> CollectedTests:
+        return CollectedTests(tests.copy, ["tests"], [FILE], tests.copy / "log")
+
+    found = attempt_imported(of_constant("2"), tests, start, reach, BOUNDS)
+    assert found.is_imported and found.is_caught and found.num_run <= found.num_reaching
+    for num_run, is_caught in ((found.num_run - 1, True), (found.num_reaching, False)):
+        before = replace(found, is_caught=False, num_run=num_run)
+        again = attempt_imported(of_constant("2"), tests, start, reach, BOUNDS, before)
+        assert again.is_caught == is_caught and again.num_run == max(num_run, found.num_run)
 
 
 def of_constant(new: str) -> Edit:
@@ -435,6 +453,19 @@ def test_what_tests_execute_is_kept_for_the_same_state_of_the_tree(
     assert load(path, "another") == Reach("another")
     line = LIMIT.split("\n").index("        if self.num_taken < 0 and not self.most:") + 1
     assert reach.of(FILE, line) == [IS_RIGHT]
+
+
+def test_code_and_all_of_the_tests_are_a_trees_state(tmp_path: Path) -> None:
+    for file in ("router/router.py", "tests/histories/one.json", "results/one.json"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    digests = {digest_of(tmp_path)}
+    (tmp_path / "results/one.json").write_text("{}")
+    assert digest_of(tmp_path) in digests
+    for number, file in enumerate(("router/router.py", "tests/histories/one.json"), 2):
+        (tmp_path / file).write_text("{}")
+        digests.add(digest_of(tmp_path))
+        assert len(digests) == number
 
 
 def test_near_and_cheap_tests_come_first() -> None:
