@@ -1,6 +1,8 @@
 # Everything runs in .venv. Each target sets up what it needs, and is quick the second time.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests start many processes: without bytecode each of them would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak lint types check picture lock clean
 
@@ -32,7 +34,7 @@ clients: $(BIN)/uv
 
 # some minutes; FUZZ_EXAMPLES=5000 make fuzz for longer
 fuzz: .venv/installed
-	FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-300} $(BIN)/python -m pytest tests/gateway/test_fuzz.py
+	FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-300} $(BIN)/python -m pytest --everything tests/gateway/test_fuzz.py
 
 # some minutes; ONLY=router for some of it
 attack: .venv/installed

@@ -59,6 +59,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--everything", action="store_true", help="run all cases of what is otherwise drawn")
 
 
+# What a worker of xdist's has found wrong.
+_ERROR = pytest.StashKey[ValueError]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """xdist's workers get the number from the process that starts them: there may be a new commit meanwhile."""
     config.addinivalue_line(
@@ -103,8 +107,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     try:
         groups = _groups_of(items)
     except ValueError as error:
-        # xdist prints no UsageError of a worker's, but all other exceptions.
-        raise error if hasattr(config, "workerinput") else pytest.UsageError(str(error)) from None
+        if not hasattr(config, "workerinput"):
+            raise pytest.UsageError(str(error)) from None
+        config.stash[_ERROR] = error
+        return
     if not _draws(config):
         return
     others = [
@@ -115,6 +121,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         items[:] = [item for item in items if item not in set(others)]
         config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Ends a worker with impossible marks before xdist's own hook says that it has collected: the worker would be sent
+    tests, and xdist might say only that nobody was there to get them. xdist prints no UsageError of a worker's, but all
+    other exceptions."""
+    if (error := session.config.stash.get(_ERROR, None)) is not None:
+        raise error
 
 
 def _draws(config: pytest.Config) -> bool:

@@ -11,6 +11,8 @@ import pytest
 from tests.draws import commit_of
 from tests.inner_pytest import ROOT, run_pytest
 
+pytestmark = pytest.mark.slow
+
 CASES = """
 import pytest
 

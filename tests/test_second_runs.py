@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.inner_pytest import run_pytest
+
+pytestmark = pytest.mark.slow
 
 # Others that are installed take seconds to import.
 PLUGINS = ("tests.conftest", "xdist", "rerunfailures", "hypothesispytest")

@@ -58,6 +58,7 @@ def test_it_owns_one_name(wheel: Path) -> None:
     assert {f"alignedserve/{name}" for name in tracked.split()} <= set(names)
 
 
+@pytest.mark.slow
 def test_it_works_beside_a_package_called_kernels(wheel: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     (theirs / "kernels").mkdir(parents=True)

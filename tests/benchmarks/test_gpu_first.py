@@ -42,6 +42,7 @@ def has_ended(pid: int) -> bool:
         os.close(process)
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_hangs_is_recorded_and_the_next_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +115,7 @@ def first(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_again_runs_what_did_not_end_well(tmp_path: Path) -> None:
     before = a_record(
         tmp_path / "before.json",
@@ -141,6 +143,7 @@ def test_limits_that_do_not_fit_are_said() -> None:
     assert longer_than(PARTS, minutes=8.0)
 
 
+@pytest.mark.slow
 def test_an_unknown_part_is_an_error_that_lists_the_known(tmp_path: Path) -> None:
     done = first("--parts", "steps,stop", "--out", str(tmp_path))
     assert done.returncode == 2 and "part 'stop': must be one of kernels, serves, " in done.stderr

@@ -149,6 +149,7 @@ def test_requests_that_come_alone_are_apart() -> None:
     assert [each.due_s for each in found] == [0.0, 0.5, 1.0] and {each.tier for each in found} == {"rt"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [

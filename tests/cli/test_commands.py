@@ -38,6 +38,7 @@ def test_help_names_every_command_and_option() -> None:
         assert flag in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["generate"], ["profile"], ["bench", "engine"], ["serve"]], ids=" ".join)
 def test_progress_bars_are_for_commands_that_have_a_terminal(words: list[str]) -> None:
     assert ("--use-tqdm" in forked(*words, "--help").stdout) == (words != ["serve"])

@@ -45,6 +45,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("link", "victims"), CASES)
 def test_killed_in_mid_stream(scenes: Scenes, link: str, victims: Sequence[InstanceId]) -> None:
     scenes(link=link).kill_in_turn(victims)

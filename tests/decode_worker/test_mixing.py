@@ -607,6 +607,7 @@ class World:
         assert not allowances or seconds <= min(allowances) + 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

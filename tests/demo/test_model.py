@@ -25,6 +25,7 @@ def test_its_tokenizer_is_the_one_that_is_built() -> None:
     assert saved.to_str() == build_tokenizer().to_str()
 
 
+@pytest.mark.slow
 def test_held_out_prompts_are_answered(answerer: Answerer) -> None:
     examples = [example for some in held_out(6, seed=2).values() for example in some]
     answers = answerer.answer(examples)

@@ -13,6 +13,8 @@ from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
 from ray.autoscaler._private.util import prepare_config
 from ray.autoscaler.tags import TAG_RAY_LAUNCH_CONFIG, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 IMAGES = {"head": "ami-03cf127a", "gpu": "ami-1234abcd"}
 # Ray would make it, and wait for half a minute until all of AWS knows

@@ -41,6 +41,7 @@ CALLS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(CALLS, min_size=20, max_size=80))
 def test_no_sequence_of_calls_with_names_loses_a_block_or_mistakes_one(
@@ -257,6 +258,7 @@ GROUP_CALLS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from([(0, 1), (1, 1), (1, 3), (2, 2)]), st.lists(GROUP_CALLS, min_size=20, max_size=80))
 def test_no_sequence_of_calls_with_groups_loses_a_block_or_mistakes_one(

@@ -40,6 +40,7 @@ def said(directory: Path, **options: Any) -> list[list[int]]:
     return tokens(run(make_instance(directory, **options), prompts(), greedy_params()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_it_says_what_its_values_in_float32_say(built: tuple[Path, Path], backend: str) -> None:
     """Each code is a float32 exactly, and rows stay as they are: all that differs is the order of sums."""

@@ -87,7 +87,7 @@ def test_chunks_batches_and_preemption_change_nothing(
 
 
 @pytest.mark.parametrize("scheme", QUANTIZATIONS)
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), "cpu"])
 def test_what_is_kept_in_place_of_kv_is_projected_by_the_same_weights(
     tiny_model: Directory, backend: str, scheme: str
 ) -> None:

@@ -53,7 +53,7 @@ def mixed_params() -> list[SamplingParams]:
     ]
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"max_prefill_chunk": 7, "block_size": 8}, {"max_num_seqs": 1}, {"policy": EvictEveryStep}],

@@ -9,7 +9,7 @@ import pytest
 from tests.gateway.served import SharedGateway
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def uvicorn_looks_often() -> Iterator[None]:
     """uvicorn looks ten times a second whether it is to end, and when it ends it waits as long once more: together as
     long as most of these tests take."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import pytest
 import torch
 
 from alignedserve.kernels.cpu.sampling import argmax
@@ -62,5 +63,6 @@ def test_more_threads_than_cores() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_a_pool_of_its_own() -> None:
     subprocess.run([sys.executable, "-c", RUN_IN_CHILD], check=True, timeout=600)

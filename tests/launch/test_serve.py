@@ -269,9 +269,10 @@ def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) ->
     server.until_whole()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_lines", "num_kills"),
-    [(200, 3), pytest.param(500, 10, marks=[pytest.mark.slow, pytest.mark.drawn(one_in=8)])],
+    [(200, 3), pytest.param(500, 10, marks=pytest.mark.drawn(one_in=8))],
 )
 def test_a_batch_survives_kills_with_every_answer_once(
     server: Server, num_lines: int, num_kills: int

@@ -14,10 +14,12 @@ import pytest
 
 from benchmarks.load_memory import mixture, shapes, shapes_of, write_checkpoint
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 Checkpoint = Callable[..., Path]
-rarely = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
-in_turn = [pytest.mark.slow, pytest.mark.drawn(one_in=8, turn=7)]
+rarely = pytest.mark.drawn(one_in=3)
+in_turn = pytest.mark.drawn(one_in=8, turn=7)
 
 
 @pytest.fixture(scope="module")

@@ -121,6 +121,7 @@ def random_params() -> list[SamplingParams]:
     return [SamplingParams(**common | changes, seed=seed) for seed, changes in enumerate(each)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",
     [slice(0, 1), pytest.param(slice(0, 8), marks=in_turn)],

@@ -64,6 +64,7 @@ def test_a_quantised_checkpoint_says_what_its_values_in_float32_say(form: str, t
     assert said(stored) == expected(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [INT8, *(pytest.param(each, marks=in_turn) for each in (INT4, "fp8"))])
 def test_what_is_made_of_a_checkpoint_says_what_its_values_say(scheme: str, tmp_path: Path) -> None:
     model = tmp_path / "random"
@@ -180,6 +181,7 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert (found.double() - wanted.double()).norm() < most * wanted.double().norm()
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("scheme", QUANTISERS)
@@ -199,6 +201,7 @@ def test_any_number_of_rows(scheme: str, dtype: torch.dtype, monkeypatch: pytest
         assert_close(layers.ops.linear(x, layers.coded, stream), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "activation", [Activation.RELU, Activation.GELU, Activation.SILU_GATED, Activation.GELU_TANH_GATED]
 )

@@ -61,6 +61,7 @@ def test_all_get_their_tokens(policy: str, prefix: bool, monkeypatch: pytest.Mon
     assert watched.lifetimes.count("dropped") > 3
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=3)
 @POLICIES
 @pytest.mark.parametrize("victim", ["colocated-0", "kvpool-0", "router"])

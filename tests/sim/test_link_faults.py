@@ -55,6 +55,7 @@ class Ways:
         return Counter(is_over_link for at_s, is_over_link in self.offers if low_s <= at_s < high_s)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize("policy", ["aligned", "fcfs"])

@@ -123,6 +123,7 @@ def test_what_broke_once_does_not_break(path: Path) -> None:
     assert run(History.load(path)).failure is None
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 @pytest.mark.parametrize("path", SHRUNK, ids=lambda path: path.stem)
 def test_what_was_shrunk_does_not_break(path: Path) -> None:

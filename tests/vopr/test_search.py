@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import chain
 from random import Random
 
+import pytest
+
 from alignedserve.vopr.history import History
 from alignedserve.vopr.outcome import Outcome
 from alignedserve.vopr.places import ALL_AIMS, Aims, aims_of
@@ -23,6 +25,7 @@ def make(seed: int, aims: Sequence[str]) -> History:
     return history_of(seed, systems=("island",), aims=aims)
 
 
+@pytest.mark.slow
 def test_seeds_are_run_from_the_first_one_on_and_say_what_they_were_aimed_at() -> None:
     tried = list[Tried]()
     search(500, 0.1, plan_of, make, 2, tried.append)

@@ -83,6 +83,7 @@ def test_baselines_and_ablations_are_policies(name: str) -> None:
     assert make_policy(SchedulingConfig(name)).summary
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=4)
 @pytest.mark.parametrize("name", [*accelgen.POLICIES.values(), baselines.PROMPTS_FIRST])
 def test_nothing_is_lost_without_a_method(name: str) -> None:
@@ -91,6 +92,7 @@ def test_nothing_is_lost_without_a_method(name: str) -> None:
     assert all(stream.is_complete for stream in ran.streams)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [baselines.ROUND_ROBIN, "bros"])
 def test_a_job_of_best_effort_follows_the_last(policy: str) -> None:
     ran = bros.run(policy, SHAREGPT, 2.0, 30.0, seed=0, size=4)

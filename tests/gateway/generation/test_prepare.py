@@ -121,6 +121,7 @@ HOSTILE: list[tuple[str, str, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_no_large_body_is_read_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
 

@@ -140,6 +140,7 @@ SLOW: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_refused_and_ends_and_others_go_on_meanwhile() -> None:
     async def scenario() -> None:
         async with served(limits=Limits(grammar_timeout_s=0.5)) as at:
@@ -156,6 +157,7 @@ def test_what_takes_too_long_is_refused_and_ends_and_others_go_on_meanwhile() ->
     play(scenario)
 
 
+@pytest.mark.slow
 def test_ordinary_ones_do_not_wait_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_module, "TURN_S", 3)
 

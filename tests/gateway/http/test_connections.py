@@ -242,7 +242,6 @@ def test_bodies_in_memory_have_a_total(settings: dict[str, Any], num_held: int) 
     play(scenario)
 
 
-@pytest.mark.slow
 def test_a_total_has_room_for_two_bodies() -> None:
     with pytest.raises(ValueError, match="max_total_body_bytes=300: must be at least twice"):
         Limits(max_body_bytes=200, max_total_body_bytes=300)
@@ -275,7 +274,6 @@ def test_a_body_has_a_least_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scenario)
 
 
-@pytest.mark.slow
 def test_what_the_server_takes_its_time_for_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
@@ -310,7 +308,6 @@ class Fake:
         self.is_open = False
 
 
-@pytest.mark.slow
 def test_who_has_been_idle_longest_makes_room_and_who_is_answered_never() -> None:
     crowd = Connections(4)
     kept = [Fake() for _ in range(4)]
@@ -373,7 +370,6 @@ def test_when_all_are_answered_the_next_one_is_told_so() -> None:
     play(scenario)
 
 
-@pytest.mark.slow
 def test_there_are_no_more_connections_than_file_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -437,7 +433,6 @@ class Turn:
         self._went_on.append(self._name)
 
 
-@pytest.mark.slow
 def test_a_round_of_the_event_loop_reads_some_of_those_who_send_much() -> None:
     async def scenario() -> None:
         reads, went_on = Reads(), list[int]()

@@ -139,7 +139,6 @@ def test_whoever_does_not_say_what_he_wants_loses_the_connection(monkeypatch: py
     play(scenario)
 
 
-@pytest.mark.slow
 def test_clients_close_idle_connections_before_the_server_does() -> None:
     # one that the server closes may just be given the next request
     kept_s = openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry

@@ -76,7 +76,6 @@ def test_models_are_listed_with_their_parent() -> None:
     play(scenario)
 
 
-@pytest.mark.slow
 def test_the_same_answer_is_expected_of_the_same_adapter_alone() -> None:
     prints = {ADAPTED.answering_as(name).system_fingerprint for name in ("", "sql", "org/legal")}
     assert len(prints) == 3 and ADAPTED.answering_as("").system_fingerprint == MODEL.system_fingerprint

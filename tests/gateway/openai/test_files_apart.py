@@ -279,9 +279,9 @@ def test_output_files_whose_gateway_is_killed_are_written_once(place: str, s3: S
     async def scenario(router: ScriptedRouter, port: int, redis_url: str) -> None:
         store = RedisStore(redis_url)
         async with process_on(port, redis_url, place) as (process, gateway):
-            batch = await gateway.submit([*questions(200), bad()])
+            batch = await gateway.submit([*questions(300), bad()])
             # a bucket that hangs holds the gateway in the middle of it; a directory is left at some moment
-            while (await store.tally(batch.id)).num_completed < 200:  # type: ignore[arg-type]
+            while (await store.tally(batch.id)).num_completed < 300:  # type: ignore[arg-type]
                 await asyncio.sleep(0.01)
             if "://" in place:
                 s3.pause()
@@ -295,7 +295,7 @@ def test_output_files_whose_gateway_is_killed_are_written_once(place: str, s3: S
             done = await until_over(other, batch)
             assert done.status == "completed"
             lines = await other.lines_of(done.output_file_id)
-            assert [line["custom_id"] for line in lines] == [f"q{number}" for number in range(200)]
+            assert [line["custom_id"] for line in lines] == [f"q{number}" for number in range(300)]
             assert len(await other.lines_of(done.error_file_id)) == 1
         await swept(redis_url, place)
         kept = {done.input_file_id, done.output_file_id, done.error_file_id}

@@ -21,6 +21,7 @@ def enter_key(browser: Browser, key: str) -> None:
     browser.find("#key").send_keys(key, Keys.ENTER)
 
 
+@pytest.mark.slow
 def test_it_asks_for_a_key_says_that_one_is_wrong_and_forgets(browser: Browser) -> None:
     with hosted(**KEYED) as host:
         browser.open(host.url)

@@ -62,6 +62,7 @@ async def at_work(tells_all: bool = True, **options: Any) -> AsyncIterator[At]:
             yield At(found, receiver, redis)
 
 
+@pytest.mark.slow
 def test_a_batch_that_ends_is_told_whatever_its_end() -> None:
     async def scenario(at: At) -> None:
         done = await at.batch(jsonl(questions(3)))

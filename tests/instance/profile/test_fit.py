@@ -103,6 +103,7 @@ def test_without_one_of_the_kinds_there_is_no_fit() -> None:
 MIXTURE = replace(KNOWN, expert_counts=ExpertCounts(128, 8), experts_s=2e-2, decode_lines=[Line(3e-3, 1e-5)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "worst"), [(0.0, 1e-6), (0.03, 0.06)])
 def test_reading_more_experts_with_more_tokens_is_found_again(noise: float, worst: float) -> None:
     measured = measured_by(MIXTURE, POINTS, noise)
@@ -112,6 +113,7 @@ def test_reading_more_experts_with_more_tokens_is_found_again(noise: float, wors
     checked(model, "made up")
 
 
+@pytest.mark.slow
 def test_lines_alone_do_not_fit_a_mixture() -> None:
     _, found = fit_held_out(measured_by(MIXTURE, POINTS, 0.0), 1, 1, "made up")
     assert found["decode"].p95 > 0.05

@@ -130,6 +130,7 @@ def test_every_form_agrees_with_float64(
     case.check(case.balanced(5, SMALL))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_sms", [1, 2, 7, 64, pytest.param(300, marks=pytest.mark.drawn(one_in=4))])
 def test_any_number_of_programs_gives_the_same(num_sms: int) -> None:
     case = Case([5, 250, 1, 64], 4, 2, 64, torch.float32)

@@ -95,6 +95,7 @@ def test_odd_sizes_and_numbers_of_rows(name: str, rows: int, dtype: torch.dtype)
     assert_close(residual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 35])
@@ -173,6 +174,7 @@ def test_a_row_that_is_not_finite_stays_so() -> None:
     assert mixed[1].isnan().all() and mixed[[0, 2]].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_does_not_depend_on_the_rows_that_share_its_experts(dtype: torch.dtype) -> None:
     shape = SHAPES["two of eight"]
