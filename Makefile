@@ -26,7 +26,7 @@ test-all: .venv/installed
 
 # hours: all cases of all matrices
 test-everything: .venv/installed
-	$(BIN)/python $(TESTS) --everything
+	$(BIN)/python $(TESTS) --everything $${RECORD:+--record="$$RECORD"}
 
 # what tests/clients tries this server with: openai-python, LiteLLM, guidellm, Codex, …; 2 GB
 clients: $(BIN)/uv
