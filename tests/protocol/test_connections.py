@@ -418,6 +418,22 @@ def test_a_connection_waits_for_a_router_that_is_not_there_yet() -> None:
     play(scenario)
 
 
+def test_a_router_that_is_not_there_is_tried_ever_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = list[float]()
+
+    async def pause(self: RouterConnection, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 6:
+            self.stop()
+
+    monkeypatch.setattr(RouterConnection, "_pause", pause)
+    address = RouterAddress("", 0, TOKEN, str(tmp_path / "nobody"))
+    asyncio.run(RouterConnection(address, lambda: hello(), Told()).run())
+    assert waits == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
+
+
 def test_stop_ends_a_connection_and_an_error_of_its_handler_gets_out() -> None:
     async def scenario() -> None:
         heard = Heard()

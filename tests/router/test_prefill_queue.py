@@ -16,6 +16,7 @@ from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.deadlines import DEMOTION_S, Deadlines
 from alignedserve.types import Epoch, RequestKey
 from tests.router.script import GATEWAY, hello, request
+from tests.sim.islands import COST
 
 ENDLESS = 1 << 40
 
@@ -163,3 +164,14 @@ def test_a_lost_one_ends_however_many_come_after_it(num_later: int) -> None:
         taken += order(router, now, rt_room=1)
         now += 1.0
     assert 1 in taken and taken.index(1) <= DEMOTION_S + 2
+
+
+def test_accelgen_leaves_a_document_that_gets_no_answer_no_time_for_one() -> None:
+    router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig("accelgen"))
+    for name in ("prefill-0", "decode-0"):
+        router.cluster.add(replace(hello(name), cost=COST))
+    document = be(1, job_due_s=9.0)
+    document.request = replace(document.request, pooling="last")
+    router.requests.add(document)
+    urgency = router.policy.urgency(document, router.island)
+    assert urgency.start_s == 9.0 - router.cluster.prefill_s(0, document.num_tokens)

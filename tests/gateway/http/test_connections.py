@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import resource
+import select
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,8 +18,8 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from alignedserve.gateway.http import reading
-from alignedserve.gateway.http.connection import Connection
+from alignedserve.gateway.http import connection, reading
+from alignedserve.gateway.http.connection import Connection, _Transport
 from alignedserve.gateway.http.connections import Connections, Doing, allow_descriptors, fitting
 from alignedserve.gateway.http.framing import Framing
 from alignedserve.gateway.http.reads import MAX_PIECES_A_ROUND, Reads
@@ -383,6 +384,26 @@ def test_there_are_no_more_connections_than_file_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_whoever_is_answered_for_the_last_time_may_go_on_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """His system would drop the answer if this one closed the connection then."""
+    monkeypatch.setattr(connection, "LINGER_S", 60.0)
+
+    async def scenario() -> None:
+        async with served() as at:
+            last = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            async with connected(at, last + GET) as (reader, writer):
+                assert await status(reader) == 200 and await is_over(reader)
+                poll = select.poll()
+                # Errors are reported without being asked for.
+                poll.register(writer.get_extra_info("socket"), 0)
+                for _ in range(3):
+                    writer.write(b"x")
+                    assert (await at.http.get("/v1/models")).status_code == 200
+                    assert not poll.poll(0)
+
+    play(scenario)
+
+
 # ---- downloads ----
 
 
@@ -452,6 +473,24 @@ def test_a_round_of_the_event_loop_reads_some_of_those_who_send_much() -> None:
         assert went_on == [*expected, 0, 1]
 
     asyncio.run(scenario())
+
+
+def test_a_connection_is_read_when_it_is_its_turn_and_there_is_room() -> None:
+    reads: list[str] = []
+    inner = SimpleNamespace(
+        pause_reading=lambda: reads.append("pause"), resume_reading=lambda: reads.append("resume")
+    )
+    transport = _Transport(inner, SimpleNamespace())  # type: ignore[arg-type]
+    transport.await_turn()
+    transport.resume_reading()
+    assert reads == ["pause"]
+    transport.pause_reading()
+    transport.read_on()
+    assert reads == ["pause", "pause"]
+    transport.resume_reading()
+    transport.await_turn()
+    transport.read_on()
+    assert reads == ["pause", "pause", "resume", "pause", "resume"]
 
 
 @pytest.mark.slow

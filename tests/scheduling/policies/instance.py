@@ -41,12 +41,12 @@ class Instance:
         self,
         policy: str,
         limits: InstanceLimits = LIMITS,
-        cost: CostModel = PLAIN,
+        cost: CostModel | None = PLAIN,
         preemption_mode: str = "swap",
         max_parts: int = 0,
     ) -> None:
         """`max_parts`: of how many blocks host memory has room for what is overwritten; 0: blocks are not shared."""
-        estimate = Estimate(cost)
+        estimate = Estimate(cost) if cost else None
         config = SchedulingConfig(
             policy,
             evict_ahead=1,

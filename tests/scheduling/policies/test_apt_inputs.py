@@ -6,11 +6,16 @@ inputs; with N requests here, its inputs cost N * 16.7 ms.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from msgspec.structs import replace
 
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.protocol.messages import Work
-from tests.scheduling.policies.instance import LIMITS, Instance, document, job, key, keys, prompt
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import make_policy
+from alignedserve.timing.estimate import Estimate
+from tests.scheduling.policies.instance import LIMITS, PLAIN, Instance, document, job, key, keys, prompt
 
 
 def limits(num_blocks: int) -> Instance:
@@ -125,3 +130,11 @@ def test_without_hidden_cache_all_have_kv() -> None:
     instance = Instance("apt", replace(LIMITS, num_blocks=10, max_model_len=160))
     plan = after_waiting(instance, first := document(100), document(100), until=10.0)
     assert begun(plan) == keys(first) and not plan.keep_inputs
+
+
+def test_all_that_run_or_may_begin_wait_for_what_is_restored() -> None:
+    part = make_policy(SchedulingConfig("apt")).colocated(
+        limits(10).schedule.limits, estimate := Estimate(PLAIN)
+    )
+    at = SimpleNamespace(requests=["waits"], batch=["may be", "pulled"], running=["runs"])
+    assert part._loss_of_a_token_s(at) == 4 * estimate.restored_token_s > 0  # type: ignore[attr-defined]

@@ -190,3 +190,9 @@ def test_real_time_from_the_pool_needs_blocks_of_its_own() -> None:
     instance.waits(decoding(0.5, 20))
     plan = instance.iterate()
     assert plan.wants_evicted == keys(small) and not plan.pulls
+
+
+def test_without_an_estimate_who_has_least_time_left_goes_first() -> None:
+    instance = Instance("bros", cost=None)
+    instance.runs(loose := decoding(2.0), tight := decoding(0.5))
+    assert instance.iterate().run == keys(tight, loose)
