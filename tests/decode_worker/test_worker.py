@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from alignedserve.decode_worker.schedule import DecodeSchedule
 from alignedserve.protocol.messages import AnyMessage, DecodeReport, Evict, Failed, Prefill
 from alignedserve.types import PoolBlockId, RequestKey
 from tests.engine.helpers import greedy_params
@@ -190,6 +191,26 @@ def test_reports_say_what_runs(island: Island) -> None:
     assert all(report.sum_lengths == report.max_length + report.min_length for report in both)
     assert island.reports[-1].num_running == 0
     assert all(report.duration_s > 0 for report in island.reports)
+
+
+def test_reports_say_how_long_those_of_a_batch_are(island: Island, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [island.submit(each, greedy_params(8)) for each in prompts()]
+    schedule = island.decode.schedule
+    turn_until(island, lambda: schedule.num_running == len(entries))
+    running = [*schedule._block_table.running.values()]
+    for request in running:
+        request.batch = 7 if request.key != entries[0].key else 6
+    lengths = [request.num_tokens for request in running if request.batch == 7]
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodeSchedule, "running_batch", property(lambda schedule: 7))
+        (messages, _) = island.decode.step()
+    for message in messages:
+        island.received(message)
+    (report,) = [each for each in messages if isinstance(each, DecodeReport)]
+    assert report.batch == 7
+    assert report.batch_min_length in (min(lengths), min(lengths) + 1)
+    assert report.batch_max_length - report.batch_min_length == max(lengths) - min(lengths) > 0
+    island.finish()
 
 
 def test_others_orders_are_refused(island: Island) -> None:
