@@ -149,8 +149,9 @@ def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, 
     """Returns the parameters, and the name of the one that prescribes the form of the output."""
     params, name = body.sampling_params(), body.structure_name
     if tooling.forced:
-        if params.structured_outputs:
-            raise InvalidRequest("tool_choice: a call that has to be made leaves no room for another format")
+        # The API's own format is one of text, and a call is none. vLLM's field is one of the output, whatever it is.
+        if body.structured_outputs is not None:
+            raise InvalidRequest("tool_choice: a call that has to be made leaves no room for structured_outputs")
         params.structured_outputs, name = tooling.forced, "tools"
     elif tooling.free and params.structured_outputs is None:
         params.structured_outputs, name = tooling.free, "tools"

@@ -7,13 +7,13 @@ the model may choose, its text is parsed as its chat template writes calls (fami
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.tools.calls import object_of
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
@@ -82,7 +82,10 @@ def _call_schema(function: Function, definitions: dict[str, Any]) -> dict[str, A
 
 
 def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Parses the arguments of calls: templates write them as JSON themselves, and clients send them back as text."""
+    """Parses the arguments of calls: templates write them as JSON themselves, and clients send them back as text.
+
+    A model may have been cut off, or have written no JSON, and its client sends that back. To refuse it would end the
+    conversation for good, and templates take objects."""
     return [dict(message) | _with_objects(message.get("tool_calls")) for message in messages]
 
 
@@ -94,10 +97,6 @@ def _with_objects(calls: Any) -> dict[str, Any]:
 
 def _with_object(call: Any) -> Any:
     match call:
-        case {"function": {"arguments": str(text), **function}, **rest}:
-            try:
-                arguments = json.loads(text)
-            except (ValueError, RecursionError):
-                raise InvalidRequest("messages: a tool call's arguments must be JSON") from None
-            return {**rest, "function": {**function, "arguments": arguments}}
+        case {"function": {"arguments": str() | None as text, **function}, **rest}:
+            return {**rest, "function": {**function, "arguments": object_of(text or "")}}
     return call

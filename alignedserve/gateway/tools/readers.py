@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from alignedserve.gateway.tools.calls import HEAD, MAX_HEAD_CHARS, Nesting, Read, calls_in
 from alignedserve.gateway.tools.overlap import overlap
@@ -28,6 +29,8 @@ class Reader(ABC):
     stop_reason = "tool_calls"
     # Whether the text is inside thoughts; None: this reader knows none.
     is_thinking: bool | None = None
+    # The marks with which calls begin, if they have one each.
+    openings: Sequence[str] = ()
 
     @abstractmethod
     def feed(self, text: str) -> Read: ...
@@ -204,6 +207,8 @@ class JsonReader(Cursor):
 
 class HermesReader(Cursor):
     """Reads calls between tags, with text around them."""
+
+    openings = (HERMES_OPEN,)
 
     def __init__(self) -> None:
         super().__init__()

@@ -172,6 +172,58 @@ def test_calls_are_read_however_the_text_is_cut(
     assert read.content == content
 
 
+DALLAS = {"city": "Dallas", "days": 2}
+FUNCTION = "<function=weather>\n<parameter=city>\nDallas\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>"
+BARE = FUNCTION.replace("\n</parameter>", "")
+# What models write at times, and other servers read: tags left out, JSON in a string, a call in another family's form.
+# name, text, content, calls
+SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
+    ("qwen-coder", f"<tool_call>\n{BARE}\n</tool_call>", "", [("weather", DALLAS)]),
+    ("qwen-coder", FUNCTION, "", [("weather", DALLAS)]),
+    ("qwen-coder", f"Hm. {FUNCTION}\n</tool_call>", "Hm. ", [("weather", DALLAS)]),
+    ("qwen-coder", f"{BARE}\n{FUNCTION}\n</tool_call>\nBye", "Bye", [("weather", DALLAS)] * 2),
+    ("qwen-coder", f"<tool_call>{FUNCTION}", "", [("weather", DALLAS)]),
+    ("qwen-coder", f"<tool_call>{FUNCTION}\n</tool_", "", [("weather", DALLAS)]),
+    ("qwen-coder", f"<tool_call>{FUNCTION[:-11]}</tool_call>", "", [("weather", DALLAS)]),
+    ("qwen-coder", f"{FUNCTION[:-11]}</tool_call>", "", [("weather", DALLAS)]),
+    ("qwen-coder", f"<tool_call>{BARE}\n{FUNCTION}</tool_call>", "", [("weather", DALLAS)] * 2),
+    ("qwen-coder", f"<tool_call>{BARE}\n<tool_call>{FUNCTION}</tool_call>", "", [("weather", DALLAS)] * 2),
+    ("qwen-coder", '<tool_call>{"name": "clock", "arguments": {}}</tool_call>', "", [("clock", {})]),
+    (
+        "qwen-coder",
+        "<tool_call><function=weather><parameter=city>a </function> b</parameter></function></tool_call>",
+        "",
+        [("weather", {"city": "a </function> b"})],
+    ),
+    ("qwen-coder", "<tool_call>\n<function=weather>\n<parameter=city>\nDal", "", []),
+    ("qwen-coder", "Say <function= and </function>.", "", []),
+    (
+        "glm",
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value>",
+        "",
+        [("weather", ROME)],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
+        "",
+        [("weather", ROME)],
+    ),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": "Rome"}</tool_call>', "", []),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), SLIPS)
+def test_a_models_slips_are_read_wherever_the_text_is_cut(
+    name: str, text: str, content: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """Without a call, all of the text is content."""
+    for pieces in ([text], list(text), *([text[:end], text[end:]] for end in range(1, len(text)))):
+        read = read_all(Reading(name, types=TYPES), pieces)
+        assert [(piece.name, json.loads(piece.arguments)) for piece in read.pieces] == calls, pieces
+        assert read.content == (content if calls else text), pieces
+
+
 @pytest.mark.parametrize("name", sorted({case[0] for case in CASES}))
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
