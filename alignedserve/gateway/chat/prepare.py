@@ -126,7 +126,8 @@ def _tooling_of(chat: Conversation, model: ServedModel) -> _Tooling:
     family = family_of(template, model.special_id)
     free = family.structure(tools, chat.one_call_at_most)
     types = types_of({tool.function.name: tool.function.parameters for tool in tools})
-    return _Tooling(variables, Reading(family.name, types=types), None, free, family.has_special_marks)
+    name = family.held_name if free and family.held_name else family.name
+    return _Tooling(variables, Reading(name, types=types), None, free, family.has_special_marks)
 
 
 def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel) -> _Tooling:

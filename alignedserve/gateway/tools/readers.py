@@ -132,11 +132,18 @@ class Cursor(Reader):
         return end is not None
 
 
-class JsonReader(Cursor):
-    """Reads a call, or a list of calls, and nothing else; or plain text."""
+# What may stand before the first call of a list.
+_LIST = re.compile(r"\[\s{0,8}\Z")
+_KEYS = ('"name"', '"type"')
 
-    def __init__(self) -> None:
+
+class JsonReader(Cursor):
+    """Reads a call, or a list of calls, and nothing else; or plain text. With `finds_calls`, a call may also come after
+    some text, as small Llamas write it."""
+
+    def __init__(self, finds_calls: bool = False) -> None:
         super().__init__()
+        self._finds_calls = finds_calls
         self._is_text = False
         # Whether the text begins as JSON does.
         self._is_json = False
@@ -160,6 +167,8 @@ class JsonReader(Cursor):
         return read if read.pieces else Read(rest)
 
     def _step(self, read: Read) -> bool:
+        if self._is_text and self._finds_calls:
+            return self._find(read)
         if self._is_text:
             read.content += self._take()
             return False
@@ -177,6 +186,32 @@ class JsonReader(Cursor):
                 return False
             self._around = None
         return self._begin() or self._call(read)
+
+    def _find(self, read: Read) -> bool:
+        """Shows the text up to where a call may begin. Returns whether there is one, or there is more to look at."""
+        place = self._text.find("{", self._at)
+        if place < 0:
+            # A list may begin here.
+            last = _LIST.search(self._text, self._at)
+            read.content += self._take(last.start() if last else None)
+            return False
+        first = _LIST.search(self._text, max(self._at, place - 9), place)
+        read.content += self._take(first.start() if first else place)
+        start, self._at = self._at, place
+        if self._begin_call(read):
+            self._is_text, self._has_calls = False, True
+            self._is_json = True
+            return True
+        self._at = start
+        if self._may_begin_call and self._may_name_one(place + 1):
+            return False
+        read.content += self._take(place + 1)
+        return True
+
+    def _may_name_one(self, start: int) -> bool:
+        """Whether what stands behind a brace may go on as a call does."""
+        rest = self._text[start:].lstrip()
+        return any(rest.startswith(key) or key.startswith(rest) for key in _KEYS)
 
     def _begin(self) -> bool:
         """Returns whether the text has just been found to be plain text."""

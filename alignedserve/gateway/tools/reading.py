@@ -25,6 +25,7 @@ _READERS: Mapping[str, Callable[[str, Types], Reader]] = {
     TEXT: lambda tool, types: TextReader(),
     NAMED: lambda tool, types: NamedReader(tool),
     JSON: lambda tool, types: JsonReader(),
+    "json-in-text": lambda tool, types: JsonReader(finds_calls=True),
     "hermes": lambda tool, types: HermesReader(),
     "deepseek": lambda tool, types: marked_reader(marked_readers.DEEPSEEK),
     "kimi": lambda tool, types: marked_reader(marked_readers.KIMI),

@@ -41,7 +41,7 @@ CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "Hm.",
         [("weather", ROME)],
     ),
-    ("json", "ipython", '{"name": "weather", "parameters": {"city": "Rome"}}', "", [("weather", ROME)]),
+    ("json-in-text", "ipython", '{"name": "weather", "parameters": {"city": "Rome"}}', "", [("weather", ROME)]),
     (
         "mistral-list",
         "[TOOL_CALLS]",
@@ -210,6 +210,17 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         [("weather", ROME)],
     ),
     ("hermes", '<tool_call>{"name": "weather", "arguments": "Rome"}</tool_call>', "", []),
+    ("json-in-text", 'So: {"name": "clock", "parameters": {}}', "So: ", [("clock", {})]),
+    (
+        "json-in-text",
+        'if {a}: [1] [ {"type": "function", "name": "weather", "parameters": {"city": "Rome"}}, '
+        '{"name": "clock", "arguments": {}}]',
+        "if {a}: [1] ",
+        [("weather", ROME), ("clock", {})],
+    ),
+    ("json-in-text", 'f() { return {"name": 5}; } [', "", []),
+    ("json-in-text", 'So: {"name": "clock", "param', "", []),
+    ("json", 'So: {"name": "clock", "parameters": {}}', "", []),
 ]
 
 
@@ -252,7 +263,7 @@ def test_every_family_that_a_template_can_show_is_tried() -> None:
     [
         (case[0], case[1], case[2])
         for case in CASES
-        if case[0] in ("hermes", "json", "mistral-list", "deepseek")
+        if case[0] in ("hermes", "json-in-text", "mistral-list", "deepseek")
     ],
 )
 def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str) -> None:
@@ -268,7 +279,7 @@ def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str
             "<｜tool▁call▁end｜><｜tool▁call▁b", "<｜tool▁call▁end｜>\n<｜tool▁call▁b"
         ),
     )
-    if name != "json":
+    if name != "json-in-text":
         follows(wanted, "Nothing to call.")
     with pytest.raises(AssertionError):
         follows(wanted, text.replace('"city": ', '"town": '))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.calls import Piece, Read
+from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.readers import HermesReader, Reader, TextReader
 from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking, thinking_of
 from alignedserve.structured_outputs import Thoughts
@@ -52,7 +53,39 @@ CASES = [
         "b",
         [Piece("weather", '{"city": "Rome"}')],
     ),
+    # Thoughts that nothing closes end where a call begins; a draft of a call is none.
+    (OPENED, HermesReader, f"I call.\n{CALL}", "I call.", "", [Piece("weather", '{"city": "Rome"}')]),
+    (FREE, HermesReader, f"<think>{CALL}\n{CALL}", "", "", [Piece("weather", '{"city": "Rome"}')] * 2),
+    (OPENED, HermesReader, "a <tool_call> b", "a <tool_call> b", "", []),
+    (OPENED, HermesReader, "a <tool_call> b\n </think> c", "a <tool_call> b", "c", []),
+    (OPENED, HermesReader, "a <tool_c </thi", "a <tool_c </thi", "", []),
+    (OPENED, TextReader, f"a {CALL}", f"a {CALL}", "", []),
 ]
+KIMI_CALL = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>'
+)
+FUNCTION = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("hermes", CALL),
+        ("qwen-coder", f"<tool_call>\n{FUNCTION}\n</tool_call>"),
+        ("qwen-coder", FUNCTION),
+        ("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>"),
+        ("kimi", KIMI_CALL),
+        ("hunyuan", '<tool_calls>[{"name": "weather", "arguments": {"city": "Rome"}}]</tool_calls>'),
+    ],
+)
+def test_thoughts_that_nothing_closes_end_where_a_call_of_any_family_begins(name: str, call: str) -> None:
+    reading = Reading(name, thinking=OPENED)
+    for text, reasoning in ((f"I call.\n{call}", "I call."), (f"Hm {call} no.\n</think>\n{call}", f"Hm {call} no.")):
+        for end in range(len(text)):
+            read = read_all(reading.new_reader(), [text[:end], text[end:]])
+            assert (read.reasoning, read.content) == (reasoning, ""), end
+            assert [(each.name, each.arguments) for each in read.pieces] == [("weather", '{"city": "Rome"}')]
 
 
 @pytest.mark.parametrize(("thinking", "kind", "text", "reasoning", "content", "calls"), CASES)
