@@ -14,7 +14,7 @@ from alignedserve.gateway.generation.prepared import Prepared
 from alignedserve.gateway.grammars.structure import check_size
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.tools.bodies import ChosenTool, readable, structure_of
+from alignedserve.gateway.tools.bodies import ChosenTool, Tool, readable, structure_of
 from alignedserve.gateway.tools.families import HarmonyFamily, family_of
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
 from alignedserve.gateway.tools.keyed_readers import types_of
@@ -109,13 +109,25 @@ def _with_tags(reading: Reading, has_tools: bool) -> Reading:
     return Reading()
 
 
+def tool_variables(tools: Sequence[Tool], model: ServedModel) -> dict[str, Any]:
+    """Returns the variables by which a template tells the model of the tools."""
+    if not tools:
+        return {}
+    found = [tool.model_dump(exclude_none=True) for tool in tools]
+    if model.writes_harmony(has_tools=True):
+        for tool in found:
+            # The template can't do without one.
+            tool["function"].setdefault("description", "")
+    return {"tools": found}
+
+
 def _tooling_of(chat: Conversation, model: ServedModel) -> _Tooling:
     """Raises ApiError and InvalidRequest if this model makes no calls."""
     tools, choice = chat.tools, chat.choice
     if not tools:
         return _harmony({}, chat, model) if model.writes_harmony(has_tools=False) else _Tooling()
     template = model.tool_template
-    variables = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]}
+    variables = tool_variables(tools, model)
     forced = structure_of(tools, choice, chat.one_call_at_most)
     if model.writes_harmony(has_tools=True):
         return _harmony(variables, chat, model)
@@ -140,9 +152,6 @@ def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel) 
         forced = family.forced([tool for tool in chat.tools if tool.function.name == name][-1:])
     elif chat.choice == "required":
         forced = family.forced(chat.tools)
-    for tool in variables.get("tools", ()):
-        # The template can't do without one.
-        tool["function"].setdefault("description", "")
     return _Tooling(variables, Reading(HARMONY, name, types), forced, None, family.has_special_marks)
 
 

@@ -41,7 +41,10 @@ class GenerationBody(Fields):
         "guided_grammar": _STRUCTURED,
         "guided_json": _STRUCTURED,
         "guided_regex": _STRUCTURED,
+        "ebnf": _STRUCTURED,
+        "json_schema": _STRUCTURED,
         "logits_processors": "",
+        "regex": _STRUCTURED,
         "truncate_prompt_tokens": "",
         "use_beam_search": "",
     }

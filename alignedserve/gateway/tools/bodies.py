@@ -40,6 +40,25 @@ class ChosenTool(Fields):
     function: ChosenFunction
 
 
+class AllowedFunctions(Fields):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedTools(Fields):
+    """OpenAI's: a choice among some of the tools. The model is not told of the others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+    def of(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Raises InvalidRequest."""
+        names = {each.function.name for each in self.allowed_tools.tools}
+        if unknown := names - {tool.function.name for tool in tools}:
+            raise InvalidRequest(f"tool_choice={min(unknown)!r}: is none of the tools")
+        return [tool for tool in tools if tool.function.name in names]
+
+
 Tools = Annotated[list[Tool], Field(min_length=1, fail_fast=True)]
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
@@ -86,7 +105,20 @@ def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     A model may have been cut off, or have written no JSON, and its client sends that back. To refuse it would end the
     conversation for good, and templates take objects."""
-    return [dict(message) | _with_objects(message.get("tool_calls")) for message in messages]
+    return [
+        dict(message) | _with_objects(message.get("tool_calls")) | _with_thoughts(message)
+        for message in messages
+    ]
+
+
+# The names of a turn's thoughts: some clients send one, and some templates read the other.
+_THOUGHTS = ("reasoning_content", "reasoning")
+
+
+def _with_thoughts(message: Mapping[str, Any]) -> dict[str, Any]:
+    found = (message.get(name) for name in _THOUGHTS)
+    text = next((each for each in found if each and isinstance(each, str)), None)
+    return {} if text is None else dict.fromkeys(_THOUGHTS, text)
 
 
 def _with_objects(calls: Any) -> dict[str, Any]:

@@ -131,7 +131,7 @@ async def ask(said: str, is_stream: bool, template: str, **settings: Any) -> tup
         lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
-        thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
+        thoughts = "".join((delta.get("reasoning_content") or "") for delta in deltas)
         content = "".join(delta.get("content") or "" for delta in deltas)
         calls = [
             call["function"]["name"]
@@ -158,6 +158,48 @@ def test_thoughts_come_apart_from_the_answer(is_stream: bool) -> None:
         assert found[:2] == (None, "three") and TOKENIZER.decode(found[4].prompt).endswith("</think>\n\n")
         found = await ask("three", is_stream, QWEN, chat_template_kwargs={"enable_thinking": False})
         assert found[:2] == (None, "three")
+
+    play(scenario)
+
+
+def test_thoughts_have_both_names_and_are_null_without_any() -> None:
+    async def scenario() -> None:
+        said = "<think>one</think>three"
+        async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(QWEN)) as at:
+            response = await at.post("/v1/chat/completions", {"messages": QUESTION})
+            message = response.json()["choices"][0]["message"]
+            assert (message["reasoning_content"], message["reasoning"]) == ("one", "one")
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            body = {"messages": QUESTION, "stream": True, "stream_options": options}
+            lines = (await at.post("/v1/chat/completions", body)).text.splitlines()
+            chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+            assert all(delta["reasoning_content"] == delta["reasoning"] for delta in deltas)
+            # Only the first and the last show nothing: while a tag is spelt, there is no event.
+            assert all(any(delta.values()) for delta in deltas[:-1])
+            assert deltas[0]["reasoning"] is None and chunks[0]["usage"]["completion_tokens"] == 0
+            body |= {"include_reasoning": False}
+            assert "reasoning" not in (await at.post("/v1/chat/completions", body)).text.replace("reasoning_tok", "")
+        async with served(model=model_with(TEMPLATE)) as at:
+            message = (await at.post("/v1/chat/completions", {"messages": QUESTION})).json()["choices"][0]["message"]
+            assert "reasoning" not in message and "reasoning_content" not in message
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("sent", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("read", ["reasoning", "reasoning_content"])
+def test_earlier_thoughts_reach_the_template_by_either_name(sent: str, read: str) -> None:
+    template = "{% for m in messages %}{{ m.content }}{{ m." + read + " }}{% endfor %}"
+    messages = [*QUESTION, {"role": "assistant", "content": "Far.", sent: "I guess"}, *QUESTION]
+
+    async def scenario() -> None:
+        async with served(model=model_with(template)) as at:
+            await at.post("/v1/chat/completions", {"messages": messages})
+            prompt = at.router.submitted[0].request.prompt
+            assert "I guess" in TOKENIZER.decode(prompt)
+            counted = (await at.post("/tokenize", {"messages": messages})).json()
+            assert counted["tokens"] == list(prompt)
 
     play(scenario)
 

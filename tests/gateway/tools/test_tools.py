@@ -149,6 +149,38 @@ def test_a_call_that_has_to_be_made_is_made_beside_a_format_of_text(path: str) -
     play(scenario)
 
 
+def allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_only_tools_that_are_allowed_can_be_called() -> None:
+    async def scenario() -> None:
+        said = '[{"name": "clock", "parameters": {}}]'
+        found = await ask(said, False, tool_choice=allowed("required", "clock"))
+        assert found[1] == [("clock", "{}")]
+        follows(found[3].params.structured_outputs, said)
+        with pytest.raises(AssertionError):
+            follows(found[3].params.structured_outputs, said.replace("clock", "weather"))
+        assert "weather" not in TOKENIZER.decode(found[3].prompt)
+        found = await ask(f"Hm. {OTHER}", False, tool_choice=allowed("auto", "clock"))
+        assert found[1] == [("clock", "{}")] and found[3].params.structured_outputs is None
+
+    play(scenario)
+
+
+def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
+    async def scenario() -> None:
+        async with served(model=model_with(TEMPLATE)) as at:
+            await at.post("/v1/chat/completions", ASKED)
+            counted = (await at.post("/tokenize", ASKED)).json()
+            assert counted["tokens"] == list(at.router.submitted[0].request.prompt)
+            response = await at.post("/tokenize", ASKED | {"continue_final_message": True})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "continue_final_message")
+
+    play(scenario)
+
+
 def test_a_call_is_streamed_while_it_is_written() -> None:
     async def scenario() -> None:
         router = ScriptedRouter(answer=answer_of(CALL))
@@ -376,6 +408,7 @@ def test_a_call_that_went_wrong_does_not_end_the_conversation(arguments: str | N
         (None, {"tool_choice": "required", "stream": True}, "tools", "no place for tools"),
         (TEMPLATE.replace("<tool_call>", ""), {}, "tool_choice", "is not known"),
         (TEMPLATE, {"tools": None, "tool_choice": "required"}, "tool_choice", "there are no tools"),
+        (TEMPLATE, {"tool_choice": allowed("auto", "clock", "x")}, "tool_choice", "is none of the tools"),
         (
             TEMPLATE,
             {"tool_choice": {"type": "function", "function": {"name": "x"}}},
