@@ -67,6 +67,7 @@ class Metadata(Fields):
 class CountTokensBody(ConversationBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
+        "compaction": ": it writes no summaries of conversations",
         "container": ": it runs no code",
         "mcp_servers": ": it calls no servers",
     }

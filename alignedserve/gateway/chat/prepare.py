@@ -161,7 +161,9 @@ def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, 
     if tooling.forced:
         # The API's own format is one of text, and a call is none. vLLM's field is one of the output, whatever it is.
         if body.structured_outputs is not None:
-            raise InvalidRequest("tool_choice: a call that has to be made leaves no room for structured_outputs")
+            raise InvalidRequest(
+                "tool_choice: a call that has to be made leaves no room for structured_outputs"
+            )
         params.structured_outputs, name = tooling.forced, "tools"
     elif tooling.free and params.structured_outputs is None:
         params.structured_outputs, name = tooling.free, "tools"

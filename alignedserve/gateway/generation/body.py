@@ -44,6 +44,7 @@ class GenerationBody(Fields):
         "ebnf": _STRUCTURED,
         "json_schema": _STRUCTURED,
         "logits_processors": "",
+        "moderation": ": it moderates nothing",
         "regex": _STRUCTURED,
         "truncate_prompt_tokens": "",
         "use_beam_search": "",

@@ -20,7 +20,10 @@ from alignedserve.gateway.tools.bodies import Tools, readable
 
 
 class TokenizeBody(Fields):
-    refused: ClassVar[Mapping[str, str]] = {"chat_template": ": the model's own is used", "continue_final_message": ""}
+    refused: ClassVar[Mapping[str, str]] = {
+        "chat_template": ": the model's own is used",
+        "continue_final_message": "",
+    }
 
     model: str | None = None
     # Exactly one of these two is given.

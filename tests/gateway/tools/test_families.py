@@ -41,7 +41,13 @@ CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "Hm.",
         [("weather", ROME)],
     ),
-    ("json-in-text", "ipython", '{"name": "weather", "parameters": {"city": "Rome"}}', "", [("weather", ROME)]),
+    (
+        "json-in-text",
+        "ipython",
+        '{"name": "weather", "parameters": {"city": "Rome"}}',
+        "",
+        [("weather", ROME)],
+    ),
     (
         "mistral-list",
         "[TOOL_CALLS]",

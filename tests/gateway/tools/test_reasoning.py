@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.calls import Piece, Read
-from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.readers import HermesReader, Reader, TextReader
+from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking, thinking_of
 from alignedserve.structured_outputs import Thoughts
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
@@ -81,7 +81,10 @@ FUNCTION = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function
 )
 def test_thoughts_that_nothing_closes_end_where_a_call_of_any_family_begins(name: str, call: str) -> None:
     reading = Reading(name, thinking=OPENED)
-    for text, reasoning in ((f"I call.\n{call}", "I call."), (f"Hm {call} no.\n</think>\n{call}", f"Hm {call} no.")):
+    for text, reasoning in (
+        (f"I call.\n{call}", "I call."),
+        (f"Hm {call} no.\n</think>\n{call}", f"Hm {call} no."),
+    ):
         for end in range(len(text)):
             read = read_all(reading.new_reader(), [text[:end], text[end:]])
             assert (read.reasoning, read.content) == (reasoning, ""), end
@@ -179,9 +182,13 @@ def test_thoughts_have_both_names_and_are_null_without_any() -> None:
             assert all(any(delta.values()) for delta in deltas[:-1])
             assert deltas[0]["reasoning"] is None and chunks[0]["usage"]["completion_tokens"] == 0
             body |= {"include_reasoning": False}
-            assert "reasoning" not in (await at.post("/v1/chat/completions", body)).text.replace("reasoning_tok", "")
+            assert "reasoning" not in (await at.post("/v1/chat/completions", body)).text.replace(
+                "reasoning_tok", ""
+            )
         async with served(model=model_with(TEMPLATE)) as at:
-            message = (await at.post("/v1/chat/completions", {"messages": QUESTION})).json()["choices"][0]["message"]
+            message = (await at.post("/v1/chat/completions", {"messages": QUESTION})).json()["choices"][0][
+                "message"
+            ]
             assert "reasoning" not in message and "reasoning_content" not in message
 
     play(scenario)

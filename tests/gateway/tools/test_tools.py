@@ -176,7 +176,10 @@ def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
             counted = (await at.post("/tokenize", ASKED)).json()
             assert counted["tokens"] == list(at.router.submitted[0].request.prompt)
             response = await at.post("/tokenize", ASKED | {"continue_final_message": True})
-            assert (response.status_code, response.json()["error"]["param"]) == (400, "continue_final_message")
+            assert (response.status_code, response.json()["error"]["param"]) == (
+                400,
+                "continue_final_message",
+            )
 
     play(scenario)
 
