@@ -71,6 +71,35 @@ class NamedReader(Reader):
         return self.feed("")
 
 
+class BlankReader(Reader):
+    """Leaves out a content that is nothing but blanks before a call: clients would show an empty message."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.openings = reader.openings
+        self.stop_reason = reader.stop_reason
+        self._reader = reader
+        # The blanks that have come; None: the answer has begun.
+        self._blanks: str | None = ""
+
+    def feed(self, text: str) -> Read:
+        return self._seen(self._reader.feed(text))
+
+    def end(self) -> Read:
+        read = self._seen(self._reader.end())
+        if self._blanks and not read.pieces:
+            read.content = self._blanks + read.content
+        return read
+
+    def _seen(self, read: Read) -> Read:
+        if self._blanks is None:
+            return read
+        blanks = self._blanks + read.content
+        is_blank = not blanks.strip()
+        read.content = "" if is_blank else blanks
+        self._blanks = blanks if is_blank and not read.pieces else None
+        return read
+
+
 class Cursor(Reader):
     """Goes through the text as it comes, one step at a time."""
 

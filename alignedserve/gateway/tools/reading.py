@@ -13,7 +13,14 @@ from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.keyed_readers import KeyedReader, Types
 from alignedserve.gateway.tools.marked_readers import marked_reader
 from alignedserve.gateway.tools.pythonic_reader import PythonicReader
-from alignedserve.gateway.tools.readers import HermesReader, JsonReader, NamedReader, Reader, TextReader
+from alignedserve.gateway.tools.readers import (
+    BlankReader,
+    HermesReader,
+    JsonReader,
+    NamedReader,
+    Reader,
+    TextReader,
+)
 from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking
 
 TEXT: Final = "text"
@@ -56,4 +63,6 @@ class Reading(msgspec.Struct, frozen=True):
 
     def new_reader(self) -> Reader:
         reader = _READERS[self.name](self.tool, self.types)
+        if reader.openings:
+            reader = BlankReader(reader)
         return ReasoningReader(self.thinking, reader) if self.thinking else reader

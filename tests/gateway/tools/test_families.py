@@ -216,6 +216,24 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         [("weather", ROME)],
     ),
     ("hermes", '<tool_call>{"name": "weather", "arguments": "Rome"}</tool_call>', "", []),
+    # Blanks alone are no content before a call, and are some without one.
+    ("hunyuan", ' \n<tool_calls>[{"name": "clock", "arguments": {}}]</tool_calls>', "", [("clock", {})]),
+    ("glm", " <tool_call>clock\n</tool_call>", "", [("clock", {})]),
+    ("glm", " \n", "", []),
+    ("glm", "\n Hm. <tool_call>clock\n</tool_call>", "\n Hm. ", [("clock", {})]),
+    # gpt-oss goes on after a call.
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.weather <|message|>{"city": "Rome"}<|call|>commentary',
+        "commentary",
+        [("weather", ROME)],
+    ),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.weather <|message|>{"city": "a <|call|> b"}<|call|>',
+        "",
+        [("weather", {"city": "a <|call|> b"})],
+    ),
     ("json-in-text", 'So: {"name": "clock", "parameters": {}}', "So: ", [("clock", {})]),
     (
         "json-in-text",
