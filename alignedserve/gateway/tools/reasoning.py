@@ -46,8 +46,8 @@ class ReasoningReader(Reader):
         self._is_over = False
         # The text that has come and is not read yet: it may be a part of a tag, or space beside one.
         self._text = ""
-        # The thoughts from the first mark of a call on. They are a draft if the thoughts are closed later; otherwise the
-        # model has left the closing tag out.
+        # The thoughts from the first mark of a call on. They are a draft if the thoughts are closed later; otherwise
+        # the model has left the closing tag out.
         self._held: list[str] = []
         # Whether space is skipped: before thoughts, and between thoughts and answer.
         self._skips_space = True
