@@ -17,6 +17,8 @@ from alignedserve.protocol.kv_span import KvSpan
 logger = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV_BYTES = 4 * 2**30
+# The longest sequences of known models, 10 million tokens, need 6 GiB.
+MAX_TABLE_BYTES = 8 * 2**30
 
 # vLLM has these aliases.
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
@@ -39,7 +41,21 @@ def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int
         raise ValueError(
             f"max_model_len={config.max_model_len}: the model was made for at most {limit} tokens"
         )
-    return config.max_model_len or limit
+    found = config.max_model_len or limit
+    _check_tables(found, config, model_config)
+    return found
+
+
+def _check_tables(max_model_len: int, config: EngineConfig, model_config: ModelConfig) -> None:
+    """Refuses lengths whose tables would not fit any machine, before one tries to make them."""
+    num_blocks = -(-max_model_len // config.block_size) * config.max_num_seqs
+    # Cosines and sines in float32, and the numbers of each request's blocks.
+    num_bytes = 4 * (max_model_len * model_config.head_dim + num_blocks)
+    if num_bytes > MAX_TABLE_BYTES:
+        raise ValueError(
+            f"max_model_len={max_model_len}: the tables for sequences of this length take "
+            f"{num_bytes / 2**30:.0f} GiB, more than {MAX_TABLE_BYTES >> 30}; give a smaller --max-model-len"
+        )
 
 
 def vocabulary_of(model_config: ModelConfig) -> Vocabulary:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import alignedserve
@@ -19,7 +21,9 @@ from alignedserve.gateway.tools.harmony_turns import turns_of
 from alignedserve.gateway.tools.reasoning import Thinking, thinking_of
 from alignedserve.models.locate import locate_model
 from alignedserve.sampling_params import SamplingParams
+from alignedserve.text.template_marks import harmless_chats
 from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.text.tokenizer_files import SAMPLE
 from alignedserve.types import InvalidRequest
 
 # The tokens at a prompt's end in which thoughts may be opened.
@@ -90,6 +94,16 @@ class ServedModel:
         """Builds the tables that take long with a large vocabulary."""
         if self.tokenizer:
             _ = self.tokenizer.detokenizer_tables, self._longest_token
+
+    def try_out(self) -> None:
+        """Makes a prompt of a few words, and of chats of a few, which the template may reject."""
+        if self.tokenizer is None:
+            return
+        with contextlib.suppress(ApiError):
+            self.prompt_ids(SAMPLE)
+        for messages, variables in islice(harmless_chats(), 2):
+            with contextlib.suppress(ApiError):
+                self.chat_ids(messages, variables)
 
     def prompt_ids(
         self, prompt: str | list[int], add_special_tokens: bool = True, name: str = "prompt"

@@ -1,4 +1,4 @@
-"""The process that prepares large bodies, of every endpoint (generation/prepare_process.py)."""
+"""The process that prepares bodies, of every endpoint (generation/prepare_process.py)."""
 
 from __future__ import annotations
 

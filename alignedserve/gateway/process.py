@@ -115,12 +115,12 @@ class GatewayProcess:
         return listen(http.host, http.port)
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
-        """With `is_prepared`, child processes are started first, so that the first grammar or large body does not wait
+        """With `is_prepared`, child processes are started first, so that the first grammar or body does not wait
         for them."""
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
-        preparer = Preparer(model, limits, PREPARING, self._config.http.strict_parameters)
+        preparer = self.make_preparer(model)
         request_builder = RequestBuilder(
             model,
             self._islands,
@@ -158,6 +158,10 @@ class GatewayProcess:
             callers, home = self._callers(sock), self._home if store else None
             app = create_app(request_builder, self.drain_state, keys, routers, origins, store, callers, home)
             await self._serve(app, sock)
+
+    def make_preparer(self, model: ServedModel) -> Preparer:
+        """A simulation has one of its own."""
+        return Preparer(model, self._config.limits, PREPARING, self._config.http.strict_parameters)
 
     def _callers(self, sock: socket.socket) -> Callers:
         http, has_keys = self._config.http, bool(self._config.key_owners)

@@ -34,6 +34,11 @@ class ChildEnded(Exception):
         super().__init__(f"it ended with status {status}")
         self.status = status
 
+    @property
+    def is_timed_out(self) -> bool:
+        """Whether its own timer ended it, by the clock or by the processor's time."""
+        return self.status in (-signal.SIGALRM, -signal.SIGPROF)
+
 
 class Child:
     """A child process which starts when it is first needed, and again when it has ended."""
@@ -89,7 +94,7 @@ class Child:
         try:
             return await self._told(await self._ready(), pieces)
         except ChildEnded as ended:
-            if ended.status == -signal.SIGALRM:
+            if ended.is_timed_out:
                 raise
             # The child had just ended by itself, after its last answer, or was killed.
             return await self._told(await self._ready(), pieces)

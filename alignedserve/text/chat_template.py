@@ -128,7 +128,7 @@ class ChatTemplates:
                 return template.render(given, messages=filled)
         except Exception as error:
             # The template is foreign code: whatever it raises means that it does not accept these messages.
-            reason = whole(str(error))
+            reason = whole(str(error) or type(error).__name__)
             raise self._rejection(marks.unmarked(reason) if marks else reason) from error
 
     def _rejection(self, reason: str) -> ValueError:

@@ -12,6 +12,7 @@ from typing import Any
 from alignedserve.text.chat_template import ChatTemplates, Message
 from alignedserve.text.control_tokens import LONG_TEXT, ControlTokens
 from alignedserve.text.detokenizer import DetokenizerTables, IncrementalDetokenizer
+from alignedserve.text.panics import panics_are_errors
 from alignedserve.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 __all__ = ["IncrementalDetokenizer", "Tokenizer"]
@@ -97,16 +98,18 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes the text; special tokens in it become tokens. Other threads can run meanwhile."""
         try:
-            if len(text) < LONG_TEXT:
-                return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-            # Unlike `encode`, this does not hold the interpreter's lock.
-            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            with panics_are_errors():
+                if len(text) < LONG_TEXT:
+                    return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+                # Unlike `encode`, this does not hold the interpreter's lock.
+                return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise ValueError("text: must be a string without lone surrogates") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decodes the ids; those that are not in the vocabulary decode to nothing."""
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        with panics_are_errors():
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self,
@@ -144,7 +147,8 @@ class Tokenizer:
         ids = self.encode(chat.text, add_special_tokens=False)
         if chat.marked is None or self.control_tokens.are_all_marked(chat.marked, ids):
             return self.encode(chat.text) if add_special_tokens else ids
-        return self.control_tokens.encode(chat.marked, add_special_tokens)
+        with panics_are_errors():
+            return self.control_tokens.encode(chat.marked, add_special_tokens)
 
     def chat_ids(
         self,

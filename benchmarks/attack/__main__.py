@@ -32,7 +32,7 @@ from alignedserve.launch.ports import free_port
 from benchmarks.attack.attacks import Attack, all_attacks
 from benchmarks.attack.processes import MemoryWatch, is_alive, num_bytes
 from benchmarks.attack.target import KEYS, Finding, Target
-from benchmarks.attack.verdict import HEAD, Measured, Watched, figures, is_broken, objections, row
+from benchmarks.attack.verdict import HEAD, MAX_STALL_S, Measured, Watched, figures, objections, row
 from benchmarks.attack.victim import Watch
 from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.progress import progress, say
@@ -146,7 +146,9 @@ def session(has_keys: bool) -> Iterator[Session]:
                 watch.close()
 
 
-def attack_all(attacks: Sequence[Attack]) -> tuple[list[dict[str, Any]], bool]:
+def attack_all(
+    attacks: Sequence[Attack], max_stall_s: float = MAX_STALL_S
+) -> tuple[list[dict[str, Any]], bool]:
     """What was found, and whether anything is broken."""
     rows: list[dict[str, Any]] = []
     broken = False
@@ -162,17 +164,17 @@ def attack_all(attacks: Sequence[Attack]) -> tuple[list[dict[str, Any]], bool]:
                     found = at.measure(attack)
                     bar.update()
                     say(row(*found, baseline))
-                    rows.append(_as_json(*found, baseline))
-                    broken |= is_broken([found], baseline)
+                    rows.append(_as_json(*found, baseline, max_stall_s))
+                    broken |= bool(rows[-1]["objections"])
                     if not found[1].is_up:
                         break
     return rows, broken
 
 
-def _as_json(finding: Finding, measured: Measured, baseline: Watched) -> dict[str, Any]:
+def _as_json(finding: Finding, measured: Measured, baseline: Watched, max_stall_s: float) -> dict[str, Any]:
     return {
         "finding": asdict(finding),
-        "objections": objections(finding, measured, baseline),
+        "objections": objections(finding, measured, baseline, max_stall_s),
         "measured": asdict(measured),
         "baseline": asdict(baseline),
     }

@@ -23,8 +23,10 @@ def _object(value: str, num_bytes: int = NUM_BYTES) -> str:
     return "{" + ",".join(f'"{n}":{value}' for n in range(num_bytes // 10)) + "}"
 
 
-async def _refused(target: Target, name: str, bodies: Iterable[tuple[str, str]]) -> Finding:
-    """Each is answered with a 400 that is short."""
+async def _refused(
+    target: Target, name: str, bodies: Iterable[tuple[str, str]], status: int = 400
+) -> Finding:
+    """Each is answered with this status, and in a few lines."""
     answers = []
     async with httpx.AsyncClient(base_url=target.url, timeout=60) as http:
         for path, body in bodies:
@@ -32,7 +34,7 @@ async def _refused(target: Target, name: str, bodies: Iterable[tuple[str, str]])
     statuses = sorted({answer.status_code for answer in answers})
     longest = max(len(answer.content) for answer in answers)
     return Finding(
-        name, statuses == [400] and longest < 4096, f"{len(answers)} bodies: {statuses}, {longest} bytes"
+        name, statuses == [status] and longest < 4096, f"{len(answers)} bodies: {statuses}, {longest} bytes"
     )
 
 
@@ -49,8 +51,15 @@ async def attack_wrong_items(target: Target) -> Finding:
 
 async def attack_too_many_tools(target: Target) -> Finding:
     tool = '{"type":"function","function":{"name":"f"}}'
-    bodies = [(CHAT, f'{{"messages":[{USER}],"tools":{_list(tool)}}}')]
-    return await _refused(target, "40,000 tools", bodies)
+    bodies = [(CHAT, f'{{"messages":[{USER}],"tool_choice":"required","tools":{_list(tool)}}}')]
+    return await _refused(target, "40,000 tools of which one must be called", bodies)
+
+
+async def attack_too_many_unused_tools(target: Target) -> Finding:
+    """The demo model is not told of tools, so these change nothing."""
+    tool = '{"type":"function","function":{"name":"f"}}'
+    bodies = [(CHAT, f'{{"messages":[{USER}],"max_tokens":1,"tools":{_list(tool)}}}')]
+    return await _refused(target, "40,000 tools that nothing is told of", bodies, status=200)
 
 
 async def attack_too_many_good_items(target: Target) -> Finding:

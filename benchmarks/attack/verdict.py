@@ -46,13 +46,15 @@ def killed(finding: Finding) -> set[int]:
     return {int(pid) for pid in re.findall(r"\bkilled (\d+)\b", finding.detail)}
 
 
-def objections(finding: Finding, measured: Measured, baseline: Watched) -> list[str]:
-    """None: it held."""
-    return list(_objections(finding, measured, baseline, killed(finding)))
+def objections(
+    finding: Finding, measured: Measured, baseline: Watched, max_stall_s: float = MAX_STALL_S
+) -> list[str]:
+    """None: it held. `max_stall_s`: the seconds by which a silence may be longer than without an attack."""
+    return list(_objections(finding, measured, baseline, killed(finding), max_stall_s))
 
 
 def _objections(
-    finding: Finding, measured: Measured, baseline: Watched, excused: Collection[int]
+    finding: Finding, measured: Measured, baseline: Watched, excused: Collection[int], max_stall_s: float
 ) -> Iterator[str]:
     if not finding.held:
         yield "the attack says so"
@@ -71,7 +73,7 @@ def _objections(
         ("the victim heard nothing", measured.watched.silence_s, baseline.silence_s),
         ("/health took", measured.watched.health_s, baseline.health_s),
     ):
-        if seconds > before_s + MAX_STALL_S:
+        if seconds > before_s + max_stall_s:
             yield f"{what} for {seconds:.2f} s" if "victim" in what else f"{what} {seconds:.2f} s"
 
 

@@ -10,6 +10,7 @@ import pytest
 from alignedserve.engine.choices import (
     block_format,
     choose_layer_groups,
+    choose_max_model_len,
     choose_num_blocks,
     span_of_requests,
 )
@@ -82,3 +83,13 @@ def test_what_frees_what_it_has_passed_needs_room_for_what_is_left() -> None:
     assert choose_num_blocks(wanted, form, 8192, 1 << 40, span) == 7 * 8192 // 16
     with pytest.raises(ValueError, match=f"{needed - 1} blocks of .* needs {needed}.* at most {8192 - 16}"):
         choose_num_blocks(wanted, form, 8192, (needed - 1) * form.block_bytes, span)
+
+
+def test_lengths_whose_tables_fit_no_machine_are_refused() -> None:
+    # Llama 4's, of 10 million tokens, are the longest.
+    longest = replace(LLAMA, max_position=10 << 20)
+    assert choose_max_model_len(config(max_model_len=None), longest) == 10 << 20
+    absurd = replace(LLAMA, max_position=2**31 - 1)
+    with pytest.raises(ValueError, match=r"max_model_len=2147483647: the tables .* take \d+ GiB"):
+        choose_max_model_len(config(max_model_len=None), absurd)
+    assert choose_max_model_len(config(), absurd) == 8192

@@ -22,6 +22,7 @@ from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
 from tests.gateway.scripted import MODEL, TOKEN, ScriptedRouter
+from tests.gateway.served import QuickGateway
 from tests.store.redis_process import RedisProcess, redis_running
 
 CHATS: Final = "/v1/chat/completions"
@@ -75,7 +76,7 @@ async def gateway_on(
     """`settings`: GatewayConfig's."""
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
-        process = GatewayProcess(
+        process = QuickGateway(
             GatewayConfig(
                 InstanceId(name),
                 (RouterAddress("127.0.0.1", router_port, TOKEN),),

@@ -15,17 +15,26 @@ from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.prepare_process import MODULE as PREPARING
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.launch.settings import taken
 from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.types import InstanceId
+from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from tests.gateway.scripted import MODEL, TOKEN, ScriptedRouter
 
 GATEWAY = InstanceId("gateway-0")
 QUESTION = [{"role": "user", "content": "How far?"}]
 ASKED: Any = QUESTION
 JSON = {"content-type": "application/json"}
+
+
+class QuickGateway(GatewayProcess):
+    """It prepares small bodies itself, as most tests would wait for the start of a process otherwise."""
+
+    def make_preparer(self, model: ServedModel) -> PreparerInPlace:
+        return PreparerInPlace(model, self._config.limits, PREPARING, self._config.http.strict_parameters)
 
 
 @dataclass
@@ -42,16 +51,24 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    router: ScriptedRouter | None = None, model: ServedModel = MODEL, seed: int = 0, **settings: Any
+    router: ScriptedRouter | None = None,
+    model: ServedModel = MODEL,
+    seed: int = 0,
+    kind: type[GatewayProcess] = QuickGateway,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     """`settings`: GatewayConfig's, and HttpConfig's."""
-    async with served_by([router or ScriptedRouter()], model, seed, **settings) as found:
+    async with served_by([router or ScriptedRouter()], model, seed, kind, **settings) as found:
         yield found
 
 
 @asynccontextmanager
 async def served_by(
-    routers: list[ScriptedRouter], model: ServedModel = MODEL, seed: int = 0, **settings: Any
+    routers: list[ScriptedRouter],
+    model: ServedModel = MODEL,
+    seed: int = 0,
+    kind: type[GatewayProcess] = QuickGateway,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     ports = [await router.hub.listen("127.0.0.1", 0) for router in routers]
     with listen("127.0.0.1", 0) as sock:
@@ -63,7 +80,7 @@ async def served_by(
             GATEWAY, addresses, engine, "demo", http_config, **taken(GatewayConfig, settings)
         )
         assert not settings.keys() - {each.name for of in (HttpConfig, GatewayConfig) for each in fields(of)}
-        process = GatewayProcess(config)
+        process = kind(config)
         serving = asyncio.create_task(process.serve(model, sock))
         url = f"http://127.0.0.1:{port}"
         found = None

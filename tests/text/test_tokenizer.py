@@ -288,3 +288,25 @@ def test_messages_must_be_objects_with_a_role(tmp_path: Path, messages: Any) -> 
 def test_half_a_character_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="text: must be a string without lone surrogates"):
         Tokenizer.from_directory(write_llama3(tmp_path)).encode("\ud83d")
+
+
+# ---- what strangers put into a tokenizer ----
+
+
+def write_with_pattern(directory: Path, pattern: str) -> Path:
+    content = json.loads(byte_level_json(("<|im_start|>",), False))
+    splits = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [splits, content["pre_tokenizer"]]}
+    return write(directory, json.dumps(content), {})
+
+
+def test_a_panic_is_an_error_of_one_line(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(write_with_pattern(tmp_path, "(x+x+)+y"))
+    with pytest.raises(ValueError, match=r"^the model's tokenizer failed: .*retry-limit[^\n]*$"):
+        tokenizer.encode("x" * 200)
+    assert tokenizer.decode(tokenizer.encode("words")) == "words"
+
+
+def test_a_tokenizer_that_panics_with_any_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="failed: "):
+        Tokenizer.from_directory(write_with_pattern(tmp_path, "(?:.+.+)+y"))

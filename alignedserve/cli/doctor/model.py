@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 
 from alignedserve.cli.doctor.case import Case
 from alignedserve.cli.doctor.finding import Finding, fail, in_bytes, note, ok, warn
+from alignedserve.gateway.generation.preparer import Preparer
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.prepare_process import MODULE as PREPARING
 from alignedserve.models import listed_weights, lora
 from alignedserve.models.locate import NotInCache
 from alignedserve.models.weights import SafetensorsSource
@@ -83,12 +89,19 @@ def check_adapters(case: Case) -> Iterator[Finding]:
         yield warn(text, "nothing, if it is the same model under another name")
 
 
+async def _try_out(model: ServedModel) -> None:
+    """Raises ValueError if a few words take its tokenizer or chat template too long."""
+    async with contextlib.aclosing(Preparer(model, Limits(), PREPARING)) as preparer:
+        await preparer.start()
+
+
 def check_tokenizer(case: Case) -> Iterator[Finding]:
     directory = case.engine.tokenizer or case.model.directory
     if case.engine.skip_tokenizer_init or directory is None:
         yield note("none: token ids in and out, no text")
         return
     tokenizer, rows = Tokenizer.from_directory(directory), case.model.config.vocab_size
+    asyncio.run(_try_out(ServedModel.load(case.model.name, case.engine)))
     if tokenizer.vocab_size > rows:
         yield fail(
             f"{tokenizer.vocab_size} tokens, and the model knows {rows}",

@@ -176,8 +176,9 @@ def _asked(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
     for block in blocks:
         match block:
             case {"type": "tool_result", "tool_use_id": str(call_id)}:
-                content = _text(block.get("content") or "", "messages")
-                yield {"role": "tool", "tool_call_id": call_id, "content": content}
+                content = block.get("content")
+                text = "" if content is None else _text(content, "messages")
+                yield {"role": "tool", "tool_call_id": call_id, "content": text}
             case _:
                 rest.append(block)
     if rest:
@@ -208,9 +209,14 @@ def _turn(blocks: Sequence[Block]) -> dict[str, Any]:
     return found
 
 
-def _text(content: str | Sequence[Any], name: str) -> str:
+def _text(content: Any, name: str) -> str:
+    """Raises InvalidRequest for what is neither a text nor a list of blocks."""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise InvalidRequest(
+            f"{name}: the content of a block is {content!r:.100}; must be a string or a list"
+        )
     texts = []
     for block in content:
         match block:

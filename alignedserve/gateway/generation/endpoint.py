@@ -1,7 +1,7 @@
 """From the bytes of a body to a valid call: parsed, checked, put into the template, tokenised.
 
-The work grows with what a client sends, so it is done by plain functions, which the event loop calls for small bodies
-and a process of its own for large ones (preparer.py). The result is bounded by the server's limits.
+The work grows with what a client sends, so it is done by plain functions, which processes of their own call
+(preparer.py). The result is bounded by the server's limits.
 """
 
 from __future__ import annotations

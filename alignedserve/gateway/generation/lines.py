@@ -36,7 +36,9 @@ class LineAnswers:
         return LineAnswer(failure.status, failure.body)
 
     async def _answer(self, endpoint: str, body: bytes, service: Service, owner: str) -> LineAnswer:
-        call = await self._request_builder.preparer.result(self._endpoints[endpoint], [body], owner)
+        # Many lines come at once: an owner's chats take turns with them.
+        turns = f"{owner}: lines"
+        call = await self._request_builder.preparer.result(self._endpoints[endpoint], [body], turns)
         assert isinstance(call, PreparedCall)
         if isinstance(call, Prepared) and call.is_stream:
             raise InvalidRequest("stream=True: not possible in a batch")

@@ -1,7 +1,8 @@
-"""A process that prepares large bodies for the gateway (endpoint.py), within limits of time and memory.
+"""A process that prepares bodies for the gateway (endpoint.py), within limits of time and memory.
 
-It gets the model's description first, then one body after the other (child.py). SIGALRM ends it when a body takes too
-long, whatever it is doing; where memory runs out it reports that, or a library ends it.
+It gets the model's description first, whose tokenizer and chat templates it tries, and then one body after the other
+(child.py). A signal of its timers ends it when that takes too long, whatever it is doing; where memory runs out it
+reports that, or a library ends it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from alignedserve.text.tokenizer_files import TokenizerFiles
 MAX_MEMORY_BYTES = 4 << 30
 # Memory that a body took is not all freed: a process that has had more than this ends, and another takes its place.
 MAX_KEPT_BYTES = 1 << 30
-# Streams take precedence over bodies.
+# Streams take precedence over bodies that are not small.
 NICENESS = 5
 
 
@@ -50,6 +51,8 @@ class Greeting(msgspec.Struct, frozen=True):
     embedding_size: int | None
     limits: Limits
     is_strict: bool
+    # The seconds of a processor in which the process must be ready for bodies.
+    start_s: float
     adapters: tuple[str, ...] = ()
 
     def model(self) -> ServedModel:
@@ -76,6 +79,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     endpoint: str
     timeout_s: float
+    # The seconds of a processor that it may take, if they are limited, too.
+    cpu_s: float | None = None
 
     @property
     def head(self) -> bytes:
@@ -102,14 +107,19 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main(endpoints: Endpoints) -> None:
-    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     if (greeting := read_frame(source)) is None:
         return
     told = msgspec.msgpack.decode(greeting, type=Greeting)
-    model = told.model()
-    model.warm_up()
+    signal.setitimer(signal.ITIMER_PROF, told.start_s)
+    try:
+        model = told.model()
+        model.warm_up()
+        model.try_out()
+    except MemoryError:
+        return
+    signal.setitimer(signal.ITIMER_PROF, 0)
     write_frame(answers, b"")
     while (content := read_frame(source)) is not None:
         write_frame(answers, _answer(content, endpoints, model, told))
@@ -120,13 +130,17 @@ def main(endpoints: Endpoints) -> None:
 
 def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: Greeting) -> bytes:
     asked, body = Asked.taken_from(content)
+    if asked.cpu_s is None:
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
+    signal.setitimer(signal.ITIMER_PROF, asked.cpu_s or 0)
     try:
         return msgspec.msgpack.encode(_told(endpoints[asked.endpoint], body, model, greeting))
     except MemoryError:
         return msgspec.msgpack.encode(Told(error=(400, "the body takes too much memory to read", None, None)))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _told(endpoint: Endpoint, body: bytes, model: ServedModel, greeting: Greeting) -> Told:

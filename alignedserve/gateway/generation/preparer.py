@@ -1,11 +1,13 @@
-"""Where bodies are prepared: small ones on the event loop, which they hold up for less than a switch of threads would;
-larger ones in child processes. Each size class has a process of its own, so that a chat with a long document does not
-wait behind the largest bodies that there may be."""
+"""Where bodies are prepared: in child processes, since a model's chat template or tokenizer may take for ever, and
+those of a stranger may be made to. Each size class has a process of its own, so that a short chat does not wait behind
+a document, nor a chat with a document behind the largest bodies that there may be. A small body that takes long begins
+again among the medium ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -13,7 +15,13 @@ import msgspec
 
 from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
 from alignedserve.gateway.generation.endpoint import Endpoint, Result
-from alignedserve.gateway.generation.prepare_process import Asked, Greeting, TokenizerParts, Told
+from alignedserve.gateway.generation.prepare_process import (
+    MAX_MEMORY_BYTES,
+    Asked,
+    Greeting,
+    TokenizerParts,
+    Told,
+)
 from alignedserve.gateway.generation.prepared import Answered, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.limits import Limits
@@ -21,39 +29,70 @@ from alignedserve.gateway.model import ServedModel
 from alignedserve.process.child import Child, ChildEnded
 
 # The slowest body of this size that was found, 8 KiB of text to be tokenised, takes 16 ms on a core of 2.5 GHz.
-INLINE_BYTES = 8 << 10
+SMALL_BYTES = 8 << 10
+# The seconds of a processor that one may take as a small one.
+SMALL_CPU_S = 0.25
 # A document of this size is tokenised in 0.3 s on such a core.
 MEDIUM_BYTES = 256 << 10
 # The largest body that is allowed by default, 8 MB of text, takes 6 s.
 TIMEOUT_S = 20.0
+# The seconds of a processor in which a process must be ready for bodies: it takes in the vocabulary, which takes up to
+# 2 s, and tries the chat template.
+START_S = 30.0
 # The seconds for which a body waits for its turn; after that the client is asked to retry.
 TURN_S = 30.0
+
+
+class TookTooLong(Exception):
+    """A body took longer than it may in its lane."""
 
 
 class Lane:
     """A process that prepares one body after the other, in fair turns."""
 
-    def __init__(self, module: str, greeting: Callable[[], bytes]) -> None:
+    def __init__(self, module: str, greeting: Callable[[], bytes], cpu_s: float | None = None) -> None:
+        """`cpu_s`: the seconds of a processor that a body may take; None: as many as fit into TIMEOUT_S."""
         self.child = Child(module, 2 * TIMEOUT_S, greeting)
-        self.turns = FairQueue()
+        self._turns = FairQueue()
+        self._cpu_s = cpu_s
+
+    async def told(self, path: str, body: Sequence[bytes], owner: str) -> bytes:
+        """Returns the process's answer. Raises ApiError, and TookTooLong."""
+        try:
+            async with self._turns.turn(owner, TURN_S):
+                return await self.child.ask(Asked(path, TIMEOUT_S, self._cpu_s).head, *body)
+        except QueueTimeout:
+            raise unavailable("others' bodies are being read") from None
+        except ChildEnded as ended:
+            if ended.is_timed_out:
+                raise TookTooLong from None
+            raise ApiError(400, "the body takes too much memory to read") from None
 
 
 class Preparer:
     def __init__(self, model: ServedModel, limits: Limits, module: str, is_strict: bool = False) -> None:
         """`module` is that of the processes: one that knows all endpoints (gateway/prepare_process.py). With
         `is_strict`, unknown parameters are refused."""
-        self._model = model
-        self._limits = limits
-        self._is_strict = is_strict
+        self.model = model
+        self.limits = limits
+        self.is_strict = is_strict
+        self._small = Lane(module, self._greeting, SMALL_CPU_S)
         self._medium, self._large = (Lane(module, self._greeting) for _ in range(2))
 
     async def start(self) -> None:
-        """Starts a process, so that the first body need not wait for it."""
-        await self._medium.child.prepare()
+        """Starts the process for small bodies, which tries the model's tokenizer and templates. Raises ValueError if
+        they take too long, or too much memory, even for a few words."""
+        try:
+            await self._small.child.prepare()
+        except ChildEnded as ended:
+            limit = f"{START_S:g} s" if ended.is_timed_out else f"{MAX_MEMORY_BYTES >> 30} GiB of memory"
+            raise ValueError(
+                f"{self.model.name}: its tokenizer or chat template takes more than {limit} for chats of a few words"
+            ) from None
 
     async def call(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Prepared:
-        """Returns a call for tokens. `body` comes in pieces. `owner` is that of the request's key (http/keys.py).
-        Raises ApiError."""
+        """Returns a call for tokens. `body` comes in pieces. `owner`, in whose turn it is prepared, is that of the
+        request's key (http/keys.py). Raises ApiError."""
         found = await self.result(endpoint, body, owner)
         assert isinstance(found, Prepared)
         return found
@@ -65,22 +104,23 @@ class Preparer:
         return found
 
     async def aclose(self) -> None:
-        await asyncio.gather(self._medium.child.aclose(), self._large.child.aclose())
+        await asyncio.gather(*(lane.child.aclose() for lane in (self._small, self._medium, self._large)))
 
     async def result(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Result:
         """Returns what `endpoint.make` makes of the body. Raises ApiError."""
+        answer = await self._told(endpoint.path, body, owner)
+        return _result_of(msgspec.msgpack.decode(answer, type=Told), endpoint)
+
+    async def _told(self, path: str, body: Sequence[bytes], owner: str) -> bytes:
         num_bytes = sum(map(len, body))
-        if num_bytes <= INLINE_BYTES:
-            return endpoint.prepare(b"".join(body), self._model, self._limits, self._is_strict)
+        if num_bytes <= SMALL_BYTES:
+            with contextlib.suppress(TookTooLong):
+                return await self._small.told(path, body, owner)
         lane = self._medium if num_bytes <= MEDIUM_BYTES else self._large
         try:
-            async with lane.turns.turn(owner, TURN_S):
-                answer = await lane.child.ask(Asked(endpoint.path, TIMEOUT_S).head, *body)
-        except QueueTimeout:
-            raise unavailable("others' large bodies are being read") from None
-        except ChildEnded as ended:
-            raise _refusal(ended) from None
-        return _result_of(msgspec.msgpack.decode(answer, type=Told), endpoint)
+            return await lane.told(path, body, owner)
+        except TookTooLong:
+            raise ApiError(400, f"the body is not read within {TIMEOUT_S:g} s") from None
 
     def _greeting(self) -> bytes:
         return self._encoded_greeting
@@ -89,7 +129,7 @@ class Preparer:
     def _encoded_greeting(self) -> bytes:
         """Returns the greeting, which is kept: encoding a large vocabulary takes a second, for which streams would
         wait each time."""
-        model = self._model
+        model = self.model
         parts = None
         if model.tokenizer:
             files = model.tokenizer.files
@@ -102,17 +142,12 @@ class Preparer:
             parts,
             model.parses_special_tokens,
             model.embedding_size,
-            self._limits,
-            self._is_strict,
+            self.limits,
+            self.is_strict,
+            START_S,
             model.adapters,
         )
         return msgspec.msgpack.encode(greeting)
-
-
-def _refusal(ended: ChildEnded) -> ApiError:
-    if ended.status == -signal.SIGALRM:
-        return ApiError(400, f"the body is not read within {TIMEOUT_S:g} s")
-    return ApiError(400, "the body takes too much memory to read")
 
 
 def _result_of(told: Told, endpoint: Endpoint) -> Result:

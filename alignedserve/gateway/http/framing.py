@@ -29,6 +29,8 @@ NUM_FREE_CHUNKS = 1024
 
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _REQUEST = re.compile(_TOKEN + rb" [\x21-\x7e]+ HTTP/([0-9]\.[0-9])")
+# The target of a request to a proxy, which a server must accept, too (RFC 9112, section 3.2.2).
+_ABSOLUTE = re.compile(rb"([^ ]+) https?://([^/?#@ ]+)((?:[/?][^ ]*)?) ([^ ]+)", re.IGNORECASE)
 _HEADER = re.compile(rb"(" + _TOKEN + rb"):([\t\x20-\x7e\x80-\xff]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,12})[\t ]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 # No head has any of these: it is refused before its end comes.
@@ -96,11 +98,11 @@ class Framing:
         if end < 0:
             self._num_seen = size
             return b""
-        head = bytes(arrived[:size])
+        lines = bytes(arrived[: size - 4]).split(b"\r\n")
         del arrived[:size]
         self._num_seen = 0
-        self._begin(head[:-4].split(b"\r\n"))
-        return head
+        self._begin(lines)
+        return b"\r\n".join([*_in_origin_form(lines), b"", b""])
 
     def _begin(self, lines: list[bytes]) -> None:
         if len(lines) - 1 > MAX_HEADERS:
@@ -222,3 +224,15 @@ class Framing:
             raise BadRequest(400, "a line behind the body is no header")
         self._num_trailer_bytes = num_bytes + 2
         return end + 2
+
+
+def _in_origin_form(lines: list[bytes]) -> list[bytes]:
+    """Returns the lines of a head that is a request's, with the target as it is without a proxy. The target's host
+    counts, whatever the Host header is."""
+    found = _ABSOLUTE.fullmatch(lines[0])
+    if found is None:
+        return lines
+    method, host, rest, version = found.groups()
+    target = rest if rest.startswith(b"/") else b"/" + rest
+    headers = [line for line in lines[1:] if line[:5].lower() != b"host:"]
+    return [b"%b %b %b" % (method, target, version), b"Host: " + host, *headers]

@@ -13,13 +13,16 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from alignedserve.gateway.config import GatewayConfig
+from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.http.request_id import RequestIdMiddleware
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.prepare_process import MODULE as PREPARING
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.store import Store
 from alignedserve.vopr.front_end.http_call import JSON, HttpCall
 from alignedserve.vopr.front_end.live_router import watched
+from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess
 from alignedserve.vopr.front_end.virtual_transport import VirtualSocket
@@ -155,6 +158,9 @@ class _Gateway(GatewayProcess):
     @contextlib.asynccontextmanager
     async def open_store(self) -> AsyncIterator[Store | None]:
         yield self._link
+
+    def make_preparer(self, model: ServedModel) -> Preparer:
+        return PreparerInPlace(model, self._config.limits, PREPARING)
 
     def make_server(self, app: FastAPI) -> _AppServer:
         self._life.server = _AppServer(RequestIdMiddleware(app, self.telemetry.traces.around))

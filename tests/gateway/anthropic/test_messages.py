@@ -155,6 +155,25 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
     play(scenario)
 
 
+# What clients have sent as a tool's result.
+ODD = (True, False, 0, -1, 1e308, {"type": "text", "text": "x"})
+
+
+def asked_with_result(content: Any) -> list[dict[str, Any]]:
+    result = {"type": "tool_result", "tool_use_id": "x", "content": content}
+    return [{"role": "user", "content": [result]}]
+
+
+@pytest.mark.parametrize("content", ODD)
+def test_odd_results_are_not_counted(content: Any, with_tools: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        body = {"model": "demo", "messages": asked_with_result(content)}
+        response = await at.post(f"{MESSAGES}/count_tokens", body)
+        assert response.status_code == 400 and "must be a string or a list" in response.text
+
+    with_tools.play(scenario)
+
+
 @pytest.fixture(scope="module")
 def with_tools() -> Iterator[SharedGateway]:
     with SharedGateway.running(model=model_with(TEMPLATE)) as found:
@@ -168,6 +187,7 @@ def with_tools() -> Iterator[SharedGateway]:
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "type 'image'"),
         ({"messages": []}, "messages"),
+        *(({"messages": asked_with_result(content)}, "must be a string or a list") for content in ODD),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL | {"name": "a b"}]}, "'a b' is no name"),
         ({"service_tier": "first"}, "service_tier='first'"),

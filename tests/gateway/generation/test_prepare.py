@@ -1,12 +1,14 @@
-"""Large bodies are read by a process of their own, as small ones are on the event loop."""
+"""Bodies are read by processes of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +17,17 @@ from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation import preparer as preparer_module
 from alignedserve.gateway.generation.endpoint import Endpoint, Result
 from alignedserve.gateway.generation.prepared import Prepared, ids_of
-from alignedserve.gateway.generation.preparer import INLINE_BYTES, Preparer
+from alignedserve.gateway.generation.preparer import SMALL_BYTES, Preparer
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.openai.completions import CHAT as CHAT_ENDPOINT
 from alignedserve.gateway.openai.completions import COMPLETIONS as COMPLETION_ENDPOINT
 from alignedserve.gateway.openai.prepared import PreparedCompletion
 from alignedserve.gateway.prepare_process import MODULE
+from alignedserve.gateway.process import GatewayProcess
+from alignedserve.text.tokenizer import Tokenizer
+from alignedserve.text.tokenizer_files import TokenizerFiles
 from tests.gateway.scripted import MODEL, TOKENIZER
 from tests.gateway.served import ASKED, JSON, QUESTION, play, served
 
@@ -65,9 +72,7 @@ def told(call: Callable[[], Result]) -> object:
 
 
 @pytest.mark.slow
-def test_the_process_says_what_the_event_loop_would_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparer_module, "INLINE_BYTES", 0)
-
+def test_the_process_says_what_is_made_of_a_body() -> None:
     async def scenario() -> None:
         preparer = Preparer(MODEL, Limits(), MODULE)
         try:
@@ -122,37 +127,32 @@ HOSTILE: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.slow
-def test_no_large_body_is_read_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
+def test_no_body_is_read_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_here(*_: object) -> Result:
+        raise AssertionError("it is read on the event loop")
 
-    plain = Endpoint.prepare
-
-    def noted(endpoint: Endpoint, data: bytes, *rest: Any) -> Result:
-        sizes.append(len(data))
-        return plain(endpoint, data, *rest)
-
-    monkeypatch.setattr(Endpoint, "prepare", noted)
+    monkeypatch.setattr(Endpoint, "prepare", not_here)
 
     async def scenario() -> None:
-        async with served() as at:
+        async with served(kind=GatewayProcess) as at:
             for endpoint, body, param in HOSTILE:
                 response = await at.http.post(endpoint, content=body.encode(), headers=JSON)
                 error = response.json()["error"]
                 assert response.status_code == 400 and (error["param"] or "").startswith(param), error
-            # and whoever means well is answered, by the same process
-            response = await at.post(CHAT, {"messages": QUESTION, "user": "y" * INLINE_BYTES})
+            # Others are answered by the same processes.
+            response = await at.post(CHAT, {"messages": QUESTION, "user": "y" * SMALL_BYTES})
             assert response.status_code == 200, response.text
             assert (await at.post(COMPLETIONS, {"prompt": "x"})).status_code == 200
-        assert max(sizes) <= INLINE_BYTES and len(sizes) == 1
 
     play(scenario)
 
 
-def test_a_long_document_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparer_module, "INLINE_BYTES", 0)
+@pytest.mark.parametrize("most", [0, SMALL_BYTES], ids=["medium", "small"])
+def test_streams_are_answered_by_way_of_it(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer_module, "SMALL_BYTES", most)
 
     async def scenario() -> None:
-        async with served() as at:
+        async with served(kind=GatewayProcess) as at:
             stream = await at.client.chat.completions.create(
                 model="demo",
                 messages=ASKED,
@@ -165,9 +165,9 @@ def test_a_long_document_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> N
     play(scenario)
 
 
-def preparing(scenario: Callable[[Preparer], Awaitable[None]]) -> None:
+def preparing(scenario: Callable[[Preparer], Awaitable[None]], model: ServedModel = MODEL) -> None:
     async def with_one() -> None:
-        preparer = Preparer(MODEL, Limits(), MODULE)
+        preparer = Preparer(model, Limits(), MODULE)
         try:
             await preparer.start()
             await scenario(preparer)
@@ -177,7 +177,8 @@ def preparing(scenario: Callable[[Preparer], Awaitable[None]]) -> None:
     play(with_one)
 
 
-LONG = json.dumps({"prompt": "x", "user": "y" * INLINE_BYTES}).encode()
+SHORT = json.dumps({"prompt": "x"}).encode()
+LONG = json.dumps({"prompt": "x", "user": "y" * SMALL_BYTES}).encode()
 
 
 def num_given(call: object) -> int:
@@ -196,13 +197,53 @@ def test_a_body_that_takes_too_long_ends_and_others_go_on(monkeypatch: pytest.Mo
     preparing(scenario)
 
 
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages }}"
+LOOPS_IF_TOLD = f"{{% if messages[0].content == 'hang' %}}{LOOPS}{{% endif %}}{{{{ messages[0].content }}}}"
+
+
+def with_template(template: str) -> ServedModel:
+    files = TokenizerFiles(TOKENIZER.backend, {}, {"default": template})
+    return replace(MODEL, tokenizer=Tokenizer(files))
+
+
+def chat(text: str) -> list[bytes]:
+    return [json.dumps({"messages": [{"role": "user", "content": text}]}).encode()]
+
+
+def test_a_template_that_hangs_costs_its_own_chats_only() -> None:
+    async def scenario(preparer: Preparer) -> None:
+        hanging = asyncio.create_task(preparer.call(CHAT_ENDPOINT, chat("hang"), ""))
+        # It is among the medium ones when it has taken as long as a small one may.
+        while not preparer._medium.child._at_work:
+            await preparer.call(CHAT_ENDPOINT, chat("go on"), "")
+        await preparer.call(CHAT_ENDPOINT, chat("go on"), "")
+        assert not hanging.done()
+        hanging.cancel()
+
+    preparing(scenario, with_template(LOOPS_IF_TOLD))
+
+
+def test_a_template_that_hangs_with_any_chat_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer_module, "START_S", 0.2)
+    preparer = Preparer(with_template(LOOPS), Limits(), MODULE)
+
+    async def scenario() -> None:
+        async with contextlib.aclosing(preparer):
+            with pytest.raises(
+                ValueError, match="chat template takes more than 0.2 s for chats of a few words"
+            ):
+                await preparer.start()
+
+    play(scenario)
+
+
 def test_whoever_kills_the_process_costs_nobody_a_call() -> None:
     async def scenario(preparer: Preparer) -> None:
-        process = preparer._medium.child._process
+        process = preparer._small.child._process
         assert process
         os.kill(process.pid, signal.SIGSTOP)
-        asking = asyncio.create_task(preparer.call(COMPLETION_ENDPOINT, [LONG], ""))
-        while not preparer._medium.child._at_work:
+        asking = asyncio.create_task(preparer.call(COMPLETION_ENDPOINT, [SHORT], ""))
+        while not preparer._small.child._at_work:
             await asyncio.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
         assert num_given(await asking) == 1
@@ -214,32 +255,31 @@ def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(preparer_module, "TURN_S", 0.05)
 
     async def scenario(preparer: Preparer) -> None:
-        process = preparer._medium.child._process
+        process = preparer._small.child._process
         assert process
         os.kill(process.pid, signal.SIGSTOP)
-        first = asyncio.create_task(preparer.call(COMPLETION_ENDPOINT, [LONG], ""))
-        while not preparer._medium.child._at_work:
+        first = asyncio.create_task(preparer.call(COMPLETION_ENDPOINT, [SHORT], ""))
+        while not preparer._small.child._at_work:
             await asyncio.sleep(0)
-        with pytest.raises(ApiError, match="others' large bodies"):
-            await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
+        with pytest.raises(ApiError, match="others' bodies"):
+            await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")
         os.kill(process.pid, signal.SIGCONT)
         assert num_given(await first) == 1
-        assert process is preparer._medium.child._process
+        assert process is preparer._small.child._process
 
     preparing(scenario)
 
 
-def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_hangs_is_killed_and_its_body_begun_again() -> None:
     async def scenario(preparer: Preparer) -> None:
-        child = preparer._medium.child
+        child = preparer._small.child
         process = child._process
         assert process
         child._patience_s = 0.05
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(ApiError, match="not read within"):
-            await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
+        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
         assert await process.wait() == -signal.SIGKILL
         child._patience_s = 60
-        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [LONG], "")) == 1
+        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
 
     preparing(scenario)

@@ -64,6 +64,28 @@ def test_one_request_is_taken_at_a_time_and_chunks_together() -> None:
     assert reader.take(arrived) == GET and reader.is_between and arrived == GET
 
 
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"http://b:80/v1/x?y=http://c/", b"/v1/x?y=http://c/"),
+        (b"HTTPS://b:80", b"/"),
+        (b"http://b:80?y", b"/?y"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1 << 16])
+def test_a_target_as_for_a_proxy_is_a_path_and_a_host(target: bytes, path: bytes, size: int) -> None:
+    found = b"".join(taken(b"POST " + target + b" HTTP/1.1\r\nX: 1\r\nhost: a\r\n\r\n", size))
+    assert found == b"POST " + path + b" HTTP/1.1\r\nHost: b:80\r\nX: 1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "target", [b"/http://b/", b"*", b"http:///v1", b"http://user@b/", b"ftp://b/", b"b:80"]
+)
+def test_other_targets_stay_as_they_are(target: bytes) -> None:
+    sent = b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n"
+    assert taken(sent) == [sent]
+
+
 # ---- what is none ----
 
 HEADERS = [

@@ -1,0 +1,20 @@
+"""All attacks of `make attack`, in a share of the runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.attack.__main__ import attack_all
+from benchmarks.attack.attacks import all_attacks
+
+# Silences are judged by `make attack` on a quiet machine. Here one of this many seconds is a hang.
+HANG_S = 20.0
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(one_in=8, turn=7, alone=True)
+def test_every_attack_is_held_out() -> None:
+    attacks = all_attacks()
+    rows, _ = attack_all(attacks, HANG_S)
+    assert {row["finding"]["name"]: row["objections"] for row in rows if row["objections"]} == {}
+    assert len(rows) == len(attacks)
