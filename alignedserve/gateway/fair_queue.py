@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 
 # What an owner has used counts half after so many seconds.
 HALF_LIFE_S = 30.0
@@ -22,8 +24,9 @@ class FairQueue:
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or time.monotonic
         self._is_taken = False
-        # The owners that wait, in the order in which they came.
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        # What waits of each owner, numbered in the order in which it came. What is over is taken out in its turn.
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._numbers = count()
         # The seconds that each owner has used, and when they were last counted.
         self._used: dict[str, tuple[float, float]] = {}
 
@@ -42,30 +45,32 @@ class FairQueue:
             self._pass_on()
 
     async def _wait(self, owner: str, patience_s: float) -> None:
-        waiting = owner, asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append((next(self._numbers), waiting))
         try:
             async with asyncio.timeout(patience_s):
-                await waiting[1]
+                await waiting
         except BaseException as error:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            else:
+            if not waiting.cancelled():
+                # It has been given the turn.
                 self._pass_on()
             if isinstance(error, TimeoutError):
                 raise QueueTimeout from None
             raise
 
     def _pass_on(self) -> None:
-        # Who was cancelled in this turn of the loop is still listed.
-        waiting = [each for each in self._waiting if not each[1].done()]
-        self._is_taken = bool(waiting)
-        if not waiting:
+        for owner, waiting in list(self._waiting.items()):
+            while waiting and waiting[0][1].done():
+                waiting.popleft()
+            if not waiting:
+                del self._waiting[owner]
+        self._is_taken = bool(self._waiting)
+        if not self._waiting:
             return
         self._used = {owner: used for owner, used in self._used.items() if self._used_by(owner) > FORGOTTEN_S}
-        next_one = min(waiting, key=lambda each: self._used_by(each[0]))
-        self._waiting.remove(next_one)
-        next_one[1].set_result(None)
+        owner = min(self._waiting, key=lambda owner: (self._used_by(owner), self._waiting[owner][0][0]))
+        _, next_one = self._waiting[owner].popleft()
+        next_one.set_result(None)
 
     def _used_by(self, owner: str) -> float:
         seconds, at_s = self._used.get(owner, (0.0, 0.0))

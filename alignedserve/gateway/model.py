@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,9 +23,12 @@ from alignedserve.models.locate import locate_model
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.template_marks import harmless_chats
 from alignedserve.text.tokenizer import Tokenizer
-from alignedserve.text.tokenizer_files import SAMPLE
 from alignedserve.types import InvalidRequest
 
+logger = logging.getLogger(__name__)
+
+_SAMPLE = "A few words, as they may come: 1,234 of them  (or fewer).\n"
+_NUM_SAMPLE_IDS = 1000
 # The tokens at a prompt's end in which thoughts may be opened.
 _END_TOKENS = 32
 
@@ -96,14 +99,23 @@ class ServedModel:
             _ = self.tokenizer.detokenizer_tables, self._longest_token
 
     def try_out(self) -> None:
-        """Makes a prompt of a few words, and of chats of a few, which the template may reject."""
+        """Makes a prompt of a few words, and of chats of a few, and decodes some tokens. Whether that succeeds makes no
+        difference: a template may reject a chat, a tokenizer may have no token for a word. Raises MemoryError."""
         if self.tokenizer is None:
             return
-        with contextlib.suppress(ApiError):
-            self.prompt_ids(SAMPLE)
+        self._try(lambda tokenizer: tokenizer.encode(_SAMPLE))
+        self._try(lambda tokenizer: tokenizer.decode(range(min(_NUM_SAMPLE_IDS, tokenizer.vocab_size))))
         for messages, variables in islice(harmless_chats(), 2):
-            with contextlib.suppress(ApiError):
-                self.chat_ids(messages, variables)
+            self._try(lambda _, m=messages, v=variables: self.chat_ids(m, v))  # type: ignore[misc]
+
+    def _try(self, what: Callable[[Tokenizer], object]) -> None:
+        assert self.tokenizer
+        try:
+            what(self.tokenizer)
+        except MemoryError:
+            raise
+        except Exception:
+            logger.debug("the tokenizer was tried, and failed", exc_info=True)
 
     def prompt_ids(
         self, prompt: str | list[int], add_special_tokens: bool = True, name: str = "prompt"

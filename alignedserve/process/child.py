@@ -40,11 +40,18 @@ class ChildEnded(Exception):
         return self.status in (-signal.SIGALRM, -signal.SIGPROF)
 
 
+class NotStarted(ChildEnded):
+    """The child ended before it had answered its greeting, or there is none."""
+
+
 class Child:
     """A child process which starts when it is first needed, and again when it has ended."""
 
-    def __init__(self, module: str, patience_s: float, greeting: Callable[[], bytes] | None = None) -> None:
-        """`module` is its program. It is sent `greeting` first, if there is one, and answers that with an empty frame.
+    def __init__(
+        self, module: str, patience_s: float, greeting: Callable[[], Sequence[bytes]] | None = None
+    ) -> None:
+        """`module` is its program. It is sent the pieces of `greeting` first, if there is one, and answers that with an
+        empty frame.
         A child which answers nothing for `patience_s` seconds, which is longer than its own timer, hangs: it is
         killed."""
         self._module = module
@@ -70,7 +77,8 @@ class Child:
             task.cancel()
         await asyncio.gather(*self._at_work, return_exceptions=True)
         if self._starting is not None:
-            self._process = await self._starting
+            with contextlib.suppress(OSError):
+                self._process = await self._starting
         if self._process is not None:
             # The child may be in the middle of something.
             with contextlib.suppress(ProcessLookupError):
@@ -102,10 +110,17 @@ class Child:
     async def _ready(self) -> asyncio.subprocess.Process:
         if self._process is None:
             self._starting = self._starting or asyncio.create_task(start(self._module))
-            process = await asyncio.shield(self._starting)
+            try:
+                process = await asyncio.shield(self._starting)
+            except OSError as error:
+                self._starting = None
+                raise NotStarted(error.errno or 0) from error
             self._starting, self._process = None, process
             if self._greeting is not None:
-                await self._told(process, [self._greeting()])
+                try:
+                    await self._told(process, self._greeting())
+                except ChildEnded as ended:
+                    raise NotStarted(ended.status) from None
         return self._process
 
     async def _told(self, process: asyncio.subprocess.Process, pieces: Sequence[bytes]) -> bytes:

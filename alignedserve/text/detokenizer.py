@@ -17,6 +17,8 @@ from typing import Protocol
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from alignedserve.text.panics import decoded
+
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 REPLACEMENT = "\ufffd"
 # If so many tokens always seem to end within a character, they are not the beginning of one.
@@ -144,7 +146,7 @@ class _WindowPieces:
         return text
 
     def _decode(self) -> str:
-        text = self._tables.backend.decode(self._context + self._pending, skip_special_tokens=False)
+        text = decoded(self._tables.backend, self._context + self._pending, skip_special_tokens=False)
         known = len(self._tables.texts[self._context[0]]) if self._context else 0
         return text[known:]
 
@@ -203,7 +205,7 @@ class _TokenTexts(dict[int, str]):
         self._backend = backend
 
     def __missing__(self, token_id: int) -> str:
-        self[token_id] = self._backend.decode([token_id], skip_special_tokens=False)
+        self[token_id] = decoded(self._backend, [token_id], skip_special_tokens=False)
         return self[token_id]
 
 

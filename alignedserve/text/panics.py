@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+import tokenizers
 
 # The name of the exception's class, which can't be imported.
 _PANIC = "PanicException"
@@ -16,7 +18,19 @@ def panics_are_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != _PANIC:
-            raise
-        reason = " ".join(str(error).split())[:_MAX_CHARS]
-        raise ValueError(f"the model's tokenizer failed: {reason}") from None
+        raise _as_error(error) from None
+
+
+def decoded(backend: tokenizers.Tokenizer, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    """Returns the text of the ids. It is called for each token."""
+    try:
+        return backend.decode(ids, skip_special_tokens=skip_special_tokens)
+    except BaseException as error:
+        raise _as_error(error) from None
+
+
+def _as_error(error: BaseException) -> BaseException:
+    if type(error).__name__ != _PANIC:
+        return error
+    reason = " ".join(str(error).split())[:_MAX_CHARS]
+    return ValueError(f"the model's tokenizer failed: {reason}")

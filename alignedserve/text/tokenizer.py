@@ -12,7 +12,7 @@ from typing import Any
 from alignedserve.text.chat_template import ChatTemplates, Message
 from alignedserve.text.control_tokens import LONG_TEXT, ControlTokens
 from alignedserve.text.detokenizer import DetokenizerTables, IncrementalDetokenizer
-from alignedserve.text.panics import panics_are_errors
+from alignedserve.text.panics import decoded, panics_are_errors
 from alignedserve.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 __all__ = ["IncrementalDetokenizer", "Tokenizer"]
@@ -108,8 +108,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Decodes the ids; those that are not in the vocabulary decode to nothing."""
-        with panics_are_errors():
-            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return decoded(self.backend, ids, skip_special_tokens)
 
     def apply_chat_template(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ SPECIAL_TOKENS = (
 FILE = "tokenizer.json"
 VOCAB_FILE = "vocab.json"
 MERGES_FILE = "merges.txt"
-SAMPLE = "A few words, as they may come: 1,234 of them  (or fewer).\n"
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def _backend(directory: Path, config: Fields) -> tokenizers.Tokenizer:
     try:
         with panics_are_errors():
             if path.is_file():
-                return _tried(tokenizers.Tokenizer.from_file(str(path)))
+                return tokenizers.Tokenizer.from_file(str(path))
             if vocab.is_file() and merges.is_file():
                 return _byte_level(vocab, merges, config.flag("add_prefix_space", False))
     except ValueError:
@@ -78,13 +76,6 @@ def _backend(directory: Path, config: Fields) -> tokenizers.Tokenizer:
         # The tokenizers library raises bare Exception.
         raise ValueError(f"{directory}: its tokenizer cannot be read: {error}") from error
     raise ValueError(f"{directory} holds no tokenizer; looked for {FILE}, or {VOCAB_FILE} with {MERGES_FILE}")
-
-
-def _tried(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Some tokenizers panic with any text. (Others raise an exception for texts that they have no token for.)"""
-    with suppress(Exception):
-        backend.encode(SAMPLE, add_special_tokens=False)
-    return backend
 
 
 def _byte_level(vocab: Path, merges: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:

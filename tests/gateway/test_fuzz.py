@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.gateway.process import GatewayProcess
 from tests.gateway.served import Served, SharedGateway, served
 from tests.gateway.tools.test_tools import TEMPLATE, model_with
 from tests.store.redis_process import redis_running
@@ -182,7 +183,7 @@ def test_no_odd_value_is_our_fault(path: str, body: dict[str, Any], with_tools: 
 
 @pytest.fixture(scope="module")
 def with_tools() -> Iterator[SharedGateway]:
-    with SharedGateway.running(model=model_with(TEMPLATE)) as found:
+    with SharedGateway.running(model=model_with(TEMPLATE), kind=GatewayProcess) as found:
         yield found
 
 

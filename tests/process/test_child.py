@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from alignedserve.process.child import Child, ChildEnded
+from alignedserve.process.child import Child, ChildEnded, NotStarted
 from tests.process import echo_process
 
 PROGRAM = echo_process.__name__
 
 
-def child(patience_s: float = 60, greeting: Callable[[], bytes] | None = None) -> Child:
+def child(patience_s: float = 60, greeting: Callable[[], Sequence[bytes]] | None = None) -> Child:
     return Child(PROGRAM, patience_s, greeting)
 
 
@@ -57,7 +57,7 @@ def test_whoever_stops_waiting_for_its_greeting_leaves_it_well(tmp_path: Path) -
     async def scenario() -> None:
         path = tmp_path / "greeting"
         os.mkfifo(path)
-        async with aclosing(child(greeting=lambda: b"greeting " + os.fsencode(path))) as echo:
+        async with aclosing(child(greeting=lambda: (b"greeting ", os.fsencode(path)))) as echo:
             preparing = asyncio.create_task(echo.prepare())
             while not path.with_name("greeting.reached").exists():
                 await asyncio.sleep(0.01)
@@ -108,5 +108,27 @@ def test_it_ends_in_the_middle_of_something() -> None:
         assert asking.cancelled()
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with aclosing(child()) as echo:
+            with monkeypatch.context() as patch:
+                patch.setattr("alignedserve.process.child.sys.executable", "/nothing/here")
+                with pytest.raises(NotStarted):
+                    await echo.ask(b"pid")
+            assert await pid_of(echo)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_ends_over_its_greeting_is_none_that_ended_over_its_work() -> None:
+    async def scenario() -> None:
+        async with aclosing(child(greeting=lambda: (b"exit 7",))) as echo:
+            with pytest.raises(NotStarted) as raised:
+                await echo.ask(b"pid")
+            assert raised.value.status == 7
 
     asyncio.run(scenario())

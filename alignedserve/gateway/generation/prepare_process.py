@@ -1,8 +1,8 @@
 """A process that prepares bodies for the gateway (endpoint.py), within limits of time and memory.
 
-It gets the model's description first, whose tokenizer and chat templates it tries, and then one body after the other
-(child.py). A signal of its timers ends it when that takes too long, whatever it is doing; where memory runs out it
-reports that, or a library ends it.
+It gets its niceness and the model's description first, whose tokenizer and chat templates it tries, and then one body
+after the other (child.py). A signal of its timers ends it when that takes too long, whatever it is doing; where memory
+runs out it reports that, or a library ends it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from alignedserve.text.tokenizer_files import TokenizerFiles
 
 # 8 MB of text become 8 million tokens at most, and take some 2 GB on their way.
 MAX_MEMORY_BYTES = 4 << 30
-# Memory that a body took is not all freed: a process that has had more than this ends, and another takes its place.
+# Memory that a body took is not all freed: a process that has had this much more than at its start ends, and another
+# takes its place.
 MAX_KEPT_BYTES = 1 << 30
-# Streams take precedence over bodies that are not small.
+# The status with which it ends if the model takes too much memory at the start.
+OUT_OF_MEMORY = 3
+# What its process adds to the gateway's niceness: streams take precedence over bodies that are not small.
 NICENESS = 5
 
 
@@ -109,29 +112,35 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 def main(endpoints: Endpoints) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     source, answers = sys.stdin.buffer, sys.stdout.buffer
-    if (greeting := read_frame(source)) is None:
+    if (content := read_frame(source)) is None:
         return
-    told = msgspec.msgpack.decode(greeting, type=Greeting)
+    os.nice(content[0])
+    told = msgspec.msgpack.decode(memoryview(content)[1:], type=Greeting)
+    del content
     signal.setitimer(signal.ITIMER_PROF, told.start_s)
     try:
         model = told.model()
         model.warm_up()
         model.try_out()
     except MemoryError:
-        return
+        sys.exit(OUT_OF_MEMORY)
     signal.setitimer(signal.ITIMER_PROF, 0)
+    max_bytes = _most_bytes() + MAX_KEPT_BYTES
     write_frame(answers, b"")
     while (content := read_frame(source)) is not None:
         write_frame(answers, _answer(content, endpoints, model, told))
         del content
-        if 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MAX_KEPT_BYTES:
+        if _most_bytes() > max_bytes:
             return
+
+
+def _most_bytes() -> int:
+    """Returns the most memory that this process has had."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: Greeting) -> bytes:
     asked, body = Asked.taken_from(content)
-    if asked.cpu_s is None:
-        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
     signal.setitimer(signal.ITIMER_PROF, asked.cpu_s or 0)
     try:
@@ -146,13 +155,13 @@ def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: 
 def _told(endpoint: Endpoint, body: bytes, model: ServedModel, greeting: Greeting) -> Told:
     try:
         made = endpoint.prepare(body, model, greeting.limits, greeting.is_strict)
+        return Told(made=msgspec.msgpack.encode(made))
     except ApiError as error:
         return Told(error=(error.status, error.message, error.param, error.code))
     except MemoryError:
         raise
     except Exception as error:
         return Told(failure=f"{type(error).__name__} at {_place(error)}")
-    return Told(made=msgspec.msgpack.encode(made))
 
 
 def _place(error: BaseException) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import signal
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -17,6 +19,8 @@ from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
 from alignedserve.gateway.generation.endpoint import Endpoint, Result
 from alignedserve.gateway.generation.prepare_process import (
     MAX_MEMORY_BYTES,
+    NICENESS,
+    OUT_OF_MEMORY,
     Asked,
     Greeting,
     TokenizerParts,
@@ -26,7 +30,9 @@ from alignedserve.gateway.generation.prepared import Answered, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.process.child import Child, ChildEnded
+from alignedserve.process.child import Child, ChildEnded, NotStarted
+
+logger = logging.getLogger(__name__)
 
 # The slowest body of this size that was found, 8 KiB of text to be tokenised, takes 16 ms on a core of 2.5 GHz.
 SMALL_BYTES = 8 << 10
@@ -52,7 +58,8 @@ class Lane:
 
     def __init__(self, module: str, greeting: Callable[[], bytes], cpu_s: float | None = None) -> None:
         """`cpu_s`: the seconds of a processor that a body may take; None: as many as fit into TIMEOUT_S."""
-        self.child = Child(module, 2 * TIMEOUT_S, greeting)
+        niceness = bytes([NICENESS if cpu_s is None else 0])
+        self.child = Child(module, 2 * TIMEOUT_S, lambda: (niceness, greeting()))
         self._turns = FairQueue()
         self._cpu_s = cpu_s
 
@@ -60,13 +67,24 @@ class Lane:
         """Returns the process's answer. Raises ApiError, and TookTooLong."""
         try:
             async with self._turns.turn(owner, TURN_S):
-                return await self.child.ask(Asked(path, TIMEOUT_S, self._cpu_s).head, *body)
+                return await self._asked(Asked(path, TIMEOUT_S, self._cpu_s).head, *body)
         except QueueTimeout:
             raise unavailable("others' bodies are being read") from None
-        except ChildEnded as ended:
-            if ended.is_timed_out:
-                raise TookTooLong from None
+        except NotStarted as error:
+            logger.error("bodies can't be prepared", extra={"status": error.status})
+            raise unavailable("no process reads bodies at the moment") from None
+        except ChildEnded:
             raise ApiError(400, "the body takes too much memory to read") from None
+
+    async def _asked(self, *pieces: bytes) -> bytes:
+        try:
+            return await self.child.ask(*pieces)
+        except ChildEnded as ended:
+            if not ended.is_timed_out or isinstance(ended, NotStarted):
+                raise
+        # The next process starts in the turn of the owner that has made it necessary.
+        await self.child.prepare()
+        raise TookTooLong
 
 
 class Preparer:
@@ -85,9 +103,14 @@ class Preparer:
         try:
             await self._small.child.prepare()
         except ChildEnded as ended:
-            limit = f"{START_S:g} s" if ended.is_timed_out else f"{MAX_MEMORY_BYTES >> 30} GiB of memory"
+            if ended.is_timed_out:
+                reason = f"takes more than {START_S:g} s"
+            elif ended.status in (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL):
+                reason = f"takes more than {MAX_MEMORY_BYTES >> 30} GiB of memory"
+            else:
+                reason = f"ends its process with status {ended.status}"
             raise ValueError(
-                f"{self.model.name}: its tokenizer or chat template takes more than {limit} for chats of a few words"
+                f"{self.model.name}: its tokenizer or chat template {reason} for chats of a few words"
             ) from None
 
     async def call(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Prepared:

@@ -1,4 +1,4 @@
-"""Small bodies prepared where they arrive, as no process of the machine's has its place in virtual time."""
+"""Small bodies prepared where they arrive: a real child process cannot run in virtual time."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class _Gateway(GatewayProcess):
         yield self._link
 
     def make_preparer(self, model: ServedModel) -> Preparer:
-        return PreparerInPlace(model, self._config.limits, PREPARING)
+        return PreparerInPlace(model, self._config.limits, PREPARING, self._config.http.strict_parameters)
 
     def make_server(self, app: FastAPI) -> _AppServer:
         self._life.server = _AppServer(RequestIdMiddleware(app, self.telemetry.traces.around))

@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
 
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation import preparer as preparer_module
@@ -225,16 +227,40 @@ def test_a_template_that_hangs_costs_its_own_chats_only() -> None:
 
 def test_a_template_that_hangs_with_any_chat_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparer_module, "START_S", 0.2)
-    preparer = Preparer(with_template(LOOPS), Limits(), MODULE)
 
     async def scenario() -> None:
-        async with contextlib.aclosing(preparer):
+        async with contextlib.aclosing(Preparer(with_template(LOOPS), Limits(), MODULE)) as preparer:
             with pytest.raises(
                 ValueError, match="chat template takes more than 0.2 s for chats of a few words"
             ):
                 await preparer.start()
+            # One that is started later fails its calls.
+            with pytest.raises(ApiError, match="no process reads bodies") as raised:
+                await preparer.call(CHAT_ENDPOINT, chat("x"), "")
+            assert raised.value.status == 503
 
     play(scenario)
+
+
+def test_a_template_that_takes_too_much_memory_costs_its_own_chats_only() -> None:
+    async def scenario(preparer: Preparer) -> None:
+        with pytest.raises(ApiError, match="rejects these messages: MemoryError"):
+            await preparer.call(CHAT_ENDPOINT, chat("x"), "")
+        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
+
+    preparing(scenario, with_template("{{ 'x' * 9999999999 }}"))
+
+
+def test_a_tokenizer_without_a_token_for_every_word_is_not_refused() -> None:
+    words = Backend(WordLevel({"x": 0, "<s>": 1}, unk_token="<unknown>"))
+    with pytest.raises(Exception, match="WordLevel error"):
+        words.encode("A")
+    model = replace(MODEL, tokenizer=Tokenizer(TokenizerFiles(words, {}, {})))
+
+    async def scenario(preparer: Preparer) -> None:
+        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
+
+    preparing(scenario, model)
 
 
 def test_whoever_kills_the_process_costs_nobody_a_call() -> None:
@@ -277,9 +303,10 @@ def test_a_process_that_hangs_is_killed_and_its_body_begun_again() -> None:
         assert process
         child._patience_s = 0.05
         os.kill(process.pid, signal.SIGSTOP)
-        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
+        asking = asyncio.create_task(preparer.call(COMPLETION_ENDPOINT, [SHORT], ""))
         assert await process.wait() == -signal.SIGKILL
         child._patience_s = 60
+        assert num_given(await asking) == 1
         assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
 
     preparing(scenario)
