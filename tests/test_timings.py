@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
+from benchmarks.ci_time import RESULTS
 from tests.inner_pytest import ROOT, run_pytest
 from tests.timings import BUDGET, GENEROSITY, budgets, excesses, pace_of
 
@@ -53,6 +55,21 @@ def test_every_folder_has_a_budget_and_no_other() -> None:
         path.parent.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")
     }
     assert budgets(BUDGET).keys() == {".", *folders}
+
+
+def test_the_budgets_are_what_folders_took_and_half_of_that() -> None:
+    """Within what runs differ by, since each draws other cases. None has a smaller budget than 10 s."""
+    took = json.loads(RESULTS.read_text())["folders_s"]
+    usual = tomllib.loads(BUDGET.read_text())["seconds"]
+    assert took.keys() == usual.keys()
+    allowed = budgets(BUDGET)
+    assert {name: took[name] for name in took if took[name] > allowed[name]} == {}
+    assert {name: usual[name] for name in took if usual[name] > max(10, 3 * took[name])} == {}
+
+
+def test_seconds_of_turns_come_on_top(tmp_path: Path) -> None:
+    (tmp_path / "budget.toml").write_text("[seconds]\nrouter = 10\nsim = 20\n[turns]\nsim = 5\n")
+    assert budgets(tmp_path / "budget.toml") == {"router": 10, "sim": 25}
 
 
 QUICK = "def test_it(): pass"

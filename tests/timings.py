@@ -45,8 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def budgets(path: Path) -> dict[str, float]:
-    """Seconds by the name of a folder of tests/."""
-    return {name: float(seconds) for name, seconds in tomllib.loads(path.read_text())["seconds"].items()}
+    """Seconds by the name of a folder of tests/, those of its turns included."""
+    found = tomllib.loads(path.read_text())
+    turns = found.get("turns", {})
+    return {name: float(seconds + turns.get(name, 0)) for name, seconds in found["seconds"].items()}
 
 
 @dataclass(frozen=True)

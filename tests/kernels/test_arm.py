@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from alignedserve.kernels.cpu import build
-from tests.kernels.processors import AREAS, ROOT, draw_options, needs_x86
+from tests.kernels.processors import AREAS, ROOT, needs_x86
 
 COMPILER, EMULATOR, LIBRARIES = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 # The one has NEON alone, the other multiplies bfloat16 and eight bits as well. A run draws one of them.
@@ -48,7 +48,8 @@ def test_kernels_of_arm_yield_the_same(
         }
         tests = [f"tests/kernels/test_{area}.py" for area in AREAS]
         plugins = ["-p", "no:cacheprovider", "-p", "tests.kernels.arm.emulated"]
-        options = [*plugins, "-m", "not slow", *draw_options(pytestconfig)]
+        # Of large matrices a share, also where all else is run: in an emulator all of them take hours.
+        options = [*plugins, "-m", "not slow", "--draw", draw]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", *options, *tests],
             cwd=ROOT,
