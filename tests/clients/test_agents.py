@@ -63,10 +63,7 @@ AGENTS: dict[str, tuple[str, str, list[list[Turn]]]] = {
     "anthropic (Python), `tool_runner`": (
         "anthropic_tool_runner",
         "anthropic",
-        [
-            given_back("Error: Tool 'clock' not found", "tool: ValueError('Invalid arguments"),
-            [unknown("Error: Tool 'clock' not found"), CALL, ANSWER],
-        ],
+        [given_back("Error: Tool 'clock' not found", "tool: ValueError('Invalid arguments")] * 2,
     ),
     "openai-agents": (
         "openai_agents",

@@ -1,5 +1,4 @@
-"""Anthropic's tool runner, plain and streamed: it sends a call of a tool that does not exist back to the model, and
-in the plain form one whose arguments are no JSON."""
+"""Anthropic's tool runner, plain and streamed: it sends broken calls back to the model, then calls a tool."""
 
 import os
 from typing import Any
@@ -24,10 +23,11 @@ def asked(**options: Any) -> Any:
     )
 
 
+REASONS = ["tool_use", "tool_use", "tool_use", "end_turn"]
 turns = list(asked())
-assert [turn.stop_reason for turn in turns] == ["tool_use", "tool_use", "tool_use", "end_turn"]
+assert [turn.stop_reason for turn in turns] == REASONS
 assert turns[-1].content[0].text == ANSWER
 
 streams = [("".join(stream.text_stream), stream.get_final_message()) for stream in asked(stream=True)]
-assert [turn.stop_reason for _, turn in streams] == ["tool_use", "tool_use", "end_turn"]
-assert [text for text, _ in streams] == ["", "", ANSWER]
+assert [turn.stop_reason for _, turn in streams] == REASONS
+assert [text for text, _ in streams] == ["", "", "", ANSWER]
