@@ -59,6 +59,13 @@ def shared_packages() -> dict[str, str]:
     return {"SHARED_PACKAGES": os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))}
 
 
+def variables_of(url: str, home: Path) -> dict[str, str]:
+    """The environment's variables of a client that is to ask the server at `url`: few of this process's own."""
+    known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    own = {"BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "HOME": str(home)}
+    return known | own | shared_packages()
+
+
 def _made(name: str) -> Path:
     """A developer may have none; in CI that is a failure."""
     directory = directory_of(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from alignedserve.kernels.cpu.build import cache_dir
-from tests.clients.environments import command_of, modules_of, python_of, shared_packages
+from tests.clients.environments import command_of, modules_of, python_of, variables_of
 from tests.clients.lm_eval_tasks import write_tasks
 
 pytestmark = pytest.mark.slow
@@ -53,11 +52,9 @@ QUESTIONS = [f"Count from {first} to {first + 20}." for first in (7, 100, 730)]
 
 def run(url: str, home: Path, *command: str | Path, **environment: str) -> str:
     """What it wrote, which is nothing that matters to most tests: scripts check their answers themselves."""
-    known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-    own = {"BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "HOME": str(home)}
     done = subprocess.run(
         [str(part) for part in command],
-        env=known | own | shared_packages() | environment,
+        env=variables_of(url, home) | environment,
         cwd=home,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -33,6 +33,8 @@ class GivenTool(Fields):
     input_schema: dict[str, Any] | None = None
     type: str | None = None
     strict: bool | None = None
+    # Whether a stream has the call's arguments as the model writes them, before it is known that they are JSON.
+    eager_input_streaming: bool | None = None
     # This is accepted, and changes nothing: KV is reused wherever prompts begin alike.
     cache_control: dict[str, Any] | None = None
 
@@ -136,6 +138,10 @@ class CountTokensBody(ConversationBody):
     @property
     def functions(self) -> list[Tool]:
         return [_tool(each) for each in self.tools or [] if each.input_schema is not None]
+
+    @property
+    def eager_tools(self) -> list[str]:
+        return [each.name for each in self.tools or [] if each.eager_input_streaming]
 
     @property
     def other_tools(self) -> list[str]:

@@ -1,9 +1,13 @@
-"""Anthropic's message, complete or as its events: blocks of thoughts, text and calls, one after the other."""
+"""Anthropic's message, complete or as its events: blocks of thoughts, text and calls, one after the other.
+
+Anthropic's clients parse a call's arguments as they come, and end the stream with an error if they are no JSON. So a
+stream has them when the call is complete, as in Anthropic's API, unless its tool has `eager_input_streaming`.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from alignedserve.gateway.generation.generation import Delta, Usage
@@ -23,11 +27,15 @@ class MessageBuilder(ResponseBuilder):
     answering: Answering
     new_reader: Callable[[], Reader]
     shows_reasoning: bool
+    # The tools whose calls are streamed as the model writes them.
+    eager_tools: Collection[str]
     # What has come of a message that is sent complete.
     _collected: CollectedText = field(default_factory=CollectedText)
     # The type of the block that is open in a stream, and the number of blocks so far.
     _open: str | None = None
     _num_blocks: int = 0
+    # The arguments of the open call as far as they have come, if they are sent when it is complete; otherwise None.
+    _held: list[str] | None = None
     _has_calls: bool = False
     _finish_reason: str | None = None
     _stop_string: str | None = None
@@ -89,8 +97,13 @@ class MessageBuilder(ResponseBuilder):
                 yield from self._close()
                 block = {"id": _new_call_id(), "name": piece.name, "input": {}}
                 yield from self._begin("tool_use", block)
-            if piece.arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+                self._held = None if piece.name in self.eager_tools else []
+            if piece.arguments and self._held is not None:
+                self._held.append(piece.arguments)
+                # The connection might be taken for a broken one while arguments are held.
+                yield "ping", {}
+            elif piece.arguments:
+                yield self._arguments(piece.arguments)
 
     def _begin(self, kind: str, block: Json) -> Iterator[Event]:
         """Begins a block, unless one of this kind is open. Must be iterated to its end."""
@@ -102,9 +115,15 @@ class MessageBuilder(ResponseBuilder):
         yield "content_block_start", {"index": self._num_blocks - 1, "content_block": {"type": kind, **block}}
 
     def _close(self) -> Iterator[Event]:
+        if self._held:
+            yield self._arguments(encode(object_of("".join(self._held))).decode())
+        self._held = None
         if self._open is not None:
             self._open = None
             yield "content_block_stop", {"index": self._num_blocks - 1}
+
+    def _arguments(self, text: str) -> Event:
+        return self._delta({"type": "input_json_delta", "partial_json": text})
 
     def _delta(self, delta: Json) -> Event:
         return "content_block_delta", {"index": self._num_blocks - 1, "delta": delta}

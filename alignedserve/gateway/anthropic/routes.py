@@ -22,8 +22,11 @@ from alignedserve.gateway.model import ServedModel
 
 
 class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
+    # The names of tools.
+    eager_tools: list[str]
+
     def response_builder(self, answering: Answering) -> MessageBuilder:
-        return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning)
+        return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning, self.eager_tools)
 
 
 def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedMessage:
@@ -32,6 +35,7 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
         found = chat_fields(body, body.conversation(), model, limits)
         found["shows_reasoning"] = found["shows_reasoning"] and body.thinks
         found["service_tier"] = body.tier
+        found["eager_tools"] = body.eager_tools
         found["ignored"] += _other_tools(body)
         return PreparedMessage(**found)
 

@@ -26,6 +26,7 @@ TOOL = {
     "description": "How it is",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
+ROME = '{"city": "Rome"}'
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 
 
@@ -124,6 +125,51 @@ def test_thoughts_text_and_calls_are_blocks(is_stream: bool) -> None:
             assert "One moment.Rome" in prompt and "tool: mild" in prompt and "And now?" in prompt
 
     play(scenario)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ('{"city": Rome}', {"arguments": '{"city": Rome}'}),
+        ('{"city": "Rome", "days": }', {"arguments": '{"city": "Rome", "days": }'}),
+        ('{"city":  "R\u00f3me", "days": [1, {}]}', {"city": "R\u00f3me", "days": [1, {}]}),
+        ("{}", {}),
+    ],
+)
+def test_the_arguments_of_a_call_are_an_object_whatever_the_model_writes(
+    written: str, given: Any, is_stream: bool, with_tools: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        at.router.answer = answer_of(f"{CALL.replace(ROME, written)}\n{CALL}")
+        found = await ask(at, is_stream, tools=[TOOL], max_tokens=500)
+        assert [block["input"] for block in found["content"]] == [given, {"city": "Rome"}]
+
+    with_tools.play(scenario)
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_a_stream_has_arguments_before_their_end_only_of_tools_that_ask_for_it(
+    is_eager: bool, with_tools: SharedGateway
+) -> None:
+    written = '{"city": Rome}'
+
+    async def scenario(at: Served) -> None:
+        at.router.answer = answer_of(CALL.replace(ROME, written))
+        tool = TOOL | {"eager_input_streaming": is_eager}
+        response = await at.post(MESSAGES, ASKED | {"stream": True, "tools": [tool]})
+        events = events_of(response.text)
+        texts = [
+            event["delta"]["partial_json"] for event in events if "partial_json" in event.get("delta", {})
+        ]
+        if is_eager:
+            assert len(texts) > 1 and "".join(texts) == written
+        else:
+            assert list(map(json.loads, texts)) == [{"arguments": written}]
+            # The stream is not silent meanwhile: the first one comes with its opening.
+            assert len([event for event in events if event["type"] == "ping"]) > 1
+
+    with_tools.play(scenario)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
