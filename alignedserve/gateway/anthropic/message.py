@@ -115,7 +115,7 @@ class MessageBuilder(ResponseBuilder):
         read = self._reader.feed(delta.text)
         if delta.finish_reason is not None:
             self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
-            read.add(self._reader.end())
+            read.add(self._reader.end(is_cut=delta.is_cut))
         if not self.shows_reasoning:
             read.reasoning = ""
         self._has_calls |= bool(read.pieces)

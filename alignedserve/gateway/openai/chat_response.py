@@ -94,7 +94,7 @@ class ChatResponseBuilder(ChoicesBuilder):
             num_tokens = len(delta.token_ids) if reader.is_thinking else 0
             self._num_reasoning_tokens = (self._num_reasoning_tokens or 0) + num_tokens
         if delta.finish_reason is not None:
-            read.add(reader.end())
+            read.add(reader.end(is_cut=delta.is_cut))
         if not self.shows_reasoning:
             read.reasoning = ""
         return read

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from alignedserve.gateway.tools.tags import beginnings, spelt
 
 # The beginning of a call as templates write it, up to its arguments.
 HEAD = re.compile(
@@ -14,6 +17,22 @@ HEAD = re.compile(
 )
 # The most characters of a head, so that a text that goes on without one is not searched again and again.
 MAX_HEAD_CHARS = 1024
+
+
+def _head(keys: Sequence[str]) -> list[str]:
+    name = ['"', "[a-zA-Z0-9_.-]+", '"']
+    tokens = [spelt("{"), *map(spelt, keys[:-1]), name, spelt(","), spelt(keys[-1]), spelt(":")]
+    return [part for token in tokens for part in (*token, r"\s*")]
+
+
+# What may become a head if there is more text.
+HEAD_BEGUN = beginnings(
+    *(
+        _head([*kind, '"name"', ":", key])
+        for kind in ([], ['"type"', ":", '"function"', ","])
+        for key in ('"arguments"', '"parameters"')
+    )
+)
 
 
 @dataclass
@@ -96,9 +115,9 @@ class Nesting:
         self._is_string = False
         self._is_escaped = False
 
-    def end(self, text: str, start: int) -> int | None:
-        """Reads `text` from `start` on, and returns where the object ends; None if it goes on."""
-        for place in range(start, len(text)):
+    def end(self, text: str, start: int, stop: int | None = None) -> int | None:
+        """Reads `text` from `start` to `stop`, or its end, and returns where the object ends; None if it goes on."""
+        for place in range(start, len(text) if stop is None else stop):
             letter = text[place]
             if self._is_string:
                 self._in_string(letter)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from alignedserve.gateway.tools import harmony
 from alignedserve.gateway.tools.bodies import Function, Tool
-from alignedserve.gateway.tools.readers import HERMES_CLOSE, HERMES_OPEN
+from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 

@@ -21,8 +21,8 @@ import re
 from collections.abc import Collection
 
 from alignedserve.gateway.tools.calls import Nesting, Read
-from alignedserve.gateway.tools.overlap import overlap
 from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.tags import overlap
 from alignedserve.structured_outputs import Thoughts
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -95,7 +95,7 @@ class HarmonyReader(Reader):
         self._held = text[end:]
         return read
 
-    def end(self) -> Read:
+    def end(self, *, is_cut: bool = False) -> Read:
         read = Read()
         self._text(self._held, read)
         self._held = ""
