@@ -11,7 +11,7 @@ from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
-from alignedserve.gateway.tools.calls import CollectedText, Read, object_of
+from alignedserve.gateway.tools.calls import CollectedText, Read, arguments_of
 from alignedserve.gateway.tools.readers import Reader
 
 # Names of events, and their fields besides the type.
@@ -49,7 +49,7 @@ class MessageBuilder(ResponseBuilder):
         if self._collected.content or not self._collected.calls:
             blocks.append({"type": "text", "text": self._collected.content, "citations": None})
         for name, arguments in self._collected.calls:
-            given = object_of(arguments)
+            given = arguments_of(arguments)
             blocks.append({"type": "tool_use", "id": _new_call_id(), "name": name, "input": given})
         yield encode(self._envelope(usage) | {"content": blocks, **self._end()})
 

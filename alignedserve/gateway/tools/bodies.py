@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from alignedserve.gateway.fields import Fields
-from alignedserve.gateway.tools.calls import object_of
+from alignedserve.gateway.tools.calls import arguments_of
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
@@ -130,5 +130,5 @@ def _with_objects(calls: Any) -> dict[str, Any]:
 def _with_object(call: Any) -> Any:
     match call:
         case {"function": {"arguments": str() | None as text, **function}, **rest}:
-            return {**rest, "function": {**function, "arguments": object_of(text or "")}}
+            return {**rest, "function": {**function, "arguments": arguments_of(text or "")}}
     return call

@@ -146,44 +146,45 @@ class Nesting:
         return False
 
 
-def object_of(arguments: str) -> dict[str, Any]:
+def arguments_of(text: str) -> dict[str, Any]:
     """Returns a call's arguments as the object that APIs and templates need. What is no JSON object is the value of a
     field of its own."""
-    if not arguments.strip():
+    found = _object_in(text)
+    return {"arguments": text} if found is None else found
+
+
+def _object_in(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object that the text is, or that a JSON string in it is: some models and clients write the
+    latter. No text is an object without fields."""
+    if not text.strip():
         return {}
+    found = _json_in(text)
+    if isinstance(found, str):
+        found = _json_in(found)
+    return found if isinstance(found, dict) else None
+
+
+def _json_in(text: str) -> Any:
+    """Returns None for what is no JSON."""
     try:
-        found = json.loads(arguments)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
+        return None
 
 
 def calls_in(text: str) -> list[tuple[str, str]]:
     """Returns names and arguments of the calls in a text that holds nothing else; otherwise, nothing."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
+    found = _json_in(text)
     calls = [_call(each) for each in (found if isinstance(found, list) else [found])]
     return [call for call in calls if call] if all(calls) else []
 
 
 def _call(found: Any) -> tuple[str, str] | None:
     match found:
-        case {"name": str(name), "arguments": dict(arguments)} | {
+        case {"name": str(name), "arguments": dict() | str() as given} | {
             "name": str(name),
-            "parameters": dict(arguments),
+            "parameters": dict() | str() as given,
         }:
-            return name, json.dumps(arguments, ensure_ascii=False)
-        case {"name": str(name), "arguments": str(text)} | {"name": str(name), "parameters": str(text)}:
-            # JSON in a string, as Granite 4 and small models write it.
-            return (name, text) if is_object(text) else None
+            arguments = _object_in(given) if isinstance(given, str) else given
+            return None if arguments is None else (name, json.dumps(arguments, ensure_ascii=False))
     return None
-
-
-def is_object(text: str) -> bool:
-    """Whether the text is a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

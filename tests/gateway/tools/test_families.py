@@ -272,6 +272,7 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         [("weather", ROME)],
     ),
     ("hermes", '<tool_call>{"name": "weather", "arguments": "Rome"}</tool_call>', "", []),
+    ("hermes", '<tool_call>{"name": "clock", "arguments": ""}</tool_call>', "", [("clock", {})]),
     ("hermes", f"The <tool_call> tag: {HERMES}", "The <tool_call> tag: ", [("clock", {})]),
     (
         "hermes",

@@ -375,6 +375,8 @@ ANY_ARGUMENTS = TEMPLATE.replace("call.function.arguments.city", "call.function.
         ("{}", "[]"),
         ('{"city": "Rome"}', "[('city', 'Rome')]"),
         ('{"city": "Ro', "[('arguments', '{\"city\": \"Ro')]"),
+        ('"{\\"city\\": \\"Rome\\"}"', "[('city', 'Rome')]"),
+        ('"Rome"', "[('arguments', '\"Rome\"')]"),
         ("[1]", "[('arguments', '[1]')]"),
         ("{" * 20_000, "[('arguments', '{{{"),
     ],
