@@ -40,16 +40,17 @@ class ConversationBody(GenerationBody):
         found: dict[str, Any] = {}
         if self.add_generation_prompt is not None:
             found["add_generation_prompt"] = self.add_generation_prompt
-        if effort is not None:
-            # Some templates have levels, others a switch.
-            found["reasoning_effort"] = effort
-            found["enable_thinking"] = found["thinking"] = effort != "none"
-        return found | template_variables(self.chat_template_kwargs)
+        return found | template_variables(self.chat_template_kwargs, effort)
 
 
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
     """Returns a chat template's variables, such as Qwen3's enable_thinking. Raises InvalidRequest."""
     for name in _NOT_VARIABLES:
         if given and name in given:
             raise InvalidRequest(f"chat_template_kwargs: {name} is not a variable of a template")
-    return dict(given or {})
+    found: dict[str, Any] = {}
+    if effort is not None:
+        # Some templates have levels, others a switch.
+        found["reasoning_effort"] = effort
+        found["enable_thinking"] = found["thinking"] = effort != "none"
+    return found | (given or {})
