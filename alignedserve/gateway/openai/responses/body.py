@@ -56,6 +56,7 @@ Value = Annotated[str, Field(max_length=512)]
 class ResponseBody(ConversationBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
+        "context_management": ": it writes no summaries of conversations",
         "conversation": "; use previous_response_id",
         "prompt": ": it keeps no prompts",
     }
