@@ -159,7 +159,7 @@ def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, 
     """Returns the parameters, and the name of the one that prescribes the form of the output."""
     params, name = body.sampling_params(), body.structure_name
     if tooling.forced:
-        # The API's own format is one of text, and a call is none. vLLM's field is one of the output, whatever it is.
+        # The API's own format applies to text, and a call is not text. vLLM's field applies to every output.
         if body.structured_outputs is not None:
             raise InvalidRequest(
                 "tool_choice: a call that has to be made leaves no room for structured_outputs"

@@ -91,7 +91,7 @@ class HermesFamily(Family):
 
 
 class LlamaFamily(Family):
-    """A JSON object, bare. A grammar holds no call after a text, so that such a call is none where there is one."""
+    """A bare JSON object. A grammar allows no call after other text, so with a grammar such text stays text."""
 
     name = "json-in-text"
     held_name = "json"
