@@ -94,11 +94,9 @@ def offered(
     """Returns the tools that the model is told of, and the choice among them. Raises InvalidRequest."""
     if choice not in (None, "none") and tools is None:
         raise InvalidRequest("tool_choice: there are no tools")
-    if tools is None or choice == "none":
-        return [], choice or "auto"
     if isinstance(choice, AllowedTools):
-        return choice.of(tools), choice.allowed_tools.mode
-    return tools, choice or "auto"
+        return choice.of(tools or []), choice.allowed_tools.mode
+    return [] if tools is None or choice == "none" else tools, choice or "auto"
 
 
 # ---- what the output has to look like ----

@@ -154,6 +154,7 @@ def test_the_model_is_told_of_the_functions_that_are_allowed() -> None:
     async def scenario() -> None:
         async with served(model=model_with(TEMPLATE)) as at:
             clock = {"type": "function", "name": "clock"}
+            chosen: Any
             body = {"input": "x", "tools": [FUNCTION, clock, {"type": "web_search"}]}
             for mode in ("auto", "required"):
                 chosen = {"type": "allowed_tools", "mode": mode, "tools": [clock, {"type": "web_search"}]}
