@@ -58,6 +58,8 @@ class ChoicesBody(GenerationBody):
     response_format: ResponseFormat | None = None
     # vLLM's field: log-probabilities of the prompt's tokens, with so many of the likeliest tokens in their places.
     prompt_logprobs: int | None = None
+    # vLLM's field: the answer has the ids of its tokens, and of the prompt's.
+    return_token_ids: bool | None = None
     # llama.cpp's field: a stream says how far the prompt is.
     return_progress: bool | None = None
     # These fields are accepted, and change nothing.

@@ -41,7 +41,8 @@ class ChatResponseBuilder(ChoicesBuilder):
 
     def _further_members(self) -> dict[str, Iterable[Piece]]:
         packed = (choice.prompt_logprobs for choice in self._choices.values())
-        return self._prompt_logprobs(self.prompts[0], next(filter(None, packed), b""))
+        prompt = self.prompts[0]
+        return self._prompt_logprobs(prompt, next(filter(None, packed), b"")) | self._prompt_ids(prompt)
 
     def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
         calls = [_call_body(name, arguments) for name, arguments in choice.text.calls]
@@ -57,12 +58,15 @@ class ChatResponseBuilder(ChoicesBuilder):
             "finish_reason": self._reason(index, choice.finish_reason),
         }
         if self.num_logprobs is None:
-            return object_of(body | {"logprobs": None}, {})
-        return object_of(body, {"logprobs": choice.logprobs.pieces()})
+            return object_of(body | {"logprobs": None}, choice.token_ids.members())
+        return object_of(body, {"logprobs": choice.logprobs.pieces()} | choice.token_ids.members())
 
     def _opening(self, first: Delta) -> Iterator[Piece] | None:
         role = {"role": "assistant", "content": ""} | self._thoughts("")
         return object_of({"index": first.index, "delta": role, "logprobs": None, "finish_reason": None}, {})
+
+    def _opening_members(self) -> dict[str, Iterable[Piece]]:
+        return self._prompt_ids(self.prompts[0])
 
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
         read = self._read(delta)
