@@ -42,6 +42,8 @@ class Piece:
     name: str | None
     # The beginning of the JSON, as far as it has come.
     arguments: str = ""
+    # The call's id where the model has written one; None: it gets one.
+    id: str | None = None
 
 
 @dataclass
@@ -53,8 +55,8 @@ class Read:
     # What the model thinks before it answers.
     reasoning: str = ""
 
-    def begin(self, name: str, arguments: str = "") -> None:
-        self.pieces.append(Piece(name, arguments))
+    def begin(self, name: str, arguments: str = "", call_id: str | None = None) -> None:
+        self.pieces.append(Piece(name, arguments, call_id))
 
     def go_on(self, arguments: str) -> None:
         if not arguments:
@@ -82,6 +84,8 @@ class CollectedText:
         self._reasoning: list[str] = []
         # The names, and the parts of their arguments.
         self._calls: list[tuple[str, list[str]]] = []
+        # The ids that the model has written.
+        self.call_ids: list[str | None] = []
 
     def add(self, read: Read) -> int:
         """Returns the number of calls so far."""
@@ -90,6 +94,7 @@ class CollectedText:
         for piece in read.pieces:
             if piece.name is not None:
                 self._calls.append((piece.name, []))
+                self.call_ids.append(piece.id)
             self._calls[-1][1].append(piece.arguments)
         return len(self._calls)
 

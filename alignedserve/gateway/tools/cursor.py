@@ -102,8 +102,8 @@ class Cursor(Reader):
             self._blanks.clear()
         self._content.append(text)
 
-    def _begin(self, read: Read, name: str, arguments: str = "") -> None:
-        read.begin(name, arguments)
+    def _begin(self, read: Read, name: str, arguments: str = "", call_id: str | None = None) -> None:
+        read.begin(name, arguments, call_id)
         self._opened.clear()
         self._blanks.clear()
         self._is_blank = self._has_calls = True

@@ -20,7 +20,7 @@ HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 
 @dataclass(frozen=True)
 class Head:
-    """What comes between a mark and the arguments; its group is the name."""
+    """What comes between a mark and the arguments. The group `name` is the name; a group `id` is the call's id."""
 
     whole: re.Pattern[str]
     # What may become one.
@@ -49,7 +49,7 @@ _SEP, _KIMI_ARGUMENTS = "<｜tool▁sep｜>", "<|tool_call_argument_begin|>"
 DEEPSEEK = Marks(
     ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
     Head(
-        re.compile(rf"(?:function{_SEP})?({NAME})(?:{_SEP}|\s*```json)\s*(?=\{{)"),
+        re.compile(rf"(?:function{_SEP})?(?P<name>{NAME})(?:{_SEP}|\s*```json)\s*(?=\{{)"),
         beginnings(
             [NAME, *spelt(_SEP), r"\s*"],
             [NAME, r"\s*", *spelt("```json"), r"\s*"],
@@ -62,7 +62,11 @@ DEEPSEEK = Marks(
 KIMI = Marks(
     ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     Head(
-        re.compile(rf"(?:functions\.)?({NAME}?)(?::\d+)?\s*{re.escape(_KIMI_ARGUMENTS)}\s*(?=\{{)"),
+        # The index, with which names become ids, is there at times only.
+        re.compile(
+            rf"(?=(?P<id>{NAME}:\d+)?)(?:functions\.)?(?P<name>{NAME}?)(?::\d+)?"
+            rf"\s*{re.escape(_KIMI_ARGUMENTS)}\s*(?=\{{)"
+        ),
         beginnings(
             [NAME, r"\s*", *spelt(_KIMI_ARGUMENTS), r"\s*"],
             [NAME, ":", r"\d+", r"\s*", *spelt(_KIMI_ARGUMENTS), r"\s*"],
@@ -73,7 +77,7 @@ KIMI = Marks(
 MISTRAL = Marks(
     ("[TOOL_CALLS]",),
     Head(
-        re.compile(rf"({NAME})(?:\[CALL_ID\]{NAME})?\[ARGS\]\s*(?=\{{)"),
+        re.compile(rf"(?P<name>{NAME})(?:\[CALL_ID\](?P<id>{NAME}))?\[ARGS\]\s*(?=\{{)"),
         beginnings(
             [NAME, *spelt("[ARGS]"), r"\s*"],
             [NAME, *spelt("[CALL_ID]"), NAME, *spelt("[ARGS]"), r"\s*"],
@@ -135,7 +139,7 @@ class MarkedReader(Marked):
         head = self._head.whole.match(self._text, self._at, self._at + MAX_HEAD_CHARS)
         if head:
             self._at, self._arguments = head.end(), Nesting()
-            self._begin(read, head[1])
+            self._begin(read, head["name"], call_id=head.groupdict().get("id"))
             self._phase = self._send
             return True
         begun = (self._head.begun, self._marks.opening_tags.begun)

@@ -105,8 +105,8 @@ class ReasoningReader(Reader):
             self._open(is_end=True)
         if self._is_thinking and self._has_called(is_cut):
             read.reasoning = self._trail.add(self._drafted.content)
-            for name, arguments in self._drafted.calls:
-                read.begin(name, arguments)
+            for (name, arguments), call_id in zip(self._drafted.calls, self._drafted.call_ids, strict=True):
+                read.begin(name, arguments, call_id)
             return read
         if self._is_thinking:
             read.reasoning = "".join((*self._trail.blanks, *self._held))

@@ -179,6 +179,27 @@ def test_calls_are_read_however_the_text_is_cut(
     assert read.content == content
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "ids"),
+    [
+        (
+            "kimi",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}"
+            "<|tool_call_end|><|tool_call_begin|>functions.clock:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_call_begin|>clock<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+            ["functions.clock:0", "functions.clock:1", None],
+        ),
+        ("mistral", "[TOOL_CALLS]clock[CALL_ID]a1b2[ARGS] {}[TOOL_CALLS]clock[ARGS]{}", ["a1b2", None]),
+    ],
+)
+def test_ids_that_a_model_writes_are_the_calls(name: str, text: str, ids: list[str | None]) -> None:
+    for pieces in ([text], list(text)):
+        read = read_all(Reading(name, types=TYPES), pieces)
+        assert [(piece.name, piece.id, piece.arguments) for piece in read.pieces] == [
+            ("clock", each, "{}") for each in ids
+        ]
+
+
 DALLAS = {"city": "Dallas", "days": 2}
 FUNCTION = "<function=weather>\n<parameter=city>\nDallas\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>"
 BARE = FUNCTION.replace("\n</parameter>", "")

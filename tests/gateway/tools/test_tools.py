@@ -198,6 +198,22 @@ def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_calls_id_is_the_models_where_it_has_written_one(is_stream: bool) -> None:
+    call = "<|tool_call_begin|>functions.clock:7<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    said = f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>"
+    template = TEMPLATE.replace("<tool_call>", "<|tool_calls_section_begin|>")
+
+    async def scenario() -> None:
+        async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(template)) as at:
+            body = ASKED | {"stream": is_stream}
+            text = (await at.post("/v1/chat/completions", {"model": "demo"} | body)).text
+            # Each id is there once, also if the model repeats itself.
+            assert text.count('"functions.clock:7"') == 1 and text.count('"call_') == 1
+
+    play(scenario)
+
+
 def test_a_call_is_streamed_while_it_is_written() -> None:
     async def scenario() -> None:
         router = ScriptedRouter(answer=answer_of(CALL))
