@@ -324,8 +324,21 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     (
         "harmony",
         '<|channel|>commentary to=functions.weather <|message|>{"city": "Rome"}<|call|>commentary',
-        "commentary",
+        "",
         [("weather", ROME)],
+    ),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.weather <|message|>{"city": "Rome"}<|call|>commentary on it',
+        "commentary on it",
+        [("weather", ROME)],
+    ),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.weather<|message|>{"city": "Rome"}<|call|>commentary to=functions.clock '
+        "<|constrain|>json<|message|>{}",
+        "",
+        [("weather", ROME), ("clock", {})],
     ),
     (
         "harmony",
