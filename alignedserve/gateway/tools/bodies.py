@@ -7,14 +7,13 @@ the model may choose, its text is parsed as its chat template writes calls (fami
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field
 from pydantic import Tag as PydanticTag
 
 from alignedserve.gateway.fields import Fields
-from alignedserve.gateway.tools.calls import arguments_of
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
@@ -134,37 +133,3 @@ def _call_schema(function: Function, definitions: dict[str, Any]) -> dict[str, A
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
-
-
-def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Parses the arguments of calls: templates write them as JSON themselves, and clients send them back as text.
-
-    A model may have been cut off, or have written no JSON, and its client sends that back. To refuse it would end the
-    conversation for good, and templates take objects."""
-    return [
-        dict(message) | _with_objects(message.get("tool_calls")) | _with_thoughts(message)
-        for message in messages
-    ]
-
-
-# The names of a turn's thoughts: some clients send one, and some templates read the other.
-_THOUGHTS = ("reasoning_content", "reasoning")
-
-
-def _with_thoughts(message: Mapping[str, Any]) -> dict[str, Any]:
-    found = (message.get(name) for name in _THOUGHTS)
-    text = next((each for each in found if each and isinstance(each, str)), None)
-    return {} if text is None else dict.fromkeys(_THOUGHTS, text)
-
-
-def _with_objects(calls: Any) -> dict[str, Any]:
-    if not isinstance(calls, list):
-        return {}
-    return {"tool_calls": [_with_object(call) for call in calls]}
-
-
-def _with_object(call: Any) -> Any:
-    match call:
-        case {"function": {"arguments": str() | None as text, **function}, **rest}:
-            return {**rest, "function": {**function, "arguments": arguments_of(text or "")}}
-    return call
