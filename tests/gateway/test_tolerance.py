@@ -126,6 +126,7 @@ def test_a_strict_server_refuses_what_it_does_not_know() -> None:
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"regex": "a+"}, "regex"),
         ({"ebnf": 'root ::= "a"'}, "ebnf"),
+        ({"grammar": 'root ::= "a"'}, "grammar"),
         ({"json_schema": "{}"}, "json_schema"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"web_search_options": {"x": 1}}, "web_search_options"),

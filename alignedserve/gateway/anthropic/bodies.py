@@ -58,6 +58,8 @@ class OutputFormat(Fields):
 
 
 class OutputConfig(Fields):
+    refused: ClassVar[Mapping[str, str]] = {"task_budget": ": the model is told of no budget"}
+
     effort: str | None = None
     format: OutputFormat | None = None
 
@@ -66,10 +68,13 @@ class Metadata(Fields):
     user_id: str | None = None
 
 
+_NO_SUMMARIES = ": it writes no summaries of conversations"
+
+
 class CountTokensBody(ConversationBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
-        "compaction": ": it writes no summaries of conversations",
+        "compaction": _NO_SUMMARIES,
         "container": ": it runs no code",
         "mcp_servers": ": it calls no servers",
     }
@@ -90,6 +95,9 @@ class CountTokensBody(ConversationBody):
     # A conversation that Anthropic's servers hold, so that a call has its last messages alone. It is refused, the
     # first call of one too: an answer to the last messages alone would be a wrong one.
     thread: Any = None
+    # Edits of the conversation. One that makes a summary of it is refused, and those that leave something out are
+    # ignored: the model gets all of the conversation.
+    context_management: Any = None
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -122,6 +130,8 @@ class CountTokensBody(ConversationBody):
         if self.thread:
             message = "thread: this server holds no conversations; send all messages with each call"
             raise ApiError(400, message, param="thread", code=THREAD_UNSUPPORTED)
+        if self._compacts:
+            raise InvalidRequest(f"context_management: not supported by this server{_NO_SUMMARIES}")
         messages = list(_messages_of(self.messages))
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": _text(self.system, "system")})
@@ -134,6 +144,21 @@ class CountTokensBody(ConversationBody):
         return Conversation(
             messages, tools, _choice(choice), one_at_most, (effort or "medium") if self.thinks else "none"
         )
+
+    @property
+    def _compacts(self) -> bool:
+        match self.context_management:
+            case {"edits": [*edits]}:
+                return any(
+                    isinstance(edit, dict) and str(edit.get("type")).startswith("compact") for edit in edits
+                )
+        return False
+
+    @property
+    def ignored(self) -> list[str]:
+        """Returns the names of what was asked for and changes nothing."""
+        others = [f"tools.{kind}" for kind in dict.fromkeys(self.other_tools)]
+        return (["context_management"] if self.context_management else []) + others
 
     @property
     def functions(self) -> list[Tool]:

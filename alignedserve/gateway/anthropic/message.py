@@ -15,7 +15,7 @@ from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
-from alignedserve.gateway.tools.calls import CollectedText, Read, object_of
+from alignedserve.gateway.tools.calls import CollectedText, Read, arguments_of
 from alignedserve.gateway.tools.readers import Reader
 
 # Names of events, and their fields besides the type.
@@ -57,7 +57,7 @@ class MessageBuilder(ResponseBuilder):
         if self._collected.content or not self._collected.calls:
             blocks.append({"type": "text", "text": self._collected.content, "citations": None})
         for name, arguments in self._collected.calls:
-            given = object_of(arguments)
+            given = arguments_of(arguments)
             blocks.append({"type": "tool_use", "id": _new_call_id(), "name": name, "input": given})
         yield encode(self._envelope(usage) | {"content": blocks, **self._end()})
 
@@ -116,7 +116,7 @@ class MessageBuilder(ResponseBuilder):
 
     def _close(self) -> Iterator[Event]:
         if self._held:
-            yield self._arguments(encode(object_of("".join(self._held))).decode())
+            yield self._arguments(encode(arguments_of("".join(self._held))).decode())
         self._held = None
         if self._open is not None:
             self._open = None
@@ -134,7 +134,7 @@ class MessageBuilder(ResponseBuilder):
         read = self._reader.feed(delta.text)
         if delta.finish_reason is not None:
             self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
-            read.add(self._reader.end())
+            read.add(self._reader.end(is_cut=delta.is_cut))
         if not self.shows_reasoning:
             read.reasoning = ""
         self._has_calls |= bool(read.pieces)

@@ -36,7 +36,7 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
         found["shows_reasoning"] = found["shows_reasoning"] and body.thinks
         found["service_tier"] = body.tier
         found["eager_tools"] = body.eager_tools
-        found["ignored"] += _other_tools(body)
+        found["ignored"] += body.ignored
         return PreparedMessage(**found)
 
 
@@ -45,12 +45,8 @@ def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> A
     with body.naming():
         found = chat_fields(body, body.conversation(), model, limits)
         num_tokens = len(found["prompts"][0]) // TOKEN_BYTES
-        ignored = [*found["ignored"], *_other_tools(body)]
+        ignored = [*found["ignored"], *body.ignored]
         return Answered(msgspec.json.encode({"input_tokens": num_tokens}), ignored=ignored)
-
-
-def _other_tools(body: CountTokensBody) -> list[str]:
-    return [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
 
 
 MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from alignedserve.gateway.chat.templating import template_variables
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.tools.bodies import Tool, ToolChoice
-from alignedserve.types import InvalidRequest
-
-# A template gets these from elsewhere; as variables they would replace those.
-_NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
 
 
 @dataclass(frozen=True)
@@ -40,16 +37,4 @@ class ConversationBody(GenerationBody):
         found: dict[str, Any] = {}
         if self.add_generation_prompt is not None:
             found["add_generation_prompt"] = self.add_generation_prompt
-        if effort is not None:
-            # Some templates have levels, others a switch.
-            found["reasoning_effort"] = effort
-            found["enable_thinking"] = found["thinking"] = effort != "none"
-        return found | template_variables(self.chat_template_kwargs)
-
-
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns a chat template's variables, such as Qwen3's enable_thinking. Raises InvalidRequest."""
-    for name in _NOT_VARIABLES:
-        if given and name in given:
-            raise InvalidRequest(f"chat_template_kwargs: {name} is not a variable of a template")
-    return dict(given or {})
+        return found | template_variables(self.chat_template_kwargs, effort)

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
+from alignedserve.gateway.chat.templating import readable, tool_variables
 from alignedserve.gateway.generation.checks import check_body, checked_prompts, fields_of
 from alignedserve.gateway.generation.prepared import Prepared
 from alignedserve.gateway.grammars.structure import check_size
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.tools.bodies import ChosenTool, Tool, readable, structure_of
+from alignedserve.gateway.tools.bodies import ChosenTool, structure_of
 from alignedserve.gateway.tools.families import HarmonyFamily, family_of
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
 from alignedserve.gateway.tools.keyed_readers import types_of
@@ -109,18 +110,6 @@ def _with_tags(reading: Reading, has_tools: bool) -> Reading:
     return Reading()
 
 
-def tool_variables(tools: Sequence[Tool], model: ServedModel) -> dict[str, Any]:
-    """Returns the variables by which a template tells the model of the tools."""
-    if not tools:
-        return {}
-    found = [tool.model_dump(exclude_none=True) for tool in tools]
-    if model.writes_harmony(has_tools=True):
-        for tool in found:
-            # The template can't do without one.
-            tool["function"].setdefault("description", "")
-    return {"tools": found}
-
-
 def _tooling_of(chat: Conversation, model: ServedModel) -> _Tooling:
     """Raises ApiError and InvalidRequest if this model makes no calls."""
     tools, choice = chat.tools, chat.choice
@@ -159,7 +148,7 @@ def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, 
     """Returns the parameters, and the name of the one that prescribes the form of the output."""
     params, name = body.sampling_params(), body.structure_name
     if tooling.forced:
-        # The API's own format is one of text, and a call is none. vLLM's field is one of the output, whatever it is.
+        # The API's own format applies to text, and a call is not text. vLLM's field applies to every output.
         if body.structured_outputs is not None:
             raise InvalidRequest(
                 "tool_choice: a call that has to be made leaves no room for structured_outputs"

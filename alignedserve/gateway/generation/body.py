@@ -42,6 +42,7 @@ class GenerationBody(Fields):
         "guided_json": _STRUCTURED,
         "guided_regex": _STRUCTURED,
         "ebnf": _STRUCTURED,
+        "grammar": _STRUCTURED,
         "json_schema": _STRUCTURED,
         "logits_processors": "",
         "moderation": ": it moderates nothing",

@@ -44,6 +44,11 @@ class Delta:
     # How far the prompt is, in place of tokens.
     progress: PromptProgress | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit or a stop string has ended the choice, and not the model."""
+        return self.finish_reason == "length" or self.stop_string is not None
+
 
 @dataclass
 class Usage:

@@ -18,6 +18,7 @@ Piece = bytes | bytearray
 # Other requests get their turn after so many seconds.
 STEP_S = 0.001
 BLOCK_BYTES = 1 << 16
+_STEP_NUMBERS = 4096
 
 encode = msgspec.json.Encoder().encode
 # In each event loop, long bodies are written one after the other.
@@ -47,6 +48,13 @@ def array_of(items: Iterable[Iterable[Piece]]) -> Iterator[Piece]:
     yield b"]"
 
 
+def list_of(numbers: Sequence[int]) -> Iterator[Piece]:
+    yield b"["
+    for start in range(0, len(numbers), _STEP_NUMBERS):
+        yield b"," * (start > 0) + encode(numbers[start : start + _STEP_NUMBERS])[1:-1]
+    yield b"]"
+
+
 class Columns:
     """Arrays that grow together, by name, kept as JSON's bytes: as objects they would take twenty times the memory."""
 
@@ -63,11 +71,13 @@ class Columns:
 
     def pieces(self) -> Iterator[Piece]:
         yield b"{"
-        for number, (name, text) in enumerate(self._texts.items()):
-            yield b"," * (number > 0) + encode(name) + b":["
-            yield text
-            yield b"]"
+        for number, (name, pieces) in enumerate(self.members().items()):
+            yield b"," * (number > 0) + encode(name) + b":"
+            yield from pieces
         yield b"}"
+
+    def members(self) -> dict[str, Iterable[Piece]]:
+        return {name: (b"[", text, b"]") for name, text in self._texts.items()}
 
     def _append(self, name: str, text: Piece) -> None:
         column = self._texts.setdefault(name, bytearray())

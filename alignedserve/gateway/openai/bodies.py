@@ -13,7 +13,7 @@ from alignedserve.gateway.chat.conversation import Conversation, ConversationBod
 from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.openai.formats import ResponseFormat, structure_of_format
-from alignedserve.gateway.tools.bodies import AllowedTools, ToolChoice, Tools
+from alignedserve.gateway.tools.bodies import AnyChoice, Tools, offered
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
 
@@ -58,6 +58,8 @@ class ChoicesBody(GenerationBody):
     response_format: ResponseFormat | None = None
     # vLLM's field: log-probabilities of the prompt's tokens, with so many of the likeliest tokens in their places.
     prompt_logprobs: int | None = None
+    # vLLM's field: the answer has the ids of its tokens, and of the prompt's.
+    return_token_ids: bool | None = None
     # llama.cpp's field: a stream says how far the prompt is.
     return_progress: bool | None = None
     # These fields are accepted, and change nothing.
@@ -170,7 +172,7 @@ class ChatBody(ChoicesBody, ConversationBody):
     top_logprobs: int | None = None
     tools: Tools | None = None
     # The default is auto if there are tools.
-    tool_choice: ToolChoice | AllowedTools | None = None
+    tool_choice: AnyChoice | None = None
     parallel_tool_calls: bool | None = None
     # How long a model thinks, where its template knows that (OpenAI's levels; "none": not at all).
     reasoning_effort: str | None = None
@@ -193,12 +195,7 @@ class ChatBody(ChoicesBody, ConversationBody):
 
     def conversation(self) -> Conversation:
         """Raises InvalidRequest."""
-        if self.tool_choice not in (None, "none") and self.tools is None:
-            raise InvalidRequest("tool_choice: there are no tools")
-        tools = [] if self.tools is None or self.tool_choice == "none" else self.tools
-        choice = self.tool_choice or "auto"
-        if isinstance(choice, AllowedTools):
-            tools, choice = choice.of(tools), choice.allowed_tools.mode
+        tools, choice = offered(self.tools, self.tool_choice)
         one_at_most = self.parallel_tool_calls is False
         return Conversation(self.messages, tools, choice, one_at_most, self.reasoning_effort)
 

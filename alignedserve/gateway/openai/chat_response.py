@@ -25,6 +25,8 @@ class ChatResponseBuilder(ChoicesBuilder):
     _readers: dict[int, Reader] = field(default_factory=dict)
     # The number of calls that each choice has made.
     _num_calls: dict[int, int] = field(default_factory=dict)
+    # The ids of the calls, with the choices' numbers.
+    _call_ids: set[tuple[int, str]] = field(default_factory=set)
     # Of all choices; None if no output has thoughts.
     _num_reasoning_tokens: int | None = None
 
@@ -41,10 +43,12 @@ class ChatResponseBuilder(ChoicesBuilder):
 
     def _further_members(self) -> dict[str, Iterable[Piece]]:
         packed = (choice.prompt_logprobs for choice in self._choices.values())
-        return self._prompt_logprobs(self.prompts[0], next(filter(None, packed), b""))
+        prompt = self.prompts[0]
+        return self._prompt_logprobs(prompt, next(filter(None, packed), b"")) | self._prompt_ids(prompt)
 
     def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]:
-        calls = [_call_body(name, arguments) for name, arguments in choice.text.calls]
+        found = zip(choice.text.calls, choice.text.call_ids, strict=True)
+        calls = [self._call_body(index, name, arguments, call_id) for (name, arguments), call_id in found]
         content, reasoning = choice.text.content, choice.text.reasoning
         message: Json = {
             "role": "assistant",
@@ -57,12 +61,15 @@ class ChatResponseBuilder(ChoicesBuilder):
             "finish_reason": self._reason(index, choice.finish_reason),
         }
         if self.num_logprobs is None:
-            return object_of(body | {"logprobs": None}, {})
-        return object_of(body, {"logprobs": choice.logprobs.pieces()})
+            return object_of(body | {"logprobs": None}, choice.token_ids.members())
+        return object_of(body, {"logprobs": choice.logprobs.pieces()} | choice.token_ids.members())
 
     def _opening(self, first: Delta) -> Iterator[Piece] | None:
         role = {"role": "assistant", "content": ""} | self._thoughts("")
         return object_of({"index": first.index, "delta": role, "logprobs": None, "finish_reason": None}, {})
+
+    def _opening_members(self) -> dict[str, Iterable[Piece]]:
+        return self._prompt_ids(self.prompts[0])
 
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
         read = self._read(delta)
@@ -94,7 +101,7 @@ class ChatResponseBuilder(ChoicesBuilder):
             num_tokens = len(delta.token_ids) if reader.is_thinking else 0
             self._num_reasoning_tokens = (self._num_reasoning_tokens or 0) + num_tokens
         if delta.finish_reason is not None:
-            read.add(reader.end())
+            read.add(reader.end(is_cut=delta.is_cut))
         if not self.shows_reasoning:
             read.reasoning = ""
         return read
@@ -105,9 +112,17 @@ class ChatResponseBuilder(ChoicesBuilder):
             is_new = piece.name is not None
             self._num_calls[index] = self._num_calls.get(index, 0) + is_new
             arguments = {"function": {"arguments": piece.arguments}}
-            body = _call_body(piece.name, piece.arguments) if is_new else arguments
+            body = self._call_body(index, piece.name, piece.arguments, piece.id) if is_new else arguments
             bodies.append({"index": self._num_calls[index] - 1} | body)
         return bodies
+
+    def _call_body(self, index: int, name: str | None, arguments: str, call_id: str | None) -> Json:
+        """An id that the model has written goes back to it with the call's result: its template may show nothing else.
+        In a choice each is there once."""
+        if call_id is None or (index, call_id) in self._call_ids:
+            call_id = f"call_{secrets.token_hex(12)}"
+        self._call_ids.add((index, call_id))
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _reason(self, index: int, finish_reason: str | None) -> str | None:
         if finish_reason == "stop" and self._num_calls.get(index):
@@ -121,11 +136,3 @@ class ChatResponseBuilder(ChoicesBuilder):
 
     def _logprobs(self, delta: Delta) -> Json:
         return {"content": chat_logprobs(delta.token_ids, delta.logprobs, self.model)}
-
-
-def _call_body(name: str | None, arguments: str) -> Json:
-    return {
-        "id": f"call_{secrets.token_hex(12)}",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }

@@ -15,7 +15,7 @@ from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, object_of
+from alignedserve.gateway.http.json_pieces import Columns, Json, Piece, array_of, encode, list_of, object_of
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.token_logprobs import prompt_positions
 from alignedserve.gateway.tools.calls import CollectedText
@@ -33,6 +33,8 @@ class Shown(msgspec.Struct, frozen=True):
     # Whether a stream ends with its usage, and whether each of its chunks has the usage so far, which is vLLM's.
     usage: bool = False
     usage_so_far: bool = False
+    # Whether it has the ids of the prompt's tokens, and of its own, which are vLLM's fields.
+    token_ids: bool = False
 
 
 @dataclass
@@ -43,6 +45,8 @@ class CollectedChoice:
     # Thoughts, content and tool calls: a chat has these instead of texts.
     text: CollectedText = field(default_factory=CollectedText)
     logprobs: Columns = field(default_factory=Columns)
+    # The ids of its tokens, if they are asked for.
+    token_ids: Columns = field(default_factory=Columns)
     finish_reason: str | None = None
     # The prompt's log-probabilities, packed (prompt_logprobs.py).
     prompt_logprobs: bytes = b""
@@ -90,6 +94,8 @@ class ChoicesBuilder(ResponseBuilder):
             choice.prompt_logprobs = delta.prompt_logprobs
         if self.num_logprobs is not None:
             choice.logprobs.add(self._logprobs(delta))
+        if self.shown.token_ids:
+            choice.token_ids.add({"token_ids": delta.token_ids})
         choice.num_tokens += len(delta.token_ids)
         choice.sum_logprobs += sum(logprob for logprob, _, _ in delta.logprobs)
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
@@ -120,6 +126,9 @@ class ChoicesBuilder(ResponseBuilder):
         positions = prompt_positions(prompt, packed, num, self.model.token_text)
         return {"prompt_logprobs": array_of([encode(position)] for position in positions)}
 
+    def _prompt_ids(self, prompt: Sequence[int]) -> dict[str, Iterable[Piece]]:
+        return {"prompt_token_ids": list_of(prompt)} if self.shown.token_ids else {}
+
     @abstractmethod
     def _whole_choice(self, index: int, choice: CollectedChoice) -> Iterator[Piece]: ...
 
@@ -134,17 +143,21 @@ class ChoicesBuilder(ResponseBuilder):
             return None
         # The tokens of this delta are those of the next chunk.
         before = replace(usage, num_completion_tokens=usage.num_completion_tokens - len(delta.token_ids))
-        chunk = object_of(self._chunk(before), {"choices": array_of([choice])})
+        members = {"choices": array_of([choice])} | self._opening_members()
+        chunk = object_of(self._chunk(before), members)
         return chain([b"data: "], chunk, [b"\n\n"])
 
     def events(self, delta: Delta, usage: Usage) -> bytes:
         logprobs = None if self.num_logprobs is None else self._logprobs(delta)
+        is_first, has_ids = delta.index not in self._lengths, self.shown.token_ids and bool(delta.token_ids)
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
-        if not (delta.text or logprobs or delta.finish_reason):
+        if not (delta.text or logprobs or delta.finish_reason or has_ids):
             return b""
         choice = self._chunk_choice(delta, logprobs)
-        if not (logprobs or delta.finish_reason or self._has_news(choice)):
+        if not (logprobs or delta.finish_reason or has_ids or self._has_news(choice)):
             return b""
+        if self.shown.token_ids:
+            choice |= self._chunk_ids(delta, is_first)
         return _event(self._chunk(usage) | {"choices": [choice]})
 
     def progress(self, delta: Delta, usage: Usage) -> bytes:
@@ -170,6 +183,14 @@ class ChoicesBuilder(ResponseBuilder):
     def _opening(self, first: Delta) -> Iterator[Piece] | None:
         """Returns the first chunk of a choice's stream."""
         return None
+
+    def _opening_members(self) -> dict[str, Iterable[Piece]]:
+        """Returns what that chunk has besides its choice."""
+        return {}
+
+    def _chunk_ids(self, delta: Delta, is_first: bool) -> Json:
+        """Returns the ids of tokens in a chunk's choice, which may be its first."""
+        return {"token_ids": delta.token_ids}
 
     def _has_news(self, choice: Json) -> bool:
         """Whether a chunk's choice shows anything: text may be a part of a mark."""

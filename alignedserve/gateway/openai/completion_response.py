@@ -49,6 +49,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
         else:
             members["logprobs"] = self._all_logprobs(number, of_prompt, choice.logprobs)
         members |= self._prompt_logprobs(self.prompts[number], of_prompt)
+        members |= choice.token_ids.members() | self._prompt_ids(self.prompts[number])
         return object_of(body, members)
 
     def _opening(self, first: Delta) -> Iterator[Piece] | None:
@@ -89,6 +90,10 @@ class CompletionResponseBuilder(ChoicesBuilder):
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
         }
+
+    def _chunk_ids(self, delta: Delta, is_first: bool) -> Json:
+        found = super()._chunk_ids(delta, is_first)
+        return found | ({"prompt_token_ids": self.prompts[delta.index // self.num_made]} if is_first else {})
 
     def _logprobs(self, delta: Delta) -> Json:
         # Text appears when its last token does: the offsets of tokens that come together are counted from there.

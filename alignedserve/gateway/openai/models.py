@@ -33,7 +33,7 @@ def _model_body(model: ServedModel, name: str) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "alignedserve",
         "max_model_len": model.max_model_len,
-        # vLLM's fields: the base model of an adapter, and where a model is, which is nobody's concern here.
+        # These are vLLM's: the place of a model's files, of which the name is told, and the base model of an adapter.
         "root": name,
         "parent": model.name if model.adapter_of(name) else None,
     }

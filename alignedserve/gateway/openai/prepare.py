@@ -40,4 +40,10 @@ def chat(body: ChatBody, model: ServedModel, limits: Limits) -> PreparedChatComp
 
 
 def _shown(body: ChoicesBody, num_logprobs: int | None) -> Shown:
-    return Shown(num_logprobs, body.prompt_logprobs, body.includes_usage, body.includes_usage_so_far)
+    return Shown(
+        num_logprobs,
+        body.prompt_logprobs,
+        body.includes_usage,
+        body.includes_usage_so_far,
+        bool(body.return_token_ids),
+    )

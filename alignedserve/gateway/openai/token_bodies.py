@@ -8,15 +8,15 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from pydantic import BaseModel, Field
 
-from alignedserve.gateway.chat.conversation import template_variables
-from alignedserve.gateway.chat.prepare import tool_variables
+from alignedserve.gateway.chat.templating import readable, template_variables, tool_variables
 from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.bodies import Messages
-from alignedserve.gateway.tools.bodies import Tools, readable
+from alignedserve.gateway.tools.bodies import AnyChoice, Tool, offered
+from alignedserve.gateway.tools.harmony import effort_of
 
 
 class TokenizeBody(Fields):
@@ -33,8 +33,10 @@ class TokenizeBody(Fields):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
-    # Those of a chat: the prompt tells the model of them.
-    tools: Tools | None = None
+    # These are a chat's, which change its prompt.
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: AnyChoice | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool | None = None
 
 
@@ -56,7 +58,7 @@ class DetokenizeAnswer(BaseModel):
 
 def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> Answered:
     model.check_name(body.model)
-    tokens = _tokens(model, body)
+    tokens, ignored = _tokens(model, body)
     strings = list(map(model.token_text, tokens)) if body.return_token_strs else None
     found = {
         "count": len(tokens),
@@ -64,7 +66,7 @@ def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> Answere
         "tokens": tokens,
         "token_strs": strings,
     }
-    return Answered(msgspec.json.encode(found))
+    return Answered(msgspec.json.encode(found), ignored=ignored)
 
 
 def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> Answered:
@@ -72,14 +74,22 @@ def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> Ans
     return Answered(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)}))
 
 
-def _tokens(model: ServedModel, body: TokenizeBody) -> list[int]:
+def _tokens(model: ServedModel, body: TokenizeBody) -> tuple[list[int], list[str]]:
+    """Returns the tokens, and the names of the fields that the model can make nothing of."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: exactly one of prompt and messages must be given", param="prompt")
     if body.prompt is not None:
-        return model.prompt_ids(body.prompt, body.add_special_tokens is not False)
+        return model.prompt_ids(body.prompt, body.add_special_tokens is not False), []
+    tools, _ = offered(body.tools or None, body.tool_choice)
+    ignored = ["tools"] if tools and not model.has_place_for_tools else []
+    if ignored:
+        tools = []
+    effort = body.reasoning_effort
+    if model.writes_harmony(has_tools=bool(tools)):
+        effort = effort_of(effort)
     variables = {
         "add_generation_prompt": body.add_generation_prompt,
-        **template_variables(body.chat_template_kwargs),
-        **tool_variables(body.tools if body.tools and model.has_place_for_tools else (), model),
+        **template_variables(body.chat_template_kwargs, effort),
+        **tool_variables(tools, model),
     }
-    return model.chat_ids(readable(body.messages or []), variables, bool(body.add_special_tokens))
+    return model.chat_ids(readable(body.messages or []), variables, bool(body.add_special_tokens)), ignored

@@ -7,13 +7,13 @@ the model may choose, its text is parsed as its chat template writes calls (fami
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field
+from pydantic import Tag as PydanticTag
 
 from alignedserve.gateway.fields import Fields
-from alignedserve.gateway.tools.calls import object_of
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
@@ -53,14 +53,49 @@ class AllowedTools(Fields):
 
     def of(self, tools: Sequence[Tool]) -> list[Tool]:
         """Raises InvalidRequest."""
-        names = {each.function.name for each in self.allowed_tools.tools}
-        if unknown := names - {tool.function.name for tool in tools}:
-            raise InvalidRequest(f"tool_choice={min(unknown)!r}: is none of the tools")
-        return [tool for tool in tools if tool.function.name in names]
+        return allowed(tools, {each.function.name for each in self.allowed_tools.tools})
+
+
+def allowed(tools: Sequence[Tool], names: Set[str]) -> list[Tool]:
+    """Raises InvalidRequest."""
+    if unknown := names - {tool.function.name for tool in tools}:
+        raise InvalidRequest(f"tool_choice={min(unknown)!r}: is none of the tools")
+    return [tool for tool in tools if tool.function.name in names]
 
 
 Tools = Annotated[list[Tool], Field(min_length=1, fail_fast=True)]
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+
+
+def _kind_of(choice: Any) -> str | None:
+    if isinstance(choice, str):
+        return "mode" if choice in ("none", "auto", "required") else None
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    return kind if kind in ("function", "allowed_tools") else None
+
+
+# By its kind, so that a wrong one is told what is wrong about this kind, and not about the others.
+AnyChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], PydanticTag("mode")]
+    | Annotated[ChosenTool, PydanticTag("function")]
+    | Annotated[AllowedTools, PydanticTag("allowed_tools")],
+    Discriminator(
+        _kind_of,
+        custom_error_type="tool_choice",
+        custom_error_message="must be none, auto, required, a function by name, or allowed_tools",
+    ),
+]
+
+
+def offered(
+    tools: Sequence[Tool] | None, choice: ToolChoice | AllowedTools | None
+) -> tuple[Sequence[Tool], ToolChoice]:
+    """Returns the tools that the model is told of, and the choice among them. Raises InvalidRequest."""
+    if choice not in (None, "none") and tools is None:
+        raise InvalidRequest("tool_choice: there are no tools")
+    if isinstance(choice, AllowedTools):
+        return choice.of(tools or []), choice.allowed_tools.mode
+    return [] if tools is None or choice == "none" else tools, choice or "auto"
 
 
 # ---- what the output has to look like ----
@@ -98,37 +133,3 @@ def _call_schema(function: Function, definitions: dict[str, Any]) -> dict[str, A
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
-
-
-def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Parses the arguments of calls: templates write them as JSON themselves, and clients send them back as text.
-
-    A model may have been cut off, or have written no JSON, and its client sends that back. To refuse it would end the
-    conversation for good, and templates take objects."""
-    return [
-        dict(message) | _with_objects(message.get("tool_calls")) | _with_thoughts(message)
-        for message in messages
-    ]
-
-
-# The names of a turn's thoughts: some clients send one, and some templates read the other.
-_THOUGHTS = ("reasoning_content", "reasoning")
-
-
-def _with_thoughts(message: Mapping[str, Any]) -> dict[str, Any]:
-    found = (message.get(name) for name in _THOUGHTS)
-    text = next((each for each in found if each and isinstance(each, str)), None)
-    return {} if text is None else dict.fromkeys(_THOUGHTS, text)
-
-
-def _with_objects(calls: Any) -> dict[str, Any]:
-    if not isinstance(calls, list):
-        return {}
-    return {"tool_calls": [_with_object(call) for call in calls]}
-
-
-def _with_object(call: Any) -> Any:
-    match call:
-        case {"function": {"arguments": str() | None as text, **function}, **rest}:
-            return {**rest, "function": {**function, "arguments": object_of(text or "")}}
-    return call

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from alignedserve.gateway.tools.tags import beginnings, spelt
 
 # The beginning of a call as templates write it, up to its arguments.
 HEAD = re.compile(
@@ -16,6 +19,22 @@ HEAD = re.compile(
 MAX_HEAD_CHARS = 1024
 
 
+def _head(keys: Sequence[str]) -> list[str]:
+    name = ['"', "[a-zA-Z0-9_.-]+", '"']
+    tokens = [spelt("{"), *map(spelt, keys[:-1]), name, spelt(","), spelt(keys[-1]), spelt(":")]
+    return [part for token in tokens for part in (*token, r"\s*")]
+
+
+# What may become a head if there is more text.
+HEAD_BEGUN = beginnings(
+    *(
+        _head([*kind, '"name"', ":", key])
+        for kind in ([], ['"type"', ":", '"function"', ","])
+        for key in ('"arguments"', '"parameters"')
+    )
+)
+
+
 @dataclass
 class Piece:
     """A piece with a `name` begins a call; one without it goes on with the last call."""
@@ -23,6 +42,8 @@ class Piece:
     name: str | None
     # The beginning of the JSON, as far as it has come.
     arguments: str = ""
+    # The call's id where the model has written one; None: it gets one.
+    id: str | None = None
 
 
 @dataclass
@@ -34,8 +55,8 @@ class Read:
     # What the model thinks before it answers.
     reasoning: str = ""
 
-    def begin(self, name: str, arguments: str = "") -> None:
-        self.pieces.append(Piece(name, arguments))
+    def begin(self, name: str, arguments: str = "", call_id: str | None = None) -> None:
+        self.pieces.append(Piece(name, arguments, call_id))
 
     def go_on(self, arguments: str) -> None:
         if not arguments:
@@ -63,6 +84,8 @@ class CollectedText:
         self._reasoning: list[str] = []
         # The names, and the parts of their arguments.
         self._calls: list[tuple[str, list[str]]] = []
+        # The ids that the model has written.
+        self.call_ids: list[str | None] = []
 
     def add(self, read: Read) -> int:
         """Returns the number of calls so far."""
@@ -71,6 +94,7 @@ class CollectedText:
         for piece in read.pieces:
             if piece.name is not None:
                 self._calls.append((piece.name, []))
+                self.call_ids.append(piece.id)
             self._calls[-1][1].append(piece.arguments)
         return len(self._calls)
 
@@ -96,9 +120,9 @@ class Nesting:
         self._is_string = False
         self._is_escaped = False
 
-    def end(self, text: str, start: int) -> int | None:
-        """Reads `text` from `start` on, and returns where the object ends; None if it goes on."""
-        for place in range(start, len(text)):
+    def end(self, text: str, start: int, stop: int | None = None) -> int | None:
+        """Reads `text` from `start` to `stop`, or its end, and returns where the object ends; None if it goes on."""
+        for place in range(start, len(text) if stop is None else stop):
             letter = text[place]
             if self._is_string:
                 self._in_string(letter)
@@ -127,44 +151,45 @@ class Nesting:
         return False
 
 
-def object_of(arguments: str) -> dict[str, Any]:
+def arguments_of(text: str) -> dict[str, Any]:
     """Returns a call's arguments as the object that APIs and templates need. What is no JSON object is the value of a
     field of its own."""
-    if not arguments.strip():
+    found = _object_in(text)
+    return {"arguments": text} if found is None else found
+
+
+def _object_in(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object that the text is, or that a JSON string in it is: some models and clients write the
+    latter. No text is an object without fields."""
+    if not text.strip():
         return {}
+    found = _json_in(text)
+    if isinstance(found, str):
+        found = _json_in(found)
+    return found if isinstance(found, dict) else None
+
+
+def _json_in(text: str) -> Any:
+    """Returns None for what is no JSON."""
     try:
-        found = json.loads(arguments)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
+        return None
 
 
 def calls_in(text: str) -> list[tuple[str, str]]:
     """Returns names and arguments of the calls in a text that holds nothing else; otherwise, nothing."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
+    found = _json_in(text)
     calls = [_call(each) for each in (found if isinstance(found, list) else [found])]
     return [call for call in calls if call] if all(calls) else []
 
 
 def _call(found: Any) -> tuple[str, str] | None:
     match found:
-        case {"name": str(name), "arguments": dict(arguments)} | {
+        case {"name": str(name), "arguments": dict() | str() as given} | {
             "name": str(name),
-            "parameters": dict(arguments),
+            "parameters": dict() | str() as given,
         }:
-            return name, json.dumps(arguments, ensure_ascii=False)
-        case {"name": str(name), "arguments": str(text)} | {"name": str(name), "parameters": str(text)}:
-            # JSON in a string, as Granite 4 and small models write it.
-            return (name, text) if is_object(text) else None
+            arguments = _object_in(given) if isinstance(given, str) else given
+            return None if arguments is None else (name, json.dumps(arguments, ensure_ascii=False))
     return None
-
-
-def is_object(text: str) -> bool:
-    """Whether the text is a JSON object."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False

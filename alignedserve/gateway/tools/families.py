@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from alignedserve.gateway.tools import harmony
 from alignedserve.gateway.tools.bodies import Function, Tool
-from alignedserve.gateway.tools.readers import HERMES_CLOSE, HERMES_OPEN
+from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
@@ -91,7 +91,7 @@ class HermesFamily(Family):
 
 
 class LlamaFamily(Family):
-    """A JSON object, bare. A grammar holds no call after a text, so that such a call is none where there is one."""
+    """A bare JSON object. A grammar allows no call after other text, so with a grammar such text stays text."""
 
     name = "json-in-text"
     held_name = "json"

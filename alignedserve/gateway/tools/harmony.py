@@ -21,8 +21,8 @@ import re
 from collections.abc import Collection
 
 from alignedserve.gateway.tools.calls import Nesting, Read
-from alignedserve.gateway.tools.overlap import overlap
 from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.tags import beginnings, overlap, spelt
 from alignedserve.structured_outputs import Thoughts
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -38,9 +38,12 @@ _CHANNELS = ("analysis", "commentary", "final")
 _FUNCTIONS = "functions."
 _WORD = r"[\w.-]{0,80}"
 # Every beginning of a header matches it too, if marks are whole. A header is the end of the message before, a role, a
-# recipient, a channel, a recipient, and the type of a call's text.
+# recipient, a channel, a recipient, and the type of a call's text. After a call, models write a channel's name without
+# any mark at times.
+_BARE = beginnings(*map(spelt, _CHANNELS)).pattern
 _HEADER = re.compile(
-    rf"(?:<\|(?:end|call|return)\|>\s{{0,8}})?(?:<\|start\|>{_WORD})? ?(?:t|to|to=(?P<early>{_WORD}) ?)?"
+    rf"(?:<\|(?:end|return)\|>\s{{0,8}}|<\|call\|>\s{{0,8}}(?:{_BARE}))?"
+    rf"(?:<\|start\|>{_WORD})? ?(?:t|to|to=(?P<early>{_WORD}) ?)?"
     rf"(?:<\|channel\|>(?P<channel>\w{{0,80}})(?: (?:t|to|to=(?P<late>{_WORD}))?)?"
     rf"(?(early) ?{_WORD})(?(late) ?{_WORD}))?(?:<\|constrain\|>{_WORD} ?)?",
     re.ASCII,
@@ -95,7 +98,7 @@ class HarmonyReader(Reader):
         self._held = text[end:]
         return read
 
-    def end(self) -> Read:
+    def end(self, *, is_cut: bool = False) -> Read:
         read = Read()
         self._text(self._held, read)
         self._held = ""

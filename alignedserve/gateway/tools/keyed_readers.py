@@ -1,145 +1,142 @@
-"""Parses calls whose arguments are written one by one between tags, as Qwen3-Coder and GLM write them.
+"""Reads calls whose arguments are written one by one between tags, as Qwen3-Coder and GLM write them.
 
-A value is text; what it is in JSON follows from the tool's parameters. So a call is sent when it is complete.
+A value is text; what it is in JSON follows from the tool's parameters. So a call is sent when it is complete. The
+models leave tags out at times, and a value may have tags in it: it goes up to the tag that closes it if there is one
+before the next argument, and else to the first that ends a call.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from alignedserve.gateway.tools.calls import Read, calls_in
-from alignedserve.gateway.tools.overlap import overlap
-from alignedserve.gateway.tools.readers import Cursor
+from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools.keyed_tags import Keyed
+from alignedserve.gateway.tools.marked_readers import BLANKS, HERMES_CLOSE, HermesReader
 
 # The types of each tool's parameters, by names; "" where the schema says nothing simple.
 Types = Mapping[str, Mapping[str, str]]
 
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+class KeyedReader(HermesReader):
+    """Reads a call in JSON as well, which a model of these families writes at times."""
 
-
-@dataclass(frozen=True)
-class Keyed:
-    # What begins a call, and what ends one that it has begun.
-    closings: Mapping[str, Sequence[str]]
-    # Finds the name, which is its group, at the beginning of a call.
-    name: re.Pattern[str]
-    # Finds the arguments after it, each with two groups: its name and its value.
-    argument: re.Pattern[str]
-    # What stands between two calls that one opening has begun.
-    between: re.Pattern[str]
-    # A call that ends with one of these is whole, even if nothing closes it.
-    ends: tuple[str, ...]
-    # An opening that is a part of the call.
-    bare: str = ""
-
-
-# The model leaves tags out at times: `<tool_call>`, `</parameter>`, `</function>`, `</tool_call>`.
-QWEN_CODER = Keyed(
-    {OPEN: (CLOSE,), "<function=": ("</function>", CLOSE)},
-    re.compile(r"\s*<function=([^>\n]{1,64})>"),
-    re.compile(
-        r"<parameter=([^>\n]{1,256})>\n?(.*?)\n?"
-        r"(?:</parameter>|(?=<parameter=|</function>\s*\Z)|\Z)",
-        re.DOTALL,
-    ),
-    re.compile(r"</function>\s*(?:<tool_call>\s*)?(?=<function=)|<tool_call>\s*(?=<function=)"),
-    ("</function>", "</parameter>"),
-    bare="<function=",
-)
-GLM = Keyed(
-    {OPEN: (CLOSE,)},
-    re.compile(r"\s*([a-zA-Z0-9_.-]{1,64})\s*(?=<arg_key>|$)"),
-    re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>((?:(?!<arg_key>).)*?)</arg_value>", re.DOTALL),
-    re.compile(r"<tool_call>"),
-    ("</arg_value>",),
-)
-
-
-class KeyedReader(Cursor):
     def __init__(self, keyed: Keyed, types: Types) -> None:
         super().__init__()
-        self.openings = tuple(keyed.closings)
         self._keyed = keyed
         self._types = types
-        # What has begun the call that is being read, and its text; None outside of calls.
-        self._opening = ""
-        self._call: list[str] | None = None
-        # Whether what stands between calls comes, which is no content: line breaks, and a closing tag.
-        self._skips = False
+        # The call that is being read: its name, its arguments so far, and whether something else than blanks has come
+        # since its last tag.
+        self._name = ""
+        self._values: dict[str, Any] = {}
+        self._has_more = False
+        # The argument that is being read.
+        self._key = ""
+        self._value: list[str] = []
 
-    def end(self) -> Read:
-        text = self._take()
-        if self._call is None:
-            return Read(text)
-        text, read = "".join(self._call) + text, Read()
-        closings = self._keyed.closings[self._opening]
-        whole = text[: len(text) - max(overlap(text, 0, closing) for closing in closings)]
-        if whole.rstrip().endswith(self._keyed.ends):
-            self._read_call(whole, text[len(whole) :], read)
-        else:
-            read.content = self._opening + text
-        return read
-
-    def _step(self, read: Read) -> bool:
-        if self._call is not None:
-            return self._inside(self._call, read)
-        if self._skips:
-            return self._skip()
-        before, is_found = self._until(*self.openings)
-        read.content += before
-        if is_found:
-            self._opening, self._call = self._last_of(self.openings), []
-        return is_found
-
-    def _inside(self, call: list[str], read: Read) -> bool:
-        closings = self._keyed.closings[self._opening]
-        text, is_found = self._until(*closings)
-        call.append(text)
-        if is_found:
-            self._call = None
-            self._read_call("".join(call), self._last_of(closings), read)
-        return is_found
-
-    def _last_of(self, tags: Sequence[str]) -> str:
-        """Returns the one of the tags that has just been taken."""
-        return next(tag for tag in tags if self._text.endswith(tag, 0, self._at))
-
-    def _skip(self) -> bool:
-        """Returns False if more text is needed."""
-        while self._text[self._at : self._at + 1] == "\n":
-            self._at += 1
-        rest = self._text[self._at : self._at + len(CLOSE)]
-        if rest == CLOSE:
-            self._at += len(CLOSE)
+    def _find(self, read: Read) -> bool:
+        """A call without a mark is of a tool that is known: a text may well show what a call looks like."""
+        tags = self._keyed.openings
+        found = tags.whole.search(self._text, self._at)
+        if found is None:
+            self._show(self._take(None if self._is_ended else tags.held(self._text, self._at)))
+            return False
+        is_bare = bool(found.lastindex)
+        if is_bare and found[1] not in self._types:
+            self._show(self._take(found.end()))
             return True
-        self._skips = CLOSE.startswith(rest)
-        return not self._skips
+        self._show(self._take(found.start()))
+        self._opened.append(self._take(found.start() if is_bare else found.end()))
+        self._phase = self._open
+        return True
 
-    def _read_call(self, text: str, closing: str, read: Read) -> None:
-        """`text` comes between the opening and `closing`."""
-        whole = text if self._opening != self._keyed.bare else self._opening + text
-        parts = self._keyed.between.split(whole)
-        names = [self._keyed.name.match(part) for part in parts]
-        calls = [] if all(names) else calls_in(text)
-        for part, name in zip(parts, names, strict=True) if all(names) else ():
-            assert name
-            calls.append((name[1], json.dumps(self._values(name, part), ensure_ascii=False)))
-        for each in calls:
-            read.begin(*each)
-        read.content += "" if calls else self._opening + text + closing
-        self._skips = bool(calls)
+    def _open(self, read: Read) -> bool:
+        blanks = BLANKS.match(self._text, self._at)
+        assert blanks
+        self._opened.append(self._take(blanks.end()))
+        head = self._keyed.head.whole.match(self._text, self._at)
+        if head:
+            self._opened.append(self._take(head.end()))
+            self._name, self._values, self._has_more = head[1], {}, False
+            self._phase = self._between
+            return True
+        if not self._is_ended and self._keyed.head.begun.fullmatch(self._text, self._at):
+            return False
+        return super()._open(read)
 
-    def _values(self, name: re.Match[str], text: str) -> dict[str, Any]:
-        types = self._types.get(name[1], {})
-        return {
-            key.strip(): _value(value, types.get(key.strip(), ""))
-            for key, value in self._keyed.argument.findall(text, name.end())
-        }
+    def _between(self, read: Read) -> bool:
+        """Goes on in a call, outside of values."""
+        tags = self._keyed.tags
+        found = tags.whole.search(self._text, self._at)
+        more = self._take(found.start() if found else tags.held(self._text, self._at))
+        self._opened.append(more)
+        self._has_more |= bool(more.strip())
+        if found is None:
+            return self._is_ended and self._end(read)
+        self._has_more = False
+        if found.lastgroup == "key":
+            self._opened.append(self._take(found.end()))
+            self._key, self._value = found["key"].strip(), []
+            self._phase = self._in_value
+            return True
+        self._send_call(read)
+        # The mark's own closing tag may follow, or stands here.
+        if found["end"] and found["end"] != HERMES_CLOSE:
+            self._at = found.end()
+        return True
+
+    def _end(self, read: Read) -> bool:
+        """The output ends in a call. If the model has ended it after an argument, the call is whole."""
+        rest = self._take()
+        is_closing = any(tag.startswith(rest.strip()) for tag in self._keyed.closings)
+        if self._values and is_closing and not self._has_more and not self._is_cut:
+            self._send_call(read)
+            return True
+        self._opened.append(rest)
+        return self._give_up()
+
+    def _send_call(self, read: Read) -> None:
+        self._begin(read, self._name, json.dumps(self._values, ensure_ascii=False))
+        self._phase = self._after
+
+    def _in_value(self, read: Read) -> bool:
+        tags = self._keyed.value_ends
+        found = tags.whole.search(self._text, self._at)
+        stop = len(self._text) if self._is_ended else tags.held(self._text, self._at)
+        self._value.append(self._take(found.start() if found else stop))
+        if found is None and not self._is_ended:
+            return False
+        value = "".join(self._value)
+        if found and found["key"] is None:
+            self._opened.append(value + self._take(found.end()))
+            self._keep(value)
+            return True
+        call_end = self._keyed.call_end.search(value)
+        if found is None and (self._is_cut or not call_end):
+            self._opened.append(value)
+            return self._give_up()
+        if call_end:
+            self._put_back(value[call_end.start() :])
+            value = value[: call_end.start()]
+        self._opened.append(value)
+        self._keep(value)
+        return True
+
+    def _keep(self, value: str) -> None:
+        if self._keyed.has_lines:
+            value = value.removeprefix("\n").removesuffix("\n")
+        self._values[self._key] = _value(value, self._types.get(self._name, {}).get(self._key, ""))
+        self._phase = self._between
+
+    @property
+    def _may_open(self) -> bool:
+        bare = self._keyed.bare_opening
+        return super()._may_open or (bare is not None and self._text.startswith(bare, self._at))
+
+    @property
+    def _may_be_mark(self) -> bool:
+        return super()._may_be_mark or bool(self._keyed.openings.begun.fullmatch(self._text, self._at))
 
 
 def _value(text: str, kind: str) -> Any:

@@ -1,146 +1,168 @@
-"""Parses calls that begin with a mark: a name and its arguments, as DeepSeek, Kimi and newer Mistral models write them,
-or a list of calls, as older Mistral models, Granite, Phi and Hunyuan do. Text may come before the first mark."""
+"""Reads calls that begin with a mark: a name and its arguments, as DeepSeek, Kimi and newer Mistral models write them,
+or JSON, as Hermes, Qwen, older Mistral models, Granite, Phi and Hunyuan do. Text may come before and after them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Nesting, Read
-from alignedserve.gateway.tools.overlap import overlap
-from alignedserve.gateway.tools.readers import Cursor, JsonReader
+from alignedserve.gateway.tools.cursor import Cursor
+from alignedserve.gateway.tools.json_readers import JsonCalls
+from alignedserve.gateway.tools.tags import Tags, beginnings, spelt
 
+BLANKS = re.compile(r"\s*")
 NAME = "[a-zA-Z0-9_.-]+"
+HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What comes between a mark and the arguments. The group `name` is the name; a group `id` is the call's id."""
+
+    whole: re.Pattern[str]
+    # What may become one.
+    begun: re.Pattern[str]
 
 
 @dataclass(frozen=True)
 class Marks:
     # Each of them may begin a call, or the section in which calls are.
     openings: Sequence[str]
-    # What comes between them and the arguments; its group is the name. None: the calls are JSON, alone or in a list.
-    head: re.Pattern[str] | None = None
+    # None: the calls are JSON, alone or in a list.
+    head: Head | None = None
     # What comes after the arguments, and is no content.
     closings: Sequence[str] = ()
 
+    @cached_property
+    def opening_tags(self) -> Tags:
+        return Tags.of(*self.openings)
 
+    @cached_property
+    def closing_tags(self) -> Tags | None:
+        return Tags.of(*self.closings) if self.closings else None
+
+
+_SEP, _KIMI_ARGUMENTS = "<｜tool▁sep｜>", "<|tool_call_argument_begin|>"
 DEEPSEEK = Marks(
     ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
-    re.compile(rf"(?:function<｜tool▁sep｜>)?({NAME})(?:<｜tool▁sep｜>|\s*```json)\s*(?=\{{)"),
+    Head(
+        re.compile(rf"(?:function{_SEP})?(?P<name>{NAME})(?:{_SEP}|\s*```json)\s*(?=\{{)"),
+        beginnings(
+            [NAME, *spelt(_SEP), r"\s*"],
+            [NAME, r"\s*", *spelt("```json"), r"\s*"],
+            [*spelt(f"function{_SEP}"), NAME, *spelt(_SEP), r"\s*"],
+            [*spelt(f"function{_SEP}"), NAME, r"\s*", *spelt("```json"), r"\s*"],
+        ),
+    ),
     ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
 )
 KIMI = Marks(
     ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-    re.compile(rf"(?:functions\.)?({NAME}?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{{)"),
+    Head(
+        # The index, with which names become ids, is there at times only.
+        re.compile(
+            rf"(?=(?P<id>{NAME}:\d+)?)(?:functions\.)?(?P<name>{NAME}?)(?::\d+)?"
+            rf"\s*{re.escape(_KIMI_ARGUMENTS)}\s*(?=\{{)"
+        ),
+        beginnings(
+            [NAME, r"\s*", *spelt(_KIMI_ARGUMENTS), r"\s*"],
+            [NAME, ":", r"\d+", r"\s*", *spelt(_KIMI_ARGUMENTS), r"\s*"],
+        ),
+    ),
     ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
 )
-MISTRAL = Marks(("[TOOL_CALLS]",), re.compile(rf"({NAME})(?:\[CALL_ID\]{NAME})?\[ARGS\]\s*(?=\{{)"))
+MISTRAL = Marks(
+    ("[TOOL_CALLS]",),
+    Head(
+        re.compile(rf"(?P<name>{NAME})(?:\[CALL_ID\](?P<id>{NAME}))?\[ARGS\]\s*(?=\{{)"),
+        beginnings(
+            [NAME, *spelt("[ARGS]"), r"\s*"],
+            [NAME, *spelt("[CALL_ID]"), NAME, *spelt("[ARGS]"), r"\s*"],
+        ),
+    ),
+)
 MISTRAL_LIST = Marks(("[TOOL_CALLS]",))
-GRANITE = Marks(("<|tool_call|>", "<tool_call>"), None, ("<|/tool_call|>", "</tool_call>"))
+HERMES = Marks((HERMES_OPEN,), None, (HERMES_CLOSE,))
+GRANITE = Marks(("<|tool_call|>", HERMES_OPEN), None, ("<|/tool_call|>", HERMES_CLOSE))
 PHI = Marks(("<|tool_call|>", "functools"), None, ("<|/tool_call|>",))
 HUNYUAN = Marks(("<tool_calls>",), None, ("</tool_calls>",))
 
 
-class MarkedReader(Cursor):
-    """Reads calls that have a head each."""
-
-    def __init__(self, marks: Marks, head: re.Pattern[str]) -> None:
-        super().__init__()
-        self.openings = marks.openings
-        self._marks = marks
-        self._head = head
-        # The opening marks of the call that may begin here; None outside of calls.
-        self._opened: str | None = None
-        # Whether a call has ended, and its closing marks may follow.
-        self._is_closing = False
-
-    def end(self) -> Read:
-        text = self._take()
-        if self._arguments or self._is_closing:
-            return Read()
-        return Read((self._opened or "") + text)
-
-    def _step(self, read: Read) -> bool:
-        if self._arguments:
-            self._is_closing = self._go_on(self._arguments, read)
-            return self._is_closing
-        if self._is_closing:
-            return self._close()
-        return self._outside(read) if self._opened is None else self._inside(read)
-
-    def _outside(self, read: Read) -> bool:
-        places = [(self._text.find(mark, self._at), mark) for mark in self._marks.openings]
-        found = [(place, mark) for place, mark in places if place >= 0]
-        if not found:
-            kept = max(overlap(self._text, self._at, mark) for mark in self._marks.openings)
-            read.content += self._take(len(self._text) - kept)
-            return False
-        place, mark = min(found)
-        read.content += self._take(place)
-        self._opened = self._take(place + len(mark))
-        return True
-
-    def _inside(self, read: Read) -> bool:
-        mark = next((each for each in self._marks.openings if self._text.startswith(each, self._at)), None)
-        if mark or self._text[self._at : self._at + 1].isspace():
-            self._opened = (self._opened or "") + self._take(self._at + len(mark or " "))
-            return True
-        head = self._head.match(self._text, self._at, self._at + MAX_HEAD_CHARS)
-        if head:
-            read.begin(head[1])
-            self._arguments, self._at, self._opened = Nesting(), head.end(), None
-            return True
-        if len(self._text) - self._at < MAX_HEAD_CHARS:
-            return False
-        # It was no call.
-        read.content += self._opened or ""
-        self._opened = None
-        return True
-
-    def _close(self) -> bool:
-        """Skips what closes a call. Returns whether anything else follows, which may be the next call."""
-        rest = self._text[self._at :].lstrip()
-        self._at = len(self._text) - len(rest)
-        for mark in self._marks.closings:
-            if rest.startswith(mark):
-                self._take(self._at + len(mark))
-                return True
-        if not rest or any(mark.startswith(rest) for mark in self._marks.closings):
-            return False
-        self._is_closing = False
-        return True
-
-
-class MarkedListReader(Cursor):
-    """Reads calls in JSON, alone or in a list, after a mark. What follows the closing mark is content."""
+class Marked(Cursor):
+    is_marked = True
 
     def __init__(self, marks: Marks) -> None:
         super().__init__()
-        self.openings = marks.openings
         self._marks = marks
-        self._inside: JsonReader | None = None
 
-    def end(self) -> Read:
-        read, text = Read(), self._take()
-        if self._inside is None:
-            return Read(text)
-        read.add(self._inside.feed(text))
-        read.add(self._inside.end())
-        return read
+    def _find(self, read: Read) -> bool:
+        tags = self._marks.opening_tags
+        found = tags.whole.search(self._text, self._at)
+        if found is None:
+            self._show(self._take(None if self._is_ended else tags.held(self._text, self._at)))
+            return False
+        self._show(self._take(found.start()))
+        self._opened.append(self._take(found.end()))
+        self._phase = self._open
+        return True
 
-    def _step(self, read: Read) -> bool:
-        if self._inside is None:
-            before, is_found = self._until(*self._marks.openings)
-            read.content += before
-            if is_found:
-                self._inside = JsonReader()
-            return is_found
-        calls, is_found = self._until(*self._marks.closings)
-        read.add(self._inside.feed(calls))
-        if is_found:
-            read.add(self._inside.end())
-            self._inside = None
-        return is_found
+
+class MarkedListReader(Marked, JsonCalls):
+    """Reads calls in JSON."""
+
+    def __init__(self, marks: Marks) -> None:
+        super().__init__(marks)
+        self.openings, self.closings = marks.opening_tags, marks.closing_tags
+
+
+class HermesReader(MarkedListReader):
+    def __init__(self) -> None:
+        super().__init__(HERMES)
+
+
+class MarkedReader(Marked):
+    """Reads calls that have a head each."""
+
+    def __init__(self, marks: Marks, head: Head) -> None:
+        super().__init__(marks)
+        self._head = head
+        # More of what begins calls: blanks, and the mark of a call in a section.
+        self._more = re.compile(rf"(?:\s|{marks.opening_tags.whole.pattern})+")
+
+    def _open(self, read: Read) -> bool:
+        more = self._more.match(self._text, self._at)
+        if more:
+            self._opened.append(self._take(more.end()))
+        head = self._head.whole.match(self._text, self._at, self._at + MAX_HEAD_CHARS)
+        if head:
+            self._at, self._arguments = head.end(), Nesting()
+            self._begin(read, head["name"], call_id=head.groupdict().get("id"))
+            self._phase = self._send
+            return True
+        begun = (self._head.begun, self._marks.opening_tags.begun)
+        if len(self._text) - self._at < MAX_HEAD_CHARS and any(
+            each.fullmatch(self._text, self._at) for each in begun
+        ):
+            return self._wait()
+        return self._give_up()
+
+    def _close(self, read: Read) -> bool:
+        """Goes past what closes a call, and blanks."""
+        blanks = BLANKS.match(self._text, self._at)
+        assert blanks
+        self._at = blanks.end()
+        tags = self._marks.closing_tags
+        closing = tags.whole.match(self._text, self._at) if tags else None
+        if closing:
+            self._at = closing.end()
+            return True
+        if self._is_empty or (tags and tags.begun.fullmatch(self._text, self._at)):
+            return self._drop_rest()
+        self._phase = self._find
+        return True
 
 
 def marked_reader(marks: Marks) -> Cursor:

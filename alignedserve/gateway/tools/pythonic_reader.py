@@ -4,41 +4,51 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 
-from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Read
 from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.tags import beginnings, spelt
 
 # Parsing a longer text could take long.
 _MAX_CHARS = 1 << 16
 _AROUND = ("<|python_start|>", "<|python_end|>")
+# How calls begin, and what may become that.
+_HEAD = re.compile(rf"(?:{re.escape(_AROUND[0])}\s*)?\[\s*[\w.]+\s*\(")
+_FIRST = [r"\[", r"\s*", r"[\w.]+", r"\s*", r"\("]
+_HEAD_BEGUN = beginnings(_FIRST, [*spelt(_AROUND[0]), r"\s*", *_FIRST])
 
 
 class PythonicReader(Reader):
     """The whole of the text is a list of calls, or it is text."""
 
     def __init__(self) -> None:
-        self._text = ""
-        self._is_text = False
+        self._text: list[str] = []
+        # Its first letters, without the blanks before them, until they say whether calls may come.
+        self._first = ""
+        self._is_text = self._is_list = False
 
     def feed(self, text: str) -> Read:
         if self._is_text:
             return Read(text)
-        self._text += text
-        begun = self._text.lstrip()
-        self._is_text = (
-            bool(begun) and not begun.startswith("[") and not _AROUND[0].startswith(begun[: len(_AROUND[0])])
-        )
-        if not self._is_text:
-            return Read()
-        text, self._text = self._text, ""
-        return Read(text)
+        self._text.append(text)
+        if not self._is_list:
+            self._first += text if self._first else text.lstrip()
+            self._is_list = _HEAD.match(self._first, 0, MAX_HEAD_CHARS) is not None
+            may_be_list = len(self._first) < MAX_HEAD_CHARS and _HEAD_BEGUN.fullmatch(self._first)
+            self._is_text = not self._is_list and not may_be_list
+        return Read(self._taken()) if self._is_text else Read()
 
-    def end(self) -> Read:
-        text, self._text = self._text, ""
-        read = Read()
+    def end(self, *, is_cut: bool = False) -> Read:
+        text, read = self._taken(), Read()
         for name, arguments in _calls_in(text):
             read.begin(name, arguments)
         return read if read.pieces else Read(text)
+
+    def _taken(self) -> str:
+        text = "".join(self._text)
+        self._text.clear()
+        return text
 
 
 def _calls_in(text: str) -> list[tuple[str, str]]:

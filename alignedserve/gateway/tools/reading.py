@@ -7,20 +7,14 @@ from typing import Final
 
 import msgspec
 
-from alignedserve.gateway.tools import keyed_readers, marked_readers
+from alignedserve.gateway.tools import keyed_tags, marked_readers
 from alignedserve.gateway.tools.families import HarmonyFamily
 from alignedserve.gateway.tools.harmony import HarmonyReader
+from alignedserve.gateway.tools.json_readers import JsonInTextReader, JsonReader
 from alignedserve.gateway.tools.keyed_readers import KeyedReader, Types
-from alignedserve.gateway.tools.marked_readers import marked_reader
+from alignedserve.gateway.tools.marked_readers import HermesReader, marked_reader
 from alignedserve.gateway.tools.pythonic_reader import PythonicReader
-from alignedserve.gateway.tools.readers import (
-    BlankReader,
-    HermesReader,
-    JsonReader,
-    NamedReader,
-    Reader,
-    TextReader,
-)
+from alignedserve.gateway.tools.readers import NamedReader, Reader, TextReader
 from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking
 
 TEXT: Final = "text"
@@ -32,7 +26,7 @@ _READERS: Mapping[str, Callable[[str, Types], Reader]] = {
     TEXT: lambda tool, types: TextReader(),
     NAMED: lambda tool, types: NamedReader(tool),
     JSON: lambda tool, types: JsonReader(),
-    "json-in-text": lambda tool, types: JsonReader(finds_calls=True),
+    "json-in-text": lambda tool, types: JsonInTextReader(types),
     "hermes": lambda tool, types: HermesReader(),
     "deepseek": lambda tool, types: marked_reader(marked_readers.DEEPSEEK),
     "kimi": lambda tool, types: marked_reader(marked_readers.KIMI),
@@ -41,8 +35,8 @@ _READERS: Mapping[str, Callable[[str, Types], Reader]] = {
     "granite": lambda tool, types: marked_reader(marked_readers.GRANITE),
     "phi": lambda tool, types: marked_reader(marked_readers.PHI),
     "hunyuan": lambda tool, types: marked_reader(marked_readers.HUNYUAN),
-    "qwen-coder": lambda tool, types: KeyedReader(keyed_readers.QWEN_CODER, types),
-    "glm": lambda tool, types: KeyedReader(keyed_readers.GLM, types),
+    "qwen-coder": lambda tool, types: KeyedReader(keyed_tags.QWEN_CODER, types),
+    "glm": lambda tool, types: KeyedReader(keyed_tags.GLM, types),
     "pythonic": lambda tool, types: PythonicReader(),
     # As with a named reader, a call that had to be made ends with "stop".
     HARMONY: lambda tool, types: HarmonyReader(types.keys(), "stop" if tool else "tool_calls"),
@@ -62,7 +56,7 @@ class Reading(msgspec.Struct, frozen=True):
     thinking: Thinking | None = None
 
     def new_reader(self) -> Reader:
-        reader = _READERS[self.name](self.tool, self.types)
-        if reader.openings:
-            reader = BlankReader(reader)
-        return ReasoningReader(self.thinking, reader) if self.thinking else reader
+        return ReasoningReader(self.thinking, self._answer_reader) if self.thinking else self._answer_reader()
+
+    def _answer_reader(self) -> Reader:
+        return _READERS[self.name](self.tool, self.types)

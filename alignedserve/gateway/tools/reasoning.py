@@ -7,11 +7,13 @@ or answer at once; and a template that was told not to think closes them in the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from alignedserve.gateway.tools.calls import Read
-from alignedserve.gateway.tools.overlap import overlap
-from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.calls import CollectedText, Read
+from alignedserve.gateway.tools.readers import Reader, TextReader
+from alignedserve.gateway.tools.tags import overlap
 
 # The tags of the models that are known. A template has both where it strips the thoughts of earlier turns.
 TAGS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("<reasoning>", "</reasoning>"))
@@ -35,22 +37,48 @@ def thinking_of(template: str, prompt_end: str) -> Thinking | None:
     return None
 
 
-class ReasoningReader(Reader):
-    """Separates thoughts from what comes after them, which another reader reads."""
+class _Trail:
+    """Holds the blanks at the end of a text back."""
 
-    def __init__(self, thinking: Thinking, answer: Reader) -> None:
+    def __init__(self) -> None:
+        self.blanks: list[str] = []
+
+    def add(self, text: str) -> str:
+        """Returns what is not at the end any more, or no blank."""
+        certain = text.rstrip()
+        if not certain:
+            self.blanks.append(text)
+            return ""
+        shown = "".join(self.blanks) + certain
+        self.blanks = [text[len(certain) :]]
+        return shown
+
+
+class ReasoningReader(Reader):
+    """Separates thoughts from what comes after them, which another reader reads.
+
+    A call in thoughts that are closed later is a draft. If the model ends them without closing them, calls in them are
+    calls, and what else there is are thoughts."""
+
+    def __init__(self, thinking: Thinking, new_answer: Callable[[], Reader]) -> None:
         self._thinking = thinking
-        self._answer = answer
+        self._answer = new_answer()
         self._is_thinking = thinking.is_open
         # Whether the thoughts have ended, or there are none.
         self._is_over = False
-        # The text that has come and is not read yet: it may be a part of a tag, or space beside one.
+        # The blanks before the first text, and the text that has come and is not read yet: it may be a part of a tag.
+        self._space: list[str] = []
         self._text = ""
-        # The thoughts from the first mark of a call on. They are a draft if the thoughts are closed later; otherwise
-        # the model has left the closing tag out.
-        self._held: list[str] = []
         # Whether space is skipped: before thoughts, and between thoughts and answer.
         self._skips_space = True
+        # Reads the thoughts, for calls in them.
+        self._draft = new_answer() if self._answer.is_marked else TextReader()
+        # The thoughts that are not shown, since a call may begin there, or has begun; and what was read of them since
+        # the first call.
+        self._held: list[str] = []
+        self._drafted = CollectedText()
+        self._num_calls = 0
+        self._trail = _Trail()
 
     @property
     def is_thinking(self) -> bool:  # type: ignore[override]
@@ -71,26 +99,28 @@ class ReasoningReader(Reader):
             self._pass_on(read)
         return read
 
-    def end(self) -> Read:
+    def end(self, *, is_cut: bool = False) -> Read:
         read = Read()
         if not self._is_over and not self._is_thinking:
             self._open(is_end=True)
+        if self._is_thinking and self._has_called(is_cut):
+            read.reasoning = self._trail.add(self._drafted.content)
+            for (name, arguments), call_id in zip(self._drafted.calls, self._drafted.call_ids, strict=True):
+                read.begin(name, arguments, call_id)
+            return read
         if self._is_thinking:
-            return self._last_thoughts()
-        self._pass_on(read)
-        read.add(self._answer.end())
+            read.reasoning = "".join((*self._trail.blanks, *self._held))
+        else:
+            self._pass_on(read)
+        read.add(self._answer.end(is_cut=is_cut))
         return read
 
-    def _last_thoughts(self) -> Read:
-        """The output has ended, and its thoughts are still open: a call in them is one."""
-        text = "".join(self._held) + self._text
-        if not self._held:
-            read = Read(reasoning=text)
-            read.add(self._answer.end())
-            return read
-        answer = self._answer.feed(text.lstrip())
-        answer.add(self._answer.end())
-        return answer if answer.pieces else Read(reasoning=text)
+    def _has_called(self, is_cut: bool) -> bool:
+        """The output has ended in thoughts. Returns whether calls in them are calls."""
+        self._held.append(self._text)
+        self._drafted.add(self._draft.feed(self._text))
+        self._drafted.add(self._draft.end(is_cut=is_cut))
+        return bool(self._drafted.calls) and not is_cut
 
     def _open(self, is_end: bool) -> None:
         """Decides whether the output opens thoughts."""
@@ -99,38 +129,37 @@ class ReasoningReader(Reader):
             self._is_thinking, self._text = True, begun[len(tag) :]
         elif is_end or not tag.startswith(begun):
             # It does not: all of the text is the answer, the space before it too.
+            self._text = "".join(self._space) + self._text
             self._is_over, self._skips_space = True, False
+        elif not begun:
+            self._space.append(self._text)
+            self._text = ""
 
     def _think(self, read: Read) -> None:
         if self._skips_space:
             self._text = self._text.lstrip()
             self._skips_space = not self._text
-        place = self._text.find(self._thinking.close)
+        close = self._thinking.close
+        place = self._text.find(close)
+        end = place if place >= 0 else len(self._text) - overlap(self._text, 0, close)
+        self._consider(self._text[:end], read)
+        self._text = self._text[end:]
         if place >= 0:
-            read.reasoning += ("".join(self._held) + self._text[:place]).rstrip()
-            self._text = self._text[place + len(self._thinking.close) :]
+            read.reasoning += self._trail.add("".join(self._held))
+            self._text = self._text[len(close) :]
             self._held.clear()
             self._is_thinking, self._is_over, self._skips_space = False, True, True
-        elif self._held:
-            self._hold(len(self._text) - overlap(self._text, 0, self._thinking.close))
-        else:
-            self._show(read)
 
-    def _show(self, read: Read) -> None:
+    def _consider(self, text: str, read: Read) -> None:
         """Shows the thoughts up to where a call may begin."""
-        marks = self._answer.openings
-        calls = [place for place in map(self._text.find, marks) if place >= 0]
-        # What may be the beginning of a tag is kept, and the space before it, which would be the thoughts' last.
-        kept = max(overlap(self._text, 0, tag) for tag in (self._thinking.close, *marks))
-        certain = self._text[: min(calls, default=len(self._text) - kept)].rstrip()
-        read.reasoning += certain
-        self._text = self._text[len(certain) :]
-        if calls:
-            self._hold(len(self._text) - overlap(self._text, 0, self._thinking.close))
-
-    def _hold(self, end: int) -> None:
-        self._held.append(self._text[:end])
-        self._text = self._text[end:]
+        draft = self._draft.feed(text)
+        self._held.append(text)
+        if self._num_calls or draft.pieces:
+            self._num_calls = self._drafted.add(draft)
+        elif draft.content:
+            held = "".join(self._held)
+            read.reasoning += self._trail.add(held[: len(draft.content)])
+            self._held = [held[len(draft.content) :]]
 
     def _pass_on(self, read: Read) -> None:
         if self._skips_space:

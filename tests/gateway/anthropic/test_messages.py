@@ -312,11 +312,30 @@ def test_a_conversation_that_the_server_would_hold_is_refused_as_clients_underst
     with_tools.play(scenario)
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
+        ({"output_config": {"task_budget": {"type": "tokens", "total": 9000}}}, "output_config.task_budget"),
+    ],
+)
+def test_what_would_be_another_answer_is_refused(
+    fields: dict[str, Any], named: str, with_tools: SharedGateway
+) -> None:
+    async def scenario(at: Served) -> None:
+        for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+            response = await at.post(path, ASKED | fields)
+            assert response.status_code == 400 and named in response.text, response.text
+        assert at.router.submitted == []
+
+    with_tools.play(scenario)
+
+
 def test_what_is_unknown_is_ignored_and_named() -> None:
     async def scenario() -> None:
         async with served() as at:
             body = ASKED | {
-                "context_management": {},
+                "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
                 "tools": [{"type": "web_search_20250305", "name": "web_search"}],
             }
             response = await at.post(MESSAGES, body)

@@ -22,7 +22,7 @@ from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, blocks_of, json_r
 from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
 from alignedserve.gateway.openai.choices_builder import Shown
 from alignedserve.gateway.openai.completion_response import CompletionResponseBuilder
-from alignedserve.gateway.tools.readers import HermesReader
+from alignedserve.gateway.tools.marked_readers import HermesReader
 from alignedserve.protocol.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
 from tests.gateway.served import QUESTION, play, served

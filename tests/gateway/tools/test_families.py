@@ -22,6 +22,7 @@ TOOLS = [
     tool("clock"),
 ]
 TYPES = types_of({each["function"]["name"]: each["function"]["parameters"] for each in TOOLS})
+TYPES["write"] = {"content": "string"}
 ROME, TWO = {"city": "Rome"}, {"city": "12", "days": 2}
 
 # name, what a template shows, what a model writes, content before and after, calls
@@ -148,9 +149,9 @@ def no_token(text: str) -> None:
     return None
 
 
-def read_all(reading: Reading, pieces: list[str]) -> Read:
+def read_all(reading: Reading, pieces: list[str], is_cut: bool = False) -> Read:
     reader, read = reading.new_reader(), Read()
-    for part in [*(reader.feed(piece) for piece in pieces), reader.end()]:
+    for part in [*(reader.feed(piece) for piece in pieces), reader.end(is_cut=is_cut)]:
         read.add(part)
     return read
 
@@ -178,9 +179,33 @@ def test_calls_are_read_however_the_text_is_cut(
     assert read.content == content
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "ids"),
+    [
+        (
+            "kimi",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}"
+            "<|tool_call_end|><|tool_call_begin|>functions.clock:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_call_begin|>clock<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+            ["functions.clock:0", "functions.clock:1", None],
+        ),
+        ("mistral", "[TOOL_CALLS]clock[CALL_ID]a1b2[ARGS] {}[TOOL_CALLS]clock[ARGS]{}", ["a1b2", None]),
+    ],
+)
+def test_ids_that_a_model_writes_are_the_calls(name: str, text: str, ids: list[str | None]) -> None:
+    for pieces in ([text], list(text)):
+        read = read_all(Reading(name, types=TYPES), pieces)
+        assert [(piece.name, piece.id, piece.arguments) for piece in read.pieces] == [
+            ("clock", each, "{}") for each in ids
+        ]
+
+
 DALLAS = {"city": "Dallas", "days": 2}
 FUNCTION = "<function=weather>\n<parameter=city>\nDallas\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>"
 BARE = FUNCTION.replace("\n</parameter>", "")
+CLOCK = "<tool_call>\n<function=clock>\n</function>\n</tool_call>"
+HERMES = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+LLAMA = '{"name": "clock", "parameters": {}}'
 # What models write at times, and other servers read: tags left out, JSON in a string, a call in another family's form.
 # name, text, content, calls
 SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
@@ -203,6 +228,58 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ),
     ("qwen-coder", "<tool_call>\n<function=weather>\n<parameter=city>\nDal", "", []),
     ("qwen-coder", "Say <function= and </function>.", "", []),
+    # A value may have tags in it. It ends where it is closed, unless another argument begins before.
+    (
+        "qwen-coder",
+        "<tool_call>\n<function=write>\n<parameter=content>\n<function=a>\n</function>\n<function=b>\n</function>\n"
+        "</parameter>\n</function>\n</tool_call>",
+        "",
+        [("write", {"content": "<function=a>\n</function>\n<function=b>\n</function>"})],
+    ),
+    (
+        "qwen-coder",
+        "<function=write>\n<parameter=content>\n<tool_call> </function> </tool_call>\n</parameter>\n</function>",
+        "",
+        [("write", {"content": "<tool_call> </function> </tool_call>"})],
+    ),
+    ("qwen-coder", f"<tool_call>{BARE}\nDone.", "Done.", [("weather", DALLAS)]),
+    ("qwen-coder", f"<tool_call>{BARE}</tool_call>{CLOCK}", "", [("weather", DALLAS), ("clock", {})]),
+    # A call without a mark is of a tool that is known.
+    (
+        "qwen-coder",
+        f"Use `<function=` so: <tool_call>\n{FUNCTION}</tool_call>",
+        "Use `<function=` so: ",
+        [("weather", DALLAS)],
+    ),
+    (
+        "qwen-coder",
+        f"Not <function=NAME>, but {FUNCTION}",
+        "Not <function=NAME>, but ",
+        [("weather", DALLAS)],
+    ),
+    ("qwen-coder", "Write <function=NAME>...</function> in docs.", "", []),
+    ("qwen-coder", "A <tool_call> is a tag. <tool_call>{", "", []),
+    # What closes nothing is no content.
+    ("qwen-coder", f"{FUNCTION} \n</tool_call>", "", [("weather", DALLAS)]),
+    ("qwen-coder", f"{FUNCTION}\n</tool_", "", [("weather", DALLAS)]),
+    (
+        "glm",
+        "<tool_call>write<arg_key>content</arg_key><arg_value>say <tool_call> now</arg_value></tool_call>",
+        "",
+        [("write", {"content": "say <tool_call> now"})],
+    ),
+    (
+        "glm",
+        "<tool_call>write<arg_key>content</arg_key><arg_value>a</tool_call>b</arg_value></tool_call>",
+        "",
+        [("write", {"content": "a</tool_call>b"})],
+    ),
+    (
+        "glm",
+        "A <tool_call> tag. <tool_call>weather<arg_key>city</arg_key><arg_value>12<tool_call>clock</tool_call>",
+        "A <tool_call> tag. ",
+        [("weather", {"city": "12"}), ("clock", {})],
+    ),
     (
         "glm",
         "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value>",
@@ -216,17 +293,52 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         [("weather", ROME)],
     ),
     ("hermes", '<tool_call>{"name": "weather", "arguments": "Rome"}</tool_call>', "", []),
+    ("hermes", '<tool_call>{"name": "clock", "arguments": ""}</tool_call>', "", [("clock", {})]),
+    ("hermes", f"The <tool_call> tag: {HERMES}", "The <tool_call> tag: ", [("clock", {})]),
+    (
+        "hermes",
+        f'<tool_call>{{"name": "x, "b": {{}}}}</tool_call>{HERMES}',
+        '<tool_call>{"name": "x, "b": {}}</tool_call>',
+        [("clock", {})],
+    ),
+    ("hermes", f"{HERMES[:-12]} Bye", "Bye", [("clock", {})]),
+    ("hermes", f"{HERMES[:-12]}{HERMES}", "", [("clock", {})] * 2),
+    ("phi", f"Use functools.partial. functools[{LLAMA}]", "Use functools.partial. ", [("clock", {})]),
+    (
+        "mistral-list",
+        f"[TOOL_CALLS] is a mark. [TOOL_CALLS][{LLAMA}][TOOL_CALLS][{LLAMA}]",
+        "[TOOL_CALLS] is a mark. ",
+        [("clock", {})] * 2,
+    ),
+    ("pythonic", "[1] says so.", "", []),
     # Blanks alone are no content before a call, and are some without one.
     ("hunyuan", ' \n<tool_calls>[{"name": "clock", "arguments": {}}]</tool_calls>', "", [("clock", {})]),
     ("glm", " <tool_call>clock\n</tool_call>", "", [("clock", {})]),
     ("glm", " \n", "", []),
+    ("glm", " <tool_call>clock\n</tool_call> bye", " bye", [("clock", {})]),
+    ("hermes", f"\n\n{HERMES} Hm", " Hm", [("clock", {})]),
+    ("hermes", f"{HERMES} ", "", [("clock", {})]),
+    ("hermes", f"{HERMES} \n {HERMES}", "", [("clock", {})] * 2),
     ("glm", "\n Hm. <tool_call>clock\n</tool_call>", "\n Hm. ", [("clock", {})]),
     # gpt-oss goes on after a call.
     (
         "harmony",
         '<|channel|>commentary to=functions.weather <|message|>{"city": "Rome"}<|call|>commentary',
-        "commentary",
+        "",
         [("weather", ROME)],
+    ),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.weather <|message|>{"city": "Rome"}<|call|>commentary on it',
+        "commentary on it",
+        [("weather", ROME)],
+    ),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.weather<|message|>{"city": "Rome"}<|call|>commentary to=functions.clock '
+        "<|constrain|>json<|message|>{}",
+        "",
+        [("weather", ROME), ("clock", {})],
     ),
     (
         "harmony",
@@ -244,6 +356,15 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ),
     ("json-in-text", 'f() { return {"name": 5}; } [', "", []),
     ("json-in-text", 'So: {"name": "clock", "param', "", []),
+    ("json-in-text", f'Like {{"name": "Bob"}}: {LLAMA}', 'Like {"name": "Bob"}: ', [("clock", {})]),
+    ("json-in-text", f"Like {{{LLAMA}", "Like {", [("clock", {})]),
+    ("json-in-text", f"First {LLAMA} and then {LLAMA}", "First and then ", [("clock", {})] * 2),
+    ("json-in-text", f"So {LLAMA} and the list is [1, 2]", "So and the list is [1, 2]", [("clock", {})]),
+    ("json-in-text", f"{LLAMA} [1]", "[1]", [("clock", {})]),
+    ("json-in-text", 'A call looks like {"name": "NAME", "parameters": {"x": 1}}, as you see.', "", []),
+    ("json-in-text", f'{{"name": "Bob"}} {LLAMA}', '{"name": "Bob"} ', [("clock", {})]),
+    ("json-in-text", f'{{"a": "{LLAMA}', '{"a": "', [("clock", {})]),
+    ("json-in-text", '[{"parameters": {}, "name": "clock"}]', "", [("clock", {})]),
     ("json", 'So: {"name": "clock", "parameters": {}}', "", []),
 ]
 
@@ -259,6 +380,29 @@ def test_a_models_slips_are_read_wherever_the_text_is_cut(
         assert read.content == (content if calls else text), pieces
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "call"),
+    [
+        ("qwen-coder", f"<tool_call>{FUNCTION[:-12]}", ("weather", DALLAS)),
+        ("qwen-coder", f"<tool_call>{FUNCTION[:-11]}<", ("weather", DALLAS)),
+        ("qwen-coder", f"<tool_call>{BARE}", ("weather", DALLAS)),
+        (
+            "glm",
+            "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value>",
+            ("weather", ROME),
+        ),
+    ],
+)
+def test_a_call_that_is_not_closed_is_one_if_the_model_has_ended_it(
+    name: str, text: str, call: tuple[str, dict[str, Any]]
+) -> None:
+    """Where the output is cut, another argument may have been to come."""
+    for pieces in ([text], list(text)):
+        read = read_all(Reading(name, types=TYPES), pieces)
+        assert [(piece.name, json.loads(piece.arguments)) for piece in read.pieces] == [call]
+        assert read_all(Reading(name, types=TYPES), pieces, is_cut=True) == Read(text)
+
+
 @pytest.mark.parametrize("name", sorted({case[0] for case in CASES}))
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
@@ -272,8 +416,8 @@ def test_any_text_is_read_to_its_end(name: str, data: st.DataObject) -> None:
     whole = read_all(Reading(name, types=TYPES), [text])
     in_pieces = read_all(Reading(name, types=TYPES), cut(text, data) if len(text) > 1 else [text])
     assert (whole.content, whole.pieces) == (in_pieces.content, in_pieces.pieces)
-    if not whole.pieces:
-        assert whole.content.strip() == text.strip() or any(mark in text for mark in marks)
+    if not whole.pieces and name != "harmony":
+        assert whole.content == text
 
 
 def test_every_family_that_a_template_can_show_is_tried() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Piece, Read
-from alignedserve.gateway.tools.readers import HermesReader, JsonReader, NamedReader, Reader
+from alignedserve.gateway.tools.json_readers import JsonInTextReader, JsonReader
+from alignedserve.gateway.tools.marked_readers import HermesReader
+from alignedserve.gateway.tools.readers import NamedReader, Reader
+from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reasoning import Thinking
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
@@ -25,7 +30,7 @@ def read_all(reader: Reader, pieces: list[str]) -> Read:
 
 
 def finding() -> Reader:
-    return JsonReader(finds_calls=True)
+    return JsonInTextReader({"x"})
 
 
 CASES = [
@@ -135,9 +140,41 @@ def test_arguments_are_told_as_they_come() -> None:
         assert reader.feed("}") == Read()
 
 
+def reading(name: str, thinking: Thinking | None = None) -> Callable[[], Reader]:
+    return Reading(name, types={"x": {}}, thinking=thinking).new_reader
+
+
+def strings_of(reader: Reader) -> Iterator[str]:
+    """What a reader looks at again: what it only keeps is in lists."""
+    for found in vars(reader).values():
+        if isinstance(found, Reader):
+            yield from strings_of(found)
+        elif isinstance(found, str):
+            yield found
+
+
+FREE = Thinking("<think>", "</think>", False)
+
+
 @pytest.mark.parametrize(
     ("kind", "opening", "more"),
     [
+        *(
+            (reading(name), "", " " * 40)
+            for name in ("hermes", "glm", "deepseek", "pythonic", "json-in-text")
+        ),
+        (reading("deepseek"), "<｜tool▁calls▁begin｜>", " " * 40),
+        (reading("phi"), "functools", " [" * 20),
+        (reading("glm"), "<tool_call>x", " " * 40),
+        (reading("glm"), "<tool_call>x<arg_key>k</arg_key><arg_value>", "<tool_call>x</tool_call>"),
+        (reading("qwen-coder"), "<tool_call><function=x><parameter=k>", "</function>" * 4),
+        (reading("qwen-coder"), "<tool_call><function=x>", "<" * 40),
+        (reading("pythonic"), "[", " " * 40),
+        (reading("pythonic"), "[x(a='", " " * 40),
+        (reading("hermes", FREE), "", " " * 40),
+        (reading("hermes", FREE), "<think>", " " * 40),
+        (reading("hermes", FREE), "<think>a", " " * 40),
+        (reading("hermes", FREE), '<think>a<tool_call>{"', " " * 40),
         (JsonReader, '{"name": "', "x" * 40),
         (JsonReader, "{", " " * 40),
         (JsonReader, "[", "[, " * 13),
@@ -160,8 +197,8 @@ def test_of_a_long_text_only_the_end_is_looked_at_again(kind: Any, opening: str,
     said = reader.feed(opening)
     for _ in range(1000):
         said.add(reader.feed(more))
-        assert len(reader._text) < 2 * MAX_HEAD_CHARS
+        assert all(len(text) < 2 * MAX_HEAD_CHARS for text in strings_of(reader))
     said.add(reader.end())
     assert said == read_all(kind(), [opening + 1000 * more])
-    if not said.pieces:
+    if not said.pieces and not opening.startswith("<think>"):
         assert said.content == opening + 1000 * more

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.calls import Piece, Read
-from alignedserve.gateway.tools.readers import HermesReader, Reader, TextReader
+from alignedserve.gateway.tools.marked_readers import HermesReader
+from alignedserve.gateway.tools.readers import Reader, TextReader
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking, thinking_of
 from alignedserve.structured_outputs import Thoughts
@@ -30,9 +31,9 @@ DEEPSEEK = (
 )
 
 
-def read_all(reader: Reader, pieces: list[str]) -> Read:
+def read_all(reader: Reader, pieces: list[str], is_cut: bool = False) -> Read:
     read = Read()
-    for part in [*(reader.feed(piece) for piece in pieces), reader.end()]:
+    for part in [*(reader.feed(piece) for piece in pieces), reader.end(is_cut=is_cut)]:
         read.add(part)
     return read
 
@@ -57,6 +58,15 @@ CASES = [
     (OPENED, HermesReader, f"I call.\n{CALL}", "I call.", "", [Piece("weather", '{"city": "Rome"}')]),
     (FREE, HermesReader, f"<think>{CALL}\n{CALL}", "", "", [Piece("weather", '{"city": "Rome"}')] * 2),
     (OPENED, HermesReader, "a <tool_call> b", "a <tool_call> b", "", []),
+    # What else there is are thoughts.
+    (
+        OPENED,
+        HermesReader,
+        f"the <tool_call> tag.\n{CALL} Hm, rather\n{CALL} so.",
+        "the <tool_call> tag.\n Hm, rather\n so.",
+        "",
+        [Piece("weather", '{"city": "Rome"}')] * 2,
+    ),
     (OPENED, HermesReader, "a <tool_call> b\n </think> c", "a <tool_call> b", "c", []),
     (OPENED, HermesReader, "a <tool_c </thi", "a <tool_c </thi", "", []),
     (OPENED, TextReader, f"a {CALL}", f"a {CALL}", "", []),
@@ -80,7 +90,7 @@ FUNCTION = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function
     ],
 )
 def test_thoughts_that_nothing_closes_end_where_a_call_of_any_family_begins(name: str, call: str) -> None:
-    reading = Reading(name, thinking=OPENED)
+    reading = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
     for text, reasoning in (
         (f"I call.\n{call}", "I call."),
         (f"Hm {call} no.\n</think>\n{call}", f"Hm {call} no."),
@@ -105,8 +115,52 @@ def test_thoughts_are_found_however_the_text_is_cut(
 ) -> None:
     places = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=12)))
     pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
-    read = read_all(ReasoningReader(thinking, kind()), pieces)
+    read = read_all(ReasoningReader(thinking, kind), pieces)
     assert (read.reasoning, read.content, read.pieces) == (reasoning, content, calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"I could {CALL} but that would be wrong, because",
+        f"I could {CALL}",
+        'So <tool_call>{"name": "write", "arguments": {"content": "abc',
+    ],
+)
+def test_in_thoughts_that_are_cut_a_call_is_a_draft(text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert read_all(ReasoningReader(OPENED, HermesReader), pieces, is_cut=True) == Read(reasoning=text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "What <tool_call> tags, <tool_call>[1] and <tool_call>{x} are: "),
+        ("phi", "functools and functools[0] are: "),
+        ("kimi", "<|tool_call_begin|> is a mark: "),
+        ("qwen-coder", "<function= is one, and <function=NAME>, and <tool_call><b>: "),
+        ("glm", "<tool_call>weather is one: "),
+    ],
+)
+def test_thoughts_are_shown_while_they_come_where_no_call_can_begin(name: str, text: str) -> None:
+    reader = Reading(name, thinking=OPENED).new_reader()
+    shown = ""
+    for letter in text + "word ":
+        shown += reader.feed(letter).reasoning
+    assert shown == text + "word"
+    for _ in range(200):
+        assert reader.feed(" on").reasoning.strip() == "on"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_limit_that_ends_thoughts_ends_no_draft_of_a_call(is_stream: bool) -> None:
+    async def scenario() -> None:
+        said = f"I could {CALL} but"
+        answer = answer_of(said)[:-1]
+        found = await ask(said, is_stream, DEEPSEEK, tools=ASKED["tools"], max_tokens=len(answer))
+        assert (found[0], found[1] or None, found[2]) == (said, None, [])
+
+    play(scenario)
 
 
 def test_the_end_of_the_prompt_says_whether_thoughts_are_open() -> None:

@@ -171,15 +171,45 @@ def test_only_tools_that_are_allowed_can_be_called() -> None:
 
 def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
     async def scenario() -> None:
-        async with served(model=model_with(TEMPLATE)) as at:
+        async with served(model=model_with(TEMPLATE + "{{ reasoning_effort }}{{ thinking }}")) as at:
             await at.post("/v1/chat/completions", ASKED)
             counted = (await at.post("/tokenize", ASKED)).json()
             assert counted["tokens"] == list(at.router.submitted[0].request.prompt)
+            for more in (
+                {"tool_choice": "none"},
+                {"tool_choice": allowed("auto", "clock")},
+                {"tool_choice": {"type": "function", "function": {"name": "clock"}}},
+                {"reasoning_effort": "none"},
+                {"reasoning_effort": "high", "chat_template_kwargs": {"thinking": False}},
+            ):
+                await at.post("/v1/chat/completions", ASKED | more)
+                counted = (await at.post("/tokenize", ASKED | more)).json()
+                assert counted["tokens"] == list(at.router.submitted[-1].request.prompt), more
+            assert (await at.post("/tokenize", ASKED | {"tools": []})).status_code == 200
             response = await at.post("/tokenize", ASKED | {"continue_final_message": True})
             assert (response.status_code, response.json()["error"]["param"]) == (
                 400,
                 "continue_final_message",
             )
+        async with served(model=model_with("{{ messages[0].content }}")) as at:
+            response = await at.post("/tokenize", ASKED)
+            assert (response.status_code, response.headers["x-ignored-parameters"]) == (200, "tools")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_calls_id_is_the_models_where_it_has_written_one(is_stream: bool) -> None:
+    call = "<|tool_call_begin|>functions.clock:7<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    said = f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>"
+    template = TEMPLATE.replace("<tool_call>", "<|tool_calls_section_begin|>")
+
+    async def scenario() -> None:
+        async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(template)) as at:
+            body = ASKED | {"stream": is_stream}
+            text = (await at.post("/v1/chat/completions", {"model": "demo"} | body)).text
+            # Each id is there once, also if the model repeats itself.
+            assert text.count('"functions.clock:7"') == 1 and text.count('"call_') == 1
 
     play(scenario)
 
@@ -375,6 +405,8 @@ ANY_ARGUMENTS = TEMPLATE.replace("call.function.arguments.city", "call.function.
         ("{}", "[]"),
         ('{"city": "Rome"}', "[('city', 'Rome')]"),
         ('{"city": "Ro', "[('arguments', '{\"city\": \"Ro')]"),
+        ('"{\\"city\\": \\"Rome\\"}"', "[('city', 'Rome')]"),
+        ('"Rome"', "[('arguments', '\"Rome\"')]"),
         ("[1]", "[('arguments', '[1]')]"),
         ("{" * 20_000, "[('arguments', '{{{"),
     ],
@@ -431,6 +463,26 @@ def test_a_call_that_went_wrong_does_not_end_the_conversation(arguments: str | N
             "Invalid type",
         ),
         (TEMPLATE, {"tools": [tool("x y")]}, "tools", "pattern"),
+        (
+            TEMPLATE,
+            {"tool_choice": "some"},
+            "tool_choice",
+            "must be none, auto, required, a function by name",
+        ),
+        (
+            TEMPLATE,
+            {"tool_choice": {"type": "some"}},
+            "tool_choice",
+            "must be none, auto, required, a function",
+        ),
+        (TEMPLATE, {"tool_choice": 5}, "tool_choice", "must be none, auto, required, a function by name"),
+        (TEMPLATE, {"tool_choice": {"type": "function"}}, "tool_choice", "function: Field required"),
+        (
+            TEMPLATE,
+            {"tool_choice": {"type": "allowed_tools"}},
+            "tool_choice",
+            "allowed_tools: Field required",
+        ),
     ],
 )
 def test_what_cannot_be_called_is_named(

@@ -12,7 +12,7 @@ from alignedserve.gateway.chat.conversation import Conversation, ConversationBod
 from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.openai.responses.items import Item, items_of, messages_of
-from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
+from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice, allowed
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
@@ -56,6 +56,7 @@ Value = Annotated[str, Field(max_length=512)]
 class ResponseBody(ConversationBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
+        "context_management": ": it writes no summaries of conversations",
         "conversation": "; use previous_response_id",
         "prompt": ": it keeps no prompts",
     }
@@ -126,7 +127,7 @@ class ResponseBody(ConversationBody):
         messages = messages_of(items)
         if self.instructions is not None:
             messages.insert(0, {"role": "developer", "content": self.instructions})
-        tools, choice = self.functions, self._choice()
+        tools, choice = self._allowed(), self._choice()
         if choice not in ("auto", "none") and not tools:
             raise InvalidRequest("tool_choice: there are no tools that could be called")
         effort = self.reasoning.effort if self.reasoning else None
@@ -163,6 +164,13 @@ class ResponseBody(ConversationBody):
             return StructuredOutputsParams(json=form.json_schema)
         return StructuredOutputsParams(json_object=True)
 
+    def _allowed(self) -> list[Tool]:
+        """Returns the functions that the model is told of."""
+        match self.tool_choice:
+            case {"type": "allowed_tools", "tools": [*found]}:
+                return allowed(self.functions, {name for each in found if (name := _function_name(each))})
+        return self.functions
+
     def _choice(self) -> ToolChoice:
         match self.tool_choice:
             case None:
@@ -171,9 +179,17 @@ class ResponseBody(ConversationBody):
                 return choice  # type: ignore[no-any-return]
             case {"type": "function", "name": str(name)}:
                 return ChosenTool(type="function", function=ChosenFunction(name=name))
-            case {"type": "allowed_tools", "mode": "auto" | "required" as mode}:
+            case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*_]}:
                 return mode  # type: ignore[no-any-return]
         raise InvalidRequest("tool_choice: must be none, auto, required, or a function by name")
+
+
+def _function_name(tool: Any) -> str | None:
+    """Returns None for a tool of another kind: these are not offered to the model."""
+    match tool:
+        case {"type": "function", "name": str(name)}:
+            return name
+    return None
 
 
 def _function(tool: Mapping[str, Any]) -> Function:

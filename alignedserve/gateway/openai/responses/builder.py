@@ -103,7 +103,7 @@ class ResponsesBuilder(ResponseBuilder):
             self._num_reasoning_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._finish_reason, self._completed_at = delta.finish_reason, int(time.time())
-            read.add(self._reader.end())
+            read.add(self._reader.end(is_cut=delta.is_cut))
         if not self.shows_reasoning:
             read.reasoning = ""
         yield from self._output.add(read, self._logprobs(delta))

@@ -150,6 +150,30 @@ def test_a_format_and_a_chosen_function_are_structured_outputs() -> None:
     play_alone(scenario)
 
 
+def test_the_model_is_told_of_the_functions_that_are_allowed() -> None:
+    async def scenario() -> None:
+        async with served(model=model_with(TEMPLATE)) as at:
+            clock = {"type": "function", "name": "clock"}
+            chosen: Any
+            body = {"input": "x", "tools": [FUNCTION, clock, {"type": "web_search"}]}
+            for mode in ("auto", "required"):
+                chosen = {"type": "allowed_tools", "mode": mode, "tools": [clock, {"type": "web_search"}]}
+                response = await at.post("/v1/responses", body | {"tool_choice": chosen})
+                assert response.status_code == 200, response.text
+                prompt = TOKENIZER.decode(at.router.submitted[-1].request.prompt)
+                assert '"clock"' in prompt and '"weather"' not in prompt
+            wanted = at.router.submitted[-1].request.params.structured_outputs
+            follows(wanted, '[{"name": "clock", "parameters": {}}]')
+            with pytest.raises(AssertionError):
+                follows(wanted, '[{"name": "weather", "parameters": {}}]')
+            for tools in ([{"type": "function", "name": "other"}], None):
+                chosen = {"type": "allowed_tools", "mode": "auto", "tools": tools}
+                response = await at.post("/v1/responses", body | {"tool_choice": chosen})
+                assert response.status_code == 400 and "tool_choice" in response.text
+
+    play_alone(scenario)
+
+
 def test_logprobs_come_with_the_text() -> None:
     async def scenario() -> None:
         async with served() as at:

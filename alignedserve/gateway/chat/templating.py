@@ -1,0 +1,73 @@
+"""What a chat template is given: the messages in the form that it reads, the tools, and its own variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.tools.bodies import Tool
+from alignedserve.gateway.tools.calls import arguments_of
+from alignedserve.types import InvalidRequest
+
+# A template gets these from elsewhere; as variables they would replace those.
+_NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
+
+
+def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
+    """Returns a chat template's variables, such as Qwen3's enable_thinking. Raises InvalidRequest."""
+    for name in _NOT_VARIABLES:
+        if given and name in given:
+            raise InvalidRequest(f"chat_template_kwargs: {name} is not a variable of a template")
+    found: dict[str, Any] = {}
+    if effort is not None:
+        # Some templates have levels, others a switch.
+        found["reasoning_effort"] = effort
+        found["enable_thinking"] = found["thinking"] = effort != "none"
+    return found | (given or {})
+
+
+def tool_variables(tools: Sequence[Tool], model: ServedModel) -> dict[str, Any]:
+    """Returns the variables by which a template tells the model of the tools."""
+    if not tools:
+        return {}
+    found = [tool.model_dump(exclude_none=True) for tool in tools]
+    if model.writes_harmony(has_tools=True):
+        for tool in found:
+            # The template can't do without one.
+            tool["function"].setdefault("description", "")
+    return {"tools": found}
+
+
+def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Parses the arguments of calls: templates write them as JSON themselves, and clients send them back as text.
+
+    A model may have been cut off, or have written no JSON, and its client sends that back. To refuse it would end the
+    conversation for good, and templates take objects."""
+    return [
+        dict(message) | _with_objects(message.get("tool_calls")) | _with_thoughts(message)
+        for message in messages
+    ]
+
+
+# The names of a turn's thoughts: some clients send one, and some templates read the other.
+_THOUGHTS = ("reasoning_content", "reasoning")
+
+
+def _with_thoughts(message: Mapping[str, Any]) -> dict[str, Any]:
+    found = (message.get(name) for name in _THOUGHTS)
+    text = next((each for each in found if each and isinstance(each, str)), None)
+    return {} if text is None else dict.fromkeys(_THOUGHTS, text)
+
+
+def _with_objects(calls: Any) -> dict[str, Any]:
+    if not isinstance(calls, list):
+        return {}
+    return {"tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": str() | None as text, **function}, **rest}:
+            return {**rest, "function": {**function, "arguments": arguments_of(text or "")}}
+    return call

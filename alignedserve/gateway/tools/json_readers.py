@@ -1,0 +1,204 @@
+"""Reads calls that are JSON objects, alone or in lists: all of the text, or somewhere in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+
+from alignedserve.gateway.tools.calls import HEAD, HEAD_BEGUN, MAX_HEAD_CHARS, Nesting, Read, calls_in
+from alignedserve.gateway.tools.cursor import Cursor
+from alignedserve.gateway.tools.tags import Tags
+
+# What stands before a call, the beginning of a list, and after one.
+_BEFORE = re.compile(r"[\s\[]*")
+_AFTER = re.compile(r"[\s,;\]}]*")
+# The beginning of a list, at the end of a text.
+_LIST = re.compile(r"\[[\s\[]{0,16}\Z")
+_MAX_LIST_CHARS = 17
+
+
+class JsonCalls(Cursor):
+    # What opens calls, and what closes them and is no content; None: nothing does.
+    openings: Tags | None = None
+    closings: Tags | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Finds the end of an object: of one that may be a call in another form, and of one around arguments that have
+        # been sent.
+        self._nesting = Nesting()
+        self._object: list[str] = []
+        # Up to this place of the whole text, no object is looked at as a whole again.
+        self._seen_to = 0
+
+    def _may_call(self, name: str) -> bool:
+        return True
+
+    def _open(self, read: Read) -> bool:
+        self._phase = self._open_json
+        return True
+
+    def _open_json(self, read: Read) -> bool:
+        before = _BEFORE.match(self._text, self._at)
+        assert before
+        self._opened.append(self._take(before.end()))
+        if self._is_empty:
+            return self._wait()
+        limit = self._at + MAX_HEAD_CHARS
+        head = HEAD.match(self._text, self._at, limit)
+        if head and self._may_call(head[1]):
+            self._at, self._arguments = head.end(), Nesting()
+            self._begin(read, head[1])
+            self._phase = self._send
+            return True
+        if not head and len(self._text) < limit and HEAD_BEGUN.fullmatch(self._text, self._at):
+            return self._wait()
+        if self._text[self._at] != "{" or not self._takes_whole:
+            return self._give_up()
+        self._object, self._nesting = [self._take(self._at + 1)], Nesting(depth=1)
+        self._phase = self._begin_object
+        return True
+
+    @property
+    def _takes_whole(self) -> bool:
+        """Whether a call in another form may stand here."""
+        return self._num_before + self._at >= self._seen_to
+
+    def _give_up(self) -> bool:
+        if self._text[self._at : self._at + 1] == "{":
+            self._opened.append(self._take(self._at + 1))
+        return super()._give_up()
+
+    def _begin_object(self, read: Read) -> bool:
+        """Every call has a name, and so a string comes first."""
+        blanks = len(self._text) - len(self._text[self._at :].lstrip())
+        self._object.append(self._take(blanks))
+        if self._is_empty and not self._is_ended:
+            return False
+        if self._text[self._at : self._at + 1] != '"':
+            return self._drop_object()
+        self._phase = self._go_on
+        return True
+
+    def _go_on(self, read: Read) -> bool:
+        part, is_ended = self._nested()
+        self._object.append(part)
+        if not is_ended:
+            return self._is_ended and self._drop_object()
+        calls = calls_in("".join(self._object))
+        for call in calls:
+            self._begin(read, *call)
+        if not calls:
+            return self._drop_object()
+        self._phase = self._after
+        return True
+
+    def _drop_object(self) -> bool:
+        """The object is no call, but there may be some in it."""
+        text = "".join(self._object)
+        self._seen_to = max(self._seen_to, self._num_before + self._at)
+        self._put_back(text)
+        return self._give_up()
+
+    def _close(self, read: Read) -> bool:
+        """The arguments have ended: so does the object around them."""
+        self._nesting, self._phase = Nesting(depth=1), self._skip
+        return True
+
+    def _skip(self, read: Read) -> bool:
+        _, is_ended = self._nested()
+        if is_ended:
+            self._phase = self._after
+        return is_ended
+
+    def _nested(self) -> tuple[str, bool]:
+        """Takes the object's text. Returns it, and whether the object has ended, be it with what closes calls."""
+        start, stop = self._at, len(self._text)
+        if self.closings and not self._is_ended:
+            stop = self.closings.held(self._text, start)
+        end = self._nesting.end(self._text, start, stop)
+        closing = (
+            self.closings.whole.search(self._text, start, stop if end is None else end)
+            if self.closings
+            else None
+        )
+        if closing:
+            end = closing.start()
+        return self._take(stop if end is None else end), end is not None
+
+    def _after(self, read: Read) -> bool:
+        """Goes on after a call."""
+        after = _AFTER.match(self._text, self._at)
+        assert after
+        self._at = after.end()
+        closing = self.closings.whole.match(self._text, self._at) if self.closings else None
+        if closing:
+            self._at, self._phase = closing.end(), self._leave
+            return True
+        if self._is_empty or self._may_be_mark:
+            return self._drop_rest()
+        is_opening = self.openings and self.openings.whole.match(self._text, self._at)
+        self._phase = self._open if self._may_open and not is_opening else self._find
+        return True
+
+    @property
+    def _may_open(self) -> bool:
+        """Whether another call may stand here."""
+        return self._text[self._at] in "{["
+
+    @property
+    def _may_be_mark(self) -> bool:
+        return any(
+            tags.begun.fullmatch(self._text, self._at) for tags in (self.openings, self.closings) if tags
+        )
+
+    def _leave(self, read: Read) -> bool:
+        """Goes past the line breaks after a closing mark."""
+        while self._text[self._at : self._at + 1] == "\n":
+            self._at += 1
+        if self._is_empty:
+            return False
+        self._phase = self._find
+        return True
+
+
+class JsonReader(JsonCalls):
+    """Reads a call, or a list of calls, and what comes after it; or plain text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._phase = self._open
+
+    def _find(self, read: Read) -> bool:
+        self._show(self._take())
+        return False
+
+
+class JsonInTextReader(JsonReader):
+    """Reads calls after some text, too, as small Llamas write them. These are of the tools that are known: a text may
+    well show what a call looks like."""
+
+    def __init__(self, tools: Container[str]) -> None:
+        super().__init__()
+        self._tools = tools
+        self._is_in_text = False
+
+    def _may_call(self, name: str) -> bool:
+        return not self._is_in_text or name in self._tools
+
+    @property
+    def _takes_whole(self) -> bool:
+        return not self._is_in_text and super()._takes_whole
+
+    def _find(self, read: Read) -> bool:
+        self._is_in_text = True
+        place = self._text.find("{", self._at)
+        end = len(self._text) if place < 0 else place
+        first = _LIST.search(self._text, max(self._at, end - _MAX_LIST_CHARS), end)
+        if place < 0:
+            self._show(self._take(first.start() if first and not self._is_ended else end))
+            return False
+        self._show(self._take(first.start() if first else place))
+        self._opened.append(self._take(place))
+        self._phase = self._open
+        return True

@@ -1,0 +1,95 @@
+"""How Qwen3-Coder and GLM write a call: its arguments one by one, between tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN, Head
+from alignedserve.gateway.tools.tags import Tags, beginnings, spelt
+
+
+@dataclass(frozen=True)
+class Keyed:
+    # What begins a call: a mark, or a head whose group is the name.
+    openings: Tags
+    # What comes after a mark; its group is the name.
+    head: Head
+    # What comes outside of values: an argument, up to its value, with the group `key`; the end of the call, `end`; or
+    # what begins the next.
+    tags: Tags
+    # What may end a value: what closes it, or the next argument, with the group `key`.
+    value_ends: Tags
+    # Finds the end of the call in a value that nothing closes.
+    call_end: re.Pattern[str]
+    # What closes calls.
+    closings: Sequence[str]
+    # What begins a further call, beside the mark.
+    bare_opening: str | None = None
+    # Whether a value stands in lines of its own.
+    has_lines: bool = False
+
+
+# A tool's name, as clients may give it.
+_NAME = "[a-zA-Z0-9_.-]{1,64}"
+
+
+def _tags(whole: str, *begun: Sequence[str], max_len: int) -> Tags:
+    return Tags(re.compile(whole), beginnings(*begun), first="<", max_len=max_len)
+
+
+_FUNCTION, _FUNCTION_END, _PARAMETER_END = "<function=", "</function>", "</parameter>"
+_KEY = r"[^<>\n]{1,256}"
+_PARAMETER = [*spelt("<parameter="), _KEY, ">"]
+QWEN_CODER = Keyed(
+    openings=_tags(
+        rf"{HERMES_OPEN}|{_FUNCTION}({_NAME})>",
+        spelt(HERMES_OPEN),
+        [*spelt(_FUNCTION), _NAME, ">"],
+        max_len=100,
+    ),
+    head=Head(
+        re.compile(rf"{_FUNCTION}([^<>\n]{{1,64}})>"), beginnings([*spelt(_FUNCTION), r"[^<>\n]{1,64}", ">"])
+    ),
+    tags=_tags(
+        rf"<parameter=(?P<key>{_KEY})>|(?P<end>{_FUNCTION_END}|{HERMES_CLOSE})|{HERMES_OPEN}|{_FUNCTION}",
+        _PARAMETER,
+        *map(spelt, (_FUNCTION_END, HERMES_CLOSE, HERMES_OPEN, _FUNCTION)),
+        max_len=300,
+    ),
+    value_ends=_tags(
+        rf"{_PARAMETER_END}|<parameter=(?P<key>{_KEY})>", spelt(_PARAMETER_END), _PARAMETER, max_len=300
+    ),
+    call_end=re.compile(rf"{_FUNCTION_END}|{HERMES_CLOSE}|{HERMES_OPEN}\s*{_FUNCTION}"),
+    closings=(_FUNCTION_END, HERMES_CLOSE),
+    bare_opening=_FUNCTION,
+    has_lines=True,
+)
+
+_ARGUMENT = r"<arg_key>(?P<key>[^<]{0,256})</arg_key>\s{0,8}<arg_value>"
+_ARGUMENT_BEGUN = [
+    *spelt("<arg_key>"),
+    "[^<]{0,256}",
+    *spelt("</arg_key>"),
+    r"\s{0,8}",
+    *spelt("<arg_value>"),
+]
+_VALUE_END = "</arg_value>"
+GLM = Keyed(
+    openings=Tags.of(HERMES_OPEN),
+    head=Head(
+        re.compile(rf"({_NAME})\s{{0,64}}(?=<arg_key>|{HERMES_CLOSE})"),
+        beginnings(*([_NAME, r"\s{0,64}", *spelt(tag)] for tag in ("<arg_key>", HERMES_CLOSE))),
+    ),
+    tags=_tags(
+        rf"{_ARGUMENT}|(?P<end>{HERMES_CLOSE})|{HERMES_OPEN}",
+        _ARGUMENT_BEGUN,
+        spelt(HERMES_CLOSE),
+        spelt(HERMES_OPEN),
+        max_len=400,
+    ),
+    value_ends=_tags(rf"{_VALUE_END}|{_ARGUMENT}", spelt(_VALUE_END), _ARGUMENT_BEGUN, max_len=400),
+    call_end=re.compile(rf"{HERMES_CLOSE}|{HERMES_OPEN}\s*{_NAME}\s*(?:{HERMES_CLOSE}|\Z)"),
+    closings=(HERMES_CLOSE,),
+)
