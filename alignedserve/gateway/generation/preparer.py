@@ -12,10 +12,18 @@ from functools import cached_property
 import msgspec
 
 from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
-from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.endpoint import (
+    Beside,
+    ConversationNeeded,
+    Endpoint,
+    Expands,
+    Result,
+)
 from alignedserve.gateway.generation.prepare_process import Asked, Greeting, TokenizerParts, Told
 from alignedserve.gateway.generation.prepared import Answered, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
+from alignedserve.gateway.http.json_pieces import Piece
+from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.process.child import Child, ChildEnded
@@ -51,10 +59,16 @@ class Preparer:
         """Starts a process, so that the first body need not wait for it."""
         await self._medium.child.prepare()
 
-    async def call(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Prepared:
-        """Returns a call for tokens. `body` comes in pieces. `owner` is that of the request's key (http/keys.py).
-        Raises ApiError."""
-        found = await self.result(endpoint, body, owner)
+    async def call(
+        self,
+        endpoint: Endpoint,
+        body: Sequence[bytes],
+        owner: str,
+        earlier: Sequence[Piece] | None = None,
+    ) -> Prepared:
+        """Returns a call for tokens. `body` comes in pieces, and so do the items of the conversation before it, a JSON
+        array. `owner` is that of the request's key (http/keys.py). Raises ApiError, which can be ConversationNeeded."""
+        found = await self.result(endpoint, body, owner, earlier)
         assert isinstance(found, Prepared)
         return found
 
@@ -67,15 +81,48 @@ class Preparer:
     async def aclose(self) -> None:
         await asyncio.gather(self._medium.child.aclose(), self._large.child.aclose())
 
-    async def result(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Result:
+    async def result(
+        self,
+        endpoint: Endpoint,
+        body: Sequence[bytes],
+        owner: str,
+        earlier: Sequence[Piece] | None = None,
+    ) -> Result:
         """Returns what `endpoint.make` makes of the body. Raises ApiError."""
-        num_bytes = sum(map(len, body))
+        num_bytes = sum(map(len, [*body, *(earlier or ())]))
+        try:
+            return await self._made(endpoint, body, owner, earlier, num_bytes)
+        except Expands as found:
+            num_bytes = found.num_bytes
+        try:
+            return await self._made(endpoint, body, owner, earlier, num_bytes)
+        except Expands:
+            raise too_large(self._limits.max_body_bytes, "with all that it refers to, ") from None
+
+    async def _made(
+        self,
+        endpoint: Endpoint,
+        body: Sequence[bytes],
+        owner: str,
+        earlier: Sequence[Piece] | None,
+        num_bytes: int,
+    ) -> Result:
+        """Has the call made where calls of this size are. Raises ApiError, and Expands if it is larger."""
         if num_bytes <= INLINE_BYTES:
-            return endpoint.prepare(b"".join(body), self._model, self._limits, self._is_strict)
-        lane = self._medium if num_bytes <= MEDIUM_BYTES else self._large
+            beside = Beside(None if earlier is None else b"".join(earlier), INLINE_BYTES)
+            return endpoint.prepare(b"".join(body), self._model, self._limits, self._is_strict, beside)
+        is_medium = num_bytes <= MEDIUM_BYTES
+        lane = self._medium if is_medium else self._large
+        max_bytes = self._limits.max_body_bytes
+        asked = Asked(
+            endpoint.path,
+            TIMEOUT_S,
+            None if earlier is None else sum(map(len, earlier)),
+            min(MEDIUM_BYTES, max_bytes) if is_medium else max_bytes,
+        )
         try:
             async with lane.turns.turn(owner, TURN_S):
-                answer = await lane.child.ask(Asked(endpoint.path, TIMEOUT_S).head, *body)
+                answer = await lane.child.ask(asked.head, *(earlier or ()), *body)
         except QueueTimeout:
             raise unavailable("others' large bodies are being read") from None
         except ChildEnded as ended:
@@ -119,6 +166,10 @@ def _result_of(told: Told, endpoint: Endpoint) -> Result:
     if told.error:
         status, message, param, code = told.error
         raise ApiError(status, message, param, code)
+    if told.needed is not None:
+        raise ConversationNeeded(told.needed)
+    if told.num_expanded_bytes is not None:
+        raise Expands(told.num_expanded_bytes)
     if told.made is None:
         raise RuntimeError(f"a body could not be prepared: {told.failure}")
     made: Result = msgspec.msgpack.decode(told.made, type=endpoint.made)

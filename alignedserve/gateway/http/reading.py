@@ -38,6 +38,12 @@ class Share:
         more = num_bytes - self.num_bytes
         return num_bytes <= SMALL_BYTES or self._memory.has_room(self._holder, more)
 
+    def add(self, more: int) -> None:
+        """Adds `more` bytes to what it has; a negative number takes some off. Raises ApiError if there is no room."""
+        if more > 0 and not self.can_grow(self.num_bytes + more):
+            raise no_room()
+        self.grow(self.num_bytes + more)
+
     def grow(self, num_bytes: int) -> None:
         self._memory.add(self._holder, num_bytes - self.num_bytes)
         self.num_bytes = num_bytes
@@ -94,8 +100,8 @@ class Reading:
     def refusal(self) -> ApiError | None:
         """Returns the error for a body that is announced to be too large; None if it may come."""
         if self._announced > self._max_bytes:
-            return _too_large(self._max_bytes)
-        return None if self._share.can_grow(min(self._announced, self._max_held_bytes)) else _no_room()
+            return too_large(self._max_bytes)
+        return None if self._share.can_grow(min(self._announced, self._max_held_bytes)) else no_room()
 
     async def receive(self) -> Message:
         """Receives the next piece of the body. What comes after the last one is the end of the connection, which may be
@@ -106,10 +112,10 @@ class Reading:
         self._is_whole = not message.get("more_body", False)
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_bytes:
-            raise self._broken(_too_large(self._max_bytes))
+            raise self._broken(too_large(self._max_bytes))
         num_held = min(self._num_bytes, self._max_held_bytes)
         if not self._share.can_grow(num_held):
-            raise self._broken(_no_room())
+            raise self._broken(no_room())
         self._share.grow(num_held)
         return message
 
@@ -154,10 +160,12 @@ class Reading:
         return sending
 
 
-def _too_large(max_bytes: int) -> ApiError:
+def too_large(max_bytes: int, counting: str = "") -> ApiError:
+    """`counting` says what counts besides the body itself."""
     phrase = HTTPStatus(413).phrase.lower()
-    return ApiError(413, f"{phrase}: the body may have at most {max_bytes} bytes", code="body_too_large")
+    message = f"{phrase}: {counting}the body may have at most {max_bytes} bytes"
+    return ApiError(413, message, code="body_too_large")
 
 
-def _no_room() -> ApiError:
+def no_room() -> ApiError:
     return unavailable("the bodies of other requests take all the memory there is for them")

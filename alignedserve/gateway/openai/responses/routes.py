@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
-import msgspec
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
-from alignedserve.gateway.generation.endpoint import Endpoint
+from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint
+from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, respond
+from alignedserve.gateway.http.auth_limits import share_of
 from alignedserve.gateway.http.description import request_body
-from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Json, Piece, blocks_of, event_named
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.openai.files import list_response
+from alignedserve.gateway.http.reading import Share
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
-from alignedserve.gateway.openai.responses.kept import KeptResponses
+from alignedserve.gateway.openai.responses.kept import Conversation, KeptResponses, not_found
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse, response
 from alignedserve.gateway.openai.responses.replay import written
-from alignedserve.store import ResponseRecord, ResponseStore, StoreFull, TooManyJobs
+from alignedserve.store import (
+    BrokenOff,
+    ResponseGone,
+    ResponseHead,
+    ResponseStore,
+    StoreAway,
+    StoreFull,
+    TooManyJobs,
+)
+from alignedserve.store.responses import ItemPage
 from alignedserve.store.retry import retried
 
-RESPONSES = Endpoint("/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True)
+log = logging.getLogger(__name__)
+
+RESPONSES = Endpoint(
+    "/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True, has_conversations=True
+)
 # The seconds between two looks at a response in the background, while a stream waits for it.
 LOOK_S = 0.5
 
@@ -39,28 +55,26 @@ def response_routes(
     background: BackgroundResponses | None = None,
 ) -> APIRouter:
     """Without a store, responses are answered and not kept."""
-    routes, kept = APIRouter(), KeptResponses(store)
+    routes, kept = APIRouter(), KeptResponses(store, request_builder.limits.max_body_bytes)
 
     @routes.post(RESPONSES.path, responses=ANSWERED, openapi_extra=request_body(ResponseBody))
     async def create(http: Request) -> Response:
-        owner = owner_of(http)
-        pieces = await kept.with_earlier(await json_body(http), owner)
-        call = await request_builder.preparer.call(RESPONSES, pieces, owner)
-        assert isinstance(call, PreparedResponse)
+        owner, body = owner_of(http), await json_body(http)
+        call, before = await _prepared(body, owner, share_of(http), kept, request_builder.preparer)
         if not call.is_background:
-            return await respond(http, call, request_builder, partial(kept.keep, call, owner))
+            return await respond(http, call, request_builder, partial(kept.keep, call, owner, before))
         if background is None:
             raise ApiError(400, "background: this server keeps no responses", param="background")
         headers = request_builder.ignored_parameters.note(call.ignored)
         try:
-            found = await background.begin(call, b"".join(pieces), owner)
+            head = await background.begin(call, body, owner, before)
         except TooManyJobs as error:
             raise ApiError(429, str(error), code="too_many_responses") from None
         except StoreFull as error:
             raise ApiError(413, str(error), code="storage_full") from None
         if call.is_stream:
-            return _streamed(await kept.find(found["id"], owner), kept, -1, headers)
-        return JSONResponse(found, headers=headers)
+            return _streamed(_events(head, kept, share_of(http), -1), headers)
+        return await _response(head, kept, headers)
 
     @routes.get("/v1/responses/{response_id}", responses=ANSWERED)
     async def retrieve(
@@ -69,28 +83,28 @@ def response_routes(
         stream: bool = False,
         starting_after: Annotated[int, Query(ge=-1)] = -1,
     ) -> Response:
-        record = await kept.find(response_id, owner_of(http))
+        head = await kept.find(response_id, owner_of(http))
         if stream:
-            return _streamed(record, kept, starting_after)
-        return Response(record.body, media_type="application/json")
+            return _streamed(_events(head, kept, share_of(http), starting_after))
+        return await _response(head, kept)
 
     @routes.delete("/v1/responses/{response_id}")
     async def delete(response_id: str, http: Request) -> Json:
-        record = await kept.find(response_id, owner_of(http))
-        if not record.is_over and background:
-            record = await background.cancel(record)
+        head = await kept.find(response_id, owner_of(http))
+        if not head.is_over and background:
+            head = await background.cancel(head)
         if store:
-            await store.delete(record)
+            await store.delete(head)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @routes.post("/v1/responses/{response_id}/cancel")
     async def cancel(response_id: str, http: Request) -> Response:
-        record = await kept.find(response_id, owner_of(http))
-        if not msgspec.json.decode(record.body).get("background"):
+        head = await kept.find(response_id, owner_of(http))
+        if not head.is_background:
             raise ApiError(400, "Only a response in the background can be cancelled.", param="response_id")
         if background:
-            record = await background.cancel(record)
-        return Response(record.body, media_type="application/json")
+            head = await background.cancel(head)
+        return await _response(head, kept)
 
     @routes.get("/v1/responses/{response_id}/input_items")
     async def input_items(
@@ -100,33 +114,113 @@ def response_routes(
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
-        record = await kept.find(response_id, owner_of(http))
-        items = msgspec.json.decode(record.input_items)
-        if order == "desc":
-            items.reverse()
-        if after is not None:
-            ids = [item["id"] for item in items]
-            if after not in ids:
-                raise ApiError(400, f"after={after!r}: there is no such item", param="after")
-            items = items[ids.index(after) + 1 :]
-        return list_response(items[:limit], has_more=len(items) > limit)
+        head = await kept.find(response_id, owner_of(http))
+        page = await kept.item_page(head, after, limit, order)
+        if page is None:
+            raise ApiError(400, f"after={after!r}: there is no such item", param="after")
+        return await _in_pieces(_listed(head, page, kept), _page_bytes(page), response_id)
 
     return routes
 
 
-def _streamed(
-    record: ResponseRecord, kept: KeptResponses, after: int, headers: Mapping[str, str] | None = None
+async def _prepared(
+    body: Sequence[bytes], owner: str, share: Share, kept: KeptResponses, preparer: Preparer
+) -> tuple[PreparedResponse, Conversation]:
+    """Returns the call of a body, and the conversation before it, whose items are in the call. Raises ApiError."""
+    before = Conversation()
+    try:
+        call = await preparer.call(RESPONSES, body, owner)
+    except ConversationNeeded as needed:
+        before = await kept.conversation(needed.response_id, owner, share, sum(map(len, body)))
+        call = await preparer.call(RESPONSES, body, owner, before.items)
+        share.add(-before.num_bytes)
+        before = replace(before, items=None)
+    assert isinstance(call, PreparedResponse)
+    return call, before
+
+
+async def _response(
+    head: ResponseHead, kept: KeptResponses, headers: Mapping[str, str] | None = None
 ) -> Response:
+    return await _in_pieces(kept.response(head), kept.num_bytes(head), head.id, headers)
+
+
+async def _in_pieces(
+    pieces: AsyncIterator[Piece], num_bytes: int, response_id: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns an answer of JSON that has `num_bytes` and is read while it is sent, unless it is small. Raises
+    ApiError."""
+    kind = "application/json"
+    if num_bytes > BLOCK_BYTES:
+        headers = {**(headers or {}), "Content-Length": str(num_bytes)}
+        return StreamingResponse(_unbroken(pieces), media_type=kind, headers=headers)
+    try:
+        return Response(b"".join([piece async for piece in pieces]), media_type=kind, headers=headers)
+    except ResponseGone:
+        raise not_found(response_id) from None
+
+
+async def _unbroken(pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+    """Raises BrokenOff when the rest can't be had: the length was announced."""
+    try:
+        async for piece in pieces:
+            if piece:
+                yield piece
+    except (StoreAway, ResponseGone) as error:
+        raise BrokenOff(f"a kept response can't be read: {error}") from None
+
+
+async def _listed(head: ResponseHead, page: ItemPage, kept: KeptResponses) -> AsyncIterator[Piece]:
+    before, after = _around(page)
+    yield before
+    for number, (begin, end) in enumerate(page.spans):
+        yield b"," * (number > 0)
+        async for piece in kept.pieces(head, "input_items", begin, end):
+            yield piece
+    yield after
+
+
+def _page_bytes(page: ItemPage) -> int:
+    sizes = [end - begin for begin, end in page.spans]
+    return sum(map(len, _around(page))) + sum(sizes) + max(0, len(sizes) - 1)
+
+
+def _around(page: ItemPage) -> tuple[bytes, bytes]:
+    """Returns what is before and after the items of a page."""
+    ends = [b"null" if each is None else each for each in (page.first_id, page.last_id)]
+    has_more = b"true" if page.has_more else b"false"
+    return b'{"object":"list","data":[', b'],"first_id":%b,"last_id":%b,"has_more":%b}' % (*ends, has_more)
+
+
+def _streamed(events: AsyncIterator[Piece], headers: Mapping[str, str] | None = None) -> Response:
     headers = {"Cache-Control": "no-cache", **(headers or {})}
-    return StreamingResponse(_events(record, kept, after), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-async def _events(record: ResponseRecord, kept: KeptResponses, after: int) -> AsyncIterator[bytes]:
-    """Yields the events of a response when it is over."""
-    while not record.is_over:
-        # A line that clients skip, so that neither side takes the other for dead.
-        yield b": waiting\n\n"
-        await asyncio.sleep(LOOK_S)
-        record = await retried(kept.find, record.id, record.owner)
-    for event in written(msgspec.json.decode(record.body), after):
-        yield event
+async def _events(head: ResponseHead, kept: KeptResponses, share: Share, after: int) -> AsyncIterator[Piece]:
+    """Yields the events of a response when it is over. What they are written of counts in `share`."""
+    try:
+        while not head.is_over:
+            # A line that clients skip, so that neither side takes the other for dead.
+            yield b": waiting\n\n"
+            await asyncio.sleep(LOOK_S)
+            head = await retried(kept.find, head.id, head.owner)
+        share.add(kept.num_bytes(head))
+        output, places, repeated = [await kept.whole(head, part) for part in ("output", "places", "repeated")]
+        events = written(head.state, memoryview(output), places, repeated, after)
+        for block in await blocks_of(events):
+            if block:
+                yield block
+    except ResponseGone:
+        yield _failure(not_found(head.id))
+    except ApiError as error:
+        yield _failure(error)
+    except StoreAway as error:
+        log.warning("a kept response can't be read: %s", error)
+        yield _failure(unavailable("the store can't be reached now"))
+
+
+def _failure(error: ApiError) -> bytes:
+    """Returns the event that ends a stream whose response can't be had."""
+    fields = {"code": error.code or "server_error", "message": error.message, "param": error.param}
+    return event_named("error", {"type": "error", "sequence_number": 0, **fields})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any, cast
 
+import msgspec
 import openai
 import pytest
 from openai.types.responses import Response
 
-from alignedserve.gateway.openai.responses.replay import events_of
+from alignedserve.gateway.generation import endpoint
 from alignedserve.store import StoreAway
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
@@ -113,9 +113,6 @@ def test_thoughts_text_and_calls_are_items(is_stream: bool) -> None:
                 assert "".join(arguments) == '{"city": "Rome"}'
                 thoughts = [e.delta for e in events if e.type == "response.reasoning_text.delta"]
                 assert "".join(thoughts) == "Hm."
-                # what is told bit by bit is what there is in the end
-                kinds = [name for name, _ in events_of(json.loads(found.model_dump_json()))]
-                assert list(dict.fromkeys(kinds)) == list(dict.fromkeys(event.type for event in events))
             reasoning, message, call = found.output
             assert reasoning.content[0].text == "Hm." and found.output_text == "One moment."
             assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city": "Rome"}')
@@ -237,11 +234,118 @@ def test_a_kept_response_can_be_streamed_again_from_any_event() -> None:
         assert events[-1].response == done
         rest = await streamed(await at.client.responses.retrieve(done.id, stream=True, starting_after=3))
         assert rest == events[4:]
+        sent = await streamed(await at.client.responses.create(model="demo", input="How far?", stream=True))
+        again = await streamed(await at.client.responses.retrieve(sent[-1].response.id, stream=True))
+        assert list(dict.fromkeys(each.type for each in again)) == list(
+            dict.fromkeys(each.type for each in sent)
+        )
+        assert again[-1].response == sent[-1].response
+
+    play(scenario)
+
+
+def test_a_response_before_is_found_however_its_name_is_written() -> None:
+    async def scenario(at: System) -> None:
+        text = '{"input": "x", "earlier_items": [], "previous\\u005fresponse_id": "resp_of_another"}'
+        headers = {"content-type": "application/json"}
+        response = await at.gateway.http.post("/v1/responses", content=text, headers=headers)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "previous_response_not_found"
+
+    play(scenario)
+
+
+def test_references_and_conversations_count_as_the_body_does() -> None:
+    async def scenario(at: System) -> None:
+        large = {"type": "reasoning", "id": "a", "junk": "x" * 1_000_000}
+        user = {"role": "user", "content": "How far?"}
+        references = [{"type": "item_reference", "id": "a"}] * 20
+        post = at.gateway.http.post
+        refused = await post("/v1/responses", json={"input": [large, *references, user]})
+        assert refused.status_code == 413, refused.text
+        # within 8 KiB too
+        small = {**large, "junk": "x" * 4000}
+        many = [{"type": "item_reference", "id": "a"}] * 60
+        first = await post("/v1/responses", json={"input": [small, *many, user]})
+        assert first.status_code == 200, first.text
+        items = await post("/v1/responses", json={"input": [{**large, "junk": "x" * 5_000_000}, user]})
+        again = {
+            "input": [{**large, "junk": "x" * 4_000_000}, user],
+            "previous_response_id": items.json()["id"],
+        }
+        refused = await post("/v1/responses", json=again)
+        assert refused.status_code == 413 and "conversation" in refused.text
+
+    play(scenario)
+
+
+def test_nothing_large_is_decoded_where_streams_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each route, with the largest thing stored that a body can have."""
+    decoded: list[int] = []
+    decode, parsed = msgspec.json.decode, endpoint._parsed
+
+    def decoding(data: bytes, **options: Any) -> Any:
+        decoded.append(len(data))
+        return decode(data, **options)
+
+    def parsing(data: bytes) -> Any:
+        decoded.append(len(data))
+        return parsed(data)
+
+    async def scenario(at: System) -> None:
+        monkeypatch.setattr(msgspec.json, "decode", decoding)
+        monkeypatch.setattr(endpoint, "_parsed", parsing)
+        http = at.gateway.http
+        junk = "x" * 3_000_000
+        body: dict[str, Any] = {
+            "input": [{"role": "user", "content": "How far?", "junk": junk}],
+            "tools": [{"type": "other", "junk": junk}],
+        }
+        tried = set()
+        for more in ({}, {"background": True}):
+            path = "/v1/responses"
+            name = (await http.post(path, json=body | more)).json()["id"]
+            await until_over(at, await at.client.responses.retrieve(name))
+            goes_on = {"input": "x", "previous_response_id": name}
+            calls = [
+                ("POST", path, {"json": goes_on}),
+                ("GET", f"{path}/{name}", {}),
+                ("GET", f"{path}/{name}?stream=true", {}),
+                ("GET", f"{path}/{name}/input_items?limit=1", {}),
+                ("POST", f"{path}/{name}/cancel", {}),
+                ("DELETE", f"{path}/{name}", {}),
+            ]
+            for method, url, options in calls:
+                answer = await http.request(method, url, **options)  # type: ignore[arg-type]
+                assert answer.status_code == 200 or "cancel" in url, answer.text[:1000]
+                tried.add((method, url.partition("?")[0].replace(name, "{response_id}")))
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        routes = {
+            (method.upper(), each)
+            for each, methods in paths.items()
+            if "/responses" in each
+            for method in methods
+        }
+        assert tried == routes and max(decoded) <= 8 << 10
 
     play(scenario)
 
 
 # ---- in the background ----
+
+
+def test_a_stream_of_a_response_that_is_deleted_ends_with_an_event() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        async with at.gateway.http.stream("GET", f"/v1/responses/{begun.id}?stream=true") as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith(": waiting")
+            await at.client.responses.delete(begun.id)
+            rest = [line async for line in lines]
+        assert "event: error" in rest and any("not found" in line for line in rest)
+
+    play(scenario)
 
 
 async def until_over(at: System, response: Response) -> Response:

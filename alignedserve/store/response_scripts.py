@@ -1,0 +1,178 @@
+"""Lua scripts for responses (see scripts.py)."""
+
+from __future__ import annotations
+
+from alignedserve.store.redis_deliveries import DELIVER
+from alignedserve.store.responses import PARTS
+
+_PARTS = (
+    "local PARTS = {"
+    + ", ".join(f"'{name}'" for name in PARTS)
+    + """}
+local function head(id) return key('response-head', id) end
+local function part(id, name) return key('response-part', id, name) end
+
+local function size_stored(id)
+  local size = redis.call('STRLEN', head(id))
+  for _, name in ipairs(PARTS) do size = size + redis.call('STRLEN', part(id, name)) end
+  return size
+end
+
+-- arguments from `first` to `last`: of each part its name, where its bytes are stored already or '', the bytes
+local function size_given(first, last)
+  local size = 0
+  for at = first, last, 3 do
+    size = size + (ARGV[at + 1] == '' and #ARGV[at + 2] or redis.call('STRLEN', key('staged', ARGV[at + 1])))
+  end
+  return size
+end
+
+local function put_parts(id, first, last)
+  for at = first, last, 3 do
+    if ARGV[at + 1] == '' then
+      redis.call('SET', part(id, ARGV[at]), ARGV[at + 2])
+    else
+      redis.call('RENAME', key('staged', ARGV[at + 1]), part(id, ARGV[at]))
+      redis.call('PERSIST', part(id, ARGV[at]))
+    end
+  end
+end
+
+local function close(id, owner)
+  redis.call('ZREM', key('open', 'responses'), id)
+  redis.call('ZREM', listed('unanswered', owner), id)
+  if redis.call('ZCARD', listed('unanswered', owner)) == 0 then redis.call('ZREM', key('asking'), owner) end
+  redis.call('DEL', key('falls', id))
+  let_go(id)
+end
+"""
+)
+
+# Arguments: head, id, owner, '1' if it is open; when it was created, when it expires; limits: of open responses in
+# all and of the owner, of bytes; and parts.
+ADD = (
+    _PARTS
+    + """
+local record, id, owner, is_open, created_at, expires_at = unpack(ARGV)
+if redis.call('EXISTS', head(id)) == 1 then return 1 end
+if is_open == '1' then
+  if ARGV[8] ~= '' and redis.call('ZCARD', listed('unanswered', owner)) >= tonumber(ARGV[8]) then return -5 end
+  if ARGV[7] ~= '' and redis.call('ZCARD', key('open', 'responses')) >= tonumber(ARGV[7]) then return -4 end
+end
+local size = #record + size_given(11, #ARGV)
+local refused = full(owner, size, ARGV[9], ARGV[10])
+if refused then return refused end
+charge(owner, size)
+redis.call('SET', head(id), record)
+put_parts(id, 11, #ARGV)
+redis.call('ZADD', key('expiring-heads'), expires_at, id)
+if is_open == '1' then
+  redis.call('ZADD', key('open', 'responses'), created_at, id)
+  redis.call('ZADD', listed('unanswered', owner), created_at, id)
+  -- a newcomer's turn comes after those that are due
+  redis.call('ZADD', key('asking'), 'NX', 0, owner)
+end
+return 1
+"""
+)
+
+# Arguments: token or ''; id, old head, new head, owner, '1' if it is over, the number of parts; the parts; and per
+# delivery: id, record, when it is due.
+REPLACE = (
+    _PARTS
+    + DELIVER
+    + """
+local token, id, old, new, owner, is_over, num_parts = unpack(ARGV, 1, 7)
+if token ~= '' and not is_held(id, token) then return -1 end
+if redis.call('GET', head(id)) ~= old then return 0 end
+local before, last = size_stored(id), 7 + 3 * tonumber(num_parts)
+redis.call('SET', head(id), new)
+put_parts(id, 8, last)
+if is_over == '1' then
+  redis.call('UNLINK', part(id, 'call'))
+  close(id, owner)
+end
+charge(owner, size_stored(id) - before)
+deliver(last + 1)
+return 1
+"""
+)
+
+# Arguments: id, owner.
+DELETE = (
+    _PARTS
+    + """
+local id, owner = unpack(ARGV)
+charge(owner, -size_stored(id))
+redis.call('DEL', head(id))
+for _, name in ipairs(PARTS) do redis.call('UNLINK', part(id, name)) end
+redis.call('ZREM', key('expiring-heads'), id)
+close(id, owner)
+return 1
+"""
+)
+
+# Arguments: token, milliseconds, the most to take.
+TAKE = """
+local token, milliseconds, count = unpack(ARGV)
+local owners, free, found = redis.call('ZRANGE', key('asking'), 0, -1), {}, {}
+for _, owner in ipairs(owners) do
+  free[owner] = {}
+  for _, id in ipairs(redis.call('ZRANGE', listed('unanswered', owner), 0, -1)) do
+    if #free[owner] == tonumber(count) then break end
+    if redis.call('EXISTS', key('lease', id)) == 0 then table.insert(free[owner], id) end
+  end
+end
+for turn = 1, tonumber(count) do
+  for _, owner in ipairs(owners) do
+    local id = free[owner][turn]
+    if id and #found < tonumber(count) then
+      redis.call('ZADD', key('asking'), redis.call('INCR', key('sequence')), owner)
+      redis.call('SET', key('lease', id), token, 'PX', milliseconds)
+      redis.call('SET', key('holder', id), token)
+      for _, line in ipairs(redis.call('SMEMBERS', key('running', id))) do
+        redis.call('HINCRBY', key('falls', id), line, 1)
+      end
+      redis.call('DEL', key('running', id))
+      found[#found + 1] = id
+    end
+  end
+  if #found == tonumber(count) then break end
+end
+return found
+"""
+
+# Arguments: id; the id of an item, as JSON, or ''; the most items, '1' for the last ones first. The answer: nothing if
+# there is no such item; otherwise '1' if there are more, and of each item: its id, where it begins, where it ends.
+ITEM_PAGE = (
+    _PARTS
+    + """
+local id, after, limit, is_desc = unpack(ARGV)
+local names, ends = {}, {[0] = -1}
+local index = redis.call('GET', part(id, 'item_index')) or ''
+for stop, name in string.gmatch(index, '(%d+) ([^\\n]*)\\n') do
+  names[#names + 1], ends[#ends + 1] = name, tonumber(stop)
+end
+local first, last, step = 1, #names, 1
+if is_desc == '1' then first, last, step = #names, 1, -1 end
+if after ~= '' then
+  local is_there = false
+  for at = first, last, step do
+    if names[at] == after then
+      first, is_there = at + step, true
+      break
+    end
+  end
+  if not is_there then return {} end
+end
+local found, stop = {'0'}, first + step * (tonumber(limit) - 1)
+for at = first, last, step do
+  if (at - stop) * step > 0 then
+    found[1] = '1'
+    break
+  end
+  for _, value in ipairs({names[at], ends[at - 1] + 1, ends[at]}) do found[#found + 1] = value end
+end
+return found
+"""
+)
