@@ -90,7 +90,7 @@ class BackgroundResponses:
         """Stores the call, which is answered later, and returns the response as it is now. Raises ApiError, StoreFull
         and TooManyJobs."""
         state = self._builder(call, int(time.time())).state("queued")
-        parts = parts_of(call) | {"call": body}
+        parts: dict[Part, Pieces] = {**parts_of(call), "call": body}
         head = head_of(call, owner, before, state, parts)
         await self._store.add(head, parts)
         self._looking.wake()

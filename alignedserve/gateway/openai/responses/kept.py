@@ -41,6 +41,10 @@ MAX_TURNS = 512
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
+# What a turn adds to a conversation.
+_TURN: tuple[Part, ...] = ("input_items", "output")
+
+
 @dataclass(frozen=True)
 class Conversation:
     """What goes before a call."""
@@ -94,7 +98,7 @@ class KeptResponses:
         pieces: list[Piece] = []
         try:
             for head in reversed(heads):
-                for part in ("input_items", "output"):
+                for part in _TURN:
                     if head.size_of(part):
                         pieces.append(b"," if pieces else b"[")
                         pieces += [piece async for piece in self.pieces(head, part)]
@@ -109,7 +113,7 @@ class KeptResponses:
         assert self._store
         return self._store.pieces(head, part, begin, end)
 
-    async def response(self, head: ResponseHead) -> AsyncIterator[Piece]:
+    async def response(self, head: ResponseHead) -> AsyncIterator[bytes]:
         """Yields OpenAI's object. Raises ResponseGone and StoreAway."""
         yield head.state[:-1] + b',"output":['
         async for piece in self.pieces(head, "output"):

@@ -293,7 +293,7 @@ class Output:
         yield from item.begun()
 
 
-def replayed(items: memoryview, places: bytes) -> Iterator[Event]:
+def replayed(items: memoryview, places: Piece) -> Iterator[Event]:
     """Yields the events of items that were kept, each text in one piece."""
     found = array(_PLACE)
     found.frombytes(places)

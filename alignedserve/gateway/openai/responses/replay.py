@@ -11,7 +11,7 @@ from alignedserve.gateway.openai.responses.builder import response_pieces
 from alignedserve.gateway.openai.responses.output import Event, Written, event_pieces, replayed
 
 
-def events_of(state: bytes, output: memoryview, places: bytes, repeated: Piece) -> Iterator[Event]:
+def events_of(state: bytes, output: memoryview, places: Piece, repeated: Piece) -> Iterator[Event]:
     """Yields the events of a response which is over."""
     now = msgspec.json.decode(state)
     early = encode(now | {"status": "in_progress", "usage": None, "completed_at": None})
@@ -24,7 +24,7 @@ def events_of(state: bytes, output: memoryview, places: bytes, repeated: Piece) 
 
 
 def written(
-    state: bytes, output: memoryview, places: bytes, repeated: Piece, after: int = -1
+    state: bytes, output: memoryview, places: Piece, repeated: Piece, after: int = -1
 ) -> Iterator[Piece]:
     """Yields the events with higher numbers than `after`."""
     for number, event in enumerate(events_of(state, output, places, repeated)):

@@ -20,7 +20,7 @@ from alignedserve.gateway.http.auth_limits import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Json, Piece, blocks_of, event_named
+from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Json, blocks_of, event_named
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import Share
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
@@ -146,7 +146,7 @@ async def _response(
 
 
 async def _in_pieces(
-    pieces: AsyncIterator[Piece], num_bytes: int, response_id: str, headers: Mapping[str, str] | None = None
+    pieces: AsyncIterator[bytes], num_bytes: int, response_id: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Returns an answer of JSON that has `num_bytes` and is read while it is sent, unless it is small. Raises
     ApiError."""
@@ -160,7 +160,7 @@ async def _in_pieces(
         raise not_found(response_id) from None
 
 
-async def _unbroken(pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+async def _unbroken(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Raises BrokenOff when the rest can't be had: the length was announced."""
     try:
         async for piece in pieces:
@@ -170,7 +170,7 @@ async def _unbroken(pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
         raise BrokenOff(f"a kept response can't be read: {error}") from None
 
 
-async def _listed(head: ResponseHead, page: ItemPage, kept: KeptResponses) -> AsyncIterator[Piece]:
+async def _listed(head: ResponseHead, page: ItemPage, kept: KeptResponses) -> AsyncIterator[bytes]:
     before, after = _around(page)
     yield before
     for number, (begin, end) in enumerate(page.spans):
@@ -192,12 +192,16 @@ def _around(page: ItemPage) -> tuple[bytes, bytes]:
     return b'{"object":"list","data":[', b'],"first_id":%b,"last_id":%b,"has_more":%b}' % (*ends, has_more)
 
 
-def _streamed(events: AsyncIterator[Piece], headers: Mapping[str, str] | None = None) -> Response:
+def _streamed(
+    events: AsyncIterator[bytes | memoryview], headers: Mapping[str, str] | None = None
+) -> Response:
     headers = {"Cache-Control": "no-cache", **(headers or {})}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-async def _events(head: ResponseHead, kept: KeptResponses, share: Share, after: int) -> AsyncIterator[Piece]:
+async def _events(
+    head: ResponseHead, kept: KeptResponses, share: Share, after: int
+) -> AsyncIterator[bytes | memoryview]:
     """Yields the events of a response when it is over. What they are written of counts in `share`."""
     try:
         while not head.is_over:
@@ -206,7 +210,8 @@ async def _events(head: ResponseHead, kept: KeptResponses, share: Share, after: 
             await asyncio.sleep(LOOK_S)
             head = await retried(kept.find, head.id, head.owner)
         share.add(kept.num_bytes(head))
-        output, places, repeated = [await kept.whole(head, part) for part in ("output", "places", "repeated")]
+        output, places = await kept.whole(head, "output"), await kept.whole(head, "places")
+        repeated = await kept.whole(head, "repeated")
         events = written(head.state, memoryview(output), places, repeated, after)
         for block in await blocks_of(events):
             if block:
