@@ -104,7 +104,7 @@ class KeptResponses:
                         pieces += [piece async for piece in self.pieces(head, part)]
         except ResponseGone as gone:
             raise _no_previous(str(gone)) from None
-        return Conversation([*pieces, b"]"], num_bytes, heads[0].num_turns)
+        return Conversation([*(pieces or [b"["]), b"]"], num_bytes, heads[0].num_turns)
 
     def pieces(
         self, head: ResponseHead, part: Part, begin: int = 0, end: int | None = None
