@@ -3,8 +3,9 @@
     python -m benchmarks.ci_time [--runs 3] [--skip-ci] [--out FILE]
 
 Each run clones the commit, runs `.ci/run` there, which runs `make test-all` and says how long that took, and then
-`make test`. The environments of clients are made anew, from what pip, uv and npm have downloaded before. `--skip-ci`:
-only `make test`. Nothing else may run on the machine.
+`make test`. The environments of clients are made anew, from what pip, uv and npm have downloaded before. What the tests
+of each folder took is kept too: tests/budget.toml is held to it. `--skip-ci`: only `make test`. Nothing else may run on
+the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -34,23 +35,31 @@ def run(checkout: Path, command: str, **environment: str) -> float:
     return time.monotonic() - begun_s
 
 
-def measure(with_ci: bool) -> dict[str, float]:
-    """Seconds by command."""
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Seconds by command, and of `make test-all` by folder of tests/."""
+
+    commands_s: dict[str, float]
+    folders_s: dict[str, float]
+
+
+def measure(with_ci: bool) -> Round:
     with tempfile.TemporaryDirectory(prefix="ci-time-") as directory:
         checkout, record = Path(directory) / "checkout", Path(directory) / "record.json"
         subprocess.run(["git", "clone", "-q", str(ROOT), str(checkout)], check=True)
-        found = {}
+        found, folders = {}, {}
         if with_ci:
             clients = str(Path(directory) / "clients")
             found[CI] = run(checkout, "bash .ci/run", RECORD=str(record), ALIGNEDSERVE_CLIENTS_DIR=clients)
-            found[TEST_ALL] = float(json.loads(record.read_text())["whole_s"])
+            recorded = json.loads(record.read_text())
+            found[TEST_ALL], folders = float(recorded["whole_s"]), recorded["folders"]
         else:
             run(checkout, "make .venv/installed")
-        return found | {TEST: run(checkout, TEST)}
+        return Round(commands_s=found | {TEST: run(checkout, TEST)}, folders_s=folders)
 
 
-def medians(rounds: list[Mapping[str, float]]) -> dict[str, float]:
-    return {name: median(each[name] for each in rounds) for name in rounds[0]}
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(median(each[name] for each in rounds), 2) for name in rounds[0]}
 
 
 def main() -> None:
@@ -60,16 +69,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    rounds: list[Mapping[str, float]] = []
+    rounds: list[Round] = []
     for number in range(args.runs):
         rounds.append(measure(not args.skip_ci))
-        print(f"run {number + 1}: " + ", ".join(f"{name} {each:.0f} s" for name, each in rounds[-1].items()))
+        said = ", ".join(f"{name} {each:.0f} s" for name, each in rounds[-1].commands_s.items())
+        print(f"run {number + 1}: {said}", flush=True)
         found = {
             "processor": cpu_name(),
             "cores": os.cpu_count(),
             "commit": commit.stdout.strip(),
-            "runs_s": rounds,
-            "median_s": medians(rounds),
+            "runs_s": [each.commands_s for each in rounds],
+            "median_s": medians([each.commands_s for each in rounds]),
+            "folders_s": medians([each.folders_s for each in rounds]),
         }
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 

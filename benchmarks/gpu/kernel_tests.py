@@ -38,13 +38,15 @@ class File:
 
     def row(self, case: str) -> Row:
         said = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
-        names = "; ".join(f"{name}: {why}" for name, why in self.failed[:3])
+        # workers report in the order in which they end
+        failed = sorted(self.failed)
+        names = "; ".join(f"{name}: {why}" for name, why in failed[:3])
         return {
             "part": "kernels",
             "case": case,
             "took_s": round(self.took_s, 2),
             **{f"num_{what}": count for what, count in self.counts.items()},
-            "failures": self.failed,
+            "failures": failed,
             "summary": said + (f" FAILED {names}" if names else ""),
         }
 

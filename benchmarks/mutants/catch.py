@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.mutants.areas import area_of
@@ -85,17 +85,6 @@ def attempt_imported(
 ) -> Verdict:
     """As `attempt`, of a mutant that is executed when its file is imported: `start` imports and collects all anew, in
     the copy of those `without` it. Those that execute anything in its file are tried. `before`: how this went."""
-    return replace(_attempt_imported(edit, without, start, reach, bounds, before), is_imported=True)
-
-
-def _attempt_imported(
-    edit: Edit,
-    without: CollectedTests,
-    start: Callable[[], CollectedTests],
-    reach: Reach,
-    bounds: Bounds,
-    before: Verdict | None,
-) -> Verdict:
     lines = {line for file, line in reach.places if file == edit.file}
     reaching = list(dict.fromkeys(name for line in sorted(lines) for name in reach.of(edit.file, line)))
     original = (without.copy / edit.file).read_text()
@@ -109,6 +98,7 @@ def _attempt_imported(
             return _attempt(edit, trial, reaching, bounds)
         try:
             trial = _Trial({}, tests, reach, ask_without, before)
+            trial.is_imported = True
             if tests.num_broken:
                 trial.by, trial.why = "import", f"{tests.num_broken} files of tests can't be imported"
             return _attempt(edit, trial, reaching, bounds)
@@ -157,6 +147,7 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
         trial.is_cut,
         trial.is_outside,
         trial.vopr_cpu_s,
+        trial.is_imported,
     )
 
 
@@ -213,7 +204,7 @@ class _Trial:
         self.by = self.why = ""
         self.num_run, self.cpu_s = (before.num_run, before.cpu_s) if before else (0, 0.0)
         self.vopr_cpu_s = before.vopr_cpu_s if before else 0.0
-        self.is_cut = self.is_outside = False
+        self.is_cut = self.is_outside = self.is_imported = False
 
     def run(self, names: list[str], cpu_s: float) -> None:
         while names and not self.by and not self.is_cut and not self.is_outside:

@@ -28,6 +28,7 @@ def leave_a_thread() -> int:
     return 7
 
 
+@pytest.mark.slow
 def test_what_never_returns_is_killed_with_what_it_started() -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     with pytest.raises(TimeoutError, match="still runs after 5 s"):
@@ -44,6 +45,7 @@ def state_of(pid: int) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_what_returns_and_does_not_end_is_killed() -> None:
     with pytest.raises(TimeoutError, match="has returned, and runs 5 s later"):
         in_a_fork(leave_a_thread, limit_s=5.0)

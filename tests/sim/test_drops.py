@@ -76,6 +76,7 @@ def test_a_death_among_drops_costs_no_token(apart: bool, victim: str) -> None:
 
 
 @colocated_or_apart
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["recompute", "defer"])
 @every_policy
 def test_every_policy_can_drop_or_defer(policy: str, mode: str, apart: bool) -> None:

@@ -12,6 +12,7 @@ from alignedserve.gateway.chat.conversation import Conversation, ConversationBod
 from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.generation.service import ServiceTier
+from alignedserve.gateway.http.errors import THREAD_UNSUPPORTED, ApiError
 from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
@@ -66,6 +67,7 @@ class Metadata(Fields):
 class CountTokensBody(ConversationBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
+        "compaction": ": it writes no summaries of conversations",
         "container": ": it runs no code",
         "mcp_servers": ": it calls no servers",
     }
@@ -83,6 +85,9 @@ class CountTokensBody(ConversationBody):
     # This is accepted, and changes nothing.
     metadata: Metadata | None = None
     cache_control: dict[str, Any] | None = None
+    # A conversation that Anthropic's servers hold, so that a call has its last messages alone. It is refused, the
+    # first call of one too: an answer to the last messages alone would be a wrong one.
+    thread: Any = None
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -111,7 +116,10 @@ class CountTokensBody(ConversationBody):
         return found
 
     def conversation(self) -> Conversation:
-        """Raises InvalidRequest."""
+        """Raises ApiError and InvalidRequest."""
+        if self.thread:
+            message = "thread: this server holds no conversations; send all messages with each call"
+            raise ApiError(400, message, param="thread", code=THREAD_UNSUPPORTED)
         messages = list(_messages_of(self.messages))
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": _text(self.system, "system")})

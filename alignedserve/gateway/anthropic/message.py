@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
-from alignedserve.gateway.tools.calls import CollectedText, Read
+from alignedserve.gateway.tools.calls import CollectedText, Read, object_of
 from alignedserve.gateway.tools.readers import Reader
 
 # Names of events, and their fields besides the type.
@@ -50,7 +49,7 @@ class MessageBuilder(ResponseBuilder):
         if self._collected.content or not self._collected.calls:
             blocks.append({"type": "text", "text": self._collected.content, "citations": None})
         for name, arguments in self._collected.calls:
-            given = _object(arguments)
+            given = object_of(arguments)
             blocks.append({"type": "tool_use", "id": _new_call_id(), "name": name, "input": given})
         yield encode(self._envelope(usage) | {"content": blocks, **self._end()})
 
@@ -157,15 +156,6 @@ def _usage(usage: Usage) -> Json:
 
 def _new_call_id() -> str:
     return f"toolu_{secrets.token_hex(12)}"
-
-
-def _object(arguments: str) -> Json:
-    """Returns the arguments; what is no JSON object is the value of a field of its own, since there must be one."""
-    try:
-        found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def _written(name: str, fields: Json) -> bytes:

@@ -14,7 +14,7 @@ from alignedserve.gateway.generation.prepared import Prepared
 from alignedserve.gateway.grammars.structure import check_size
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.gateway.tools.bodies import ChosenTool, readable, structure_of
+from alignedserve.gateway.tools.bodies import ChosenTool, Tool, readable, structure_of
 from alignedserve.gateway.tools.families import HarmonyFamily, family_of
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
 from alignedserve.gateway.tools.keyed_readers import types_of
@@ -109,13 +109,25 @@ def _with_tags(reading: Reading, has_tools: bool) -> Reading:
     return Reading()
 
 
+def tool_variables(tools: Sequence[Tool], model: ServedModel) -> dict[str, Any]:
+    """Returns the variables by which a template tells the model of the tools."""
+    if not tools:
+        return {}
+    found = [tool.model_dump(exclude_none=True) for tool in tools]
+    if model.writes_harmony(has_tools=True):
+        for tool in found:
+            # The template can't do without one.
+            tool["function"].setdefault("description", "")
+    return {"tools": found}
+
+
 def _tooling_of(chat: Conversation, model: ServedModel) -> _Tooling:
     """Raises ApiError and InvalidRequest if this model makes no calls."""
     tools, choice = chat.tools, chat.choice
     if not tools:
         return _harmony({}, chat, model) if model.writes_harmony(has_tools=False) else _Tooling()
     template = model.tool_template
-    variables = {"tools": [tool.model_dump(exclude_none=True) for tool in tools]}
+    variables = tool_variables(tools, model)
     forced = structure_of(tools, choice, chat.one_call_at_most)
     if model.writes_harmony(has_tools=True):
         return _harmony(variables, chat, model)
@@ -126,7 +138,8 @@ def _tooling_of(chat: Conversation, model: ServedModel) -> _Tooling:
     family = family_of(template, model.special_id)
     free = family.structure(tools, chat.one_call_at_most)
     types = types_of({tool.function.name: tool.function.parameters for tool in tools})
-    return _Tooling(variables, Reading(family.name, types=types), None, free, family.has_special_marks)
+    name = family.held_name if free and family.held_name else family.name
+    return _Tooling(variables, Reading(name, types=types), None, free, family.has_special_marks)
 
 
 def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel) -> _Tooling:
@@ -139,9 +152,6 @@ def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel) 
         forced = family.forced([tool for tool in chat.tools if tool.function.name == name][-1:])
     elif chat.choice == "required":
         forced = family.forced(chat.tools)
-    for tool in variables.get("tools", ()):
-        # The template can't do without one.
-        tool["function"].setdefault("description", "")
     return _Tooling(variables, Reading(HARMONY, name, types), forced, None, family.has_special_marks)
 
 
@@ -149,8 +159,11 @@ def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, 
     """Returns the parameters, and the name of the one that prescribes the form of the output."""
     params, name = body.sampling_params(), body.structure_name
     if tooling.forced:
-        if params.structured_outputs:
-            raise InvalidRequest("tool_choice: a call that has to be made leaves no room for another format")
+        # The API's own format is one of text, and a call is none. vLLM's field is one of the output, whatever it is.
+        if body.structured_outputs is not None:
+            raise InvalidRequest(
+                "tool_choice: a call that has to be made leaves no room for structured_outputs"
+            )
         params.structured_outputs, name = tooling.forced, "tools"
     elif tooling.free and params.structured_outputs is None:
         params.structured_outputs, name = tooling.free, "tools"

@@ -41,7 +41,11 @@ class GenerationBody(Fields):
         "guided_grammar": _STRUCTURED,
         "guided_json": _STRUCTURED,
         "guided_regex": _STRUCTURED,
+        "ebnf": _STRUCTURED,
+        "json_schema": _STRUCTURED,
         "logits_processors": "",
+        "moderation": ": it moderates nothing",
+        "regex": _STRUCTURED,
         "truncate_prompt_tokens": "",
         "use_beam_search": "",
     }

@@ -20,6 +20,9 @@ from alignedserve.types import InvalidRequest, shortened
 RETRY_AFTER_S = 1
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ANTHROPIC_PATH = "/v1/messages"
+# The code of a call that asks the server to hold its conversation. Anthropic's client goes on with the whole
+# conversation when an error's details have it, and not after other errors.
+THREAD_UNSUPPORTED = "thread_unsupported_request"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -59,7 +62,10 @@ class ApiError(Exception):
         kind = _ANTHROPIC_TYPES.get(
             self.status, "invalid_request_error" if self.status < 500 else "api_error"
         )
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        error: dict[str, Any] = {"type": kind, "message": self.message}
+        if self.code == THREAD_UNSUPPORTED:
+            error["details"] = {"error_code": self.code, "unsupported": [self.param]}
+        return {"type": "error", "error": error}
 
     def response(self, path: str) -> JSONResponse:
         """`path` is that of the request."""

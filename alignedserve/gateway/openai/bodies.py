@@ -13,7 +13,7 @@ from alignedserve.gateway.chat.conversation import Conversation, ConversationBod
 from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import GenerationBody
 from alignedserve.gateway.openai.formats import ResponseFormat, structure_of_format
-from alignedserve.gateway.tools.bodies import ToolChoice, Tools
+from alignedserve.gateway.tools.bodies import AllowedTools, ToolChoice, Tools
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
 
@@ -170,7 +170,7 @@ class ChatBody(ChoicesBody, ConversationBody):
     top_logprobs: int | None = None
     tools: Tools | None = None
     # The default is auto if there are tools.
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoice | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     # How long a model thinks, where its template knows that (OpenAI's levels; "none": not at all).
     reasoning_effort: str | None = None
@@ -196,10 +196,11 @@ class ChatBody(ChoicesBody, ConversationBody):
         if self.tool_choice not in (None, "none") and self.tools is None:
             raise InvalidRequest("tool_choice: there are no tools")
         tools = [] if self.tools is None or self.tool_choice == "none" else self.tools
+        choice = self.tool_choice or "auto"
+        if isinstance(choice, AllowedTools):
+            tools, choice = choice.of(tools), choice.allowed_tools.mode
         one_at_most = self.parallel_tool_calls is False
-        return Conversation(
-            self.messages, tools, self.tool_choice or "auto", one_at_most, self.reasoning_effort
-        )
+        return Conversation(self.messages, tools, choice, one_at_most, self.reasoning_effort)
 
     def sampling_params(self) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:

@@ -32,6 +32,10 @@ class ChatResponseBuilder(ChoicesBuilder):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._may_think = self.shows_reasoning and self.new_reader().is_thinking is not None
+
     def _add_text(self, choice: CollectedChoice, delta: Delta) -> None:
         self._num_calls[delta.index] = choice.text.add(self._read(delta))
 
@@ -46,9 +50,7 @@ class ChatResponseBuilder(ChoicesBuilder):
             "role": "assistant",
             "content": None if calls and not content else content,
             "refusal": None,
-        }
-        if reasoning:
-            message["reasoning_content"] = reasoning
+        } | self._thoughts(reasoning)
         body: Json = {
             "index": index,
             "message": message | ({"tool_calls": calls} if calls else {}),
@@ -59,14 +61,13 @@ class ChatResponseBuilder(ChoicesBuilder):
         return object_of(body, {"logprobs": choice.logprobs.pieces()})
 
     def _opening(self, first: Delta) -> Iterator[Piece] | None:
-        role = {"role": "assistant", "content": ""}
+        role = {"role": "assistant", "content": ""} | self._thoughts("")
         return object_of({"index": first.index, "delta": role, "logprobs": None, "finish_reason": None}, {})
 
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
         read = self._read(delta)
         new: Json = {"content": read.content} if read.content or logprobs else {}
-        if read.reasoning:
-            new["reasoning_content"] = read.reasoning
+        new |= self._thoughts(read.reasoning)
         if read.pieces:
             new["tool_calls"] = self._piece_bodies(delta.index, read.pieces)
         return {
@@ -75,6 +76,14 @@ class ChatResponseBuilder(ChoicesBuilder):
             "logprobs": logprobs,
             "finish_reason": self._reason(delta.index, delta.finish_reason),
         }
+
+    def _thoughts(self, text: str) -> Json:
+        """Returns the fields of thoughts by both names that clients read: DeepSeek's and SGLang's, and OpenRouter's and
+        vLLM's. They are null without any, if there may be some: clients look them up in each chunk."""
+        return {"reasoning_content": text or None, "reasoning": text or None} if self._may_think else {}
+
+    def _has_news(self, choice: Json) -> bool:
+        return any(choice["delta"].values())
 
     def _read(self, delta: Delta) -> Read:
         reader = self._readers.get(delta.index)

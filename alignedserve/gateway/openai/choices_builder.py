@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import ClassVar
 
@@ -132,7 +132,9 @@ class ChoicesBuilder(ResponseBuilder):
         choice = self._opening(delta)
         if choice is None:
             return None
-        chunk = object_of(self._chunk(usage), {"choices": array_of([choice])})
+        # The tokens of this delta are those of the next chunk.
+        before = replace(usage, num_completion_tokens=usage.num_completion_tokens - len(delta.token_ids))
+        chunk = object_of(self._chunk(before), {"choices": array_of([choice])})
         return chain([b"data: "], chunk, [b"\n\n"])
 
     def events(self, delta: Delta, usage: Usage) -> bytes:
@@ -140,8 +142,10 @@ class ChoicesBuilder(ResponseBuilder):
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
         if not (delta.text or logprobs or delta.finish_reason):
             return b""
-        choices = [self._chunk_choice(delta, logprobs)]
-        return _event(self._chunk(usage) | {"choices": choices})
+        choice = self._chunk_choice(delta, logprobs)
+        if not (logprobs or delta.finish_reason or self._has_news(choice)):
+            return b""
+        return _event(self._chunk(usage) | {"choices": [choice]})
 
     def progress(self, delta: Delta, usage: Usage) -> bytes:
         """llama.cpp's fields."""
@@ -166,6 +170,10 @@ class ChoicesBuilder(ResponseBuilder):
     def _opening(self, first: Delta) -> Iterator[Piece] | None:
         """Returns the first chunk of a choice's stream."""
         return None
+
+    def _has_news(self, choice: Json) -> bool:
+        """Whether a chunk's choice shows anything: text may be a part of a mark."""
+        return True
 
     @abstractmethod
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json: ...

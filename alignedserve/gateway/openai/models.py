@@ -33,5 +33,8 @@ def _model_body(model: ServedModel, name: str) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "alignedserve",
         "max_model_len": model.max_model_len,
+        # vLLM's fields: the base model of an adapter, and where a model is, which is nobody's concern here.
+        "root": name,
+        "parent": model.name if model.adapter_of(name) else None,
     }
-    return body | {"parent": model.name} if model.adapter_of(name) else body
+    return body

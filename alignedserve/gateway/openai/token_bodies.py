@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from pydantic import BaseModel, Field
 
 from alignedserve.gateway.chat.conversation import template_variables
+from alignedserve.gateway.chat.prepare import tool_variables
 from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.bodies import Messages
+from alignedserve.gateway.tools.bodies import Tools, readable
 
 
 class TokenizeBody(Fields):
+    refused: ClassVar[Mapping[str, str]] = {
+        "chat_template": ": the model's own is used",
+        "continue_final_message": "",
+    }
+
     model: str | None = None
     # Exactly one of these two is given.
     prompt: str | None = None
@@ -25,6 +33,8 @@ class TokenizeBody(Fields):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    # Those of a chat: the prompt tells the model of them.
+    tools: Tools | None = None
     return_token_strs: bool | None = None
 
 
@@ -70,5 +80,6 @@ def _tokens(model: ServedModel, body: TokenizeBody) -> list[int]:
     variables = {
         "add_generation_prompt": body.add_generation_prompt,
         **template_variables(body.chat_template_kwargs),
+        **tool_variables(body.tools if body.tools and model.has_place_for_tools else (), model),
     }
-    return model.chat_ids(body.messages or [], variables, bool(body.add_special_tokens))
+    return model.chat_ids(readable(body.messages or []), variables, bool(body.add_special_tokens))

@@ -7,13 +7,13 @@ the model may choose, its text is parsed as its chat template writes calls (fami
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.tools.calls import object_of
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
@@ -38,6 +38,25 @@ class ChosenFunction(Fields):
 class ChosenTool(Fields):
     type: Literal["function"]
     function: ChosenFunction
+
+
+class AllowedFunctions(Fields):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ChosenTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedTools(Fields):
+    """OpenAI's: a choice among some of the tools. The model is not told of the others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+    def of(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Raises InvalidRequest."""
+        names = {each.function.name for each in self.allowed_tools.tools}
+        if unknown := names - {tool.function.name for tool in tools}:
+            raise InvalidRequest(f"tool_choice={min(unknown)!r}: is none of the tools")
+        return [tool for tool in tools if tool.function.name in names]
 
 
 Tools = Annotated[list[Tool], Field(min_length=1, fail_fast=True)]
@@ -82,8 +101,24 @@ def _call_schema(function: Function, definitions: dict[str, Any]) -> dict[str, A
 
 
 def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Parses the arguments of calls: templates write them as JSON themselves, and clients send them back as text."""
-    return [dict(message) | _with_objects(message.get("tool_calls")) for message in messages]
+    """Parses the arguments of calls: templates write them as JSON themselves, and clients send them back as text.
+
+    A model may have been cut off, or have written no JSON, and its client sends that back. To refuse it would end the
+    conversation for good, and templates take objects."""
+    return [
+        dict(message) | _with_objects(message.get("tool_calls")) | _with_thoughts(message)
+        for message in messages
+    ]
+
+
+# The names of a turn's thoughts: some clients send one, and some templates read the other.
+_THOUGHTS = ("reasoning_content", "reasoning")
+
+
+def _with_thoughts(message: Mapping[str, Any]) -> dict[str, Any]:
+    found = (message.get(name) for name in _THOUGHTS)
+    text = next((each for each in found if each and isinstance(each, str)), None)
+    return {} if text is None else dict.fromkeys(_THOUGHTS, text)
 
 
 def _with_objects(calls: Any) -> dict[str, Any]:
@@ -94,10 +129,6 @@ def _with_objects(calls: Any) -> dict[str, Any]:
 
 def _with_object(call: Any) -> Any:
     match call:
-        case {"function": {"arguments": str(text), **function}, **rest}:
-            try:
-                arguments = json.loads(text)
-            except (ValueError, RecursionError):
-                raise InvalidRequest("messages: a tool call's arguments must be JSON") from None
-            return {**rest, "function": {**function, "arguments": arguments}}
+        case {"function": {"arguments": str() | None as text, **function}, **rest}:
+            return {**rest, "function": {**function, "arguments": object_of(text or "")}}
     return call

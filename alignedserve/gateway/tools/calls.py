@@ -127,6 +127,18 @@ class Nesting:
         return False
 
 
+def object_of(arguments: str) -> dict[str, Any]:
+    """Returns a call's arguments as the object that APIs and templates need. What is no JSON object is the value of a
+    field of its own."""
+    if not arguments.strip():
+        return {}
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
+
+
 def calls_in(text: str) -> list[tuple[str, str]]:
     """Returns names and arguments of the calls in a text that holds nothing else; otherwise, nothing."""
     try:
@@ -144,4 +156,15 @@ def _call(found: Any) -> tuple[str, str] | None:
             "parameters": dict(arguments),
         }:
             return name, json.dumps(arguments, ensure_ascii=False)
+        case {"name": str(name), "arguments": str(text)} | {"name": str(name), "parameters": str(text)}:
+            # JSON in a string, as Granite 4 and small models write it.
+            return (name, text) if is_object(text) else None
     return None
+
+
+def is_object(text: str) -> bool:
+    """Whether the text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

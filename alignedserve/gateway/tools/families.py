@@ -30,6 +30,8 @@ class Family(ABC):
     name: ClassVar[str]
     # The marks of calls, which a vocabulary may have as special tokens.
     marks: ClassVar[Sequence[str]] = ()
+    # The name of the reader where a grammar holds the text, if that is another one.
+    held_name: ClassVar[str] = ""
 
     def __init__(self, special_id: SpecialId) -> None:
         self._special_id = special_id
@@ -89,9 +91,10 @@ class HermesFamily(Family):
 
 
 class LlamaFamily(Family):
-    """A JSON object, bare."""
+    """A JSON object, bare. A grammar holds no call after a text, so that such a call is none where there is one."""
 
-    name = "json"
+    name = "json-in-text"
+    held_name = "json"
 
     def _rules(self, one_at_most: bool) -> list[str]:
         calls = "call" if one_at_most else 'call | "[" call (", " call)* "]"'

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools.calls import Nesting, Read
 from alignedserve.gateway.tools.overlap import overlap
 from alignedserve.gateway.tools.readers import Reader
 from alignedserve.structured_outputs import Thoughts
@@ -75,6 +75,8 @@ class HarmonyReader(Reader):
         # Whether the message has no text yet, and of which kinds there were texts before.
         self._is_new = True
         self._kinds: set[str] = set()
+        # Finds the end of the arguments of a call; None when they have ended.
+        self._arguments: Nesting | None = None
         # The end of the text that has come, if it may be the beginning of a mark.
         self._held = ""
 
@@ -136,6 +138,9 @@ class HarmonyReader(Reader):
             self._say(("" if has_more else header[found.end("channel") :]) + text, read)
         else:
             self._header = None
+            if self._kind == "call" and self._arguments is None and header.startswith(ENDS[1]):
+                # The call is over, and so is its mark: what follows is none of the arguments.
+                self._kind, self._is_new, header = "content", True, header.removeprefix(ENDS[1])
             self._say(header + text, read)
 
     def _drop_header(self, read: Read) -> None:
@@ -151,7 +156,7 @@ class HarmonyReader(Reader):
         self._header, self._is_new = None, True
         name = self._called(found["early"] or found["late"] or "")
         if name:
-            self._kind = "call"
+            self._kind, self._arguments = "call", Nesting()
             read.begin(name)
         else:
             self._kind = "reasoning" if found["channel"] == "analysis" else "content"
@@ -166,6 +171,8 @@ class HarmonyReader(Reader):
         if not text:
             return
         if self._kind == "call":
+            if self._arguments and self._arguments.end(text, 0) is not None:
+                self._arguments = None
             read.go_on(text)
             return
         # Messages that come into the same field are paragraphs of it.

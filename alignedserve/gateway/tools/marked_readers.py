@@ -46,6 +46,7 @@ class MarkedReader(Cursor):
 
     def __init__(self, marks: Marks, head: re.Pattern[str]) -> None:
         super().__init__()
+        self.openings = marks.openings
         self._marks = marks
         self._head = head
         # The opening marks of the call that may begin here; None outside of calls.
@@ -115,6 +116,7 @@ class MarkedListReader(Cursor):
 
     def __init__(self, marks: Marks) -> None:
         super().__init__()
+        self.openings = marks.openings
         self._marks = marks
         self._inside: JsonReader | None = None
 

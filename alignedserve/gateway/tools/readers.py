@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from alignedserve.gateway.tools.calls import HEAD, MAX_HEAD_CHARS, Nesting, Read, calls_in
 from alignedserve.gateway.tools.overlap import overlap
@@ -28,6 +29,8 @@ class Reader(ABC):
     stop_reason = "tool_calls"
     # Whether the text is inside thoughts; None: this reader knows none.
     is_thinking: bool | None = None
+    # The marks with which calls begin, if they have one each.
+    openings: Sequence[str] = ()
 
     @abstractmethod
     def feed(self, text: str) -> Read: ...
@@ -66,6 +69,35 @@ class NamedReader(Reader):
 
     def end(self) -> Read:
         return self.feed("")
+
+
+class BlankReader(Reader):
+    """Leaves out a content that is nothing but blanks before a call: clients would show an empty message."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.openings = reader.openings
+        self.stop_reason = reader.stop_reason
+        self._reader = reader
+        # The blanks that have come; None: the answer has begun.
+        self._blanks: str | None = ""
+
+    def feed(self, text: str) -> Read:
+        return self._seen(self._reader.feed(text))
+
+    def end(self) -> Read:
+        read = self._seen(self._reader.end())
+        if self._blanks and not read.pieces:
+            read.content = self._blanks + read.content
+        return read
+
+    def _seen(self, read: Read) -> Read:
+        if self._blanks is None:
+            return read
+        blanks = self._blanks + read.content
+        is_blank = not blanks.strip()
+        read.content = "" if is_blank else blanks
+        self._blanks = blanks if is_blank and not read.pieces else None
+        return read
 
 
 class Cursor(Reader):
@@ -129,11 +161,18 @@ class Cursor(Reader):
         return end is not None
 
 
-class JsonReader(Cursor):
-    """Reads a call, or a list of calls, and nothing else; or plain text."""
+# What may stand before the first call of a list.
+_LIST = re.compile(r"\[\s{0,8}\Z")
+_KEYS = ('"name"', '"type"')
 
-    def __init__(self) -> None:
+
+class JsonReader(Cursor):
+    """Reads a call, or a list of calls, and nothing else; or plain text. With `finds_calls`, a call may also come after
+    some text, as small Llamas write it."""
+
+    def __init__(self, finds_calls: bool = False) -> None:
         super().__init__()
+        self._finds_calls = finds_calls
         self._is_text = False
         # Whether the text begins as JSON does.
         self._is_json = False
@@ -157,6 +196,8 @@ class JsonReader(Cursor):
         return read if read.pieces else Read(rest)
 
     def _step(self, read: Read) -> bool:
+        if self._is_text and self._finds_calls:
+            return self._find(read)
         if self._is_text:
             read.content += self._take()
             return False
@@ -174,6 +215,32 @@ class JsonReader(Cursor):
                 return False
             self._around = None
         return self._begin() or self._call(read)
+
+    def _find(self, read: Read) -> bool:
+        """Shows the text up to where a call may begin. Returns whether there is one, or there is more to look at."""
+        place = self._text.find("{", self._at)
+        if place < 0:
+            # A list may begin here.
+            last = _LIST.search(self._text, self._at)
+            read.content += self._take(last.start() if last else None)
+            return False
+        first = _LIST.search(self._text, max(self._at, place - 9), place)
+        read.content += self._take(first.start() if first else place)
+        start, self._at = self._at, place
+        if self._begin_call(read):
+            self._is_text, self._has_calls = False, True
+            self._is_json = True
+            return True
+        self._at = start
+        if self._may_begin_call and self._may_name_one(place + 1):
+            return False
+        read.content += self._take(place + 1)
+        return True
+
+    def _may_name_one(self, start: int) -> bool:
+        """Whether what stands behind a brace may go on as a call does."""
+        rest = self._text[start:].lstrip()
+        return any(rest.startswith(key) or key.startswith(rest) for key in _KEYS)
 
     def _begin(self) -> bool:
         """Returns whether the text has just been found to be plain text."""
@@ -204,6 +271,8 @@ class JsonReader(Cursor):
 
 class HermesReader(Cursor):
     """Reads calls between tags, with text around them."""
+
+    openings = (HERMES_OPEN,)
 
     def __init__(self) -> None:
         super().__init__()

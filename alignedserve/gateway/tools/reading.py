@@ -13,7 +13,14 @@ from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.keyed_readers import KeyedReader, Types
 from alignedserve.gateway.tools.marked_readers import marked_reader
 from alignedserve.gateway.tools.pythonic_reader import PythonicReader
-from alignedserve.gateway.tools.readers import HermesReader, JsonReader, NamedReader, Reader, TextReader
+from alignedserve.gateway.tools.readers import (
+    BlankReader,
+    HermesReader,
+    JsonReader,
+    NamedReader,
+    Reader,
+    TextReader,
+)
 from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking
 
 TEXT: Final = "text"
@@ -25,6 +32,7 @@ _READERS: Mapping[str, Callable[[str, Types], Reader]] = {
     TEXT: lambda tool, types: TextReader(),
     NAMED: lambda tool, types: NamedReader(tool),
     JSON: lambda tool, types: JsonReader(),
+    "json-in-text": lambda tool, types: JsonReader(finds_calls=True),
     "hermes": lambda tool, types: HermesReader(),
     "deepseek": lambda tool, types: marked_reader(marked_readers.DEEPSEEK),
     "kimi": lambda tool, types: marked_reader(marked_readers.KIMI),
@@ -55,4 +63,6 @@ class Reading(msgspec.Struct, frozen=True):
 
     def new_reader(self) -> Reader:
         reader = _READERS[self.name](self.tool, self.types)
+        if reader.openings:
+            reader = BlankReader(reader)
         return ReasoningReader(self.thinking, reader) if self.thinking else reader

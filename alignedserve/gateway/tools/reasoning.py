@@ -46,6 +46,9 @@ class ReasoningReader(Reader):
         self._is_over = False
         # The text that has come and is not read yet: it may be a part of a tag, or space beside one.
         self._text = ""
+        # The thoughts from the first mark of a call on. They are a draft if the thoughts are closed later; otherwise
+        # the model has left the closing tag out.
+        self._held: list[str] = []
         # Whether space is skipped: before thoughts, and between thoughts and answer.
         self._skips_space = True
 
@@ -73,12 +76,21 @@ class ReasoningReader(Reader):
         if not self._is_over and not self._is_thinking:
             self._open(is_end=True)
         if self._is_thinking:
-            read.reasoning += self._text
-            self._text = ""
-        else:
-            self._pass_on(read)
+            return self._last_thoughts()
+        self._pass_on(read)
         read.add(self._answer.end())
         return read
+
+    def _last_thoughts(self) -> Read:
+        """The output has ended, and its thoughts are still open: a call in them is one."""
+        text = "".join(self._held) + self._text
+        if not self._held:
+            read = Read(reasoning=text)
+            read.add(self._answer.end())
+            return read
+        answer = self._answer.feed(text.lstrip())
+        answer.add(self._answer.end())
+        return answer if answer.pieces else Read(reasoning=text)
 
     def _open(self, is_end: bool) -> None:
         """Decides whether the output opens thoughts."""
@@ -95,15 +107,30 @@ class ReasoningReader(Reader):
             self._skips_space = not self._text
         place = self._text.find(self._thinking.close)
         if place >= 0:
-            read.reasoning += self._text[:place].rstrip()
+            read.reasoning += ("".join(self._held) + self._text[:place]).rstrip()
             self._text = self._text[place + len(self._thinking.close) :]
+            self._held.clear()
             self._is_thinking, self._is_over, self._skips_space = False, True, True
-            return
-        # What may be the beginning of the tag is kept, and the space before it, which would be the thoughts' last.
-        kept = overlap(self._text, 0, self._thinking.close)
-        certain = self._text[: len(self._text) - kept].rstrip()
+        elif self._held:
+            self._hold(len(self._text) - overlap(self._text, 0, self._thinking.close))
+        else:
+            self._show(read)
+
+    def _show(self, read: Read) -> None:
+        """Shows the thoughts up to where a call may begin."""
+        marks = self._answer.openings
+        calls = [place for place in map(self._text.find, marks) if place >= 0]
+        # What may be the beginning of a tag is kept, and the space before it, which would be the thoughts' last.
+        kept = max(overlap(self._text, 0, tag) for tag in (self._thinking.close, *marks))
+        certain = self._text[: min(calls, default=len(self._text) - kept)].rstrip()
         read.reasoning += certain
         self._text = self._text[len(certain) :]
+        if calls:
+            self._hold(len(self._text) - overlap(self._text, 0, self._thinking.close))
+
+    def _hold(self, end: int) -> None:
+        self._held.append(self._text[:end])
+        self._text = self._text[end:]
 
     def _pass_on(self, read: Read) -> None:
         if self._skips_space:

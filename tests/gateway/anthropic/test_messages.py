@@ -225,6 +225,27 @@ def test_a_key_comes_in_anthropics_header_or_in_the_usual_one() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_x"}], ids=str
+)
+@pytest.mark.parametrize("num_bytes", [100, 100_000])
+def test_a_conversation_that_the_server_would_hold_is_refused_as_clients_understand_it(
+    thread: Any, num_bytes: int, with_tools: SharedGateway
+) -> None:
+    """The anthropic package sends the whole conversation after an error with these details, and no other."""
+
+    async def scenario(at: Served) -> None:
+        messages = [{"role": "user", "content": "x" * num_bytes}]
+        response = await at.post(MESSAGES, ASKED | {"messages": messages, "thread": thread})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["type"] == "invalid_request_error" and "thread" in error["message"]
+        assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert at.router.submitted == []
+
+    with_tools.play(scenario)
+
+
 def test_what_is_unknown_is_ignored_and_named() -> None:
     async def scenario() -> None:
         async with served() as at:

@@ -41,7 +41,13 @@ CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "Hm.",
         [("weather", ROME)],
     ),
-    ("json", "ipython", '{"name": "weather", "parameters": {"city": "Rome"}}', "", [("weather", ROME)]),
+    (
+        "json-in-text",
+        "ipython",
+        '{"name": "weather", "parameters": {"city": "Rome"}}',
+        "",
+        [("weather", ROME)],
+    ),
     (
         "mistral-list",
         "[TOOL_CALLS]",
@@ -172,6 +178,87 @@ def test_calls_are_read_however_the_text_is_cut(
     assert read.content == content
 
 
+DALLAS = {"city": "Dallas", "days": 2}
+FUNCTION = "<function=weather>\n<parameter=city>\nDallas\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>"
+BARE = FUNCTION.replace("\n</parameter>", "")
+# What models write at times, and other servers read: tags left out, JSON in a string, a call in another family's form.
+# name, text, content, calls
+SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
+    ("qwen-coder", f"<tool_call>\n{BARE}\n</tool_call>", "", [("weather", DALLAS)]),
+    ("qwen-coder", FUNCTION, "", [("weather", DALLAS)]),
+    ("qwen-coder", f"Hm. {FUNCTION}\n</tool_call>", "Hm. ", [("weather", DALLAS)]),
+    ("qwen-coder", f"{BARE}\n{FUNCTION}\n</tool_call>\nBye", "Bye", [("weather", DALLAS)] * 2),
+    ("qwen-coder", f"<tool_call>{FUNCTION}", "", [("weather", DALLAS)]),
+    ("qwen-coder", f"<tool_call>{FUNCTION}\n</tool_", "", [("weather", DALLAS)]),
+    ("qwen-coder", f"<tool_call>{FUNCTION[:-11]}</tool_call>", "", [("weather", DALLAS)]),
+    ("qwen-coder", f"{FUNCTION[:-11]}</tool_call>", "", [("weather", DALLAS)]),
+    ("qwen-coder", f"<tool_call>{BARE}\n{FUNCTION}</tool_call>", "", [("weather", DALLAS)] * 2),
+    ("qwen-coder", f"<tool_call>{BARE}\n<tool_call>{FUNCTION}</tool_call>", "", [("weather", DALLAS)] * 2),
+    ("qwen-coder", '<tool_call>{"name": "clock", "arguments": {}}</tool_call>', "", [("clock", {})]),
+    (
+        "qwen-coder",
+        "<tool_call><function=weather><parameter=city>a </function> b</parameter></function></tool_call>",
+        "",
+        [("weather", {"city": "a </function> b"})],
+    ),
+    ("qwen-coder", "<tool_call>\n<function=weather>\n<parameter=city>\nDal", "", []),
+    ("qwen-coder", "Say <function= and </function>.", "", []),
+    (
+        "glm",
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value>",
+        "",
+        [("weather", ROME)],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
+        "",
+        [("weather", ROME)],
+    ),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": "Rome"}</tool_call>', "", []),
+    # Blanks alone are no content before a call, and are some without one.
+    ("hunyuan", ' \n<tool_calls>[{"name": "clock", "arguments": {}}]</tool_calls>', "", [("clock", {})]),
+    ("glm", " <tool_call>clock\n</tool_call>", "", [("clock", {})]),
+    ("glm", " \n", "", []),
+    ("glm", "\n Hm. <tool_call>clock\n</tool_call>", "\n Hm. ", [("clock", {})]),
+    # gpt-oss goes on after a call.
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.weather <|message|>{"city": "Rome"}<|call|>commentary',
+        "commentary",
+        [("weather", ROME)],
+    ),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.weather <|message|>{"city": "a <|call|> b"}<|call|>',
+        "",
+        [("weather", {"city": "a <|call|> b"})],
+    ),
+    ("json-in-text", 'So: {"name": "clock", "parameters": {}}', "So: ", [("clock", {})]),
+    (
+        "json-in-text",
+        'if {a}: [1] [ {"type": "function", "name": "weather", "parameters": {"city": "Rome"}}, '
+        '{"name": "clock", "arguments": {}}]',
+        "if {a}: [1] ",
+        [("weather", ROME), ("clock", {})],
+    ),
+    ("json-in-text", 'f() { return {"name": 5}; } [', "", []),
+    ("json-in-text", 'So: {"name": "clock", "param', "", []),
+    ("json", 'So: {"name": "clock", "parameters": {}}', "", []),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), SLIPS)
+def test_a_models_slips_are_read_wherever_the_text_is_cut(
+    name: str, text: str, content: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """Without a call, all of the text is content."""
+    for pieces in ([text], list(text), *([text[:end], text[end:]] for end in range(1, len(text)))):
+        read = read_all(Reading(name, types=TYPES), pieces)
+        assert [(piece.name, json.loads(piece.arguments)) for piece in read.pieces] == calls, pieces
+        assert read.content == (content if calls else text), pieces
+
+
 @pytest.mark.parametrize("name", sorted({case[0] for case in CASES}))
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
@@ -200,7 +287,7 @@ def test_every_family_that_a_template_can_show_is_tried() -> None:
     [
         (case[0], case[1], case[2])
         for case in CASES
-        if case[0] in ("hermes", "json", "mistral-list", "deepseek")
+        if case[0] in ("hermes", "json-in-text", "mistral-list", "deepseek")
     ],
 )
 def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str) -> None:
@@ -216,7 +303,7 @@ def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str
             "<｜tool▁call▁end｜><｜tool▁call▁b", "<｜tool▁call▁end｜>\n<｜tool▁call▁b"
         ),
     )
-    if name != "json":
+    if name != "json-in-text":
         follows(wanted, "Nothing to call.")
     with pytest.raises(AssertionError):
         follows(wanted, text.replace('"city": ', '"town": '))

@@ -237,7 +237,7 @@ def chat_of(chunks: list[Any]) -> tuple[str, str, list[tuple[str, str]], str]:
         name, arguments = calls[call["index"]]
         calls[call["index"]] = name, arguments + call["function"]["arguments"]
     return (
-        "".join(delta.get("reasoning_content", "") for delta in deltas),
+        "".join((delta.get("reasoning_content") or "") for delta in deltas),
         "".join(delta.get("content", "") for delta in deltas),
         calls,
         chunks[-1]["choices"][0]["finish_reason"],

@@ -24,6 +24,10 @@ def read_all(reader: Reader, pieces: list[str]) -> Read:
     return read
 
 
+def finding() -> Reader:
+    return JsonReader(finds_calls=True)
+
+
 CASES = [
     (HermesReader, f"a{CALL}\n\n{OTHER}b{OTHER}\nc<tool_", "abc<tool_", [ROME, CLOCK, CLOCK]),
     (HermesReader, "<tool_call>{broken</tool_call> and <tool_call>{}", None, []),
@@ -112,7 +116,7 @@ PARTS = st.sampled_from(
 )
 
 
-@given(st.lists(PARTS, max_size=12), st.sampled_from([HermesReader, JsonReader]), st.integers(1, 9))
+@given(st.lists(PARTS, max_size=12), st.sampled_from([HermesReader, JsonReader, finding]), st.integers(1, 9))
 def test_nor_does_it_in_what_nobody_would_write(parts: list[str], kind: Any, size: int) -> None:
     text = "".join(parts)
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
@@ -140,6 +144,10 @@ def test_arguments_are_told_as_they_come() -> None:
         (JsonReader, " ", " " * 40),
         (JsonReader, '{"name": "x", "arguments": {', '"a": {"b": [], '),
         (JsonReader, '{"name": "x", "arguments": {}, ', '"a": {"b": [], '),
+        (finding, "So: {", "[ {[" * 10),
+        (finding, "So: {", " " * 40),
+        (finding, 'So: {"name": "', "x" * 40),
+        (finding, "So: ", '{"name": ' * 5),
         (HermesReader, "<tool_call>", " " * 40),
         (HermesReader, '<tool_call>{"name": "', "<tool_" * 7),
         (HermesReader, '<tool_call>{"name": "x", "arguments": {', '"a": {"b": [], '),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.calls import Piece, Read
 from alignedserve.gateway.tools.readers import HermesReader, Reader, TextReader
+from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking, thinking_of
 from alignedserve.structured_outputs import Thoughts
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
@@ -52,7 +53,42 @@ CASES = [
         "b",
         [Piece("weather", '{"city": "Rome"}')],
     ),
+    # Thoughts that nothing closes end where a call begins; a draft of a call is none.
+    (OPENED, HermesReader, f"I call.\n{CALL}", "I call.", "", [Piece("weather", '{"city": "Rome"}')]),
+    (FREE, HermesReader, f"<think>{CALL}\n{CALL}", "", "", [Piece("weather", '{"city": "Rome"}')] * 2),
+    (OPENED, HermesReader, "a <tool_call> b", "a <tool_call> b", "", []),
+    (OPENED, HermesReader, "a <tool_call> b\n </think> c", "a <tool_call> b", "c", []),
+    (OPENED, HermesReader, "a <tool_c </thi", "a <tool_c </thi", "", []),
+    (OPENED, TextReader, f"a {CALL}", f"a {CALL}", "", []),
 ]
+KIMI_CALL = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    '{"city": "Rome"}<|tool_call_end|><|tool_calls_section_end|>'
+)
+FUNCTION = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("hermes", CALL),
+        ("qwen-coder", f"<tool_call>\n{FUNCTION}\n</tool_call>"),
+        ("qwen-coder", FUNCTION),
+        ("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>"),
+        ("kimi", KIMI_CALL),
+        ("hunyuan", '<tool_calls>[{"name": "weather", "arguments": {"city": "Rome"}}]</tool_calls>'),
+    ],
+)
+def test_thoughts_that_nothing_closes_end_where_a_call_of_any_family_begins(name: str, call: str) -> None:
+    reading = Reading(name, thinking=OPENED)
+    for text, reasoning in (
+        (f"I call.\n{call}", "I call."),
+        (f"Hm {call} no.\n</think>\n{call}", f"Hm {call} no."),
+    ):
+        for end in range(len(text)):
+            read = read_all(reading.new_reader(), [text[:end], text[end:]])
+            assert (read.reasoning, read.content) == (reasoning, ""), end
+            assert [(each.name, each.arguments) for each in read.pieces] == [("weather", '{"city": "Rome"}')]
 
 
 @pytest.mark.parametrize(("thinking", "kind", "text", "reasoning", "content", "calls"), CASES)
@@ -98,7 +134,7 @@ async def ask(said: str, is_stream: bool, template: str, **settings: Any) -> tup
         lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
-        thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
+        thoughts = "".join((delta.get("reasoning_content") or "") for delta in deltas)
         content = "".join(delta.get("content") or "" for delta in deltas)
         calls = [
             call["function"]["name"]
@@ -125,6 +161,52 @@ def test_thoughts_come_apart_from_the_answer(is_stream: bool) -> None:
         assert found[:2] == (None, "three") and TOKENIZER.decode(found[4].prompt).endswith("</think>\n\n")
         found = await ask("three", is_stream, QWEN, chat_template_kwargs={"enable_thinking": False})
         assert found[:2] == (None, "three")
+
+    play(scenario)
+
+
+def test_thoughts_have_both_names_and_are_null_without_any() -> None:
+    async def scenario() -> None:
+        said = "<think>one</think>three"
+        async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(QWEN)) as at:
+            response = await at.post("/v1/chat/completions", {"messages": QUESTION})
+            message = response.json()["choices"][0]["message"]
+            assert (message["reasoning_content"], message["reasoning"]) == ("one", "one")
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            body = {"messages": QUESTION, "stream": True, "stream_options": options}
+            lines = (await at.post("/v1/chat/completions", body)).text.splitlines()
+            chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+            assert all(delta["reasoning_content"] == delta["reasoning"] for delta in deltas)
+            # Only the first and the last show nothing: while a tag is spelt, there is no event.
+            assert all(any(delta.values()) for delta in deltas[:-1])
+            assert deltas[0]["reasoning"] is None and chunks[0]["usage"]["completion_tokens"] == 0
+            body |= {"include_reasoning": False}
+            assert "reasoning" not in (await at.post("/v1/chat/completions", body)).text.replace(
+                "reasoning_tok", ""
+            )
+        async with served(model=model_with(TEMPLATE)) as at:
+            message = (await at.post("/v1/chat/completions", {"messages": QUESTION})).json()["choices"][0][
+                "message"
+            ]
+            assert "reasoning" not in message and "reasoning_content" not in message
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("sent", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("read", ["reasoning", "reasoning_content"])
+def test_earlier_thoughts_reach_the_template_by_either_name(sent: str, read: str) -> None:
+    template = "{% for m in messages %}{{ m.content }}{{ m." + read + " }}{% endfor %}"
+    messages = [*QUESTION, {"role": "assistant", "content": "Far.", sent: "I guess"}, *QUESTION]
+
+    async def scenario() -> None:
+        async with served(model=model_with(template)) as at:
+            await at.post("/v1/chat/completions", {"messages": messages})
+            prompt = at.router.submitted[0].request.prompt
+            assert "I guess" in TOKENIZER.decode(prompt)
+            counted = (await at.post("/tokenize", {"messages": messages})).json()
+            assert counted["tokens"] == list(prompt)
 
     play(scenario)
 

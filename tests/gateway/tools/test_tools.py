@@ -110,6 +110,80 @@ def test_a_call_that_has_to_be_made_is_a_structured_output(is_stream: bool) -> N
     play(scenario)
 
 
+SCHEMA = {"type": "object", "properties": {"far": {"type": "boolean"}}, "required": ["far"]}
+NAMED_FORMAT = {"name": "x", "schema": SCHEMA}
+# path -> a call that has to be made, beside a format of text
+FORCED_AND_FORMATTED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": QUESTION,
+        "tools": [CLOCK],
+        "tool_choice": "required",
+        "response_format": {"type": "json_schema", "json_schema": NAMED_FORMAT},
+    },
+    "/v1/responses": {
+        "input": "How far?",
+        "tools": [{"type": "function", **CLOCK["function"]}],
+        "tool_choice": "required",
+        "text": {"format": {"type": "json_schema", **NAMED_FORMAT}},
+    },
+    "/v1/messages": {
+        "messages": QUESTION,
+        "max_tokens": 100,
+        "tools": [{"name": "clock", "input_schema": CLOCK["function"]["parameters"]}],
+        "tool_choice": {"type": "any"},
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    },
+}
+
+
+@pytest.mark.parametrize("path", FORCED_AND_FORMATTED)
+def test_a_call_that_has_to_be_made_is_made_beside_a_format_of_text(path: str) -> None:
+    async def scenario() -> None:
+        said = '[{"name": "clock", "parameters": {}}]'
+        async with served(ScriptedRouter(answer=answer_of(said)), model=model_with(TEMPLATE)) as at:
+            response = await at.post(path, {"model": "demo"} | FORCED_AND_FORMATTED[path])
+            assert response.status_code == 200, response.text
+            assert any(kind in response.text for kind in ('"tool_calls"', '"function_call"', '"tool_use"'))
+            follows(at.router.submitted[0].request.params.structured_outputs, said)
+
+    play(scenario)
+
+
+def allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_only_tools_that_are_allowed_can_be_called() -> None:
+    async def scenario() -> None:
+        said = '[{"name": "clock", "parameters": {}}]'
+        found = await ask(said, False, tool_choice=allowed("required", "clock"))
+        assert found[1] == [("clock", "{}")]
+        follows(found[3].params.structured_outputs, said)
+        with pytest.raises(AssertionError):
+            follows(found[3].params.structured_outputs, said.replace("clock", "weather"))
+        assert "weather" not in TOKENIZER.decode(found[3].prompt)
+        found = await ask(f"Hm. {OTHER}", False, tool_choice=allowed("auto", "clock"))
+        assert found[1] == [("clock", "{}")] and found[3].params.structured_outputs is None
+
+    play(scenario)
+
+
+def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
+    async def scenario() -> None:
+        async with served(model=model_with(TEMPLATE)) as at:
+            await at.post("/v1/chat/completions", ASKED)
+            counted = (await at.post("/tokenize", ASKED)).json()
+            assert counted["tokens"] == list(at.router.submitted[0].request.prompt)
+            response = await at.post("/tokenize", ASKED | {"continue_final_message": True})
+            assert (response.status_code, response.json()["error"]["param"]) == (
+                400,
+                "continue_final_message",
+            )
+
+    play(scenario)
+
+
 def test_a_call_is_streamed_while_it_is_written() -> None:
     async def scenario() -> None:
         router = ScriptedRouter(answer=answer_of(CALL))
@@ -285,9 +359,48 @@ def test_a_call_and_its_result_go_back_through_the_template() -> None:
             assert response.status_code == 200
             text = TOKENIZER.decode(at.router.submitted[0].request.prompt)
             assert "Rome" in text and "tool: rain" in text
-            call["function"]["arguments"] = "{"  # type: ignore[index]
-            response = await at.post("/v1/chat/completions", ASKED | {"messages": messages})
-            assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+
+    play(scenario)
+
+
+ANY_ARGUMENTS = TEMPLATE.replace("call.function.arguments.city", "call.function.arguments.items() | list")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("", "[]"),
+        (" ", "[]"),
+        (None, "[]"),
+        ("{}", "[]"),
+        ('{"city": "Rome"}', "[('city', 'Rome')]"),
+        ('{"city": "Ro', "[('arguments', '{\"city\": \"Ro')]"),
+        ("[1]", "[('arguments', '[1]')]"),
+        ("{" * 20_000, "[('arguments', '{{{"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_call_that_went_wrong_does_not_end_the_conversation(arguments: str | None, shown: str) -> None:
+    function = {"name": "weather", "arguments": arguments}
+    called = {"role": "assistant", "content": None}
+    called["tool_calls"] = [{"id": "1", "type": "function", "function": function}]  # type: ignore[assignment]
+    messages = [*QUESTION, called, {"role": "tool", "tool_call_id": "1", "content": "no JSON"}]
+    items: Any = [
+        *QUESTION,
+        {"type": "function_call", "call_id": "1", **function},
+        {"type": "function_call_output", "call_id": "1", "output": "no JSON"},
+    ]
+
+    async def scenario() -> None:
+        model = replace(model_with(ANY_ARGUMENTS), max_model_len=100_000)
+        async with served(model=model) as at:
+            bodies = {"/v1/chat/completions": {"messages": messages}}
+            if arguments is not None:
+                bodies["/v1/responses"] = {"input": items}
+            for path, body in bodies.items():
+                response = await at.post(path, {"model": "demo"} | body)
+                assert response.status_code == 200, response.text
+                assert shown in TOKENIZER.decode(at.router.submitted[-1].request.prompt)
 
     play(scenario)
 
@@ -298,6 +411,7 @@ def test_a_call_and_its_result_go_back_through_the_template() -> None:
         (None, {"tool_choice": "required", "stream": True}, "tools", "no place for tools"),
         (TEMPLATE.replace("<tool_call>", ""), {}, "tool_choice", "is not known"),
         (TEMPLATE, {"tools": None, "tool_choice": "required"}, "tool_choice", "there are no tools"),
+        (TEMPLATE, {"tool_choice": allowed("auto", "clock", "x")}, "tool_choice", "is none of the tools"),
         (
             TEMPLATE,
             {"tool_choice": {"type": "function", "function": {"name": "x"}}},
@@ -306,9 +420,9 @@ def test_a_call_and_its_result_go_back_through_the_template() -> None:
         ),
         (
             TEMPLATE,
-            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            {"tool_choice": "required", "structured_outputs": {"regex": "a+"}},
             "tool_choice",
-            "no room for another format",
+            "no room for structured_outputs",
         ),
         (
             TEMPLATE,

@@ -17,6 +17,8 @@ from alignedserve.kernels.triton.decode_attention import (  # noqa: E402
 )
 from alignedserve.kernels.triton.decode_plan import make_plan_torch  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 BLOCK_SIZE = 16
 NAN = float("nan")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 1e-2}

@@ -22,6 +22,8 @@ from alignedserve.kernels.triton.expert_route import BLOCK, Routing, route_rows,
 from alignedserve.kernels.triton.experts import mix_experts, mix_experts_torch
 from tests.kernels.triton.coded_weights import random_weight
 
+pytestmark = pytest.mark.slow
+
 # The interpreter multiplies matrices of bfloat16 as if they were integers.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
 # Experts, choices of a row, hidden, inner.

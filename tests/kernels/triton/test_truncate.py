@@ -11,6 +11,8 @@ from alignedserve.ops.truncate import truncate as truncate_row
 from alignedserve.sampling_params import SamplingParams
 from tests.kernels.triton.harness import DEVICE, apart, ints, randn
 
+pytestmark = pytest.mark.slow
+
 INF = float("inf")
 # temperature, top_k, top_p, min_p
 Settings = tuple[float, int, float, float]
