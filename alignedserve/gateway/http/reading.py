@@ -94,6 +94,8 @@ class Reading:
         self._is_whole = not self._announced and not self._is_chunked
         self._is_broken = False
         self._num_bytes = 0
+        # Those of them that are in its share, which may have more: what the call leads to counts there too.
+        self._num_held = 0
         # The seconds that were spent waiting for the client; this server's own time does not count.
         self._waited_s = 0.0
 
@@ -114,9 +116,11 @@ class Reading:
         if self._num_bytes > self._max_bytes:
             raise self._broken(too_large(self._max_bytes))
         num_held = min(self._num_bytes, self._max_held_bytes)
-        if not self._share.can_grow(num_held):
-            raise self._broken(no_room())
-        self._share.grow(num_held)
+        try:
+            self._share.add(num_held - self._num_held)
+        except ApiError as error:
+            raise self._broken(error) from None
+        self._num_held = num_held
         return message
 
     async def _next(self) -> Message:
