@@ -46,6 +46,8 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
+# No id of a response here is longer.
+MAX_RESPONSE_ID_CHARS = 128
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 
@@ -60,7 +62,8 @@ class ResponseBody(ConversationBody):
     input: str | list[Any]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    previous_response_id: str | None = None
+    # With a length, a text is also checked for halves of surrogate pairs.
+    previous_response_id: Annotated[str, Field(max_length=MAX_RESPONSE_ID_CHARS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None

@@ -16,6 +16,7 @@ from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.http.reading import Share, too_large
+from alignedserve.gateway.openai.responses.body import MAX_RESPONSE_ID_CHARS
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.output import Output
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse
@@ -38,7 +39,7 @@ KEPT_S = 30 * 86400
 # The most responses that a conversation may have, each of which is read for its next turn.
 MAX_TURNS = 512
 # The ids that responses can have here.
-_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+_ID = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_RESPONSE_ID_CHARS}}}")
 
 
 # What a turn adds to a conversation.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, cast
 
 import msgspec
@@ -11,9 +12,11 @@ import pytest
 from openai.types.responses import Response
 
 from alignedserve.gateway.generation import endpoint
+from alignedserve.gateway.generation.preparer import INLINE_BYTES
 from alignedserve.store import StoreAway
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.served import JSON
 from tests.gateway.served import play as play_alone
 from tests.gateway.served import served
 from tests.gateway.tools.test_reasoning import DEEPSEEK
@@ -172,6 +175,10 @@ def test_logprobs_come_with_the_text() -> None:
         ({"input": "x", "background": True}, "background"),
         ({"input": "x", "background": True, "store": False}, "background"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "x", "previous_response_id": "\ud800"}, "previous_response_id"),
+        # a process prepares it
+        ({"input": "x" * INLINE_BYTES, "previous_response_id": "\ud800"}, "previous_response_id"),
+        ({"input": "x", "previous_response_id": "r" * 1_000_000}, "previous_response_id"),
         ({"input": "x", "text": {"format": {"type": "xml"}}}, "text"),
         ({}, "input"),
     ],
@@ -179,7 +186,8 @@ def test_logprobs_come_with_the_text() -> None:
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
     async def scenario() -> None:
         async with served(model=model_with(TEMPLATE)) as at:
-            response = await at.post("/v1/responses", body)
+            # httpx sends no halves of surrogate pairs
+            response = await at.http.post("/v1/responses", content=json.dumps(body), headers=JSON)
             assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
     play_alone(scenario)
