@@ -18,7 +18,7 @@ from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, respond
 from alignedserve.gateway.http.auth_limits import share_of
 from alignedserve.gateway.http.description import request_body
-from alignedserve.gateway.http.errors import ApiError, unavailable
+from alignedserve.gateway.http.errors import ApiError, BrokenOff, unavailable
 from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Json, blocks_of, event_named
 from alignedserve.gateway.http.keys import owner_of
@@ -29,7 +29,6 @@ from alignedserve.gateway.openai.responses.kept import Conversation, KeptRespons
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse, response
 from alignedserve.gateway.openai.responses.replay import written
 from alignedserve.store import (
-    BrokenOff,
     ResponseGone,
     ResponseHead,
     ResponseStore,

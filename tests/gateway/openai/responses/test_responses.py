@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any, cast
 
+import httpx
 import msgspec
 import openai
 import pytest
@@ -14,6 +16,8 @@ from openai.types.responses import Response
 from alignedserve.gateway.generation import endpoint
 from alignedserve.gateway.generation.preparer import INLINE_BYTES
 from alignedserve.store import StoreAway
+from alignedserve.store.redis_connection import RedisConnection
+from alignedserve.store.redis_responses import PIECE_BYTES
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import JSON
@@ -283,6 +287,39 @@ def test_references_and_conversations_count_as_the_body_does() -> None:
         }
         refused = await post("/v1/responses", json=again)
         assert refused.status_code == 413 and "conversation" in refused.text
+
+    play(scenario)
+
+
+def test_an_answer_whose_rest_is_gone_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    piece, is_away = RedisConnection.piece, False
+
+    async def then_gone(redis: RedisConnection, key: str, begin: int, end: int) -> bytes:
+        found = await piece(redis, key, begin, end)
+        if begin:
+            # It had the first piece.
+            await redis.unlink([key])
+            if is_away:
+                raise StoreAway("it has just gone")
+        return found
+
+    async def scenario(at: System) -> None:
+        nonlocal is_away
+        http, junk = at.gateway.http, "x" * 3 * PIECE_BYTES
+        body = {
+            "input": [{"role": "user", "content": "x", "junk": junk}],
+            "tools": [{"type": "other", "junk": junk}],
+        }
+        names = [(await http.post("/v1/responses", json=body)).json()["id"] for _ in range(4)]
+        monkeypatch.setattr(RedisConnection, "piece", then_gone)
+        for number, name in enumerate(names):
+            is_away = number > 1
+            with pytest.raises(httpx.RemoteProtocolError):
+                await http.get(f"/v1/responses/{name}{'/input_items' * (number % 2)}")
+        logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [each.partition(":")[0] for each in logged if "store" not in each] == ["broken off"] * 4
 
     play(scenario)
 
