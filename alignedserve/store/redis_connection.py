@@ -88,10 +88,12 @@ class RedisConnection:
         """Returns the bytes from `begin` up to `end`, as far as there are any."""
         return cast(bytes, await self._redis.getrange(key, begin, end - 1))
 
-    async def put_piece(self, key: str, offset: int, data: bytes, seconds: int) -> None:
-        """Writes bytes at a place in a value, which is deleted `seconds` later."""
+    async def put_piece(self, key: str, offset: int, data: bytes, seconds: int) -> int:
+        """Writes bytes at a place in a value, which is deleted `seconds` later. Returns how long it was: where it was
+        shorter than `offset`, there are zeros now."""
         async with self._redis.pipeline(transaction=False) as pipeline:
-            await pipeline.setrange(key, offset, data).expire(key, seconds).execute()
+            found = await pipeline.strlen(key).setrange(key, offset, data).expire(key, seconds).execute()
+        return cast(int, found[0])
 
     async def unlink(self, keys: Sequence[str]) -> None:
         await self._redis.unlink(*keys)

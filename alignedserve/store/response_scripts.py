@@ -1,9 +1,12 @@
-"""Lua scripts for responses (see scripts.py)."""
+"""Lua scripts for responses (see scripts.py). Beside its answers there is -6: bytes that were staged are not there, or
+not all of them."""
 
 from __future__ import annotations
 
 from alignedserve.store.redis_deliveries import DELIVER
 from alignedserve.store.responses import PARTS
+
+STAGED_BYTES_LOST = -6
 
 _PARTS = (
     "local PARTS = {"
@@ -18,13 +21,22 @@ local function size_stored(id)
   return size
 end
 
--- arguments from `first` to `last`: of each part its name, where its bytes are stored already or '', the bytes
+-- parts are arguments from `first` to `last`: of each its name, then '' and its bytes, or the name under which these
+-- are staged and how many there are
 local function size_given(first, last)
   local size = 0
   for at = first, last, 3 do
-    size = size + (ARGV[at + 1] == '' and #ARGV[at + 2] or redis.call('STRLEN', key('staged', ARGV[at + 1])))
+    size = size + (ARGV[at + 1] == '' and #ARGV[at + 2] or tonumber(ARGV[at + 2]))
   end
   return size
+end
+
+local function are_staged(first, last)
+  for at = first, last, 3 do
+    local name = ARGV[at + 1]
+    if name ~= '' and redis.call('STRLEN', key('staged', name)) ~= tonumber(ARGV[at + 2]) then return false end
+  end
+  return true
 end
 
 local function put_parts(id, first, last)
@@ -45,23 +57,39 @@ local function close(id, owner)
   redis.call('DEL', key('falls', id))
   let_go(id)
 end
+
+-- limits are arguments from `first` on: of open responses, in all and of the owner; of bytes, in all and of the owner
+local function refusal(owner, is_open, size, first)
+  local max_open, max_open_of_owner, max_bytes, max_bytes_of_owner = unpack(ARGV, first, first + 3)
+  local function is_reached(limit, listing)
+    return is_open == '1' and limit ~= '' and redis.call('ZCARD', listing) >= tonumber(limit)
+  end
+  if is_reached(max_open_of_owner, listed('unanswered', owner)) then return -5 end
+  if is_reached(max_open, key('open', 'responses')) then return -4 end
+  return full(owner, size, max_bytes, max_bytes_of_owner)
+end
 """
 )
 
-# Arguments: head, id, owner, '1' if it is open; when it was created, when it expires; limits: of open responses in
-# all and of the owner, of bytes; and parts.
+# Arguments: owner, '1' if it is open, its size in bytes; limits. The answer is that of ADD.
+ADMIT = (
+    _PARTS
+    + """
+local owner, is_open, size = unpack(ARGV)
+return refusal(owner, is_open, tonumber(size), 4) or 1
+"""
+)
+
+# Arguments: head, id, owner, '1' if it is open; when it was created, when it expires; limits; and parts.
 ADD = (
     _PARTS
     + """
 local record, id, owner, is_open, created_at, expires_at = unpack(ARGV)
 if redis.call('EXISTS', head(id)) == 1 then return 1 end
-if is_open == '1' then
-  if ARGV[8] ~= '' and redis.call('ZCARD', listed('unanswered', owner)) >= tonumber(ARGV[8]) then return -5 end
-  if ARGV[7] ~= '' and redis.call('ZCARD', key('open', 'responses')) >= tonumber(ARGV[7]) then return -4 end
-end
 local size = #record + size_given(11, #ARGV)
-local refused = full(owner, size, ARGV[9], ARGV[10])
+local refused = refusal(owner, is_open, size, 7)
 if refused then return refused end
+if not are_staged(11, #ARGV) then return -6 end
 charge(owner, size)
 redis.call('SET', head(id), record)
 put_parts(id, 11, #ARGV)
@@ -69,7 +97,7 @@ redis.call('ZADD', key('expiring-heads'), expires_at, id)
 if is_open == '1' then
   redis.call('ZADD', key('open', 'responses'), created_at, id)
   redis.call('ZADD', listed('unanswered', owner), created_at, id)
-  -- a newcomer's turn comes after those that are due
+  -- an owner that had none waiting has its turn before the others
   redis.call('ZADD', key('asking'), 'NX', 0, owner)
 end
 return 1
@@ -86,6 +114,7 @@ local token, id, old, new, owner, is_over, num_parts = unpack(ARGV, 1, 7)
 if token ~= '' and not is_held(id, token) then return -1 end
 if redis.call('GET', head(id)) ~= old then return 0 end
 local before, last = size_stored(id), 7 + 3 * tonumber(num_parts)
+if not are_staged(8, last) then return -6 end
 redis.call('SET', head(id), new)
 put_parts(id, 8, last)
 if is_over == '1' then

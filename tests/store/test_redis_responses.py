@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,12 +16,15 @@ from alignedserve.store import (
     ResponseGone,
     ResponseHead,
     ResponseId,
+    StoreAway,
     StoreFull,
     StoreLimits,
     TooManyJobs,
 )
-from alignedserve.store.redis_responses import PIECE_BYTES
+from alignedserve.store.redis_connection import RedisConnection
+from alignedserve.store.redis_responses import PIECE_BYTES, RedisResponses
 from alignedserve.store.redis_store import RedisStore
+from alignedserve.store.response_scripts import ADD
 from alignedserve.store.responses import ItemPage, ResponseStore, sizes_of
 from tests.store import redis_process
 from tests.store.redis_process import RedisProcess
@@ -91,13 +95,13 @@ def test_what_is_added_is_there_until_it_is_deleted() -> None:
 
 def test_a_large_part_is_moved_in_pieces_and_counted_as_one() -> None:
     async def scenario(responses: ResponseStore, store: RedisStore) -> None:
-        whole = bytes(range(256)) * 1000
+        whole = bytes(range(256)) * 4000
         pieces = [whole[:7], bytearray(whole[7:200_000]), memoryview(whole)[200_000:]]
         parts: dict[Part, Any] = {**PARTS, "output": pieces}
         large = replace(head(1), num_bytes=sizes_of(parts))
         await responses.add(large, parts)
         assert await read(responses, large, "output") == whole
-        assert await read(responses, large, "output", 5, 150_000) == whole[5:150_000]
+        assert await read(responses, large, "output", 5, 600_000) == whole[5:600_000]
         sizes = [len(piece) async for piece in responses.pieces(large, "output")]
         assert max(sizes) == PIECE_BYTES
         assert await num_bytes(store) > sum(large.num_bytes.values())
@@ -188,6 +192,92 @@ def test_a_lease_lapses_and_how_often_is_known() -> None:
         assert await responses.begin(lease) == 2
 
     play(scenario)
+
+
+@pytest.mark.parametrize("how", ["lost", "cut"])
+def test_a_part_that_is_not_there_whole_changes_nothing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has lost what it was sent: it has started again, or the sender has given up."""
+    stage = RedisResponses._stage
+
+    async def then_lost(responses: RedisResponses, key: str, pieces: Any) -> None:
+        await stage(responses, key, pieces)
+        if how == "lost":
+            await responses._redis.unlink([key])
+        else:
+            await responses._redis.put_piece(key, 3 * PIECE_BYTES, b"x", 60)
+
+    async def scenario(responses: ResponseStore, store: RedisStore) -> None:
+        await responses.add(head(1, "queued"), PARTS)
+        (lease,) = await responses.take("me", 60, 1)
+        before = await num_bytes(store), await leftovers(store)
+        monkeypatch.setattr(RedisResponses, "_stage", then_lost)
+        large: dict[Part, Any] = {"output": [b"x" * 2 * PIECE_BYTES]}
+        with pytest.raises(StoreAway):
+            await responses.add(head(2), {**PARTS, **large})
+        with pytest.raises(StoreAway):
+            await responses.replace(head(1, "queued"), head(1), lease, parts=large)
+        assert (await num_bytes(store), await leftovers(store)) == before
+        assert await responses.head(ResponseId("resp_1")) == head(1, "queued")
+
+    play(scenario)
+
+
+def test_a_caller_that_is_cancelled_leaves_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(responses: ResponseStore, store: RedisStore) -> None:
+        run, begun = RedisStore.run, asyncio.Event()
+
+        async def running(self: RedisStore, script: str, *args: Any) -> Any:
+            if script == ADD:
+                begun.set()
+            return await run(self, script, *args)
+
+        monkeypatch.setattr(RedisStore, "run", running)
+        parts: dict[Part, Any] = {**PARTS, "output": [b"x" * 2 * PIECE_BYTES]}
+        for number in range(10):
+            large = replace(head(number), num_bytes=sizes_of(parts))
+            begun.clear()
+            adding = asyncio.create_task(responses.add(large, parts))
+            await begun.wait()
+            adding.cancel()
+            with suppress(asyncio.CancelledError):
+                await adding
+            await asyncio.gather(*store._calls, return_exceptions=True)
+            if await responses.head(large.id):
+                assert len(await read(responses, large, "output")) == 2 * PIECE_BYTES
+                await responses.delete(large)
+            assert await num_bytes(store) == 0 and await leftovers(store) == set()
+
+    play(scenario)
+
+
+def test_bytes_that_the_server_lost_are_not_taken_for_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_piece = RedisStore.put_piece
+
+    async def then_lost(store: RedisStore, key: str, offset: int, data: bytes, seconds: int) -> int:
+        found = await put_piece(store, key, offset, data, seconds)
+        if not offset:
+            await store.unlink([key])
+        return found
+
+    async def scenario(responses: ResponseStore, store: RedisStore) -> None:
+        monkeypatch.setattr(RedisStore, "put_piece", then_lost)
+        with pytest.raises(StoreAway):
+            await responses.add(head(1), {**PARTS, "output": [b"x" * 3 * PIECE_BYTES]})
+        assert await num_bytes(store) == 0 and await leftovers(store) == set()
+
+    play(scenario)
+
+
+def test_what_is_refused_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(responses: ResponseStore, store: RedisStore) -> None:
+        await responses.add(head(1, "queued"), PARTS)
+        monkeypatch.delattr(RedisConnection, "put_piece")
+        with pytest.raises(StoreFull):
+            await responses.add(head(2), {"output": [b"x" * 2 * PIECE_BYTES]})
+        with pytest.raises(TooManyJobs):
+            await responses.add(head(2, "queued"), {"output": [b"x" * PIECE_BYTES]})
+
+    play(scenario, StoreLimits(PIECE_BYTES + 10_000, None, max_open_jobs=1))
 
 
 def test_there_are_limits() -> None:
