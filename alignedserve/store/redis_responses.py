@@ -104,11 +104,12 @@ class RedisResponses(ResponseStore):
         self, response_id: ResponseId, after: bytes | None, limit: int, order: Order
     ) -> ItemPage | None:
         found = await self._run(ITEM_PAGE, response_id, after or b"", limit, int(order == "desc"))
+        if found is None:
+            raise ResponseGone(response_id)
         if not found:
             return None
-        has_more, ids = found[0] == b"1", found[1::3]
-        spans = list(zip(found[2::3], found[3::3], strict=True))
-        return ItemPage(spans, ids[0] if ids else None, ids[-1] if ids else None, has_more)
+        spans = list(zip(found[3::3], found[4::3], strict=True))
+        return ItemPage(spans, found[2] if spans else None, found[1] if spans else None, found[0] == b"1")
 
     async def replace(
         self,
@@ -131,9 +132,9 @@ class RedisResponses(ResponseStore):
         found = [await self.head(ResponseId(each)) for each in ids]
         return [head for head in found if head]
 
-    async def take(self, holder: str, seconds: float, count: int) -> list[Lease]:
+    async def take(self, holder: str, seconds: float, count: int, max_of_owner: int) -> list[Lease]:
         token = f"{await self._redis.call(self._redis.next_number())}:{holder}"
-        found = await self._run(TAKE, token, _milliseconds(seconds), count)
+        found = await self._run(TAKE, token, _milliseconds(seconds), count, max_of_owner)
         return [Lease(JobId(each.decode()), token) for each in found]
 
     async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]:

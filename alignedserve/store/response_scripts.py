@@ -141,21 +141,28 @@ return 1
 """
 )
 
-# Arguments: token, milliseconds, the most to take.
+# Arguments: token, milliseconds, the most to take, the most that an owner may have with this holder.
 TAKE = """
-local token, milliseconds, count = unpack(ARGV)
-local owners, free, found = redis.call('ZRANGE', key('asking'), 0, -1), {}, {}
+local token, milliseconds, count, max_of_owner = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+-- a token ends with its holder's name
+local function holder_of(given) return string.match(given, ':.*') end
+local owners, free, room, found = redis.call('ZRANGE', key('asking'), 0, -1), {}, {}, {}
 for _, owner in ipairs(owners) do
-  free[owner] = {}
+  -- where no keys are needed, all are one owner
+  free[owner], room[owner] = {}, owner == '' and count or max_of_owner
   for _, id in ipairs(redis.call('ZRANGE', listed('unanswered', owner), 0, -1)) do
-    if #free[owner] == tonumber(count) then break end
-    if redis.call('EXISTS', key('lease', id)) == 0 then table.insert(free[owner], id) end
+    local lease = redis.call('GET', key('lease', id))
+    if not lease then
+      table.insert(free[owner], id)
+    elseif owner ~= '' and holder_of(lease) == holder_of(token) then
+      room[owner] = room[owner] - 1
+    end
   end
 end
-for turn = 1, tonumber(count) do
+for turn = 1, count do
   for _, owner in ipairs(owners) do
     local id = free[owner][turn]
-    if id and #found < tonumber(count) then
+    if id and turn <= room[owner] and #found < count then
       redis.call('ZADD', key('asking'), redis.call('INCR', key('sequence')), owner)
       redis.call('SET', key('lease', id), token, 'PX', milliseconds)
       redis.call('SET', key('holder', id), token)
@@ -166,42 +173,74 @@ for turn = 1, tonumber(count) do
       found[#found + 1] = id
     end
   end
-  if #found == tonumber(count) then break end
+  if #found == count then break end
 end
 return found
 """
 
-# Arguments: id; the id of an item, as JSON, or ''; the most items, '1' for the last ones first. The answer: nothing if
-# there is no such item; otherwise '1' if there are more, and of each item: its id, where it begins, where it ends.
+# Arguments: id; where the page begins: '', or after which item, as JSON, its id or that with its place;
+# the most items, '1' for the last ones first. The answer: nil if the response is not there, nothing if there is no such
+# item; otherwise '1' if there are more; after what the next page begins; and of each item: its id, where it begins,
+# where it ends.
+#
+# Ids may be equal, since a reference has that of its item. The place of such an item is added to its id, after a colon
+# (and that of an id which looks as if it had one), for the next page to begin there. Clients that take the plain id of
+# a page's last item go on after the last item which has that id, so that they come to an end.
 ITEM_PAGE = (
     _PARTS
     + """
 local id, after, limit, is_desc = unpack(ARGV)
-local names, ends = {}, {[0] = -1}
-local index = redis.call('GET', part(id, 'item_index')) or ''
+local names, ends, counts = {}, {[0] = -1}, {}
+local index = redis.call('GET', part(id, 'item_index'))
+if not index then return false end
 for stop, name in string.gmatch(index, '(%d+) ([^\\n]*)\\n') do
   names[#names + 1], ends[#ends + 1] = name, tonumber(stop)
+  counts[name] = (counts[name] or 0) + 1
 end
 local first, last, step = 1, #names, 1
 if is_desc == '1' then first, last, step = #names, 1, -1 end
 if after ~= '' then
-  local is_there = false
-  for at = first, last, step do
-    if names[at] == after then
-      first, is_there = at + step, true
-      break
+  local place = nil
+  local name, number = string.match(after, '^(".*):(%d+)"$')
+  if name and names[tonumber(number)] == name .. '"' then
+    place = tonumber(number)
+  else
+    for at = first, last, step do
+      if names[at] == after then place = at end
     end
   end
-  if not is_there then return {} end
+  if not place then return {} end
+  first = place + step
 end
-local found, stop = {'0'}, first + step * (tonumber(limit) - 1)
+local found, stop = {'0', ''}, first + step * (tonumber(limit) - 1)
 for at = first, last, step do
   if (at - stop) * step > 0 then
     found[1] = '1'
     break
+  end
+  found[2] = names[at]
+  if counts[names[at]] > 1 or string.find(names[at], ':%d+"$') then
+    found[2] = string.sub(names[at], 1, -2) .. ':' .. at .. '"'
   end
   for _, value in ipairs({names[at], ends[at - 1] + 1, ends[at]}) do found[#found + 1] = value end
 end
 return found
 """
 )
+
+# For a store from before responses had parts. Arguments: id of one, which is deleted.
+DROP_OLD_RESPONSE = """
+local id = ARGV[1]
+local record = redis.call('GET', key('response', id))
+if record then
+  local owner = cmsgpack.unpack(record).owner or ''
+  charge(owner, -#record)
+  redis.call('ZREM', listed('responding', owner), id)
+  redis.call('UNLINK', key('response', id))
+  redis.call('DEL', key('falls', id))
+  let_go(id)
+end
+redis.call('ZREM', key('open', 'responding'), id)
+redis.call('ZREM', key('expiring-responses'), id)
+return 1
+"""

@@ -75,7 +75,8 @@ class ItemPage:
 
     # Where each begins and ends in the part.
     spans: list[tuple[int, int]]
-    # The first and the last one's id, as JSON; None: there are none.
+    # The first one's id, and after what the next page begins: the last one's id, with its place if others have the
+    # same id. As JSON; None: there are none.
     first_id: bytes | None
     last_id: bytes | None
     has_more: bool
@@ -107,7 +108,8 @@ class ResponseStore(ABC):
     async def item_page(
         self, response_id: ResponseId, after: bytes | None, limit: int, order: Order
     ) -> ItemPage | None:
-        """`after` is the id of an item, as JSON. Returns None if there is no such item."""
+        """`after` is the id of an item, as JSON, or the `last_id` of a page. Returns None if there is no such item.
+        Raises ResponseGone."""
 
     @abstractmethod
     async def replace(
@@ -130,10 +132,10 @@ class ResponseStore(ABC):
         """Returns some of the responses that have expired."""
 
     @abstractmethod
-    async def take(self, holder: str, seconds: float, count: int) -> list[Lease]:
+    async def take(self, holder: str, seconds: float, count: int, max_of_owner: int) -> list[Lease]:
         """Takes the leases of at most `count` responses which are not over and which nobody holds: by owner in turn,
-        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is for people to
-        read."""
+        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is a name for
+        people to read, which has leases of at most `max_of_owner` responses of an owner; of "" it has any number."""
 
     @abstractmethod
     async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]: ...

@@ -21,6 +21,7 @@ from alignedserve.store import (
     StoreLimits,
     TooManyJobs,
 )
+from alignedserve.store.base import Order
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_responses import PIECE_BYTES, RedisResponses
 from alignedserve.store.redis_store import RedisStore
@@ -83,7 +84,7 @@ def test_what_is_added_is_there_until_it_is_deleted() -> None:
         assert await responses.head(ResponseId("resp_1")) == head(1)
         assert await responses.head(ResponseId("resp_2")) is None
         assert await read(responses, head(1), "repeated") == b'{"y":2}'
-        assert await num_bytes(store) > 0 and await responses.take("me", 5, 10) == []
+        assert await num_bytes(store) > 0 and await responses.take("me", 5, 10, 9) == []
         for _ in range(2):
             await responses.delete(head(1))
         with pytest.raises(ResponseGone):
@@ -128,6 +129,32 @@ def test_a_page_of_items_has_no_more_than_was_asked_for() -> None:
         )
         assert await responses.item_page(name, b'"a"', 5, "desc") == ItemPage([], None, None, False)
         assert await responses.item_page(name, b'"d"', 5, "asc") is None
+        with pytest.raises(ResponseGone):
+            await responses.item_page(ResponseId("resp_2"), None, 5, "asc")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_of_items_with_equal_ids_have_each_of_them_once(order: Order) -> None:
+    """References have the ids of their items."""
+
+    async def scenario(responses: ResponseStore, store: RedisStore) -> None:
+        names = [b'"a"', b'"b"', b'"a"', b'"a:3"', b'"a"', b'"c"']
+        spans = [(10 * number, 10 * number + 9) for number in range(len(names))]
+        index = b"".join(b"%d %b\n" % (end, name) for (_, end), name in zip(spans, names, strict=True))
+        await responses.add(head(1), {**PARTS, "item_index": [index]})
+        found: list[tuple[int, int]] = []
+        after, has_more = None, True
+        while has_more:
+            page = await responses.item_page(ResponseId("resp_1"), after, 1, order)
+            assert page
+            found += page.spans
+            after, has_more = page.last_id, page.has_more
+        assert found == (spans if order == "asc" else spans[::-1])
+        # clients that know ids only come to an end
+        page = await responses.item_page(ResponseId("resp_1"), b'"a"', 9, order)
+        assert page and page.spans == (spans[5:] if order == "asc" else [])
 
     play(scenario)
 
@@ -137,10 +164,10 @@ def test_one_that_is_not_over_is_somebodys() -> None:
         parts: dict[Part, Any] = {**PARTS, "call": [b"{}"]}
         for number in (2, 1):
             await responses.add(head(number, "queued"), parts)
-        (first,) = await responses.take("me", 60, 1)
+        (first,) = await responses.take("me", 60, 1, 9)
         assert first.job_id == "resp_1"
-        (second,) = await responses.take("you", 60, 5)
-        assert second.job_id == "resp_2" and await responses.take("you", 60, 5) == []
+        (second,) = await responses.take("you", 60, 5, 9)
+        assert second.job_id == "resp_2" and await responses.take("you", 60, 5, 9) == []
         assert await responses.renew([first, second], 60) == ["held", "held"]
         begun = replace(head(1, "queued"), state=b'{"x": 2}')
         assert await responses.replace(head(1, "queued"), begun, first)
@@ -171,11 +198,32 @@ def test_owners_have_turns() -> None:
     async def scenario(responses: ResponseStore, store: RedisStore) -> None:
         for number in range(5):
             await responses.add(head(number, "queued"), PARTS)
-        assert [each.job_id for each in await responses.take("me", 60, 2)] == ["resp_0", "resp_1"]
+        assert [each.job_id for each in await responses.take("me", 60, 2, 9)] == ["resp_0", "resp_1"]
         await responses.add(head(5, "queued", owner="b"), PARTS)
         await responses.add(head(6, "queued", owner="b"), PARTS)
-        taken = [(await responses.take("me", 60, 1))[0].job_id for _ in range(5)]
+        taken = [(await responses.take("me", 60, 1, 9))[0].job_id for _ in range(5)]
         assert taken == ["resp_5", "resp_2", "resp_6", "resp_3", "resp_4"]
+
+    play(scenario)
+
+
+def test_an_owner_has_a_share_of_a_holders_places() -> None:
+    async def scenario(responses: ResponseStore, store: RedisStore) -> None:
+        for number in range(5):
+            await responses.add(head(number, "queued"), PARTS)
+        first = await responses.take("me", 60, 4, 2)
+        assert [each.job_id for each in first] == ["resp_0", "resp_1"]
+        assert await responses.take("me", 60, 4, 2) == []
+        await responses.add(head(5, "queued", owner="b"), PARTS)
+        assert [each.job_id for each in await responses.take("me", 60, 4, 2)] == ["resp_5"]
+        # another gateway has places of its own
+        assert [each.job_id for each in await responses.take("you", 60, 1, 2)] == ["resp_2"]
+        await responses.release(first[0])
+        assert [each.job_id for each in await responses.take("me", 60, 4, 2)] == ["resp_0"]
+        # where no keys are needed, all are one owner
+        for number in range(6, 10):
+            await responses.add(head(number, "queued", owner=""), PARTS)
+        assert len(await responses.take("me", 60, 4, 2)) == 4
 
     play(scenario)
 
@@ -184,11 +232,11 @@ def test_a_lease_lapses_and_how_often_is_known() -> None:
     async def scenario(responses: ResponseStore, store: RedisStore) -> None:
         await responses.add(head(1, "queued"), PARTS)
         for num_falls in range(3):
-            while not (leases := await responses.take("me", 0.01, 1)):
+            while not (leases := await responses.take("me", 0.01, 1, 9)):
                 await asyncio.sleep(0.005)
             assert await responses.begin(leases[0]) == num_falls
         await responses.release(leases[0])
-        (lease,) = await responses.take("me", 60, 1)
+        (lease,) = await responses.take("me", 60, 1, 9)
         assert await responses.begin(lease) == 2
 
     play(scenario)
@@ -208,7 +256,7 @@ def test_a_part_that_is_not_there_whole_changes_nothing(how: str, monkeypatch: p
 
     async def scenario(responses: ResponseStore, store: RedisStore) -> None:
         await responses.add(head(1, "queued"), PARTS)
-        (lease,) = await responses.take("me", 60, 1)
+        (lease,) = await responses.take("me", 60, 1, 9)
         before = await num_bytes(store), await leftovers(store)
         monkeypatch.setattr(RedisResponses, "_stage", then_lost)
         large: dict[Part, Any] = {"output": [b"x" * 2 * PIECE_BYTES]}

@@ -49,8 +49,10 @@ from alignedserve.types import InvalidRequest
 
 log = logging.getLogger(__name__)
 
-# The most responses that a gateway works on at a time.
-MAX_AT_A_TIME = 64
+# The most responses that a gateway works on at a time, and those of one owner: turns alone would let one have all
+# places, for as long as its responses take.
+MAX_AT_A_TIME = 128
+MAX_OF_OWNER = 64
 # A call that was refused for one of these is tried again, as often as needed.
 _NOT_NOW = (429, 503)
 _NO_PARTS: Mapping[Part, Pieces] = MappingProxyType({})
@@ -131,7 +133,7 @@ class BackgroundResponses:
         await self._renew()
         free = MAX_AT_A_TIME - len(self._held)
         if free and not self._is_leaving:
-            for lease in await self._store.take(self._name, self._config.lease_s, free):
+            for lease in await self._store.take(self._name, self._config.lease_s, free, MAX_OF_OWNER):
                 task = self._held[lease] = asyncio.create_task(self._work(lease))
                 task.add_done_callback(lambda _, lease=lease: self._over(lease))  # type: ignore[misc]
         for head in await self._store.expired(time.time()):
