@@ -228,15 +228,25 @@ return found
 """
 )
 
-# For a store from before responses had parts. Arguments: id of one, which is deleted.
+# For a store from before responses had parts: a record was a map of msgpack, which began with the id and the owner, and
+# without the owner if that was "". (Redis's cmsgpack does not read it.) Arguments: id of one, which is deleted.
 DROP_OLD_RESPONSE = """
 local id = ARGV[1]
-local record = redis.call('GET', key('response', id))
-if record then
-  local owner = cmsgpack.unpack(record).owner or ''
-  charge(owner, -#record)
+local name = key('response', id)
+local record = redis.call('GETRANGE', name, 0, 511)
+-- returns a text, and what comes after it
+local function text_at(at)
+  local head, length = string.byte(record, at, at + 1)
+  local first = at + 1
+  if head == 217 then first = at + 2 else length = head - 160 end
+  return string.sub(record, first, first + length - 1), first + length
+end
+if record ~= '' then
+  local owner, _, rest = '', text_at(5)
+  if string.sub(record, rest, rest + 5) == '\\165owner' then owner = text_at(rest + 6) end
+  charge(owner, -redis.call('STRLEN', name))
   redis.call('ZREM', listed('responding', owner), id)
-  redis.call('UNLINK', key('response', id))
+  redis.call('UNLINK', name)
   redis.call('DEL', key('falls', id))
   let_go(id)
 end
