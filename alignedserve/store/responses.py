@@ -51,8 +51,9 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     num_turns: int = 1
     # The size in bytes of the conversation before it.
     num_earlier_bytes: int = 0
-    # The sizes in bytes of its parts.
+    # The sizes in bytes of its parts, and of the log-probabilities in its output, which are no part of a conversation.
     num_bytes: dict[str, int] = {}
+    num_logprob_bytes: int = 0
     # OpenAI's object as JSON, without its output and what it repeats of the call.
     state: bytes
 
@@ -63,7 +64,8 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def num_conversation_bytes(self) -> int:
         """Returns the size in bytes of the conversation up to this response, its output included."""
-        return self.num_earlier_bytes + self.size_of("input_items") + self.size_of("output")
+        num_said = self.size_of("output") - self.num_logprob_bytes
+        return self.num_earlier_bytes + self.size_of("input_items") + num_said
 
     def size_of(self, part: Part) -> int:
         return self.num_bytes.get(part, 0)

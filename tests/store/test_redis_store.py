@@ -570,7 +570,9 @@ def test_responses_from_before_they_had_parts_are_deleted() -> None:
         assert await stored_bytes(store) == size
         for owner in ("a", "b" * 64):
             assert await stored_bytes(store, owner) == 0
-        assert {key for key in await keys_of(store) if not key.startswith(("bytes@a", "bytes@b"))} == set(keys)
+        assert {key for key in await keys_of(store) if not key.startswith(("bytes@a", "bytes@b"))} == set(
+            keys
+        )
         assert await store._redis.get(f"{PREFIX}format") == b"3"
 
     play(scenario)

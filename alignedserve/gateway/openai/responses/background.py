@@ -7,8 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -55,7 +54,6 @@ MAX_AT_A_TIME = 128
 MAX_OF_OWNER = 64
 # A call that was refused for one of these is tried again, as often as needed.
 _NOT_NOW = (429, 503)
-_NO_PARTS: Mapping[Part, Pieces] = MappingProxyType({})
 
 
 class BackgroundResponses:
@@ -186,7 +184,7 @@ class BackgroundResponses:
         while True:
             try:
                 state, output = await self._answered(head)
-                await self._end(head, state, lease, output_parts(output))
+                await self._end(head, state, lease, output)
                 return
             except (ApiError, InvalidRequest) as found:
                 error = invalid(found) if isinstance(found, InvalidRequest) else found
@@ -225,14 +223,14 @@ class BackgroundResponses:
             call = await self._request_builder.preparer.call(self._endpoint, body, head.owner, before.items)
         return msgspec.structs.replace(call, repeated=b"{}", input_items=b"", item_index=b"")
 
-    async def _end(
-        self, head: ResponseHead, state: Json, lease: Lease, parts: Mapping[Part, Pieces] = _NO_PARTS
-    ) -> None:
+    async def _end(self, head: ResponseHead, state: Json, lease: Lease, output: Output | None = None) -> None:
+        parts = output_parts(output) if output else {}
         changed = msgspec.structs.replace(
             head,
             status=state["status"],
             state=encode(state),
             num_bytes={**head.num_bytes, **sizes_of(parts), "call": 0},
+            num_logprob_bytes=output.num_logprob_bytes if output else 0,
         )
         # If it has changed it was cancelled or deleted meanwhile.
         deliveries = self._deliveries_of(changed)

@@ -6,27 +6,21 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
-from alignedserve.gateway.openai.responses.output import Event, Output, Written, event_pieces, run
+from alignedserve.gateway.openai.responses.output import Output, run
+from alignedserve.gateway.openai.responses.written import Event, Written, event_pieces, response_pieces
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
 from alignedserve.gateway.tools.readers import Reader
 
 
 def new_response_id() -> str:
     return f"resp_{secrets.token_hex(24)}"
-
-
-def response_pieces(state: bytes, output: Iterable[Piece], repeated: Piece) -> Iterator[Piece]:
-    """Writes OpenAI's object. `state` and `repeated` are JSON objects, `output` is JSON without the brackets."""
-    yield state[:-1] + b',"output":['
-    yield from output
-    yield b"],"
-    yield memoryview(repeated)[1:]
 
 
 @dataclass
@@ -106,7 +100,9 @@ class ResponsesBuilder(ResponseBuilder):
         }
 
     def _pieces(self, state: Json) -> Iterator[Piece]:
-        return response_pieces(encode(state), self.output.items, self.repeated)
+        pieces = response_pieces(encode(state), self.output.items, memoryview(self.repeated)[1:])
+        # Nothing of it is in the store.
+        return cast(Iterator[Piece], pieces)
 
     def _response(self, state: Json) -> Written:
         return Written([*self._pieces(state)])
@@ -129,7 +125,7 @@ class ResponsesBuilder(ResponseBuilder):
 
     def _written(self, event: Event) -> Iterator[Piece]:
         number, self._number = self._number, self._number + 1
-        return event_pieces(event, number)
+        return cast(Iterator[Piece], event_pieces(event, number))
 
     def _usage(self, usage: Usage) -> Json:
         num_input, num_output = usage.num_prompt_tokens, usage.num_completion_tokens

@@ -18,7 +18,7 @@ from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.http.reading import Share, too_large
 from alignedserve.gateway.openai.responses.body import MAX_RESPONSE_ID_CHARS
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
-from alignedserve.gateway.openai.responses.output import Output
+from alignedserve.gateway.openai.responses.output import Output, spans_without_logprobs
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse
 from alignedserve.store import (
     Part,
@@ -72,7 +72,7 @@ class KeptResponses:
             builder.is_stored = False
             return
         parts = parts_of(call) | output_parts(builder.output)
-        head = head_of(call, owner, before, builder.finished(usage), parts)
+        head = head_of(call, owner, before, builder.finished(usage), parts, builder.output.num_logprob_bytes)
         try:
             await self._store.add(head, parts)
         except (StoreFull, StoreAway) as error:
@@ -102,7 +102,8 @@ class KeptResponses:
                 for part in _TURN:
                     if head.size_of(part):
                         pieces.append(b"," if pieces else b"[")
-                        pieces += [piece async for piece in self.pieces(head, part)]
+                    for begin, end in await self._spans(head, part):
+                        pieces += [piece async for piece in self.pieces(head, part, begin, end)]
         except ResponseGone as gone:
             raise _no_previous(str(gone)) from None
         return Conversation([*(pieces or [b"["]), b"]"], num_bytes, heads[0].num_turns)
@@ -113,6 +114,10 @@ class KeptResponses:
         """Yields the bytes of a part. Raises ResponseGone and StoreAway."""
         assert self._store
         return self._store.pieces(head, part, begin, end)
+
+    async def read(self, head: ResponseHead, part: Part, begin: int, end: int) -> bytes:
+        """Returns the bytes of a part between two places. Raises ResponseGone and StoreAway."""
+        return b"".join([piece async for piece in self.pieces(head, part, begin, end)])
 
     async def response(self, head: ResponseHead) -> AsyncIterator[bytes]:
         """Yields OpenAI's object. Raises ResponseGone and StoreAway."""
@@ -128,13 +133,6 @@ class KeptResponses:
         """Returns the size of OpenAI's object."""
         return len(head.state) + len(b',"output":[') + head.size_of("output") + head.size_of("repeated")
 
-    async def whole(self, head: ResponseHead, part: Part) -> bytearray:
-        """Returns all of a part. Raises ResponseGone and StoreAway."""
-        found = bytearray()
-        async for piece in self.pieces(head, part):
-            found += piece
-        return found
-
     async def item_page(
         self, head: ResponseHead, after: str | None, limit: int, order: Order
     ) -> ItemPage | None:
@@ -145,6 +143,14 @@ class KeptResponses:
         except UnicodeEncodeError:
             return None
         return await self._store.item_page(head.id, name, limit, order)
+
+    async def _spans(self, head: ResponseHead, part: Part) -> list[tuple[int, int]]:
+        """Returns the places between which the conversation has the part: without log-probabilities."""
+        num_bytes = head.size_of(part)
+        if part == "output" and head.num_logprob_bytes:
+            places = await self.read(head, "places", 0, head.size_of("places"))
+            return [*spans_without_logprobs(places, num_bytes)]
+        return [(0, num_bytes)]
 
     async def _head(self, response_id: str) -> ResponseHead | None:
         if self._store is None or not _ID.fullmatch(response_id):
@@ -196,7 +202,12 @@ def output_parts(output: Output) -> dict[Part, Pieces]:
 
 
 def head_of(
-    call: PreparedResponse, owner: str, before: Conversation, state: Json, parts: dict[Part, Pieces]
+    call: PreparedResponse,
+    owner: str,
+    before: Conversation,
+    state: Json,
+    parts: dict[Part, Pieces],
+    num_logprob_bytes: int = 0,
 ) -> ResponseHead:
     now = int(time.time())
     previous = call.previous_response_id
@@ -211,5 +222,6 @@ def head_of(
         num_turns=before.num_turns + 1,
         num_earlier_bytes=before.num_bytes,
         num_bytes=sizes_of(parts),
+        num_logprob_bytes=num_logprob_bytes,
         state=encode(state),
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal
+from itertools import groupby
+from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -20,7 +21,7 @@ from alignedserve.gateway.http.auth_limits import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError, BrokenOff, unavailable
 from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Json, blocks_of, event_named
+from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Json, Piece, blocks_of, event_named
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import Share
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
@@ -28,6 +29,7 @@ from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.kept import Conversation, KeptResponses, not_found
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse, response
 from alignedserve.gateway.openai.responses.replay import written
+from alignedserve.gateway.openai.responses.written import AnyPiece, Stored
 from alignedserve.store import (
     ResponseGone,
     ResponseHead,
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 RESPONSES = Endpoint(
     "/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True, has_conversations=True
 )
+Block = bytes | memoryview
 # The seconds between two looks at a response in the background, while a stream waits for it.
 LOOK_S = 0.5
 
@@ -72,7 +75,7 @@ def response_routes(
         except StoreFull as error:
             raise ApiError(413, str(error), code="storage_full") from None
         if call.is_stream:
-            return _streamed(_events(head, kept, share_of(http), -1), headers)
+            return _streamed(_events(head, kept, -1), headers)
         return await _response(head, kept, headers)
 
     @routes.get("/v1/responses/{response_id}", responses=ANSWERED)
@@ -84,7 +87,7 @@ def response_routes(
     ) -> Response:
         head = await kept.find(response_id, owner_of(http))
         if stream:
-            return _streamed(_events(head, kept, share_of(http), starting_after))
+            return _streamed(_events(head, kept, starting_after))
         return await _response(head, kept)
 
     @routes.delete("/v1/responses/{response_id}")
@@ -114,7 +117,10 @@ def response_routes(
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
         head = await kept.find(response_id, owner_of(http))
-        page = await kept.item_page(head, after, limit, order)
+        try:
+            page = await kept.item_page(head, after, limit, order)
+        except ResponseGone:
+            raise not_found(response_id) from None
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such item", param="after")
         return await _in_pieces(_listed(head, page, kept), _page_bytes(page), response_id)
@@ -166,16 +172,25 @@ async def _unbroken(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             if piece:
                 yield piece
     except (StoreAway, ResponseGone) as error:
-        raise BrokenOff(f"a kept response can't be read: {error}") from None
+        raise _broken_off(error) from None
 
 
 async def _listed(head: ResponseHead, page: ItemPage, kept: KeptResponses) -> AsyncIterator[bytes]:
     before, after = _around(page)
     yield before
-    for number, (begin, end) in enumerate(page.spans):
-        yield b"," * (number > 0)
+    begin, end = min(page.spans, default=(0, 0))[0], max(page.spans, default=(0, 0))[1]
+    if page.spans == sorted(page.spans):
+        # With what is between them, which are commas.
         async for piece in kept.pieces(head, "input_items", begin, end):
             yield piece
+    elif end - begin <= BLOCK_BYTES:
+        found = await kept.read(head, "input_items", begin, end)
+        yield b",".join(found[first - begin : last - begin] for first, last in page.spans)
+    else:
+        for number, (first, last) in enumerate(page.spans):
+            yield b"," * (number > 0)
+            async for piece in kept.pieces(head, "input_items", first, last):
+                yield piece
     yield after
 
 
@@ -191,37 +206,58 @@ def _around(page: ItemPage) -> tuple[bytes, bytes]:
     return b'{"object":"list","data":[', b'],"first_id":%b,"last_id":%b,"has_more":%b}' % (*ends, has_more)
 
 
-def _streamed(
-    events: AsyncIterator[bytes | memoryview], headers: Mapping[str, str] | None = None
-) -> Response:
+def _streamed(events: AsyncIterator[Block], headers: Mapping[str, str] | None = None) -> Response:
     headers = {"Cache-Control": "no-cache", **(headers or {})}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-async def _events(
-    head: ResponseHead, kept: KeptResponses, share: Share, after: int
-) -> AsyncIterator[bytes | memoryview]:
-    """Yields the events of a response when it is over. What they are written of counts in `share`."""
+async def _events(head: ResponseHead, kept: KeptResponses, after: int) -> AsyncIterator[Block]:
+    """Yields the events of a response when it is over. Raises BrokenOff when the rest of an event can't be had."""
+    is_within = False
     try:
         while not head.is_over:
             # A line that clients skip, so that neither side takes the other for dead.
             yield b": waiting\n\n"
             await asyncio.sleep(LOOK_S)
             head = await retried(kept.find, head.id, head.owner)
-        share.add(kept.num_bytes(head))
-        output, places = await kept.whole(head, "output"), await kept.whole(head, "places")
-        repeated = await kept.whole(head, "repeated")
-        events = written(head.state, memoryview(output), places, repeated, after)
-        for block in await blocks_of(events):
-            if block:
+        async for event in written(head, partial(kept.read, head), after):
+            async for block in _read_in(event, head, kept):
+                is_within = True
                 yield block
-    except ResponseGone:
-        yield _failure(not_found(head.id))
-    except ApiError as error:
-        yield _failure(error)
-    except StoreAway as error:
-        log.warning("a kept response can't be read: %s", error)
-        yield _failure(unavailable("the store can't be reached now"))
+            is_within = False
+    except (ResponseGone, ApiError, StoreAway) as error:
+        if is_within:
+            raise _broken_off(error) from None
+        yield _failure(_reason(error, head))
+
+
+async def _read_in(
+    pieces: Iterable[AnyPiece], head: ResponseHead, kept: KeptResponses
+) -> AsyncIterator[Block]:
+    """Yields the pieces, those that are stored too."""
+    for is_stored, some in groupby(pieces, lambda piece: isinstance(piece, Stored)):
+        if not is_stored:
+            for block in await blocks_of(cast(Iterable[Piece], some)):
+                if block:
+                    yield block
+            continue
+        for stored in cast(Iterable[Stored], some):
+            async for block in kept.pieces(head, stored.part, stored.begin, stored.end):
+                yield block
+
+
+def _reason(error: ResponseGone | ApiError | StoreAway, head: ResponseHead) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case ResponseGone():
+            return not_found(head.id)
+    log.warning("a kept response can't be read: %s", error)
+    return unavailable("the store can't be reached now")
+
+
+def _broken_off(error: Exception) -> BrokenOff:
+    return BrokenOff(f"a kept response can't be read: {error}")
 
 
 def _failure(error: ApiError) -> bytes:
