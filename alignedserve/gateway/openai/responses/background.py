@@ -253,7 +253,7 @@ class BackgroundResponses:
         return call.response_builder(Answering(model, service, [], created))
 
 
-def _changed(head: ResponseHead, status: ResponseStatus, **state: Any) -> ResponseHead:
+def _changed(head: ResponseHead, status: ResponseStatus, /, **state: Any) -> ResponseHead:
     """Returns the response with this status, and with other fields of its state, which is small."""
     fields = msgspec.json.decode(head.state) | state
     return msgspec.structs.replace(head, status=status, state=encode(fields))
