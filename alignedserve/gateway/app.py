@@ -37,6 +37,7 @@ BODIES = tuple(endpoint.body for endpoint in ENDPOINTS.values())
 
 def create_app(
     request_builder: RequestBuilder,
+    memory: BodyMemory,
     drain_state: DrainState | None = None,
     keys: Keys | None = None,
     routers: Sequence[APIRouter] = (),
@@ -44,10 +45,9 @@ def create_app(
     store: Store | None = None,
     callers: Callers = ANY_CALLER,
     home: WatchedHome | None = None,
-    memory: BodyMemory | None = None,
 ) -> FastAPI:
-    """`routers` are added to the routes that always exist. `store` keeps files and batches, if there is one, and `home`
-    the content of files, if that is apart. `memory` is for bodies; None: no one else has a share in it."""
+    """`memory` is for bodies. `routers` are added to the routes that always exist. `store` keeps files and batches, if
+    there is one, and `home` the content of files, if that is apart."""
     islands = request_builder.islands
     drain_state, keys = drain_state or DrainState(), keys or Keys()
     # FastAPI's pages for the description would load scripts from elsewhere, so there are none.

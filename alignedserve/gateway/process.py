@@ -161,7 +161,7 @@ class GatewayProcess:
             origins = self._config.http.allowed_origins
             callers, home = self._callers(sock), self._home if store else None
             app = create_app(
-                request_builder, self.drain_state, keys, routers, origins, store, callers, home, memory
+                request_builder, memory, self.drain_state, keys, routers, origins, store, callers, home
             )
             await self._serve(app, sock)
 
@@ -249,9 +249,9 @@ class GatewayProcess:
             request_builder,
             RESPONSES,
             self._holder,
+            memory,
             self._config.batches,
             self._events.of_response,
-            memory,
         )
         running = asyncio.create_task(background.run())
         self._background = background

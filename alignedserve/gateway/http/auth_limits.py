@@ -41,8 +41,8 @@ class AuthLimitsMiddleware:
         keys: Keys,
         limits: Limits,
         drain_state: DrainState,
+        memory: BodyMemory,
         callers: Callers = ANY_CALLER,
-        memory: BodyMemory | None = None,
     ) -> None:
         """`public` are the endpoints that need no key."""
         self._app = app
@@ -52,7 +52,7 @@ class AuthLimitsMiddleware:
         self._limits = limits
         self._drain_state = drain_state
         self._callers = callers
-        self._memory = memory or body_memory(limits, keys)
+        self._memory = memory
         # Bytes of a body, by path, and those of them that are in memory at a time: files go on to the store in chunks.
         self._max_bytes: Mapping[str, tuple[int, int]] = {
             "/v1/files": (limits.max_file_bytes + MULTIPART_BYTES, CHUNK_BYTES)

@@ -63,21 +63,20 @@ class BackgroundResponses:
         request_builder: RequestBuilder,
         endpoint: Endpoint,
         name: str,
+        memory: BodyMemory,
         config: BatchConfig | None = None,
         deliveries_of: Callable[[ResponseHead], Sequence[Delivery]] = lambda head: (),
-        memory: BodyMemory | None = None,
     ) -> None:
-        """`name` is the gateway's, for people to read; `deliveries_of` tell of the end of a response; calls that are
-        read have shares in `memory`."""
+        """`name` is the gateway's, for people to read; calls that are read have shares in `memory`; `deliveries_of`
+        tell of the end of a response."""
         self._store = store
         self._request_builder = request_builder
         self._endpoint = endpoint
         self._name = name
         self._deliveries_of = deliveries_of
         self._config = config or BatchConfig()
-        limits = request_builder.limits
-        self._memory = memory or BodyMemory(limits.max_total_body_bytes)
-        self._kept = KeptResponses(store, limits.max_body_bytes)
+        self._memory = memory
+        self._kept = KeptResponses(store, request_builder.limits.max_body_bytes)
         self._held: dict[Lease, asyncio.Task[None]] = {}
         self._is_leaving = False
         self._looking = Looking(self._look, self._config.look_s, "responses")
