@@ -36,10 +36,10 @@ class ConversationNeeded(ApiError):
 
 
 class Expands(Exception):
-    """With all that its body refers to, a call is larger than what is prepared in this place."""
+    """With all that its body refers to, a call is larger than what this lane takes."""
 
     def __init__(self, num_bytes: int) -> None:
-        """`num_bytes` is the size of the call with all of that."""
+        """`num_bytes` is the size of what it refers to."""
         super().__init__(f"{num_bytes} bytes")
         self.num_bytes = num_bytes
 
@@ -50,8 +50,8 @@ class Beside:
 
     # The items of the conversation before it, a JSON array.
     earlier: bytes | None = None
-    # The most bytes that body and conversation may have with what they refer to.
-    max_bytes: int | None = None
+    # The most bytes that what body and conversation refer to may have here.
+    room: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Endpoint:
     made: type[PreparedCall] | type[Answered] = Answered
     # Whether the lines of a batch job may be its calls.
     in_batches: bool = False
-    # Whether a call may go on with a conversation: `make` gets the size of the body and what is Beside it, too.
+    # Whether a call may go on with a conversation: `make` gets what is Beside the body, too.
     has_conversations: bool = False
 
     def prepare(
@@ -80,7 +80,7 @@ class Endpoint:
         """With `is_strict`, unknown parameters are refused. Raises ApiError, which can be ConversationNeeded, and
         Expands, and nothing else that a client could cause."""
         body = _validated(_parsed(data), self.body)
-        more = (len(data), beside) if self.has_conversations else ()
+        more = (beside,) if self.has_conversations else ()
         try:
             ignored = unknown_in(body, is_strict)
             made = self.make(body, model, limits, *more)

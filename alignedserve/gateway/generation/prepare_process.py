@@ -86,7 +86,7 @@ class Asked(msgspec.Struct, frozen=True):
     # The size of the conversation in bytes; None: there is none.
     num_earlier_bytes: int | None = None
     # See Beside.
-    max_bytes: int | None = None
+    room: int | None = None
 
     @property
     def head(self) -> bytes:
@@ -101,7 +101,7 @@ class Asked(msgspec.Struct, frozen=True):
         asked = msgspec.msgpack.decode(head, type=Asked)
         num_bytes = asked.num_earlier_bytes
         earlier = None if num_bytes is None else source.read(num_bytes)
-        return asked, Beside(earlier, asked.max_bytes), source.read()
+        return asked, Beside(earlier, asked.room), source.read()
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -113,8 +113,8 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     error: tuple[int, str, str | None, str | None] | None = None
     # The response whose conversation is needed.
     needed: str | None = None
-    # The size of the call in bytes, for which there is another place.
-    num_expanded_bytes: int | None = None
+    # The size in bytes of what the call refers to, for which there is another lane.
+    num_added_bytes: int | None = None
     # The name of an exception that is a bug of ours, and where it was raised.
     failure: str | None = None
 
@@ -153,7 +153,7 @@ def _told(endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, g
     except ConversationNeeded as error:
         return Told(needed=error.response_id)
     except Expands as error:
-        return Told(num_expanded_bytes=error.num_bytes)
+        return Told(num_added_bytes=error.num_bytes)
     except ApiError as error:
         return Told(error=(error.status, error.message, error.param, error.code))
     except MemoryError:

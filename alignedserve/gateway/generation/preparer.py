@@ -93,11 +93,10 @@ class Preparer:
         try:
             return await self._made(endpoint, body, owner, earlier, num_bytes)
         except Expands as found:
-            num_bytes = found.num_bytes
-        try:
-            return await self._made(endpoint, body, owner, earlier, num_bytes)
-        except Expands:
-            raise too_large(self._limits.max_body_bytes, "with all that it refers to, ") from None
+            num_added = found.num_bytes
+        if num_bytes + num_added > self._limits.max_body_bytes:
+            raise too_large(self._limits.max_body_bytes, "with all that it refers to, ")
+        return await self._made(endpoint, body, owner, earlier, num_bytes, num_added)
 
     async def _made(
         self,
@@ -106,19 +105,22 @@ class Preparer:
         owner: str,
         earlier: Sequence[Piece] | None,
         num_bytes: int,
+        num_added: int = 0,
     ) -> Result:
-        """Has the call made where calls of this size are. Raises ApiError, and Expands if it is larger."""
-        if num_bytes <= INLINE_BYTES:
-            beside = Beside(None if earlier is None else b"".join(earlier), INLINE_BYTES)
+        """Has the call made where calls of this size are, with `num_added` bytes that it refers to. Raises ApiError,
+        and Expands if it is larger."""
+        if num_bytes + num_added <= INLINE_BYTES:
+            beside = Beside(None if earlier is None else b"".join(earlier), INLINE_BYTES - num_bytes)
             return endpoint.prepare(b"".join(body), self._model, self._limits, self._is_strict, beside)
-        is_medium = num_bytes <= MEDIUM_BYTES
+        is_medium = num_bytes + num_added <= MEDIUM_BYTES
         lane = self._medium if is_medium else self._large
         max_bytes = self._limits.max_body_bytes
         asked = Asked(
             endpoint.path,
             TIMEOUT_S,
             None if earlier is None else sum(map(len, earlier)),
-            min(MEDIUM_BYTES, max_bytes) if is_medium else max_bytes,
+            # The brackets around a conversation do not count for its limit.
+            max(0, (min(MEDIUM_BYTES, max_bytes) if is_medium else max_bytes) - num_bytes),
         )
         try:
             async with lane.turns.turn(owner, TURN_S):
@@ -168,8 +170,8 @@ def _result_of(told: Told, endpoint: Endpoint) -> Result:
         raise ApiError(status, message, param, code)
     if told.needed is not None:
         raise ConversationNeeded(told.needed)
-    if told.num_expanded_bytes is not None:
-        raise Expands(told.num_expanded_bytes)
+    if told.num_added_bytes is not None:
+        raise Expands(told.num_added_bytes)
     if told.made is None:
         raise RuntimeError(f"a body could not be prepared: {told.failure}")
     made: Result = msgspec.msgpack.decode(told.made, type=endpoint.made)

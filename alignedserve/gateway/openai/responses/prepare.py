@@ -9,8 +9,9 @@ from typing import Any
 
 from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields
 from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands
-from alignedserve.gateway.generation.prepared import Answering
+from alignedserve.gateway.generation.prepared import TOKEN_BYTES, Answered, Answering
 from alignedserve.gateway.http.json_pieces import encode
+from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
@@ -42,10 +43,8 @@ class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
         )
 
 
-def response(
-    body: ResponseBody, model: ServedModel, limits: Limits, num_bytes: int, beside: Beside
-) -> PreparedResponse:
-    """`num_bytes` is the size of the body. Raises ApiError, InvalidRequest and Expands."""
+def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> PreparedResponse:
+    """Raises ApiError, InvalidRequest and Expands."""
     with body.naming():
         if body.background and body.store is False:
             raise InvalidRequest("background: a response in the background has to be stored")
@@ -55,17 +54,19 @@ def response(
         earlier = json.loads(beside.earlier or b"[]")
         items = Items(earlier)
         kept = items.add(body.input)
-        _check_size(num_bytes, beside, items.num_added_bytes)
+        if beside.room is not None and items.num_added_bytes > beside.room:
+            raise Expands(items.num_added_bytes)
+        input_items, repeated = b",".join(item for _, item in kept), _written(_repeated(body))
+        if len(input_items) + len(repeated) > limits.max_body_bytes:
+            # A number of three letters may be written as twenty.
+            raise too_large(limits.max_body_bytes, "as it would be kept, ")
         found = chat_fields(body, body.conversation_of(items.all), model, limits)
         # Tools that OpenAI's servers run themselves.
         found["ignored"] += [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
         return PreparedResponse(
             **found,
-            repeated=b"{%b}"
-            % b",".join(
-                encode(name) + b":" + kept_json(name, value) for name, value in _repeated(body).items()
-            ),
-            input_items=b",".join(item for _, item in kept),
+            repeated=repeated,
+            input_items=input_items,
             item_index=_index_of(kept),
             is_stored=body.store is not False,
             is_background=bool(body.background),
@@ -74,11 +75,17 @@ def response(
         )
 
 
-def _check_size(num_bytes: int, beside: Beside, num_added_bytes: int) -> None:
-    """Raises Expands if the call is too large for this place with what it refers to."""
-    total = num_bytes + len(beside.earlier or b"") + num_added_bytes
-    if num_added_bytes and beside.max_bytes is not None and total > beside.max_bytes:
-        raise Expands(total)
+def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> Answered:
+    """Returns how many tokens the prompt of this call would have. Raises ApiError, InvalidRequest and Expands."""
+    call = response(body, model, limits, beside)
+    num_tokens = len(call.prompts[0]) // TOKEN_BYTES
+    return Answered(encode({"object": "response.input_tokens", "input_tokens": num_tokens}), call.ignored)
+
+
+def _written(repeated: dict[str, Any]) -> bytes:
+    """Raises InvalidRequest."""
+    members = (encode(name) + b":" + kept_json(name, value) for name, value in repeated.items())
+    return b"{%b}" % b",".join(members)
 
 
 def _index_of(kept: Sequence[tuple[str, bytes]]) -> bytes:

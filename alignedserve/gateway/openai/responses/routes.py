@@ -13,7 +13,8 @@ from typing import Annotated, Literal, cast
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint
+from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Result
+from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, respond
@@ -27,7 +28,7 @@ from alignedserve.gateway.http.reading import Share
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.kept import Conversation, KeptResponses, not_found
-from alignedserve.gateway.openai.responses.prepare import PreparedResponse, response
+from alignedserve.gateway.openai.responses.prepare import PreparedResponse, input_tokens, response
 from alignedserve.gateway.openai.responses.replay import written
 from alignedserve.gateway.openai.responses.written import AnyPiece, Stored
 from alignedserve.store import (
@@ -47,6 +48,7 @@ RESPONSES = Endpoint(
     "/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True, has_conversations=True
 )
 Block = bytes | memoryview
+INPUT_TOKENS = Endpoint("/v1/responses/input_tokens", ResponseBody, input_tokens, has_conversations=True)
 # The seconds between two looks at a response in the background, while a stream waits for it.
 LOOK_S = 0.5
 
@@ -62,7 +64,9 @@ def response_routes(
     @routes.post(RESPONSES.path, responses=ANSWERED, openapi_extra=request_body(ResponseBody))
     async def create(http: Request) -> Response:
         owner, body = owner_of(http), await json_body(http)
-        call, before = await _prepared(body, owner, share_of(http), kept, request_builder.preparer)
+        preparer = request_builder.preparer
+        call, before = await _result(RESPONSES, body, owner, share_of(http), kept, preparer)
+        assert isinstance(call, PreparedResponse)
         if not call.is_background:
             return await respond(http, call, request_builder, partial(kept.keep, call, owner, before))
         if background is None:
@@ -77,6 +81,15 @@ def response_routes(
         if call.is_stream:
             return _streamed(_events(head, kept, -1), headers)
         return await _response(head, kept, headers)
+
+    @routes.post(INPUT_TOKENS.path, openapi_extra=request_body(ResponseBody))
+    async def count_input_tokens(http: Request) -> Response:
+        owner, body = owner_of(http), await json_body(http)
+        preparer = request_builder.preparer
+        found, _ = await _result(INPUT_TOKENS, body, owner, share_of(http), kept, preparer)
+        assert isinstance(found, Answered)
+        headers = request_builder.ignored_parameters.note(found.ignored)
+        return Response(found.body, media_type="application/json", headers=headers)
 
     @routes.get("/v1/responses/{response_id}", responses=ANSWERED)
     async def retrieve(
@@ -128,20 +141,25 @@ def response_routes(
     return routes
 
 
-async def _prepared(
-    body: Sequence[bytes], owner: str, share: Share, kept: KeptResponses, preparer: Preparer
-) -> tuple[PreparedResponse, Conversation]:
-    """Returns the call of a body, and the conversation before it, whose items are in the call. Raises ApiError."""
+async def _result(
+    endpoint: Endpoint,
+    body: Sequence[bytes],
+    owner: str,
+    share: Share,
+    kept: KeptResponses,
+    preparer: Preparer,
+) -> tuple[Result, Conversation]:
+    """Returns what the endpoint makes of a body, and the conversation before it without its items, which are in that.
+    Raises ApiError."""
     before = Conversation()
     try:
-        call = await preparer.call(RESPONSES, body, owner)
+        found = await preparer.result(endpoint, body, owner)
     except ConversationNeeded as needed:
         before = await kept.conversation(needed.response_id, owner, share, sum(map(len, body)))
-        call = await preparer.call(RESPONSES, body, owner, before.items)
+        found = await preparer.result(endpoint, body, owner, before.items)
         share.add(-before.num_bytes)
         before = replace(before, items=None)
-    assert isinstance(call, PreparedResponse)
-    return call, before
+    return found, before
 
 
 async def _response(

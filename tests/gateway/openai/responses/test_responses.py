@@ -8,21 +8,20 @@ import logging
 from typing import Any, cast
 
 import httpx
-import msgspec
 import openai
 import pytest
 from openai.types.responses import Response
 
-from alignedserve.gateway.generation import endpoint
 from alignedserve.gateway.generation.preparer import INLINE_BYTES
-from alignedserve.store import StoreAway
+from alignedserve.gateway.openai.responses.kept import KeptResponses
+from alignedserve.process.child import Child
+from alignedserve.store import ResponseHead, StoreAway
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_responses import PIECE_BYTES
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
-from tests.gateway.served import JSON
+from tests.gateway.served import JSON, served
 from tests.gateway.served import play as play_alone
-from tests.gateway.served import served
 from tests.gateway.tools.test_reasoning import DEEPSEEK
 from tests.gateway.tools.test_tools import CALL, TEMPLATE, follows, model_with
 
@@ -267,19 +266,31 @@ def test_a_response_before_is_found_however_its_name_is_written() -> None:
     play(scenario)
 
 
-def test_references_and_conversations_count_as_the_body_does() -> None:
+def test_references_and_conversations_count_as_the_body_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    ask = Child.ask
+
+    async def asking(child: Child, *pieces: Any) -> bytes:
+        asked.append(sum(map(len, pieces)))
+        return await ask(child, *pieces)
+
     async def scenario(at: System) -> None:
+        monkeypatch.setattr(Child, "ask", asking)
         large = {"type": "reasoning", "id": "a", "junk": "x" * 1_000_000}
         user = {"role": "user", "content": "How far?"}
         references = [{"type": "item_reference", "id": "a"}] * 20
         post = at.gateway.http.post
         refused = await post("/v1/responses", json={"input": [large, *references, user]})
-        assert refused.status_code == 413, refused.text
-        # within 8 KiB too
+        # it is read once
+        assert refused.status_code == 413 and len(asked) == 1, refused.text
+        # Within 8 KiB too, which is not read here but where calls of its whole size are.
         small = {**large, "junk": "x" * 4000}
-        many = [{"type": "item_reference", "id": "a"}] * 60
-        first = await post("/v1/responses", json={"input": [small, *many, user]})
-        assert first.status_code == 200, first.text
+        for count, is_asked in ((1, False), (60, True)):
+            asked.clear()
+            many = [{"type": "item_reference", "id": "a"}] * count
+            first = await post("/v1/responses", json={"input": [small, *many, user]})
+            assert first.status_code == 200, first.text
+            assert [size < 8 << 10 for size in asked] == [True] * is_asked
         items = await post("/v1/responses", json={"input": [{**large, "junk": "x" * 5_000_000}, user]})
         again = {
             "input": [{**large, "junk": "x" * 4_000_000}, user],
@@ -324,54 +335,104 @@ def test_an_answer_whose_rest_is_gone_ends_its_connection(
     play(scenario)
 
 
-def test_nothing_large_is_decoded_where_streams_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each route, with far more stored than may be decoded at once."""
-    decoded: list[int] = []
-    decode, parsed = msgspec.json.decode, endpoint._parsed
-
-    def decoding(data: bytes, **options: Any) -> Any:
-        decoded.append(len(data))
-        return decode(data, **options)
-
-    def parsing(data: bytes) -> Any:
-        decoded.append(len(data))
-        return parsed(data)
+def test_what_is_kept_counts_as_it_is_written() -> None:
+    """A number of four letters may be written as twenty."""
 
     async def scenario(at: System) -> None:
-        monkeypatch.setattr(msgspec.json, "decode", decoding)
-        monkeypatch.setattr(endpoint, "_parsed", parsing)
-        http = at.gateway.http
-        junk = "x" * 300_000
-        body: dict[str, Any] = {
-            "input": [{"role": "user", "content": "How far?", "junk": junk}],
-            "tools": [{"type": "other", "junk": junk}],
-        }
-        tried = set()
-        for more in ({}, {"background": True}):
-            path = "/v1/responses"
-            name = (await http.post(path, json=body | more)).json()["id"]
-            await until_over(at, await at.client.responses.retrieve(name))
-            goes_on = {"input": "x", "previous_response_id": name}
-            calls = [
-                ("POST", path, {"json": goes_on}),
-                ("GET", f"{path}/{name}", {}),
-                ("GET", f"{path}/{name}?stream=true", {}),
-                ("GET", f"{path}/{name}/input_items?limit=1", {}),
-                ("POST", f"{path}/{name}/cancel", {}),
-                ("DELETE", f"{path}/{name}", {}),
+        numbers = ",".join(["1e15"] * 1_000_000)
+        for given in (
+            f'{{"input": [{{"role": "user", "content": "x", "junk": [{numbers}]}}]}}',
+            f'{{"input": "x", "tools": [{{"type": "other", "junk": [{numbers}]}}]}}',
+        ):
+            response = await at.gateway.http.post("/v1/responses", content=given, headers=JSON)
+            assert response.status_code == 413 and "kept" in response.text, response.text[:1000]
+
+    play(scenario)
+
+
+def test_a_conversation_goes_on_without_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(at: System) -> None:
+        create: Any = at.client.responses.create
+        include = ["message.output_text.logprobs"]
+        first = await create(model="demo", input="How far?", include=include, top_logprobs=20)
+        assert first.output[0].content[0].logprobs
+        heads: list[ResponseHead] = []
+        heads_up_to = KeptResponses._heads_up_to
+
+        async def noting(*args: Any) -> Any:
+            heads.extend(found := await heads_up_to(*args))
+            return found
+
+        monkeypatch.setattr(KeptResponses, "_heads_up_to", noting)
+        await create(model="demo", input="And back?", previous_response_id=first.id)
+        turns = [
+            {"role": "user", "content": "How far?"},
+            {"role": "assistant", "content": "one two three"},
+            {"role": "user", "content": "And back?"},
+        ]
+        assert at.router.submitted[1].request.prompt == TOKENIZER.chat_ids(turns)
+        (head,) = heads
+        assert head.num_conversation_bytes < 500 < head.num_logprob_bytes
+
+    play(scenario)
+
+
+def test_items_are_listed_in_order_however_large_they_are() -> None:
+    async def scenario(at: System) -> None:
+        for size in (10, 50_000, 500_000):
+            given: Any = [
+                {"id": f"msg_{number}", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
+                | {"junk": str(number) * size}
+                for number in range(3)
             ]
-            for method, url, options in calls:
-                answer = await http.request(method, url, **options)  # type: ignore[arg-type]
-                assert answer.status_code == 200 or "cancel" in url, answer.text[:1000]
-                tried.add((method, url.partition("?")[0].replace(name, "{response_id}")))
-        paths = (await http.get("/openapi.json")).json()["paths"]
-        routes = {
-            (method.upper(), each)
-            for each, methods in paths.items()
-            if "/responses" in each
-            for method in methods
-        }
-        assert tried == routes and max(decoded) <= 8 << 10
+            done = await at.client.responses.create(model="demo", input=given)
+            for order in ("asc", "desc"):
+                path = f"/v1/responses/{done.id}/input_items?order={order}"
+                found = (await at.gateway.http.get(path)).json()
+                expected = given if order == "asc" else given[::-1]
+                assert [item["junk"] for item in found["data"]] == [item["junk"] for item in expected]
+                ends = (expected[0]["id"], expected[-1]["id"], False)
+                assert (found["first_id"], found["last_id"], found["has_more"]) == ends
+        none = await at.client.responses.create(model="demo", input=[], instructions="Be brief.")
+        assert (await at.client.responses.input_items.list(none.id)).data == []
+
+    play(scenario)
+
+
+def test_items_of_a_response_that_is_deleted_meanwhile_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = KeptResponses.find
+
+    async def scenario(at: System) -> None:
+        done = await at.client.responses.create(model="demo", input="How far?")
+
+        async def then_deleted(kept: KeptResponses, response_id: str, owner: str) -> ResponseHead:
+            head = await find(kept, response_id, owner)
+            assert kept._store
+            await kept._store.delete(head)
+            return head
+
+        monkeypatch.setattr(KeptResponses, "find", then_deleted)
+        with pytest.raises(openai.NotFoundError):
+            await at.client.responses.input_items.list(done.id)
+
+    play(scenario)
+
+
+def test_the_tokens_of_an_input_are_counted() -> None:
+    async def scenario(at: System) -> None:
+        first = await at.client.responses.create(model="demo", input="How far?")
+        count = at.client.responses.input_tokens.count
+        for asked in (
+            {"input": "And back?", "instructions": "Be brief."},
+            {"input": "And back?", "previous_response_id": first.id},
+            {"input": "And back?", "previous_response_id": first.id, "user": "x" * INLINE_BYTES},
+        ):
+            answered: Any = await at.client.responses.create(model="demo", **asked)  # type: ignore[arg-type]
+            counted = await count(model="demo", extra_body=asked)
+            assert counted.object == "response.input_tokens"
+            assert counted.input_tokens == answered.usage.input_tokens
+        with pytest.raises(openai.BadRequestError):
+            await count(model="demo", input="x", previous_response_id="resp_1")
 
     play(scenario)
 
@@ -425,6 +486,29 @@ def test_a_response_in_the_background_is_answered_when_nobody_waits() -> None:
     play(scenario)
 
 
+def test_a_response_whose_predecessor_is_deleted_before_its_turn_says_so() -> None:
+    async def scenario(at: System) -> None:
+        first = await at.client.responses.create(model="demo", input="How far?")
+        background = at.gateway.process._background
+        assert background
+        take, may_take = background._store.take, asyncio.Event()
+
+        async def taking(*args: Any) -> Any:
+            await may_take.wait()
+            return await take(*args)
+
+        background._store.take = taking  # type: ignore[method-assign]
+        create = at.client.responses.create
+        begun = await create(model="demo", input="x", previous_response_id=first.id, background=True)
+        await at.client.responses.delete(first.id)
+        may_take.set()
+        done = await until_over(at, begun)
+        assert done.status == "failed" and done.error
+        assert str(done.error.code) == "previous_response_not_found" and first.id in done.error.message
+
+    play(scenario)
+
+
 def test_a_response_in_the_background_can_be_cancelled_and_deleted() -> None:
     async def scenario(at: System) -> None:
         at.router.allow(0)
@@ -440,6 +524,10 @@ def test_a_response_in_the_background_can_be_cancelled_and_deleted() -> None:
         await at.client.responses.delete(other.id)
         with pytest.raises(openai.NotFoundError):
             await at.client.responses.retrieve(other.id)
+        at.router.allow(None)
+        answered = await at.client.responses.create(model="demo", input="How far?")
+        with pytest.raises(openai.BadRequestError, match="in the background"):
+            await at.client.responses.cancel(answered.id)
 
     play(scenario)
 
