@@ -420,14 +420,15 @@ def test_items_of_a_response_that_is_deleted_meanwhile_are_not_found(monkeypatch
 
 def test_the_tokens_of_an_input_are_counted() -> None:
     async def scenario(at: System) -> None:
-        first = await at.client.responses.create(model="demo", input="How far?")
+        create: Any = at.client.responses.create
+        first = await create(model="demo", input="How far?")
         count = at.client.responses.input_tokens.count
         for asked in (
             {"input": "And back?", "instructions": "Be brief."},
             {"input": "And back?", "previous_response_id": first.id},
             {"input": "And back?", "previous_response_id": first.id, "user": "x" * INLINE_BYTES},
         ):
-            answered: Any = await at.client.responses.create(model="demo", **asked)  # type: ignore[arg-type]
+            answered = await create(model="demo", **asked)
             counted = await count(model="demo", extra_body=asked)
             assert counted.object == "response.input_tokens"
             assert counted.input_tokens == answered.usage.input_tokens
@@ -491,17 +492,19 @@ def test_a_response_whose_predecessor_is_deleted_before_its_turn_says_so() -> No
         first = await at.client.responses.create(model="demo", input="How far?")
         background = at.gateway.process._background
         assert background
-        take, may_take = background._store.take, asyncio.Event()
+        look, is_asked, may_look = background._looking._look, asyncio.Event(), asyncio.Event()
 
-        async def taking(*args: Any) -> Any:
-            await may_take.wait()
-            return await take(*args)
+        async def looking() -> None:
+            is_asked.set()
+            await may_look.wait()
+            await look()
 
-        background._store.take = taking  # type: ignore[method-assign]
+        background._looking._look = looking
+        await is_asked.wait()
         create = at.client.responses.create
         begun = await create(model="demo", input="x", previous_response_id=first.id, background=True)
         await at.client.responses.delete(first.id)
-        may_take.set()
+        may_look.set()
         done = await until_over(at, begun)
         assert done.status == "failed" and done.error
         assert str(done.error.code) == "previous_response_not_found" and first.id in done.error.message
