@@ -102,7 +102,7 @@ def app() -> FastAPI:
         metrics_route(Mock(), Mock()),
     ]
     routers.append(response_routes(Mock(), store.responses, Mock()))
-    return create_app(Mock(), routers=routers)
+    return create_app(Mock(), Mock(), routers=routers)
 
 
 @cache

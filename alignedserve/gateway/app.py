@@ -19,6 +19,7 @@ from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import add_error_handlers
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import Keys
+from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.http.request_id import HEADER as REQUEST_ID
 from alignedserve.gateway.openai.completions import completion_routes
 from alignedserve.gateway.openai.embeddings.routes import embedding_routes
@@ -36,6 +37,7 @@ BODIES = tuple(endpoint.body for endpoint in ENDPOINTS.values())
 
 def create_app(
     request_builder: RequestBuilder,
+    memory: BodyMemory,
     drain_state: DrainState | None = None,
     keys: Keys | None = None,
     routers: Sequence[APIRouter] = (),
@@ -44,8 +46,8 @@ def create_app(
     callers: Callers = ANY_CALLER,
     home: WatchedHome | None = None,
 ) -> FastAPI:
-    """`routers` are added to the routes that always exist. `store` keeps files and batches, if there is one, and `home`
-    the content of files, if that is apart."""
+    """`memory` is for bodies. `routers` are added to the routes that always exist. `store` keeps files and batches, if
+    there is one, and `home` the content of files, if that is apart."""
     islands = request_builder.islands
     drain_state, keys = drain_state or DrainState(), keys or Keys()
     # FastAPI's pages for the description would load scripts from elsewhere, so there are none.
@@ -72,6 +74,7 @@ def create_app(
         limits=request_builder.limits,
         drain_state=drain_state,
         callers=callers,
+        memory=memory,
     )
     if allowed_origins:
         # It is outside of AuthLimitsMiddleware: a browser's preflight request comes without a key, and the browser

@@ -8,13 +8,13 @@ from alignedserve.gateway.anthropic.routes import COUNT_TOKENS, MESSAGES
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
 from alignedserve.gateway.openai.embeddings.routes import EMBEDDING_ENDPOINTS
-from alignedserve.gateway.openai.responses.routes import RESPONSES
+from alignedserve.gateway.openai.responses.routes import INPUT_TOKENS, RESPONSES
 from alignedserve.gateway.openai.tokens import DETOKENIZE, TOKENIZE
 
 ENDPOINTS: Final[dict[str, Endpoint]] = {
     endpoint.path: endpoint
     for endpoint in (
-        *(CHAT, COMPLETIONS, RESPONSES, TOKENIZE, DETOKENIZE),
+        *(CHAT, COMPLETIONS, RESPONSES, INPUT_TOKENS, TOKENIZE, DETOKENIZE),
         *(MESSAGES, COUNT_TOKENS),
         *EMBEDDING_ENDPOINTS,
     )

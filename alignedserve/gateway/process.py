@@ -23,10 +23,12 @@ from alignedserve.gateway.generation.lines import LineAnswers
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.grammars.compiler import Compiler
+from alignedserve.gateway.http.auth_limits import body_memory
 from alignedserve.gateway.http.callers import Callers, callers_of
 from alignedserve.gateway.http.connections import allow_descriptors
 from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.keys import Keys
+from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.http.server import Server
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.launcher_link import LauncherLink
@@ -133,13 +135,15 @@ class GatewayProcess:
             self.telemetry.metrics.ignored_parameters,
             self._config.http.embedding_pooling,
         )
+        keys = Keys(self._config.key_owners)
+        memory = body_memory(limits, keys)
         async with (
             contextlib.aclosing(compiler),
             contextlib.aclosing(preparer),
             self.open_store() as store,
             self._lengths.running(model.name, store),
             self._batches(request_builder, store) as routers,
-            self._responses(request_builder, store.responses if store else None) as responses,
+            self._responses(request_builder, store.responses if store else None, memory) as responses,
             self._webhooks(store.deliveries if store else None),
         ):
             if is_prepared:
@@ -154,9 +158,11 @@ class GatewayProcess:
                     lambda: self._islands.num_wanted,
                 )
             )
-            keys, origins = Keys(self._config.key_owners), self._config.http.allowed_origins
+            origins = self._config.http.allowed_origins
             callers, home = self._callers(sock), self._home if store else None
-            app = create_app(request_builder, self.drain_state, keys, routers, origins, store, callers, home)
+            app = create_app(
+                request_builder, memory, self.drain_state, keys, routers, origins, store, callers, home
+            )
             await self._serve(app, sock)
 
     def make_preparer(self, model: ServedModel) -> Preparer:
@@ -236,7 +242,7 @@ class GatewayProcess:
 
     @contextlib.asynccontextmanager
     async def _responses(
-        self, request_builder: RequestBuilder, store: ResponseStore | None
+        self, request_builder: RequestBuilder, store: ResponseStore | None, memory: BodyMemory
     ) -> AsyncIterator[APIRouter]:
         """Answers responses in the background while the block runs, and yields the routes for responses."""
         if store is None:
@@ -247,6 +253,7 @@ class GatewayProcess:
             request_builder,
             RESPONSES,
             self._holder,
+            memory,
             self._config.batches,
             self._events.of_response,
         )

@@ -67,7 +67,7 @@ class Child:
         """Starts the child, so that the first request need not wait for that. Raises ChildEnded."""
         await self._in_turn(self._prepared)
 
-    async def ask(self, *pieces: bytes) -> bytes:
+    async def ask(self, *pieces: bytes | bytearray | memoryview) -> bytes:
         """Sends the pieces as one frame and returns the answer. If the child ends meanwhile, other than by its timer,
         the request is tried once more. Raises ChildEnded."""
         return await self._in_turn(lambda: self._asked(pieces))
@@ -98,7 +98,7 @@ class Child:
         await self._ready()
         return b""
 
-    async def _asked(self, pieces: Sequence[bytes]) -> bytes:
+    async def _asked(self, pieces: Sequence[bytes | bytearray | memoryview]) -> bytes:
         try:
             return await self._told(await self._ready(), pieces)
         except ChildEnded as ended:
@@ -123,7 +123,9 @@ class Child:
                     raise NotStarted(ended.status) from None
         return self._process
 
-    async def _told(self, process: asyncio.subprocess.Process, pieces: Sequence[bytes]) -> bytes:
+    async def _told(
+        self, process: asyncio.subprocess.Process, pieces: Sequence[bytes | bytearray | memoryview]
+    ) -> bytes:
         try:
             async with asyncio.timeout(self._patience_s):
                 await tell(process, *pieces)
@@ -166,7 +168,7 @@ async def start(
     )
 
 
-async def tell(process: asyncio.subprocess.Process, *pieces: bytes) -> None:
+async def tell(process: asyncio.subprocess.Process, *pieces: bytes | bytearray | memoryview) -> None:
     """Sends the pieces as one frame. They are not joined first: to copy megabytes would hold up the event loop for too
     long."""
     assert process.stdin

@@ -29,7 +29,7 @@ from alignedserve.store.records import (
     Status,
     Tally,
 )
-from alignedserve.store.responses import ResponseId, ResponseRecord, ResponseStore
+from alignedserve.store.responses import Part, ResponseGone, ResponseHead, ResponseId, ResponseStore
 
 __all__ = [
     "STAGES",
@@ -47,11 +47,13 @@ __all__ = [
     "LeaseLost",
     "LeaseState",
     "LineResult",
+    "Part",
     "PlacedInput",
     "Problem",
     "Purpose",
+    "ResponseGone",
+    "ResponseHead",
     "ResponseId",
-    "ResponseRecord",
     "ResponseStore",
     "Stage",
     "Status",

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from redis.asyncio import Redis
@@ -83,6 +83,20 @@ class RedisConnection:
 
     async def get(self, key: str) -> bytes | None:
         return cast(bytes | None, await self._redis.get(key))
+
+    async def piece(self, key: str, begin: int, end: int) -> bytes:
+        """Returns the bytes from `begin` up to `end`, as far as there are any."""
+        return cast(bytes, await self._redis.getrange(key, begin, end - 1))
+
+    async def put_piece(self, key: str, offset: int, data: bytes, seconds: int) -> int:
+        """Writes bytes at a place in a value, which is deleted `seconds` later. Returns how long it was: where it was
+        shorter than `offset`, there are zeros now."""
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            found = await pipeline.strlen(key).setrange(key, offset, data).expire(key, seconds).execute()
+        return cast(int, found[0])
+
+    async def unlink(self, keys: Sequence[str]) -> None:
+        await self._redis.unlink(*keys)
 
     async def field(self, key: str, name: str) -> bytes | None:
         return cast(bytes | None, await self._redis.hget(key, name))

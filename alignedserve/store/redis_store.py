@@ -43,11 +43,14 @@ from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, Lin
 from alignedserve.store.redis_connection import RedisConnection, asks
 from alignedserve.store.redis_deliveries import DELIVER, RedisDeliveries, delivery_args
 from alignedserve.store.redis_responses import RedisResponses
+from alignedserve.store.response_scripts import DROP_OLD_RESPONSE
 from alignedserve.store.responses import ResponseStore
 from alignedserve.store.scripts import PREFIX
 
 # The number of lines that are asked for at a time: an answer is decoded in one step.
 _NUM_LINES = 1024
+# The version of what is stored. Before 2 there were no owners, before 3 responses had no parts.
+FORMAT = b"3"
 _LEASE_STATES: tuple[LeaseState, ...] = ("lost", "held", "cancelling")
 
 
@@ -289,17 +292,22 @@ class RedisStore(RedisConnection, Store):
         found = await self.run(scripts.RESULTS, job_id, RESULT_BYTES, *lines) if lines else []
         return [None if each is None else _decode(each, LineResult) for each in found]
 
-    # ---- a store from before there were owners ----
+    # ---- a store of an earlier version ----
 
     async def upgrade(self) -> None:
-        """Gives what is stored an empty owner and counts it. Safe to repeat, and while other calls go on."""
-        if await self._format():
-            return
-        for file_id in await self._all("files"):
-            await self._adopt_file(FileId(file_id))
-        for job_id in await self._all("jobs"):
-            await self._adopt_job(JobId(job_id))
-        await self._set_format()
+        """Gives files and jobs from before there were owners an empty one, and counts them; deletes responses from
+        before they had parts. Safe to repeat, and while other calls go on."""
+        # A gateway of an earlier version may have added some after another one had upgraded the store.
+        for response_id in await self._all("expiring-responses"):
+            await self._run_script(DROP_OLD_RESPONSE, response_id)
+        found = await self._format()
+        if not found:
+            for file_id in await self._all("files"):
+                await self._adopt_file(FileId(file_id))
+            for job_id in await self._all("jobs"):
+                await self._adopt_job(JobId(job_id))
+        if found != FORMAT:
+            await self._set_format()
 
     @asks
     async def _format(self) -> bytes | None:
@@ -307,7 +315,7 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def _set_format(self) -> None:
-        await self._redis.set(_key("format"), 2)
+        await self._redis.set(_key("format"), FORMAT)
 
     @asks
     async def _all(self, listing: str) -> list[str]:

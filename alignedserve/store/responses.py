@@ -1,6 +1,9 @@
 """The responses that are stored: OpenAI's Responses keep a conversation for its next turn, and a response may be
 answered in the background.
 
+A response has a head, which is small, and parts of any size, which are read in pieces, by whoever needs them. A part
+never changes once it is there.
+
 A response that is not over is worked on by the holder of its lease, as a job is (base.py). It is over when its status
 is one of OVER, and stays as it is from then on, until it is deleted or expires. All methods raise StoreAway, and may
 be repeated.
@@ -9,12 +12,13 @@ be repeated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Literal, NewType
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NewType
 
 import msgspec
 
-from alignedserve.store.base import Lease, LeaseState
+from alignedserve.store.base import Lease, LeaseState, Order
 from alignedserve.store.deliveries import Delivery
 
 ResponseId = NewType("ResponseId", str)
@@ -22,8 +26,17 @@ ResponseId = NewType("ResponseId", str)
 ResponseStatus = Literal["queued", "completed", "incomplete", "failed", "cancelled"]
 OVER = ("completed", "incomplete", "failed", "cancelled")
 
+# call: the body of the call, as JSON, as long as it is not answered. input_items: JSON with commas between them.
+# item_index: a line for each of these, with the place where it ends and its id as JSON. repeated: a JSON object, what
+# the response repeats of its call. output: items as JSON with commas between them. places: where everything is in the
+# output.
+Part = Literal["call", "input_items", "item_index", "repeated", "output", "places"]
+PARTS: Final[tuple[Part, ...]] = ("call", "input_items", "item_index", "repeated", "output", "places")
+# A part, in pieces.
+Pieces = Sequence[bytes | bytearray | memoryview]
 
-class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+
+class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: ResponseId
     # The owner (gateway/http/keys.py); "" where no keys are needed.
     owner: str = ""
@@ -33,48 +46,98 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     expires_at: int
     # The response before it: its conversation goes on here.
     previous_id: ResponseId | None = None
-    # The items of the input, and OpenAI's object, as JSON.
-    input_items: bytes
-    body: bytes
-    # The body of the call, as JSON, as long as it is not answered.
-    call: bytes = b""
+    is_background: bool = False
+    # The number of responses in the conversation up to this one, which counts too.
+    num_turns: int = 1
+    # The size in bytes of the conversation before it.
+    num_earlier_bytes: int = 0
+    # The sizes in bytes of its parts, and of the log-probabilities in its output, which are no part of a conversation.
+    num_bytes: dict[str, int] = {}
+    num_logprob_bytes: int = 0
+    # OpenAI's object as JSON, without its output and what it repeats of the call.
+    state: bytes
 
     @property
     def is_over(self) -> bool:
         return self.status in OVER
 
+    @property
+    def num_conversation_bytes(self) -> int:
+        """Returns the size in bytes of the conversation up to this response, its output included."""
+        num_said = self.size_of("output") - self.num_logprob_bytes
+        return self.num_earlier_bytes + self.size_of("input_items") + num_said
+
+    def size_of(self, part: Part) -> int:
+        return self.num_bytes.get(part, 0)
+
+
+@dataclass(frozen=True)
+class ItemPage:
+    """Some of a response's input items, in order."""
+
+    # Where each begins and ends in the part.
+    spans: list[tuple[int, int]]
+    # The first one's id, and after what the next page begins: the last one's id, with its place if others have the
+    # same id. As JSON; None: there are none.
+    first_id: bytes | None
+    last_id: bytes | None
+    has_more: bool
+
+
+class ResponseGone(Exception):
+    """The response was deleted while it was read."""
+
+
+def sizes_of(parts: Mapping[Part, Pieces]) -> dict[str, int]:
+    return {name: sum(map(len, pieces)) for name, pieces in parts.items()}
+
 
 class ResponseStore(ABC):
     @abstractmethod
-    async def add(self, record: ResponseRecord) -> None:
+    async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces]) -> None:
         """Raises StoreFull, and TooManyJobs if it is not over and there are as many of those as there may be."""
 
     @abstractmethod
-    async def get(self, response_id: ResponseId) -> ResponseRecord | None: ...
+    async def head(self, response_id: ResponseId) -> ResponseHead | None: ...
+
+    @abstractmethod
+    def pieces(
+        self, head: ResponseHead, part: Part, begin: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yields the bytes of a part, or those between two places, some at a time. Raises ResponseGone."""
+
+    @abstractmethod
+    async def item_page(
+        self, response_id: ResponseId, after: bytes | None, limit: int, order: Order
+    ) -> ItemPage | None:
+        """`after` is the id of an item, as JSON, or the `last_id` of a page. Returns None if there is no such item.
+        Raises ResponseGone."""
 
     @abstractmethod
     async def replace(
         self,
-        old: ResponseRecord,
-        new: ResponseRecord,
+        old: ResponseHead,
+        new: ResponseHead,
         lease: Lease | None,
         deliveries: Sequence[Delivery] = (),
+        parts: Mapping[Part, Pieces] | None = None,
     ) -> bool:
-        """Replaces the response, and stores `deliveries` in the same step; returns False if it is not `old` any more.
-        `lease` is the holder's (LeaseLost is raised if it was lost); None for other callers. When the response is over
-        after this, its lease is deleted."""
+        """Replaces the head, and stores `deliveries` and new `parts` in the same step; returns False if it is not `old`
+        any more. `lease` is the holder's (LeaseLost is raised if it was lost); None for other callers. When the
+        response is over after this, its lease and its call are deleted."""
 
     @abstractmethod
-    async def delete(self, record: ResponseRecord) -> None: ...
+    async def delete(self, head: ResponseHead) -> None: ...
 
     @abstractmethod
-    async def expired(self, now: float) -> list[ResponseRecord]:
+    async def expired(self, now: float) -> list[ResponseHead]:
         """Returns some of the responses that have expired."""
 
     @abstractmethod
-    async def take(self, holder: str, seconds: float, count: int) -> list[Lease]:
-        """Takes the leases of at most `count` responses which are not over and which nobody holds, the oldest first.
-        `holder` is for people to read."""
+    async def take(self, holder: str, seconds: float, count: int, max_of_owner: int) -> list[Lease]:
+        """Takes the leases of at most `count` responses which are not over and which nobody holds: by owner in turn,
+        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is a name for
+        people to read, which has leases of at most `max_of_owner` responses of an owner; of "" it has any number."""
 
     @abstractmethod
     async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]: ...

@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -537,6 +538,42 @@ def test_a_store_from_before_there_were_owners_is_taken_over() -> None:
         page = await store.list_jobs("", None, 9)
         assert page and page.ids == [over.id, job.id]
         assert await store.count_open() == {"validating": 1}
+
+    play(scenario)
+
+
+def test_responses_from_before_they_had_parts_are_deleted() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        await store.upgrade()
+        await a_job(store)
+        size, keys = await stored_bytes(store), await keys_of(store)
+        await store._redis.set(f"{PREFIX}format", 2)
+        owners = ["a", "a", "", "b" * 64]
+        for number, owner in enumerate(owners):
+            name, status = f"resp_{number}", "queued" if number else "completed"
+            # an empty owner was left out
+            whose = {"owner": owner} if owner else {}
+            old = {"id": name, **whose, "status": status, "input_items": b"\xa5owner", "body": b"x" * 1000}
+            record = msgspec.msgpack.encode(old)
+            await store._redis.set(f"{PREFIX}response:{name}", record)
+            await store._redis.zadd(f"{PREFIX}expiring-responses", {name: 1e9})
+            if status == "queued":
+                await store._redis.zadd(f"{PREFIX}open:responding", {name: 1})
+                await store._redis.zadd(f"{PREFIX}responding@{owner}", {name: 1})
+                await store._redis.set(f"{PREFIX}lease:{name}", "1:gateway", px=60_000)
+                await store._redis.set(f"{PREFIX}holder:{name}", "1:gateway")
+            for counter in ("bytes", f"bytes@{owner}"):
+                await store._redis.incrby(PREFIX + counter, len(record))
+        assert await stored_bytes(store) > size + 3000
+        for _ in range(2):
+            await store.upgrade()
+        assert await stored_bytes(store) == size
+        for owner in ("a", "b" * 64):
+            assert await stored_bytes(store, owner) == 0
+        assert {key for key in await keys_of(store) if not key.startswith(("bytes@a", "bytes@b"))} == set(
+            keys
+        )
+        assert await store._redis.get(f"{PREFIX}format") == b"3"
 
     play(scenario)
 

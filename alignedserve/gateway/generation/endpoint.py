@@ -26,26 +26,64 @@ AnyBody = TypeVar("AnyBody", bound=BaseModel)
 Result = PreparedCall | Answered
 
 
+class ConversationNeeded(ApiError):
+    """A call goes on with an earlier response, and came without the conversation up to that."""
+
+    def __init__(self, response_id: str) -> None:
+        message = "previous_response_id: not possible in a batch"
+        super().__init__(400, message, param="previous_response_id")
+        self.response_id = response_id
+
+
+class Expands(Exception):
+    """With all that its body refers to, a call is larger than what this lane takes."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """`num_bytes` is the size of what it refers to."""
+        super().__init__(f"{num_bytes} bytes")
+        self.num_bytes = num_bytes
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a call consists of besides its body."""
+
+    # The items of the conversation before it, a JSON array.
+    earlier: bytes | None = None
+    # The most bytes that what body and conversation refer to may have here.
+    room: int | None = None
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """A path that takes a body of its own shape."""
 
     path: str
     body: type[BaseModel]
-    # Makes the call of a valid body. Raises ApiError and InvalidRequest.
-    make: Callable[[Any, ServedModel, Limits], Result]
+    # Makes the call of a valid body, with the model and the limits. Raises ApiError and InvalidRequest.
+    make: Callable[..., Result]
     # What `make` returns.
     made: type[PreparedCall] | type[Answered] = Answered
     # Whether the lines of a batch job may be its calls.
     in_batches: bool = False
+    # Whether a call may go on with a conversation: `make` gets what is Beside the body, too.
+    has_conversations: bool = False
 
-    def prepare(self, data: bytes, model: ServedModel, limits: Limits, is_strict: bool = False) -> Result:
-        """With `is_strict`, unknown parameters are refused. Raises ApiError, and nothing else that a client could
-        cause."""
+    def prepare(
+        self,
+        data: bytes,
+        model: ServedModel,
+        limits: Limits,
+        is_strict: bool = False,
+        beside: Beside = Beside(),
+    ) -> Result:
+        """With `is_strict`, unknown parameters are refused. Raises ApiError, which can be ConversationNeeded, and
+        Expands, and nothing else that a client could cause."""
         body = _validated(_parsed(data), self.body)
+        more = (beside,) if self.has_conversations else ()
         try:
             ignored = unknown_in(body, is_strict)
-            made = self.make(body, model, limits)
+            made = self.make(body, model, limits, *more)
         except InvalidRequest as error:
             raise invalid(error) from error
         _check_ignored(made.ignored, is_strict)

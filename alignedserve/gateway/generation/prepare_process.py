@@ -17,7 +17,13 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from alignedserve.engine.validate import Vocabulary
-from alignedserve.gateway.generation.endpoint import Endpoint, Endpoints
+from alignedserve.gateway.generation.endpoint import (
+    Beside,
+    ConversationNeeded,
+    Endpoint,
+    Endpoints,
+    Expands,
+)
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
@@ -78,24 +84,32 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What is asked for with a body. A frame holds the length of this, this, and then the body as it came."""
+    """What is asked for with a body. A frame holds the length of this, this, the conversation before the call if there
+    is one, and then the body as it came."""
 
     endpoint: str
     timeout_s: float
     # The seconds of a processor that it may take, if they are limited, too.
     cpu_s: float | None = None
+    # The size of the conversation in bytes; None: there is none.
+    num_earlier_bytes: int | None = None
+    # See Beside.
+    room: int | None = None
 
     @property
     def head(self) -> bytes:
         return frame(msgspec.msgpack.encode(self))
 
     @staticmethod
-    def taken_from(content: bytes) -> tuple[Asked, bytes]:
-        """Returns this and the body from a frame."""
+    def taken_from(content: bytes) -> tuple[Asked, Beside, bytes]:
+        """Returns this, what is beside the body, and the body from a frame."""
         source = io.BytesIO(content)
         head = read_frame(source)
         assert head is not None
-        return msgspec.msgpack.decode(head, type=Asked), source.read()
+        asked = msgspec.msgpack.decode(head, type=Asked)
+        num_bytes = asked.num_earlier_bytes
+        earlier = None if num_bytes is None else source.read(num_bytes)
+        return asked, Beside(earlier, asked.room), source.read()
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,6 +119,10 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     made: bytes | None = None
     # (status, message, param, code) of an ApiError.
     error: tuple[int, str, str | None, str | None] | None = None
+    # The response whose conversation is needed.
+    needed: str | None = None
+    # The size in bytes of what the call refers to, for which there is another lane.
+    num_added_bytes: int | None = None
     # The name of an exception that is a bug of ours, and where it was raised.
     failure: str | None = None
 
@@ -140,11 +158,11 @@ def _most_bytes() -> int:
 
 
 def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: Greeting) -> bytes:
-    asked, body = Asked.taken_from(content)
+    asked, beside, body = Asked.taken_from(content)
     signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
     signal.setitimer(signal.ITIMER_PROF, asked.cpu_s or 0)
     try:
-        return msgspec.msgpack.encode(_told(endpoints[asked.endpoint], body, model, greeting))
+        return msgspec.msgpack.encode(_told(endpoints[asked.endpoint], body, beside, model, greeting))
     except MemoryError:
         return msgspec.msgpack.encode(Told(error=(400, "the body takes too much memory to read", None, None)))
     finally:
@@ -152,10 +170,14 @@ def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: 
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _told(endpoint: Endpoint, body: bytes, model: ServedModel, greeting: Greeting) -> Told:
+def _told(endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, greeting: Greeting) -> Told:
     try:
-        made = endpoint.prepare(body, model, greeting.limits, greeting.is_strict)
+        made = endpoint.prepare(body, model, greeting.limits, greeting.is_strict, beside)
         return Told(made=msgspec.msgpack.encode(made))
+    except ConversationNeeded as error:
+        return Told(needed=error.response_id)
+    except Expands as error:
+        return Told(num_added_bytes=error.num_bytes)
     except ApiError as error:
         return Told(error=(error.status, error.message, error.param, error.code))
     except MemoryError:

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import msgspec
 
 from alignedserve.gateway.fair_queue import FairQueue, QueueTimeout
-from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Expands, Result
 from alignedserve.gateway.generation.prepare_process import (
     MAX_MEMORY_BYTES,
     NICENESS,
@@ -28,6 +29,8 @@ from alignedserve.gateway.generation.prepare_process import (
 )
 from alignedserve.gateway.generation.prepared import Answered, Prepared
 from alignedserve.gateway.http.errors import ApiError, unavailable
+from alignedserve.gateway.http.json_pieces import Piece
+from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.process.child import Child, ChildEnded, NotStarted
@@ -63,11 +66,20 @@ class Lane:
         self._turns = FairQueue()
         self._cpu_s = cpu_s
 
-    async def told(self, path: str, body: Sequence[bytes], owner: str) -> bytes:
+    async def told(
+        self,
+        path: str,
+        body: Sequence[bytes],
+        owner: str,
+        earlier: Sequence[Piece] | None = None,
+        room: int | None = None,
+    ) -> bytes:
         """Returns the process's answer. Raises ApiError, and TookTooLong."""
+        num_earlier_bytes = None if earlier is None else sum(map(len, earlier))
+        asked = Asked(path, TIMEOUT_S, self._cpu_s, num_earlier_bytes, room)
         try:
             async with self._turns.turn(owner, TURN_S):
-                return await self._asked(Asked(path, TIMEOUT_S, self._cpu_s).head, *body)
+                return await self._asked(asked.head, *(earlier or ()), *body)
         except QueueTimeout:
             raise unavailable("others' bodies are being read") from None
         except NotStarted as error:
@@ -113,10 +125,17 @@ class Preparer:
                 f"{self.model.name}: its tokenizer or chat template {reason} for chats of a few words"
             ) from None
 
-    async def call(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Prepared:
-        """Returns a call for tokens. `body` comes in pieces. `owner`, in whose turn it is prepared, is that of the
-        request's key (http/keys.py). Raises ApiError."""
-        found = await self.result(endpoint, body, owner)
+    async def call(
+        self,
+        endpoint: Endpoint,
+        body: Sequence[bytes],
+        owner: str,
+        earlier: Sequence[Piece] | None = None,
+    ) -> Prepared:
+        """Returns a call for tokens. `body` comes in pieces, and so do the items of the conversation before it, a JSON
+        array. `owner`, in whose turn it is prepared, is that of the request's key (http/keys.py). Raises ApiError,
+        which can be ConversationNeeded."""
+        found = await self.result(endpoint, body, owner, earlier)
         assert isinstance(found, Prepared)
         return found
 
@@ -129,19 +148,44 @@ class Preparer:
     async def aclose(self) -> None:
         await asyncio.gather(*(lane.child.aclose() for lane in (self._small, self._medium, self._large)))
 
-    async def result(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Result:
+    async def result(
+        self,
+        endpoint: Endpoint,
+        body: Sequence[bytes],
+        owner: str,
+        earlier: Sequence[Piece] | None = None,
+    ) -> Result:
         """Returns what `endpoint.make` makes of the body. Raises ApiError."""
-        answer = await self._told(endpoint.path, body, owner)
-        return _result_of(msgspec.msgpack.decode(answer, type=Told), endpoint)
-
-    async def _told(self, path: str, body: Sequence[bytes], owner: str) -> bytes:
-        num_bytes = sum(map(len, body))
-        if num_bytes <= SMALL_BYTES:
-            with contextlib.suppress(TookTooLong):
-                return await self._small.told(path, body, owner)
-        lane = self._medium if num_bytes <= MEDIUM_BYTES else self._large
+        num_bytes = sum(map(len, [*body, *(earlier or ())]))
         try:
-            return await lane.told(path, body, owner)
+            return await self.made(endpoint, body, owner, earlier, num_bytes)
+        except Expands as found:
+            num_added = found.num_bytes
+        if num_bytes + num_added > self.limits.max_body_bytes:
+            raise too_large(self.limits.max_body_bytes, "with all that it refers to, ")
+        return await self.made(endpoint, body, owner, earlier, num_bytes, num_added)
+
+    async def made(
+        self,
+        endpoint: Endpoint,
+        body: Sequence[bytes],
+        owner: str,
+        earlier: Sequence[Piece] | None,
+        num_bytes: int,
+        num_added: int = 0,
+    ) -> Result:
+        """Has the call made where calls of this size are, with `num_added` bytes that it refers to. Raises ApiError,
+        and Expands if it is larger."""
+        size = num_bytes + num_added
+        if size <= SMALL_BYTES:
+            with contextlib.suppress(TookTooLong):
+                room = SMALL_BYTES - num_bytes
+                return _result_of(await self._small.told(endpoint.path, body, owner, earlier, room), endpoint)
+        lane, most = (self._medium, MEDIUM_BYTES) if size <= MEDIUM_BYTES else (self._large, sys.maxsize)
+        # The brackets around a conversation do not count for its limit.
+        room = max(0, min(most, self.limits.max_body_bytes) - num_bytes)
+        try:
+            return _result_of(await lane.told(endpoint.path, body, owner, earlier, room), endpoint)
         except TookTooLong:
             raise ApiError(400, f"the body is not read within {TIMEOUT_S:g} s") from None
 
@@ -173,10 +217,16 @@ class Preparer:
         return msgspec.msgpack.encode(greeting)
 
 
-def _result_of(told: Told, endpoint: Endpoint) -> Result:
+def _result_of(answer: bytes, endpoint: Endpoint) -> Result:
+    """Raises ApiError, and Expands."""
+    told = msgspec.msgpack.decode(answer, type=Told)
     if told.error:
         status, message, param, code = told.error
         raise ApiError(status, message, param, code)
+    if told.needed is not None:
+        raise ConversationNeeded(told.needed)
+    if told.num_added_bytes is not None:
+        raise Expands(told.num_added_bytes)
     if told.made is None:
         raise RuntimeError(f"a body could not be prepared: {told.failure}")
     made: Result = msgspec.msgpack.decode(told.made, type=endpoint.made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -18,7 +18,7 @@ from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.generation.service import Slo, service_of
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.json_pieces import blocks_of, json_response
+from alignedserve.gateway.http.json_pieces import Piece, blocks_of, json_response
 from alignedserve.gateway.http.keys import owner_of
 
 Result = TypeVar("Result")
@@ -85,13 +85,20 @@ async def _events(
             if opening := builder.opening(delta, usage):
                 for block in await blocks_of(opening):
                     yield block
-            if events := builder.events(delta, usage):
-                yield events
+            for block in await _blocks(builder.events(delta, usage)):
+                yield block
         await keep(builder, usage)
         for block in await blocks_of(builder.end(usage)):
             yield block
     except ApiError as error:
-        yield builder.failure(error)
+        for block in await _blocks(builder.failure(error)):
+            yield block
+
+
+async def _blocks(events: bytes | Iterable[Piece]) -> Sequence[bytes | memoryview]:
+    """Returns the events to be sent, without empty blocks."""
+    blocks = [events] if isinstance(events, bytes) else await blocks_of(events)
+    return [block for block in blocks if block]
 
 
 async def _with_first(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[Delta]:

@@ -34,13 +34,13 @@ class ResponseBuilder(ABC):
         up to and with this delta."""
 
     @abstractmethod
-    def events(self, delta: Delta, usage: Usage) -> bytes:
-        """Returns the events of new tokens; none, for a token without text."""
+    def events(self, delta: Delta, usage: Usage) -> bytes | Iterable[Piece]:
+        """Returns the events of new tokens, in pieces where they may be large; none, for a token without text."""
 
     @abstractmethod
     def end(self, usage: Usage) -> Iterable[Piece]:
         """Returns the events after the last delta."""
 
     @abstractmethod
-    def failure(self, error: ApiError) -> bytes:
+    def failure(self, error: ApiError) -> bytes | Iterable[Piece]:
         """Returns the events that end a stream which can't go on."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,12 +21,15 @@ from alignedserve.gateway.http.callers import ANY_CALLER, LOOKING, Callers
 from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import ANYONE, Keys
-from alignedserve.gateway.http.reading import BodyMemory, Reading
+from alignedserve.gateway.http.reading import BodyMemory, Reading, Share
 from alignedserve.gateway.limits import Limits
 from alignedserve.store.contents import CHUNK_BYTES
 
 # The body of an upload may have so many bytes besides its file: it has parts, with headers of their own.
 MULTIPART_BYTES = 64 << 10
+# The body of a batch's creation is decoded on the event loop. It holds names, and metadata of 16 x 576 characters, each
+# of which may be written as twelve bytes.
+BATCH_BYTES = 128 << 10
 # Load balancers ask for this under names of their own, so its Host is not checked. It holds no data, and changes
 # nothing.
 PROBED = "/health"
@@ -40,6 +44,7 @@ class AuthLimitsMiddleware:
         keys: Keys,
         limits: Limits,
         drain_state: DrainState,
+        memory: BodyMemory,
         callers: Callers = ANY_CALLER,
     ) -> None:
         """`public` are the endpoints that need no key."""
@@ -50,12 +55,11 @@ class AuthLimitsMiddleware:
         self._limits = limits
         self._drain_state = drain_state
         self._callers = callers
-        # Where no keys are needed, all clients are one owner, which may have all of the memory.
-        needs_keys = keys.owner(None) is None
-        self._memory = BodyMemory(limits.max_total_body_bytes, 0.5 if needs_keys else 1.0)
+        self._memory = memory
         # Bytes of a body, by path, and those of them that are in memory at a time: files go on to the store in chunks.
         self._max_bytes: Mapping[str, tuple[int, int]] = {
-            "/v1/files": (limits.max_file_bytes + MULTIPART_BYTES, CHUNK_BYTES)
+            "/v1/files": (limits.max_file_bytes + MULTIPART_BYTES, CHUNK_BYTES),
+            "/v1/batches": (min(BATCH_BYTES, limits.max_body_bytes),) * 2,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +83,7 @@ class AuthLimitsMiddleware:
                 await reading.drop()
                 await refusal.response(scope["path"])(scope, receive, send)
                 return
-            scope.setdefault("state", {})["owner"] = owner or ANYONE
+            scope.setdefault("state", {}).update(owner=owner or ANYONE, share=share)
             with self._drain_state.counted(owner or ANYONE):
                 await self._app(scope, reading.receive, send)
 
@@ -100,6 +104,18 @@ class AuthLimitsMiddleware:
             if match is Match.FULL:
                 return found.get("endpoint") in self._public
         return False
+
+
+def body_memory(limits: Limits, keys: Keys) -> BodyMemory:
+    # Where no keys are needed, all clients are one owner, which may have all of the memory.
+    needs_keys = keys.owner(None) is None
+    return BodyMemory(limits.max_total_body_bytes, 0.5 if needs_keys else 1.0)
+
+
+def share_of(http: Request) -> Share:
+    """Returns the request's share in the memory for bodies."""
+    share: Share = http.state.share
+    return share
 
 
 def _authorization(headers: Headers) -> str | None:

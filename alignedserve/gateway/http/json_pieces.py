@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 Json = dict[str, Any]
-Piece = bytes | bytearray
+Piece = bytes | bytearray | memoryview
 
 # Other requests get their turn after so many seconds.
 STEP_S = 0.001

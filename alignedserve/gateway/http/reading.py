@@ -38,6 +38,12 @@ class Share:
         more = num_bytes - self.num_bytes
         return num_bytes <= SMALL_BYTES or self._memory.has_room(self._holder, more)
 
+    def add(self, more: int) -> None:
+        """Adds `more` bytes to what it has; a negative number takes some off. Raises ApiError if there is no room."""
+        if more > 0 and not self.can_grow(self.num_bytes + more):
+            raise no_room()
+        self.grow(self.num_bytes + more)
+
     def grow(self, num_bytes: int) -> None:
         self._memory.add(self._holder, num_bytes - self.num_bytes)
         self.num_bytes = num_bytes
@@ -88,14 +94,16 @@ class Reading:
         self._is_whole = not self._announced and not self._is_chunked
         self._is_broken = False
         self._num_bytes = 0
+        # Those of them that are in its share, which may have more: what the call leads to counts there too.
+        self._num_held = 0
         # The seconds that were spent waiting for the client; this server's own time does not count.
         self._waited_s = 0.0
 
     def refusal(self) -> ApiError | None:
         """Returns the error for a body that is announced to be too large; None if it may come."""
         if self._announced > self._max_bytes:
-            return _too_large(self._max_bytes)
-        return None if self._share.can_grow(min(self._announced, self._max_held_bytes)) else _no_room()
+            return too_large(self._max_bytes)
+        return None if self._share.can_grow(min(self._announced, self._max_held_bytes)) else no_room()
 
     async def receive(self) -> Message:
         """Receives the next piece of the body. What comes after the last one is the end of the connection, which may be
@@ -106,11 +114,13 @@ class Reading:
         self._is_whole = not message.get("more_body", False)
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_bytes:
-            raise self._broken(_too_large(self._max_bytes))
+            raise self._broken(too_large(self._max_bytes))
         num_held = min(self._num_bytes, self._max_held_bytes)
-        if not self._share.can_grow(num_held):
-            raise self._broken(_no_room())
-        self._share.grow(num_held)
+        try:
+            self._share.add(num_held - self._num_held)
+        except ApiError as error:
+            raise self._broken(error) from None
+        self._num_held = num_held
         return message
 
     async def _next(self) -> Message:
@@ -154,10 +164,12 @@ class Reading:
         return sending
 
 
-def _too_large(max_bytes: int) -> ApiError:
+def too_large(max_bytes: int, counting: str = "") -> ApiError:
+    """`counting` says what counts besides the body itself."""
     phrase = HTTPStatus(413).phrase.lower()
-    return ApiError(413, f"{phrase}: the body may have at most {max_bytes} bytes", code="body_too_large")
+    message = f"{phrase}: {counting}the body may have at most {max_bytes} bytes"
+    return ApiError(413, message, code="body_too_large")
 
 
-def _no_room() -> ApiError:
+def no_room() -> ApiError:
     return unavailable("the bodies of other requests take all the memory there is for them")

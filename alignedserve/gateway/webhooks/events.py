@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from alignedserve.store import Delivery, DeliveryId, JobRecord, ResponseRecord
+from alignedserve.store import Delivery, DeliveryId, JobRecord, ResponseHead
 
 
 class Events:
@@ -23,9 +23,9 @@ class Events:
             urls.append(job.webhook_url)
         return _deliveries(f"batch.{job.status}", job.id, urls)
 
-    def of_response(self, record: ResponseRecord) -> list[Delivery]:
+    def of_response(self, head: ResponseHead) -> list[Delivery]:
         """Returns the deliveries for a background response; there are none as long as it is not over."""
-        return _deliveries(f"response.{record.status}", record.id, self._urls) if record.is_over else []
+        return _deliveries(f"response.{head.status}", head.id, self._urls) if head.is_over else []
 
 
 def _deliveries(kind: str, about: str, urls: Sequence[str]) -> list[Delivery]:

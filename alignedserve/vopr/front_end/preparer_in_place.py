@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.endpoint import Beside, Endpoint, Result
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, Preparer
+from alignedserve.gateway.http.json_pieces import Piece
 
 
 class PreparerInPlace(Preparer):
-    async def result(self, endpoint: Endpoint, body: Sequence[bytes], owner: str) -> Result:
-        if sum(map(len, body)) > SMALL_BYTES:
-            return await super().result(endpoint, body, owner)
-        return endpoint.prepare(b"".join(body), self.model, self.limits, self.is_strict)
+    async def made(
+        self,
+        endpoint: Endpoint,
+        body: Sequence[bytes],
+        owner: str,
+        earlier: Sequence[Piece] | None,
+        num_bytes: int,
+        num_added: int = 0,
+    ) -> Result:
+        if num_bytes + num_added > SMALL_BYTES:
+            return await super().made(endpoint, body, owner, earlier, num_bytes, num_added)
+        beside = Beside(None if earlier is None else b"".join(earlier), SMALL_BYTES - num_bytes)
+        return endpoint.prepare(b"".join(body), self.model, self.limits, self.is_strict, beside)

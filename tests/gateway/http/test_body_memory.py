@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 from fastapi import Request
+from starlette.datastructures import Headers
+from starlette.types import Message
 
-from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.errors import ApiError, BodyError
 from alignedserve.gateway.http.json_body import json_body
-from alignedserve.gateway.http.reading import SMALL_BYTES, BodyMemory, Share
+from alignedserve.gateway.http.reading import SMALL_BYTES, BodyMemory, Reading, Share
 
 
 def test_small_bodies_are_taken_however_much_others_have() -> None:
@@ -21,6 +23,31 @@ def test_small_bodies_are_taken_however_much_others_have() -> None:
     assert small.can_grow(SMALL_BYTES)
     small.grow(SMALL_BYTES)
     assert memory.num_bytes == 5 * SMALL_BYTES
+
+
+def test_a_body_that_is_still_read_leaves_what_else_counts_in_its_share() -> None:
+    """What a call leads to is counted, perhaps, before the last byte of its body has come."""
+    memory = BodyMemory(8 * SMALL_BYTES)
+    pieces = [b"x", b"y" * SMALL_BYTES, b"z" * 4 * SMALL_BYTES]
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def scenario() -> None:
+        with memory.share("one") as share:
+            reading = Reading(
+                receive, Headers({"transfer-encoding": "chunked"}), share, 1 << 30, 2 * SMALL_BYTES
+            )
+            share.add(3 * SMALL_BYTES - 1)
+            await reading.receive()
+            assert memory.num_bytes == 3 * SMALL_BYTES
+            await reading.receive()
+            assert memory.num_bytes == 4 * SMALL_BYTES
+            with pytest.raises(BodyError):
+                await reading.receive()
+        assert memory.num_bytes == 0
+
+    asyncio.run(scenario())
 
 
 async def body_of(content_type: str) -> list[bytes]:

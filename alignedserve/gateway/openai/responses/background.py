@@ -8,36 +8,50 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from alignedserve.batch.config import BatchConfig
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import Answering
+from alignedserve.gateway.generation.prepared import Answering, Prepared
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.service import Slo, service_of
 from alignedserve.gateway.http.errors import ApiError, invalid
 from alignedserve.gateway.http.json_pieces import Json, encode
+from alignedserve.gateway.http.reading import BodyMemory
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
-from alignedserve.gateway.openai.responses.kept import record_of
+from alignedserve.gateway.openai.responses.kept import (
+    Conversation,
+    KeptResponses,
+    head_of,
+    output_parts,
+    parts_of,
+)
+from alignedserve.gateway.openai.responses.output import Output
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse
 from alignedserve.store import (
     Delivery,
     Lease,
     LeaseLost,
+    Part,
+    ResponseGone,
+    ResponseHead,
     ResponseId,
-    ResponseRecord,
     ResponseStore,
     StoreAway,
 )
 from alignedserve.store.looking import Looking
+from alignedserve.store.responses import Pieces, ResponseStatus, sizes_of
 from alignedserve.store.retry import retried
 from alignedserve.types import InvalidRequest
 
 log = logging.getLogger(__name__)
 
-# The most responses that a gateway works on at a time.
-MAX_AT_A_TIME = 64
+# The most responses that a gateway works on at a time, and those of one owner: turns alone would let one have all
+# places, for as long as its responses take.
+MAX_AT_A_TIME = 128
+MAX_OF_OWNER = 64
 # A call that was refused for one of these is tried again, as often as needed.
 _NOT_NOW = (429, 503)
 
@@ -49,41 +63,47 @@ class BackgroundResponses:
         request_builder: RequestBuilder,
         endpoint: Endpoint,
         name: str,
+        memory: BodyMemory,
         config: BatchConfig | None = None,
-        deliveries_of: Callable[[ResponseRecord], Sequence[Delivery]] = lambda record: (),
+        deliveries_of: Callable[[ResponseHead], Sequence[Delivery]] = lambda head: (),
     ) -> None:
-        """`name` is the gateway's, for people to read; `deliveries_of` tell of the end of a response."""
+        """`name` is the gateway's, for people to read; calls that are read have shares in `memory`; `deliveries_of`
+        tell of the end of a response."""
         self._store = store
         self._request_builder = request_builder
         self._endpoint = endpoint
         self._name = name
         self._deliveries_of = deliveries_of
         self._config = config or BatchConfig()
+        self._memory = memory
+        self._kept = KeptResponses(store, request_builder.limits.max_body_bytes)
         self._held: dict[Lease, asyncio.Task[None]] = {}
         self._is_leaving = False
         self._looking = Looking(self._look, self._config.look_s, "responses")
 
     # ---- what routes call ----
 
-    async def begin(self, call: PreparedResponse, body: bytes, owner: str) -> Json:
+    async def begin(
+        self, call: PreparedResponse, body: Sequence[bytes], owner: str, before: Conversation
+    ) -> ResponseHead:
         """Stores the call, which is answered later, and returns the response as it is now. Raises ApiError, StoreFull
         and TooManyJobs."""
-        builder = self._builder(call, int(time.time()))
-        found = builder.body("queued")
-        await self._store.add(record_of(call, owner, "queued", builder.id, encode(found), body))
+        state = self._builder(call, int(time.time())).state("queued")
+        parts: dict[Part, Pieces] = {**parts_of(call), "call": body}
+        head = head_of(call, owner, before, state, parts)
+        await self._store.add(head, parts)
         self._looking.wake()
-        return found
+        return head
 
-    async def cancel(self, record: ResponseRecord) -> ResponseRecord:
+    async def cancel(self, head: ResponseHead) -> ResponseHead:
         """Returns the response after the cancellation; as it is, if it is over."""
-        while not record.is_over:
-            body = msgspec.json.decode(record.body) | {"status": "cancelled"}
-            changed = msgspec.structs.replace(record, status="cancelled", body=encode(body), call=b"")
-            if await self._store.replace(record, changed, None, self._deliveries_of(changed)):
-                self._stop(record.id)
+        while not head.is_over:
+            changed = _changed(head, "cancelled", status="cancelled")
+            if await self._store.replace(head, changed, None, self._deliveries_of(changed)):
+                self._stop(head.id)
                 return changed
-            record = await self._store.get(record.id) or changed
-        return record
+            head = await self._store.head(head.id) or changed
+        return head
 
     # ---- the work ----
 
@@ -110,11 +130,11 @@ class BackgroundResponses:
         await self._renew()
         free = MAX_AT_A_TIME - len(self._held)
         if free and not self._is_leaving:
-            for lease in await self._store.take(self._name, self._config.lease_s, free):
+            for lease in await self._store.take(self._name, self._config.lease_s, free, MAX_OF_OWNER):
                 task = self._held[lease] = asyncio.create_task(self._work(lease))
                 task.add_done_callback(lambda _, lease=lease: self._over(lease))  # type: ignore[misc]
-        for record in await self._store.expired(time.time()):
-            await self._store.delete(record)
+        for head in await self._store.expired(time.time()):
+            await self._store.delete(head)
 
     async def _renew(self) -> None:
         leases = list(self._held)
@@ -133,18 +153,18 @@ class BackgroundResponses:
 
     async def _work(self, lease: Lease) -> None:
         try:
-            record = await retried(self._store.get, ResponseId(lease.job_id))
-            if record is None or record.is_over:
+            head = await retried(self._store.head, ResponseId(lease.job_id))
+            if head is None or head.is_over:
                 return
             num_falls = await retried(self._store.begin, lease)
             if num_falls >= self._config.max_num_falls:
                 error = ApiError(500, f"the gateway died {num_falls} times while it was being answered")
-                await self._fail(record, error, lease)
+                await self._fail(head, error, lease)
                 return
-            record = await self._begun(record, lease)
-            if record is not None:
-                await self._answer(record, lease)
-        except LeaseLost:
+            head = await self._begun(head, lease)
+            if head is not None:
+                await self._answer(head, lease)
+        except (LeaseLost, ResponseGone):
             return
         except asyncio.CancelledError:
             await self._let_go(lease)
@@ -153,55 +173,72 @@ class BackgroundResponses:
             # It is not released but its lease lapses, so that it is not tried again at once.
             log.exception("a response failed, and is tried again")
 
-    async def _begun(self, record: ResponseRecord, lease: Lease) -> ResponseRecord | None:
+    async def _begun(self, head: ResponseHead, lease: Lease) -> ResponseHead | None:
         """Says that the response is in progress. Returns None if it has changed meanwhile."""
-        body = encode(msgspec.json.decode(record.body) | {"status": "in_progress"})
-        changed = msgspec.structs.replace(record, body=body)
-        return changed if await retried(self._store.replace, record, changed, lease) else None
+        changed = _changed(head, head.status, status="in_progress")
+        return changed if await retried(self._store.replace, head, changed, lease) else None
 
-    async def _answer(self, record: ResponseRecord, lease: Lease) -> None:
+    async def _answer(self, head: ResponseHead, lease: Lease) -> None:
         pause_s, num_failed = self._config.retry_s, 0
         while True:
             try:
-                body = await self._answered(record)
-                await self._end(record, body, lease)
+                state, output = await self._answered(head)
+                await self._end(head, state, lease, output)
                 return
             except (ApiError, InvalidRequest) as found:
                 error = invalid(found) if isinstance(found, InvalidRequest) else found
             num_failed += error.status >= 500 and error.status not in _NOT_NOW
             is_for_good = error.status < 500 and error.status not in _NOT_NOW
             if is_for_good or num_failed == self._config.max_num_tries:
-                await self._fail(record, error, lease)
+                await self._fail(head, error, lease)
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._config.max_retry_s)
 
-    async def _answered(self, record: ResponseRecord) -> Json:
-        """Raises ApiError and InvalidRequest."""
+    async def _answered(self, head: ResponseHead) -> tuple[Json, Output]:
+        """Returns the state of the response, and its output. Raises ApiError, InvalidRequest and ResponseGone."""
         request_builder = self._request_builder
-        call = await request_builder.preparer.call(self._endpoint, [record.call], record.owner)
+        call = await retried(self._prepared, head)
         slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
         service = service_of(call.service_tier, slo, {}, request_builder.slo)
-        generation, builder = await request_builder.build(call, service, record.owner)
+        generation, builder = await request_builder.build(call, service, head.owner)
         assert isinstance(builder, ResponsesBuilder)
         try:
             await generation.collect(builder.add)
         finally:
             generation.close()
-        return builder.finished(generation.usage) | {"id": record.id, "created_at": record.created_at}
+        state = builder.finished(generation.usage)
+        return state | {"id": head.id, "created_at": head.created_at}, builder.output
 
-    async def _end(self, record: ResponseRecord, body: Json, lease: Lease) -> None:
-        changed = msgspec.structs.replace(record, status=body["status"], body=encode(body), call=b"")
+    async def _prepared(self, head: ResponseHead) -> Prepared:
+        """Returns the call without what is stored of it already."""
+        with self._memory.share(head.owner) as share:
+            share.add(head.size_of("call"))
+            body = [piece async for piece in self._kept.pieces(head, "call")]
+            before = Conversation()
+            if head.previous_id is not None:
+                size = head.size_of("call")
+                before = await self._kept.conversation(head.previous_id, head.owner, share, size)
+            call = await self._request_builder.preparer.call(self._endpoint, body, head.owner, before.items)
+        return msgspec.structs.replace(call, repeated=b"{}", input_items=b"", item_index=b"")
+
+    async def _end(self, head: ResponseHead, state: Json, lease: Lease, output: Output | None = None) -> None:
+        parts = output_parts(output) if output else {}
+        changed = msgspec.structs.replace(
+            head,
+            status=state["status"],
+            state=encode(state),
+            num_bytes={**head.num_bytes, **sizes_of(parts), "call": 0},
+            num_logprob_bytes=output.num_logprob_bytes if output else 0,
+        )
         # If it has changed it was cancelled or deleted meanwhile.
-        await retried(self._store.replace, record, changed, lease, self._deliveries_of(changed))
+        deliveries = self._deliveries_of(changed)
+        await retried(self._store.replace, head, changed, lease, deliveries, parts)
 
-    async def _fail(self, record: ResponseRecord, error: ApiError, lease: Lease) -> None:
-        body = msgspec.json.decode(record.body)
-        body |= {
-            "status": "failed",
-            "error": {"code": error.code or "server_error", "message": error.message},
-        }
-        await self._end(record, body, lease)
+    async def _fail(self, head: ResponseHead, error: ApiError, lease: Lease) -> None:
+        found = {"code": error.code or "server_error", "message": error.message}
+        state = msgspec.json.decode(head.state) | {"status": "failed", "error": found}
+        await self._end(head, state, lease)
 
     async def _let_go(self, lease: Lease) -> None:
         with contextlib.suppress(StoreAway):
@@ -213,3 +250,9 @@ class BackgroundResponses:
         service = service_of(call.service_tier, slo, {}, request_builder.slo)
         model = request_builder.model.answering_as(call.adapter)
         return call.response_builder(Answering(model, service, [], created))
+
+
+def _changed(head: ResponseHead, status: ResponseStatus, /, **state: Any) -> ResponseHead:
+    """Returns the response with this status, and with other fields of its state, which is small."""
+    fields = msgspec.json.decode(head.state) | state
+    return msgspec.structs.replace(head, status=status, state=encode(fields))

@@ -6,19 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-from pydantic.json_schema import SkipJsonSchema
 
 from alignedserve.gateway.chat.conversation import Conversation, ConversationBody
 from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.body import GenerationBody
-from alignedserve.gateway.openai.responses.items import Item, items_of, messages_of
+from alignedserve.gateway.openai.responses.items import Item, messages_of
 from alignedserve.gateway.tools.bodies import ChosenFunction, ChosenTool, Function, Tool, ToolChoice, allowed
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
-# The most items of a conversation, earlier turns included.
-MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -49,6 +46,8 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
+# No id of a response here is longer.
+MAX_RESPONSE_ID_CHARS = 128
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 
@@ -64,7 +63,8 @@ class ResponseBody(ConversationBody):
     input: str | list[Any]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    previous_response_id: str | None = None
+    # With a length, a text is also checked for halves of surrogate pairs.
+    previous_response_id: Annotated[str, Field(max_length=MAX_RESPONSE_ID_CHARS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -84,8 +84,6 @@ class ResponseBody(ConversationBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    # Of the conversation so far: the gateway adds them to the body of a call with previous_response_id.
-    earlier_items: SkipJsonSchema[list[dict[str, Any]] | None] = None
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -113,14 +111,6 @@ class ResponseBody(ConversationBody):
     def num_kept_logprobs(self) -> int | None:
         # A streamed answer ends with all of it, too.
         return self.num_logprobs
-
-    def items(self) -> tuple[list[Item], list[Item]]:
-        """Returns the items of the conversation so far, and those of `input`. Raises InvalidRequest."""
-        earlier = items_of(self.earlier_items or [], [])
-        items = items_of(self.input, earlier)
-        if len(items) + len(earlier) > MAX_ITEMS:
-            raise InvalidRequest(f"input: more than {MAX_ITEMS} items, with those of earlier responses")
-        return earlier, items
 
     def conversation_of(self, items: Sequence[Item]) -> Conversation:
         """`items` are all of the conversation."""

@@ -6,13 +6,15 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
-from alignedserve.gateway.openai.responses.output import Event, Output, run
+from alignedserve.gateway.http.json_pieces import Json, Piece, encode
+from alignedserve.gateway.openai.responses.output import Output, run
+from alignedserve.gateway.openai.responses.written import Event, Written, event_pieces, response_pieces
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
 from alignedserve.gateway.tools.readers import Reader
 
@@ -24,14 +26,15 @@ def new_response_id() -> str:
 @dataclass
 class ResponsesBuilder(ResponseBuilder):
     answering: Answering
-    # What the response repeats of its call.
-    repeated: Json
+    # What the response repeats of its call, as a JSON object.
+    repeated: bytes
     new_reader: Callable[[], Reader]
     # The number of likeliest tokens that are shown with each token; None: no log-probabilities.
     num_logprobs: int | None = None
     shows_reasoning: bool = True
     id: str = field(default_factory=new_response_id)
-    _output: Output = field(default_factory=Output)
+    is_stored: bool = True
+    output: Output = field(default_factory=Output)
     _number: int = 0
     _num_reasoning_tokens: int = 0
     _finish_reason: str | None = None
@@ -47,12 +50,12 @@ class ResponsesBuilder(ResponseBuilder):
         run(self._events(delta))
 
     def whole(self, usage: Usage) -> Iterator[Piece]:
-        yield encode(self.finished(usage))
+        yield from self._pieces(self.finished(usage))
 
     def finished(self, usage: Usage) -> Json:
-        """Returns the response, after everything has been added."""
+        """Returns the state of the response, after everything has been added."""
         is_cut = self._finish_reason == "length"
-        found = self.body("incomplete" if is_cut else "completed")
+        found = self.state("incomplete" if is_cut else "completed")
         found["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
         return found | {"completed_at": self._completed_at, "usage": self._usage(usage)}
 
@@ -61,26 +64,27 @@ class ResponsesBuilder(ResponseBuilder):
     def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
         if self._number:
             return None
-        body = self.body("in_progress")
+        response = self._response(self.state("in_progress"))
         names = ("response.created", "response.in_progress")
-        return [self._written((name, {"response": body})) for name in names]
+        return [piece for name in names for piece in self._written((name, {"response": response}))]
 
-    def events(self, delta: Delta, usage: Usage) -> bytes:
-        return b"".join(map(self._written, self._events(delta)))
+    def events(self, delta: Delta, usage: Usage) -> Iterable[Piece]:
+        for event in self._events(delta):
+            yield from self._written(event)
 
     def end(self, usage: Usage) -> Iterable[Piece]:
-        found = self.finished(usage)
-        yield self._written((f"response.{found['status']}", {"response": found}))
+        state = self.finished(usage)
+        yield from self._written((f"response.{state['status']}", {"response": self._response(state)}))
 
-    def failure(self, error: ApiError) -> bytes:
-        run(self._output.end("incomplete"))
-        found = self.body("failed") | {"error": {"code": "server_error", "message": error.message}}
-        return self._written(("response.failed", {"response": found}))
+    def failure(self, error: ApiError) -> Iterable[Piece]:
+        run(self.output.end("incomplete"))
+        state = self.state("failed") | {"error": {"code": "server_error", "message": error.message}}
+        yield from self._written(("response.failed", {"response": self._response(state)}))
 
     # ---- both ----
 
-    def body(self, status: str) -> Json:
-        """Returns the response as it is now."""
+    def state(self, status: str) -> Json:
+        """Returns the response as it is now, without its output and what it repeats."""
         return {
             "id": self.id,
             "object": "response",
@@ -90,31 +94,38 @@ class ResponsesBuilder(ResponseBuilder):
             "error": None,
             "incomplete_details": None,
             "model": self.answering.model.name,
-            "output": list(self._output.items),
             "service_tier": self.answering.service.name,
+            "store": self.is_stored,
             "usage": None,
-            **self.repeated,
         }
+
+    def _pieces(self, state: Json) -> Iterator[Piece]:
+        pieces = response_pieces(encode(state), self.output.items, memoryview(self.repeated)[1:])
+        # Nothing of it is in the store.
+        return cast(Iterator[Piece], pieces)
+
+    def _response(self, state: Json) -> Written:
+        return Written([*self._pieces(state)])
 
     def _events(self, delta: Delta) -> Iterator[Event]:
         """Must be iterated to its end."""
+        was_thinking = self._reader.is_thinking
         read = self._reader.feed(delta.text)
         if self._reader.is_thinking:
             self._num_reasoning_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._finish_reason, self._completed_at = delta.finish_reason, int(time.time())
             read.add(self._reader.end(is_cut=delta.is_cut))
+        is_thought = bool(read.reasoning or was_thinking or self._reader.is_thinking)
         if not self.shows_reasoning:
             read.reasoning = ""
-        yield from self._output.add(read, self._logprobs(delta))
+        yield from self.output.add(read, self._logprobs(delta), is_thought)
         if delta.finish_reason is not None:
-            yield from self._output.end("incomplete" if delta.finish_reason == "length" else "completed")
+            yield from self.output.end("incomplete" if delta.finish_reason == "length" else "completed")
 
-    def _written(self, event: Event) -> bytes:
-        name, fields = event
-        body = {"type": name, "sequence_number": self._number, **fields}
-        self._number += 1
-        return event_named(name, body)
+    def _written(self, event: Event) -> Iterator[Piece]:
+        number, self._number = self._number, self._number + 1
+        return cast(Iterator[Piece], event_pieces(event, number))
 
     def _usage(self, usage: Usage) -> Json:
         num_input, num_output = usage.num_prompt_tokens, usage.num_completion_tokens

@@ -4,12 +4,19 @@ they go into the template."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from alignedserve.gateway.http.json_pieces import encode
 from alignedserve.types import InvalidRequest
 
 Item = dict[str, Any]
+
+# The most items of a conversation, earlier turns included.
+MAX_ITEMS = 4096
+# The most characters of an item's id: OpenAI's have 64 at most.
+MAX_ID_CHARS = 256
+_REFERENCE = "item_reference"
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _ROLES = ("user", "assistant", "system", "developer")
@@ -21,18 +28,58 @@ def new_id(kind: str) -> str:
     return f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(12)}"
 
 
-def items_of(given: str | Sequence[Any], earlier: Sequence[Item]) -> list[Item]:
-    """Returns the items that a client sends, each with its type and an id. References are to the `earlier` ones, or to
-    those before. Raises InvalidRequest."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    known = {item["id"]: item for item in earlier if "id" in item}
-    found = []
-    for item in given:
-        read = _item(item, known)
-        known[read["id"]] = read
-        found.append(read)
-    return found
+class Items:
+    """The items of a conversation. A reference is kept as such: what it refers to may be large, and there may be
+    thousands of them."""
+
+    def __init__(self, earlier: Sequence[Item] = ()) -> None:
+        """`earlier` are those that were kept of the turns before."""
+        # All items, with those that are referred to in the place of references.
+        self.all: list[Item] = []
+        # The sizes in bytes of what references add.
+        self.num_added_bytes = 0
+        self._known: dict[str, Item] = {}
+        self._sizes: dict[str, int] = {}
+        for item in earlier:
+            self._add(item)
+
+    def add(self, given: str | Sequence[Any]) -> list[tuple[str, bytes]]:
+        """Adds the items that a client sends. Returns the id of each, and what is kept of it, as JSON. Raises
+        InvalidRequest."""
+        if isinstance(given, str):
+            given = [{"role": "user", "content": given}]
+        kept = []
+        for item in given:
+            read = _item(item)
+            self._add(read)
+            kept.append((read["id"], kept_json("input", read)))
+            if len(self.all) > MAX_ITEMS:
+                raise InvalidRequest(f"input: more than {MAX_ITEMS} items, with those of earlier responses")
+        return kept
+
+    def _add(self, item: Item) -> None:
+        """References are to earlier items."""
+        name = item["id"]
+        if item["type"] != _REFERENCE:
+            self._known[name] = item
+            self._sizes.pop(name, None)
+        elif name not in self._known:
+            raise InvalidRequest(f"input: there is no item {name!r} to refer to")
+        else:
+            if name not in self._sizes:
+                self._sizes[name] = len(kept_json("input", self._known[name]))
+            self.num_added_bytes += self._sizes[name]
+        self.all.append(self._known[name])
+
+
+def kept_json(name: str, value: Any) -> bytes:
+    """Returns JSON that can be kept of what came in the parameter `name`. Raises InvalidRequest."""
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name}: a text in it has half of a surrogate pair") from None
+    except RecursionError:
+        raise InvalidRequest(f"{name}: it is nested too deeply") from None
 
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -57,12 +104,13 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
     return messages
 
 
-def _item(item: Any, known: Mapping[str, Item]) -> Item:
+def _item(item: Any) -> Item:
+    """Returns the item with its type and an id. Raises InvalidRequest."""
+    if isinstance(item, dict):
+        _check_id(item.get("id"))
     match item:
         case {"type": "item_reference", "id": str(reference)}:
-            if reference in known:
-                return known[reference]
-            raise InvalidRequest(f"input: there is no item {reference!r} to refer to")
+            return {"id": reference, "type": _REFERENCE}
         case {"type": "function_call", "call_id": str(), "name": str(), "arguments": str()}:
             pass
         case {"type": "function_call_output", "call_id": str(), "output": str() | list()}:
@@ -82,6 +130,11 @@ def _item(item: Any, known: Mapping[str, Item]) -> Item:
         **{key: value for key, value in item.items() if value is not None},
         "type": kind,
     }
+
+
+def _check_id(given: Any) -> None:
+    if given is not None and not (isinstance(given, str) and len(given) <= MAX_ID_CHARS):
+        raise InvalidRequest(f"input: an item's id must be a text of at most {MAX_ID_CHARS} characters")
 
 
 def _text(content: str | Sequence[Any], name: str) -> str:

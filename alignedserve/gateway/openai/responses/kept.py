@@ -1,21 +1,36 @@
-"""Responses that are kept: the conversation before a response, and what is stored of one that has ended."""
+"""Responses that are kept: the conversation before a response, and what is stored of one that has ended.
+
+What is stored can be large, so it is only moved here, in pieces, and never decoded.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Sequence
-
-import msgspec
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from alignedserve.gateway.generation.generation import Usage
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.http.json_pieces import encode
+from alignedserve.gateway.http.json_pieces import Json, Piece, encode
+from alignedserve.gateway.http.reading import Share, too_large
+from alignedserve.gateway.openai.responses.body import MAX_RESPONSE_ID_CHARS
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
-from alignedserve.gateway.openai.responses.items import Item
+from alignedserve.gateway.openai.responses.output import Output, spans_without_logprobs
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse
-from alignedserve.store import ResponseId, ResponseRecord, ResponseStore, StoreAway, StoreFull
+from alignedserve.store import (
+    Part,
+    ResponseGone,
+    ResponseHead,
+    ResponseId,
+    ResponseStore,
+    StoreAway,
+    StoreFull,
+)
+from alignedserve.store.base import Order
+from alignedserve.store.responses import ItemPage, Pieces, sizes_of
 
 log = logging.getLogger(__name__)
 
@@ -23,90 +38,190 @@ log = logging.getLogger(__name__)
 KEPT_S = 30 * 86400
 # The most responses that a conversation may have, each of which is read for its next turn.
 MAX_TURNS = 512
-_PREVIOUS = b'"previous_response_id"'
+# The ids that responses can have here.
+_ID = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_RESPONSE_ID_CHARS}}}")
 
 
-class _Named(msgspec.Struct):
-    previous_response_id: str | None = None
+# What a turn adds to a conversation.
+_TURN: tuple[Part, ...] = ("input_items", "output")
 
 
-class _Answered(msgspec.Struct):
-    output: list[Item] = []
+@dataclass(frozen=True)
+class Conversation:
+    """What goes before a call."""
+
+    # A JSON array of items, in pieces; None: there is nothing.
+    items: list[Piece] | None = None
+    num_bytes: int = 0
+    # The number of responses in it.
+    num_turns: int = 0
 
 
 class KeptResponses:
-    def __init__(self, store: ResponseStore | None) -> None:
+    def __init__(self, store: ResponseStore | None, max_body_bytes: int) -> None:
+        """`max_body_bytes` is what a body may have together with the conversation before it."""
         self._store = store
+        self._max_body_bytes = max_body_bytes
 
-    async def with_earlier(self, pieces: Sequence[bytes], owner: str) -> list[bytes]:
-        """Returns the body of a call with the items of the conversation that it goes on with. Raises ApiError."""
-        data = b"".join(pieces)
-        if _PREVIOUS not in data or not data.lstrip().startswith(b"{"):
-            return list(pieces)
-        try:
-            previous = msgspec.json.decode(data, type=_Named).previous_response_id
-        except msgspec.MsgspecError:
-            # What is wrong is found where the body is read.
-            return list(pieces)
-        if previous is None:
-            return list(pieces)
-        items = await self._items_up_to(ResponseId(previous), owner)
-        return [b'{"earlier_items":', encode(items), b",", data.lstrip()[1:]]
-
-    async def keep(self, call: PreparedResponse, owner: str, builder: ResponseBuilder, usage: Usage) -> None:
+    async def keep(
+        self, call: PreparedResponse, owner: str, before: Conversation, builder: ResponseBuilder, usage: Usage
+    ) -> None:
         """Stores the response, which has ended. If that is not possible, the response says that it is not stored."""
         assert isinstance(builder, ResponsesBuilder)
         if self._store is None or not call.is_stored:
-            builder.repeated["store"] = False
+            builder.is_stored = False
             return
-        body = builder.finished(usage)
+        parts = parts_of(call) | output_parts(builder.output)
+        head = head_of(call, owner, before, builder.finished(usage), parts, builder.output.num_logprob_bytes)
         try:
-            await self._store.add(record_of(call, owner, body["status"], body["id"], encode(body)))
+            await self._store.add(head, parts)
         except (StoreFull, StoreAway) as error:
-            builder.repeated["store"] = False
+            builder.is_stored = False
             log.warning(
                 "a response is not kept: %s", "there is no room" if isinstance(error, StoreFull) else error
             )
 
-    async def find(self, response_id: str, owner: str) -> ResponseRecord:
+    async def find(self, response_id: str, owner: str) -> ResponseHead:
         """Raises ApiError, which is the same for a response that does not exist and for another owner's."""
-        record = await self._store.get(ResponseId(response_id)) if self._store else None
-        if record is None or record.owner != owner:
-            raise ApiError(404, f"Response with id {response_id!r} not found.", param="response_id")
-        return record
+        head = await self._head(response_id)
+        if head is None or head.owner != owner:
+            raise not_found(response_id)
+        return head
 
-    async def _items_up_to(self, response_id: ResponseId, owner: str) -> list[Item]:
-        """Returns the items of the conversation up to this response, its output included. Raises ApiError."""
-        turns: list[list[Item]] = []
-        at: ResponseId | None = response_id
+    async def conversation(
+        self, response_id: str, owner: str, share: Share, num_body_bytes: int
+    ) -> Conversation:
+        """Returns the conversation up to this response, its output included, for a call whose body has
+        `num_body_bytes`. What it takes is counted in `share` before it is read. Raises ApiError."""
+        heads = await self._heads_up_to(response_id, owner, num_body_bytes)
+        num_bytes = heads[0].num_conversation_bytes
+        share.add(num_bytes)
+        pieces: list[Piece] = []
+        try:
+            for head in reversed(heads):
+                for part in _TURN:
+                    if head.size_of(part):
+                        pieces.append(b"," if pieces else b"[")
+                    for begin, end in await self._spans(head, part):
+                        pieces += [piece async for piece in self.pieces(head, part, begin, end)]
+        except ResponseGone as gone:
+            raise _no_previous(str(gone)) from None
+        return Conversation([*(pieces or [b"["]), b"]"], num_bytes, heads[0].num_turns)
+
+    def pieces(
+        self, head: ResponseHead, part: Part, begin: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yields the bytes of a part. Raises ResponseGone and StoreAway."""
+        assert self._store
+        return self._store.pieces(head, part, begin, end)
+
+    async def read(self, head: ResponseHead, part: Part, begin: int, end: int) -> bytes:
+        """Returns the bytes of a part between two places. Raises ResponseGone and StoreAway."""
+        return b"".join([piece async for piece in self.pieces(head, part, begin, end)])
+
+    async def response(self, head: ResponseHead) -> AsyncIterator[bytes]:
+        """Yields OpenAI's object. Raises ResponseGone and StoreAway."""
+        yield head.state[:-1] + b',"output":['
+        async for piece in self.pieces(head, "output"):
+            yield piece
+        yield b"],"
+        async for piece in self.pieces(head, "repeated", 1):
+            yield piece
+
+    @staticmethod
+    def num_bytes(head: ResponseHead) -> int:
+        """Returns the size of OpenAI's object."""
+        return len(head.state) + len(b',"output":[') + head.size_of("output") + head.size_of("repeated")
+
+    async def item_page(
+        self, head: ResponseHead, after: str | None, limit: int, order: Order
+    ) -> ItemPage | None:
+        """Returns None if there is no item `after`."""
+        assert self._store
+        try:
+            name = None if after is None else encode(after)
+        except UnicodeEncodeError:
+            return None
+        return await self._store.item_page(head.id, name, limit, order)
+
+    async def _spans(self, head: ResponseHead, part: Part) -> list[tuple[int, int]]:
+        """Returns the places between which the conversation has the part: without log-probabilities."""
+        num_bytes = head.size_of(part)
+        if part == "output" and head.num_logprob_bytes:
+            places = await self.read(head, "places", 0, head.size_of("places"))
+            return [*spans_without_logprobs(places, num_bytes)]
+        return [(0, num_bytes)]
+
+    async def _head(self, response_id: str) -> ResponseHead | None:
+        if self._store is None or not _ID.fullmatch(response_id):
+            return None
+        return await self._store.head(ResponseId(response_id))
+
+    async def _heads_up_to(self, response_id: str, owner: str, num_body_bytes: int) -> Sequence[ResponseHead]:
+        """Returns the responses of the conversation, the last one first. Raises ApiError."""
+        heads: list[ResponseHead] = []
+        at: str | None = response_id
         while at is not None:
-            record = await self._store.get(at) if self._store else None
-            if record is None or record.owner != owner or not record.is_over:
-                message = f"Previous response with id {at!r} not found, or not complete."
-                raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
-            output = msgspec.json.decode(record.body, type=_Answered).output
-            turns.append([*msgspec.json.decode(record.input_items), *output])
-            at = record.previous_id
-            if len(turns) > MAX_TURNS:
-                message = f"a conversation of more than {MAX_TURNS} responses"
-                raise ApiError(400, f"previous_response_id: {message}", param="previous_response_id")
-        return [item for turn in reversed(turns) for item in turn]
+            head = await self._head(at)
+            if head is None or head.owner != owner or not head.is_over:
+                raise _no_previous(at)
+            if not heads:
+                self._check_size(head, num_body_bytes)
+            heads.append(head)
+            at = head.previous_id
+        return heads
+
+    def _check_size(self, head: ResponseHead, num_body_bytes: int) -> None:
+        if head.num_turns >= MAX_TURNS:
+            message = f"previous_response_id: a conversation of more than {MAX_TURNS} responses"
+            raise ApiError(400, message, param="previous_response_id")
+        if head.num_conversation_bytes + num_body_bytes > self._max_body_bytes:
+            raise too_large(self._max_body_bytes, "with the conversation before it, ")
 
 
-def record_of(
-    call: PreparedResponse, owner: str, status: str, response_id: str, body: bytes, pending: bytes = b""
-) -> ResponseRecord:
-    """`pending` is the body of a call that is not answered yet."""
+def not_found(response_id: str) -> ApiError:
+    return ApiError(404, f"Response with id {response_id!r} not found.", param="response_id")
+
+
+def _no_previous(response_id: str) -> ApiError:
+    message = f"Previous response with id {response_id!r} not found, or not complete."
+    return ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
+
+
+def parts_of(call: PreparedResponse) -> dict[Part, Pieces]:
+    """Returns what is stored of a call, whatever its answer."""
+    return {
+        "input_items": [call.input_items],
+        "item_index": [call.item_index],
+        "repeated": [call.repeated],
+    }
+
+
+def output_parts(output: Output) -> dict[Part, Pieces]:
+    return {"output": output.items, "places": [output.places]}
+
+
+def head_of(
+    call: PreparedResponse,
+    owner: str,
+    before: Conversation,
+    state: Json,
+    parts: dict[Part, Pieces],
+    num_logprob_bytes: int = 0,
+) -> ResponseHead:
     now = int(time.time())
     previous = call.previous_response_id
-    return ResponseRecord(
-        id=ResponseId(response_id),
+    return ResponseHead(
+        id=ResponseId(state["id"]),
         owner=owner,
-        status=status,  # type: ignore[arg-type]
+        status=state["status"],
         created_at=now,
         expires_at=now + KEPT_S,
         previous_id=None if previous is None else ResponseId(previous),
-        input_items=call.input_items,
-        body=body,
-        call=pending,
+        is_background=call.is_background,
+        num_turns=before.num_turns + 1,
+        num_earlier_bytes=before.num_bytes,
+        num_bytes=sizes_of(parts),
+        num_logprob_bytes=num_logprob_bytes,
+        state=encode(state),
     )

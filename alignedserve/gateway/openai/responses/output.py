@@ -1,185 +1,144 @@
-"""The output of a response: items that grow as the text comes, and the events that tell of it."""
+"""The output of a response while it comes: items, one after the other, and the events that tell of them."""
 
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.items import new_id
+from alignedserve.gateway.openai.responses.output_items import Call, Message, OutputItem, TextItem, Thoughts
+from alignedserve.gateway.openai.responses.written import Event, Stored, object_pieces
 from alignedserve.gateway.tools.calls import Read
 
-# The type of an event, and its fields besides the number in the sequence.
-Event = tuple[str, Json]
-
-
-@dataclass(eq=False)
-class _Item(ABC):
-    index: int
-    id: str = ""
-    parts: list[str] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.parts)
-
-    @property
-    def place(self) -> Json:
-        return {"item_id": self.id, "output_index": self.index}
-
-    @abstractmethod
-    def body(self, status: str) -> Json:
-        """Returns the item as it is now."""
-
-    @abstractmethod
-    def begun(self) -> Iterator[Event]: ...
-
-    @abstractmethod
-    def added(self, text: str, logprobs: Sequence[Json]) -> Event: ...
-
-    @abstractmethod
-    def ended(self, status: str) -> Iterator[Event]: ...
-
-
-class _TextItem(_Item):
-    """An item with one part, which is text."""
-
-    # The name of the events of its text, and the type of its part.
-    events = "response.output_text"
-    part_kind = "output_text"
-
-    @property
-    def part_place(self) -> Json:
-        return self.place | {"content_index": 0}
-
-    def part(self, text: str) -> Json:
-        return {"type": self.part_kind, "text": text}
-
-    def begun(self) -> Iterator[Event]:
-        yield (
-            "response.output_item.added",
-            {"output_index": self.index, "item": self.body("in_progress") | {"content": []}},
-        )
-        yield "response.content_part.added", self.part_place | {"part": self.part("")}
-
-    def added(self, text: str, logprobs: Sequence[Json]) -> Event:
-        self.parts.append(text)
-        return f"{self.events}.delta", self.part_place | {"delta": text}
-
-    def ended(self, status: str) -> Iterator[Event]:
-        text = self.text
-        yield f"{self.events}.done", self.part_place | {"text": text}
-        yield "response.content_part.done", self.part_place | {"part": self.part(text)}
-        yield "response.output_item.done", {"output_index": self.index, "item": self.body(status)}
-
-
-@dataclass(eq=False)
-class _Message(_TextItem):
-    logprobs: list[Json] = field(default_factory=list)
-
-    def part(self, text: str) -> Json:
-        return super().part(text) | {"annotations": [], "logprobs": self.logprobs if text else []}
-
-    def added(self, text: str, logprobs: Sequence[Json]) -> Event:
-        self.logprobs += logprobs
-        name, event = super().added(text, logprobs)
-        return name, event | {"logprobs": list(logprobs)}
-
-    def ended(self, status: str) -> Iterator[Event]:
-        for name, event in super().ended(status):
-            yield name, event | ({"logprobs": self.logprobs} if name.endswith("text.done") else {})
-
-    def body(self, status: str) -> Json:
-        content = [self.part(self.text)]
-        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-
-class _Thoughts(_TextItem):
-    events = "response.reasoning_text"
-    part_kind = "reasoning_text"
-
-    def body(self, status: str) -> Json:
-        content = [self.part(self.text)]
-        return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
-
-
-@dataclass(eq=False)
-class _Call(_Item):
-    name: str = ""
-    call_id: str = ""
-
-    def body(self, status: str) -> Json:
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "status": status,
-            "call_id": self.call_id,
-            "name": self.name,
-            "arguments": self.text,
-        }
-
-    def begun(self) -> Iterator[Event]:
-        yield "response.output_item.added", {"output_index": self.index, "item": self.body("in_progress")}
-
-    def added(self, text: str, logprobs: Sequence[Json]) -> Event:
-        self.parts.append(text)
-        return "response.function_call_arguments.delta", self.place | {"delta": text}
-
-    def ended(self, status: str) -> Iterator[Event]:
-        arguments = {"name": self.name, "arguments": self.text}
-        yield "response.function_call_arguments.done", self.place | arguments
-        yield "response.output_item.done", {"output_index": self.index, "item": self.body(status)}
+# The places that are kept of an item, in the bytes of all items: where it begins, where its text begins and ends, the
+# same of its log-probabilities (both at the end of the text if it has none), and where it ends.
+PLACES = 6
+# Their type: they are kept as eight bytes each.
+PLACE: Final = "q"
 
 
 class Output:
     def __init__(self) -> None:
-        self._done: list[Json] = []
-        self._open: _Item | None = None
+        # The items that have ended, as JSON with commas between them.
+        self._done: list[Piece] = []
+        self._places = array(PLACE)
+        self._num_done = 0
+        self._num_bytes = 0
+        self._open: OutputItem | None = None
+        # The log-probabilities of tokens that have no text yet, as JSON without the brackets.
+        self._waiting = bytearray()
+        # The size in bytes of those in items that have ended.
+        self.num_logprob_bytes = 0
 
     @property
-    def items(self) -> list[Json]:
-        """The items that have ended."""
+    def items(self) -> Sequence[Piece]:
+        """The items that have ended, as JSON with commas between them."""
         return self._done
 
-    def add(self, read: Read, logprobs: Sequence[Json]) -> Iterator[Event]:
-        """Must be iterated to its end."""
+    @property
+    def num_bytes(self) -> int:
+        """The size of these."""
+        return self._num_bytes
+
+    @property
+    def places(self) -> bytes:
+        """Where everything is in these: PLACES numbers of each item."""
+        return self._places.tobytes()
+
+    def add(self, read: Read, logprobs: Sequence[Json], is_thought: bool = False) -> Iterator[Event]:
+        """`logprobs` are those of the tokens that were read: each belongs to the message that has its text, which may
+        come later, or to none if it `is_thought`. Must be iterated to its end."""
+        if is_thought:
+            # What has waited is the mark that thoughts begin with.
+            self._waiting.clear()
         if read.reasoning:
-            yield from self._go_on(_Thoughts, "reasoning", read.reasoning, ())
+            yield from self._go_on(Thoughts, "reasoning", read.reasoning, b"")
+        if read.content or not is_thought:
+            self._wait(logprobs)
         if read.content:
-            yield from self._go_on(_Message, "message", read.content, logprobs)
+            waiting, self._waiting = bytes(self._waiting), bytearray()
+            yield from self._go_on(Message, "message", read.content, waiting)
         for piece in read.pieces:
             if piece.name is not None:
+                # What has waited is of the call.
+                self._waiting.clear()
                 yield from self.end("completed")
-                index, call_id = len(self._done), f"call_{secrets.token_hex(12)}"
-                yield from self._begin(_Call(index, new_id("function_call"), [], piece.name, call_id))
+                index, call_id = self._num_done, f"call_{secrets.token_hex(12)}"
+                name = piece.name
+                yield from self._begin(Call(index, new_id("function_call"), name=name, call_id=call_id))
             if piece.arguments and self._open:
-                yield self._open.added(piece.arguments, ())
+                yield self._open.add(_json_text(piece.arguments))
+        if isinstance(self._open, Call):
+            self._waiting.clear()
 
     def end(self, status: str) -> Iterator[Event]:
         """Ends the item that is open. Must be iterated to its end."""
         if self._open:
+            waiting, self._waiting = bytes(self._waiting), bytearray()
+            if waiting and isinstance(self._open, Message):
+                yield self._open.add(b"", waiting)
             yield from self._open.ended(status)
-            self._done.append(self._open.body(status))
+            self._keep(self._open, status)
             self._open = None
 
-    def _go_on(
-        self, kind: type[_TextItem], name: str, text: str, logprobs: Sequence[Json]
-    ) -> Iterator[Event]:
+    def _wait(self, logprobs: Sequence[Json]) -> None:
+        more = encode(logprobs)[1:-1]
+        if self._waiting and more:
+            self._waiting += b","
+        self._waiting += more
+
+    def _keep(self, item: OutputItem, status: str) -> None:
+        if self._num_done:
+            self._done.append(b",")
+            self._num_bytes += 1
+        begin = self._num_bytes
+        text = logprobs = (begin, begin)
+        for piece in object_pieces(item.body(status)):
+            assert not isinstance(piece, Stored)
+            end = self._num_bytes + len(piece)
+            if piece is item.text:
+                text, logprobs = (self._num_bytes, end), (end, end)
+            elif piece is item.logprobs:
+                logprobs = self._num_bytes, end
+            self._done.append(piece)
+            self._num_bytes = end
+        self._places.extend((begin, *text, *logprobs, self._num_bytes))
+        self.num_logprob_bytes += logprobs[1] - logprobs[0]
+        self._num_done += 1
+
+    def _go_on(self, kind: type[TextItem], name: str, text: str, logprobs: bytes) -> Iterator[Event]:
         if not isinstance(self._open, kind):
             yield from self.end("completed")
-            yield from self._begin(kind(len(self._done), new_id(name)))
+            yield from self._begin(kind(self._num_done, new_id(name)))
         assert self._open
-        yield self._open.added(text, logprobs)
+        yield self._open.add(_json_text(text), logprobs)
 
-    def _begin(self, item: _Item) -> Iterator[Event]:
+    def _begin(self, item: OutputItem) -> Iterator[Event]:
         self._open = item
         yield from item.begun()
 
 
+def spans_without_logprobs(places: Piece, num_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yields the places between which items without their log-probabilities are, in output of `num_bytes`."""
+    found, begin = array(PLACE), 0
+    found.frombytes(places)
+    for first in range(0, len(found), PLACES):
+        logprobs_begin, logprobs_end = found[first + 3 : first + 5]
+        if logprobs_end > logprobs_begin:
+            yield begin, logprobs_begin
+            begin = logprobs_end
+    yield begin, num_bytes
+
+
+def _json_text(text: str) -> bytes:
+    """Returns the JSON of a text without its quotes."""
+    return encode(text)[1:-1]
+
+
 def run(events: Iterator[Any]) -> None:
-    """Takes all events, where nobody wants them."""
+    """Iterates over events that are not sent."""
     for _ in events:
         pass

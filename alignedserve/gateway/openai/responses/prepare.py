@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from itertools import accumulate, islice
 from typing import Any
 
-import msgspec
-
 from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields
-from alignedserve.gateway.generation.prepared import Answering
+from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands
+from alignedserve.gateway.generation.prepared import TOKEN_BYTES, Answered, Answering
+from alignedserve.gateway.http.json_pieces import encode
+from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
+from alignedserve.gateway.openai.responses.items import Items, kept_json
 from alignedserve.types import InvalidRequest
 
 
 class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
     # What the response repeats of the call, as JSON.
     repeated: bytes
-    # The items of the call's input, as JSON.
+    # The items of the call's input, as JSON with commas between them.
     input_items: bytes
+    # A line for each of them: where it ends in the bytes of these, and its id as JSON.
+    item_index: bytes
     is_stored: bool
     is_background: bool
     previous_response_id: str | None
@@ -28,33 +35,65 @@ class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
     def response_builder(self, answering: Answering) -> ResponsesBuilder:
         return ResponsesBuilder(
             answering,
-            msgspec.json.decode(self.repeated),
+            self.repeated,
             self.reading.new_reader,
             self.num_logprobs,
             shows_reasoning=self.shows_reasoning,
+            is_stored=self.is_stored,
         )
 
 
-def response(body: ResponseBody, model: ServedModel, limits: Limits) -> PreparedResponse:
-    """Raises ApiError and InvalidRequest."""
+def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> PreparedResponse:
+    """Raises ApiError, InvalidRequest and Expands."""
     with body.naming():
         if body.background and body.store is False:
             raise InvalidRequest("background: a response in the background has to be stored")
-        if body.previous_response_id is not None and body.earlier_items is None:
-            raise InvalidRequest("previous_response_id: not possible in a batch")
-        earlier, items = body.items()
-        found = chat_fields(body, body.conversation_of([*earlier, *items]), model, limits)
+        if body.previous_response_id is not None and beside.earlier is None:
+            raise ConversationNeeded(body.previous_response_id)
+        # What was kept came from clients, and is read as they are.
+        earlier = json.loads(beside.earlier or b"[]")
+        items = Items(earlier)
+        kept = items.add(body.input)
+        if beside.room is not None and items.num_added_bytes > beside.room:
+            raise Expands(items.num_added_bytes)
+        input_items, repeated = b",".join(item for _, item in kept), _written(_repeated(body))
+        if len(input_items) + len(repeated) > limits.max_body_bytes:
+            # A number of three letters may be written as twenty.
+            raise too_large(limits.max_body_bytes, "as it would be kept, ")
+        found = chat_fields(body, body.conversation_of(items.all), model, limits)
         # Tools that OpenAI's servers run themselves.
         found["ignored"] += [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
         return PreparedResponse(
             **found,
-            repeated=msgspec.json.encode(_repeated(body)),
-            input_items=msgspec.json.encode(items),
+            repeated=repeated,
+            input_items=input_items,
+            item_index=_index_of(kept),
             is_stored=body.store is not False,
             is_background=bool(body.background),
             previous_response_id=body.previous_response_id,
             num_logprobs=body.num_logprobs,
         )
+
+
+def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> Answered:
+    """Returns how many tokens the prompt of this call would have. Raises ApiError, InvalidRequest and Expands."""
+    call = response(body, model, limits, beside)
+    num_tokens = len(call.prompts[0]) // TOKEN_BYTES
+    return Answered(encode({"object": "response.input_tokens", "input_tokens": num_tokens}), call.ignored)
+
+
+def _written(repeated: dict[str, Any]) -> bytes:
+    """Raises InvalidRequest."""
+    members = (encode(name) + b":" + kept_json(name, value) for name, value in repeated.items())
+    return b"{%b}" % b",".join(members)
+
+
+def _index_of(kept: Sequence[tuple[str, bytes]]) -> bytes:
+    ends = accumulate((len(item) + 1 for _, item in kept), initial=-1)
+    lines = (
+        b"%d %b\n" % (end, encode(name)) for (name, _), end in zip(kept, islice(ends, 1, None), strict=True)
+    )
+    return b"".join(lines)
 
 
 def _repeated(body: ResponseBody) -> dict[str, Any]:
@@ -74,7 +113,6 @@ def _repeated(body: ResponseBody) -> dict[str, Any]:
             "summary": reasoning.summary if reasoning else None,
         },
         "safety_identifier": body.safety_identifier,
-        "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
         "tool_choice": "auto" if choice is None else choice,

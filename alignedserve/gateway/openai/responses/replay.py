@@ -1,55 +1,92 @@
-"""The events of a response that is kept: the sequence that a stream would have had, with each text in one piece."""
+"""The events of a response that is kept: the sequence that a stream would have had, with each text in one piece. What
+is large is read when it is sent, once for each event that has it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from alignedserve.gateway.http.json_pieces import Json, event_named
+import msgspec
 
-_DELTAS = {
-    "output_text": "response.output_text",
-    "reasoning_text": "response.reasoning_text",
-}
+from alignedserve.gateway.http.json_pieces import encode
+from alignedserve.gateway.openai.responses.output import PLACE, PLACES
+from alignedserve.gateway.openai.responses.output_items import OutputItem, restored
+from alignedserve.gateway.openai.responses.written import (
+    AnyPiece,
+    Event,
+    Stored,
+    Written,
+    event_pieces,
+    response_pieces,
+)
+from alignedserve.store import Part, ResponseHead
 
+# Larger things are not read before they are sent.
+SMALL_BYTES = 64 << 10
+# The bytes of places that are read at a time.
+_STEP_BYTES = 1024 * PLACES * array(PLACE).itemsize
 
-def events_of(body: Json) -> Iterator[tuple[str, Json]]:
-    """`body` is that of a response which is over."""
-    early = body | {"status": "in_progress", "output": [], "usage": None, "completed_at": None}
-    yield "response.created", {"response": early}
-    yield "response.in_progress", {"response": early}
-    for index, item in enumerate(body["output"]):
-        place = {"item_id": item["id"], "output_index": index}
-        nothing: Json = {"content": []} if "content" in item else {"arguments": ""}
-        begun = item | {"status": "in_progress"} | nothing
-        yield "response.output_item.added", {"output_index": index, "item": begun}
-        if item["type"] == "function_call":
-            arguments = item["arguments"]
-            yield "response.function_call_arguments.delta", place | {"delta": arguments}
-            yield (
-                "response.function_call_arguments.done",
-                place | {"name": item["name"], "arguments": arguments},
-            )
-        else:
-            yield from _of_parts(item["content"], place)
-        yield "response.output_item.done", {"output_index": index, "item": item}
-    status = body["status"]
-    yield f"response.{'failed' if status == 'cancelled' else status}", {"response": body}
+# Returns the bytes of a part between two places.
+Read = Callable[[Part, int, int], Awaitable[bytes]]
 
 
-def _of_parts(parts: list[Json], place: Json) -> Iterator[tuple[str, Json]]:
-    for number, part in enumerate(parts):
-        at, name = place | {"content_index": number}, _DELTAS[part["type"]]
-        logprobs: Json = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-        empty: dict[str, Any] = {"text": ""} | {key: [] for key in logprobs}
-        yield "response.content_part.added", at | {"part": part | empty}
-        yield f"{name}.delta", at | {"delta": part["text"]} | logprobs
-        yield f"{name}.done", at | {"text": part["text"]} | logprobs
-        yield "response.content_part.done", at | {"part": part}
-
-
-def written(body: Json, after: int = -1) -> Iterator[bytes]:
-    """Yields the events with higher numbers than `after`."""
-    for number, (name, fields) in enumerate(events_of(body)):
+async def written(head: ResponseHead, read: Read, after: int = -1) -> AsyncIterator[Sequence[AnyPiece]]:
+    """Yields the events with higher numbers than `after`, of a response which is over."""
+    number = 0
+    async for event in _events_of(head, read):
         if number > after:
-            yield event_named(name, {"type": name, "sequence_number": number, **fields})
+            yield [*event_pieces(event, number)]
+        number += 1
+
+
+async def _events_of(head: ResponseHead, read: Read) -> AsyncIterator[Event]:
+    now = msgspec.json.decode(head.state)
+    early = encode(now | {"status": "in_progress", "usage": None, "completed_at": None})
+    repeated: AnyPiece = Stored("repeated", 1, head.size_of("repeated"))
+    if head.size_of("repeated") <= SMALL_BYTES:
+        repeated = await read("repeated", 1, head.size_of("repeated"))
+    begun = Written([*response_pieces(early, (), repeated)])
+    yield "response.created", {"response": begun}
+    yield "response.in_progress", {"response": begun}
+    async for item, status in _items_of(head, read):
+        for event in item.begun():
+            yield event
+        if not _is_empty(item.text) or not _is_empty(item.logprobs):
+            yield item.added()
+        for event in item.ended(status):
+            yield event
+    name = "failed" if now["status"] == "cancelled" else now["status"]
+    output = Stored("output", 0, head.size_of("output"))
+    yield f"response.{name}", {"response": Written([*response_pieces(head.state, [output], repeated)])}
+
+
+async def _items_of(head: ResponseHead, read: Read) -> AsyncIterator[tuple[OutputItem, str]]:
+    """Yields the items, and the status of each."""
+    index, num_bytes = 0, head.size_of("places")
+    for first in range(0, num_bytes, _STEP_BYTES):
+        places = array(PLACE)
+        places.frombytes(await read("places", first, min(first + _STEP_BYTES, num_bytes)))
+        for at in range(0, len(places), PLACES):
+            yield await _item(places[at : at + PLACES], index, read)
+            index += 1
+
+
+async def _item(places: Sequence[int], index: int, read: Read) -> tuple[OutputItem, str]:
+    begin, text_begin, text_end, logprobs_begin, logprobs_end, end = places
+    # An item without its text and its log-probabilities is small.
+    spans = (begin, text_begin), (text_end, logprobs_begin), (logprobs_end, end)
+    text: bytearray | Stored = Stored("output", text_begin, text_end)
+    logprobs: bytearray | Stored = Stored("output", logprobs_begin, logprobs_end)
+    if end - begin <= SMALL_BYTES:
+        whole = await read("output", begin, end)
+        rest = [whole[first - begin : last - begin] for first, last in spans]
+        text = bytearray(whole[text_begin - begin : text_end - begin])
+        logprobs = bytearray(whole[logprobs_begin - begin : logprobs_end - begin])
+    else:
+        rest = [await read("output", first, last) for first, last in spans]
+    item = msgspec.json.decode(b"".join(rest))
+    return restored(item, index, text, logprobs), item["status"]
+
+
+def _is_empty(piece: bytearray | Stored) -> bool:
+    return piece.begin == piece.end if isinstance(piece, Stored) else not piece

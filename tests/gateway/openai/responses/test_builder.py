@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -10,14 +14,167 @@ from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
+from alignedserve.gateway.openai.responses.output import run, spans_without_logprobs
+from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
+from alignedserve.gateway.openai.responses.written import Stored
+from alignedserve.gateway.tools.calls import Piece, Read
+from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.readers import TextReader
+from alignedserve.store import Part, ResponseHead, ResponseId
 from tests.gateway.scripted import MODEL
+
+USAGE = Usage(1, 1)
+
+
+def builder_of(num_logprobs: int | None = None) -> ResponsesBuilder:
+    answering = Answering(MODEL, Service(), [[5]], created=0)
+    return ResponsesBuilder(answering, b'{"tools":[]}', TextReader, num_logprobs)
+
+
+def delta_of(text: str, token: int = 30, finish_reason: str | None = None) -> Delta:
+    return Delta(0, text, [token], [(-0.25, 1, {token: -0.25})], finish_reason)
+
+
+def events_in(pieces: Iterable[Any]) -> list[dict[str, Any]]:
+    text = b"".join(pieces).decode()
+    return [json.loads(event.partition("data: ")[2]) for event in text.split("\n\n") if event]
+
+
+def streamed(builder: ResponsesBuilder, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    pieces: list[Any] = []
+    for delta in deltas:
+        pieces += builder.opening(delta, USAGE) or ()
+        pieces += builder.events(delta, USAGE)
+    return events_in([*pieces, *builder.end(USAGE)])
+
+
+def replayed(builder: ResponsesBuilder) -> list[Any]:
+    """What is sent of a response when it is kept, and what is read for it a second time."""
+    parts: dict[Part, bytes] = {
+        "output": b"".join(builder.output.items),
+        "places": builder.output.places,
+        "repeated": builder.repeated,
+    }
+    state = builder.finished(USAGE)
+    head = ResponseHead(
+        id=ResponseId(builder.id),
+        status=state["status"],
+        created_at=0,
+        expires_at=1,
+        num_bytes={name: len(data) for name, data in parts.items()},
+        state=json.dumps(state).encode(),
+    )
+
+    async def read(part: Part, begin: int, end: int) -> bytes:
+        assert end - begin <= SMALL_BYTES
+        return parts[part][begin:end]
+
+    async def sent() -> list[Any]:
+        pieces = [piece async for event in written(head, read) for piece in event]
+        return [
+            parts[piece.part][piece.begin : piece.end] if isinstance(piece, Stored) else piece
+            for piece in pieces
+        ]
+
+    return asyncio.run(sent())
 
 
 def test_a_response_has_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    builder = ResponsesBuilder(Answering(MODEL, Service(), [[5]], created=0), {}, TextReader)
+    builder = builder_of()
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     builder.add(Delta(0, "x", [30], [], "stop"))
-    kept = builder.finished(Usage(1, 1))
+    kept = builder.finished(USAGE)
     monkeypatch.setattr(time, "time", lambda: 2000.0)
-    assert builder.finished(Usage(1, 1)) == kept and kept["completed_at"] == 1000
+    assert builder.finished(USAGE) == kept and kept["completed_at"] == 1000
+
+
+def test_each_token_of_a_message_has_its_log_probability() -> None:
+    """Also half a character, and a token that ends the message without a text."""
+    texts = ["", "a", "", "", "\u00e9", "b", ""]
+    deltas = [delta_of(text, 30 + number) for number, text in enumerate(texts)]
+    deltas[-1] = delta_of("", 40, "stop")
+    builder = builder_of(num_logprobs=0)
+    events = streamed(builder, deltas)
+    (part,) = events[-1]["response"]["output"][0]["content"]
+    expected = [MODEL.token_text(token) for token in (30, 31, 32, 33, 34, 35, 40)]
+    assert [each["token"] for each in part["logprobs"]] == expected and part["text"] == "a\u00e9b"
+    told = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]
+    assert told == part["logprobs"]
+    (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == part["logprobs"]
+    whole = builder_of(num_logprobs=0)
+    for delta in deltas:
+        whole.add(delta)
+    assert json.loads(b"".join(whole.whole(USAGE)))["output"][0]["content"] == [part]
+
+
+def test_no_piece_of_an_event_is_made_of_all_that_came_before() -> None:
+    """The log-probabilities of a message are in four events, and each is the same bytes."""
+    builder = builder_of(num_logprobs=0)
+    for _ in range(500):
+        builder.add(delta_of("word "))
+    pieces = [*builder.events(delta_of("end", finish_reason="stop"), USAGE), *builder.end(USAGE)]
+    large = {id(piece) for piece in pieces if len(piece) > 10_000}
+    assert len(large) == 1 and sum(len(piece) > 10_000 for piece in pieces) == 4
+
+
+def test_what_is_kept_gives_the_events_that_were_sent() -> None:
+    builder = builder_of(num_logprobs=0)
+    events = streamed(builder, [delta_of('He said "a"'), delta_of("\n", finish_reason="length")])
+    assert builder.output.num_bytes == len(b"".join(builder.output.items))
+    again = events_in(replayed(builder))
+    assert [event["type"] for event in again] == [
+        event["type"]
+        for number, event in enumerate(events)
+        if number == 0 or events[number - 1]["type"] != event["type"]
+    ]
+    assert again[-3:] == [event | {"sequence_number": event["sequence_number"] - 1} for event in events[-3:]]
+
+
+def test_what_is_large_is_sent_again_without_being_held() -> None:
+    """Text, log-probabilities, what is repeated of the call: `read` above refuses to have one of them in one piece."""
+    builder = builder_of(num_logprobs=0)
+    builder.repeated = b'{"tools":[' + b",".join([b'"x"'] * SMALL_BYTES) + b"]}"
+    events = streamed(builder, [*[delta_of("word " * 100)] * 700, delta_of("end", finish_reason="stop")])
+    again = events_in(replayed(builder))
+    assert [event["type"] for event in again] == list(dict.fromkeys(event["type"] for event in events))
+    for found, sent in zip(again[-4:], events[-4:], strict=True):
+        assert found == sent | {"sequence_number": found["sequence_number"]}
+    assert again[4]["delta"] == events[-4]["text"] and again[4]["logprobs"] == events[-4]["logprobs"]
+
+
+def test_log_probabilities_are_no_part_of_the_conversation() -> None:
+    builder = builder_of(num_logprobs=0)
+    thoughts, call = Read(reasoning="Hm."), Read(pieces=[Piece("f", "{}")])
+    logprobs = [{"token": "x" * 1000}]
+    for read, is_thought in ((thoughts, True), (Read(content="a"), False), (call, False)):
+        run(builder.output.add(read, logprobs, is_thought))
+    run(builder.output.add(Read(content="b"), logprobs))
+    run(builder.output.end("completed"))
+    output = b"".join(builder.output.items)
+    spans = spans_without_logprobs(builder.output.places, len(output))
+    said = b"[" + b"".join(output[begin:end] for begin, end in spans) + b"]"
+    items = json.loads(b"[" + output + b"]")
+    assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "message"]
+    for item in items:
+        for part in item["content"] if item["type"] == "message" else ():
+            assert len(part["logprobs"]) == 1
+            part["logprobs"] = []
+    assert json.loads(said) == items
+    assert len(said) - 2 == len(output) - builder.output.num_logprob_bytes < 2000
+
+
+def test_the_mark_that_thoughts_begin_with_is_no_token_of_the_message() -> None:
+    """The first tokens do not say yet what they begin."""
+    builder = builder_of(num_logprobs=0)
+    builder._reader = HarmonyReader(())
+    marks = ["<|channel|>", "analysis", "<|message|>", "Hm.", "<|end|>"]
+    texts = [*marks, "<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Yes"]
+    for number, text in enumerate(texts):
+        builder.add(delta_of(text, 30 + number))
+    builder.add(delta_of("<|return|>", 50, "stop"))
+    thoughts, message = json.loads(b"".join(builder.whole(USAGE)))["output"]
+    assert (thoughts["content"][0]["text"], message["content"][0]["text"]) == ("Hm.", "Yes")
+    tokens = [each["token"] for each in message["content"][0]["logprobs"]]
+    assert MODEL.token_text(40) in tokens
+    assert not {MODEL.token_text(30 + number) for number in range(len(marks))} & {*tokens}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from alignedserve.gateway.openai.responses.items import items_of, messages_of
+from alignedserve.gateway.openai.responses.items import MAX_ID_CHARS, Items, messages_of
 from alignedserve.types import InvalidRequest
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Rome"}'}
@@ -20,7 +21,9 @@ WRITTEN_CALL = {
 
 
 def read(given: Any) -> list[dict[str, Any]]:
-    return messages_of(items_of(given, []))
+    items = Items()
+    items.add(given)
+    return messages_of(items.all)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +85,23 @@ def test_items_are_a_chat(given: Any, messages: list[dict[str, Any]]) -> None:
 
 
 def test_each_item_has_an_id_and_can_be_referred_to() -> None:
-    (first,) = items_of("How far?", [])
-    assert first["id"].startswith("msg_") and first["type"] == "message"
-    again = items_of([{"type": "item_reference", "id": first["id"]}, CALL | {"id": "fc_1"}], [first])
-    assert again == [first, CALL | {"id": "fc_1"}]
-    assert items_of([CALL | {"id": None}], [])[0]["id"].startswith("fc_")
+    ((name, text),) = Items().add("How far?")
+    first = json.loads(text)
+    assert name == first["id"] and name.startswith("msg_") and first["type"] == "message"
+    items = Items([first])
+    kept = items.add([{"type": "item_reference", "id": name}, CALL | {"id": "fc_1"}])
+    assert items.all == [first, first, CALL | {"id": "fc_1"}]
+    # what is kept is the reference, which adds what it refers to
+    assert json.loads(kept[0][1]) == {"type": "item_reference", "id": name}
+    assert items.num_added_bytes == len(text)
+    assert Items().add([CALL | {"id": None}])[0][0].startswith("fc_")
+
+
+def test_references_add_what_they_refer_to_without_copies() -> None:
+    large = {"type": "reasoning", "id": "a", "junk": "x" * 1000}
+    items = Items()
+    kept = items.add([large, *[{"type": "item_reference", "id": "a"}] * 100])
+    assert items.num_added_bytes > 100_000 and sum(len(text) for _, text in kept) < 10_000
 
 
 @pytest.mark.parametrize(
@@ -100,6 +115,12 @@ def test_each_item_has_an_id_and_can_be_referred_to() -> None:
         ([{"type": "computer_call"}], "'computer_call' is not complete, or not supported"),
         ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], "type 'input_image'"),
         ([{"role": "user", "content": [5]}], "list of parts"),
+        ([THOUGHTS | {"id": ["a"]}], "id must be a text"),
+        ([THOUGHTS | {"id": {}}], "id must be a text"),
+        ([{"type": "item_reference", "id": 5}], "id must be a text"),
+        ([THOUGHTS | {"id": "a" * (MAX_ID_CHARS + 1)}], "id must be a text"),
+        ([THOUGHTS | {"junk": "\ud800"}], "half of a surrogate pair"),
+        ([CALL | {"call_id": "\ud800"}], "half of a surrogate pair"),
     ],
 )
 def test_what_is_wrong_is_named(given: Any, reason: str) -> None:

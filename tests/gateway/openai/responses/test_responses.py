@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any, cast
 
+import httpx
 import openai
 import pytest
 from openai.types.responses import Response
 
-from alignedserve.gateway.openai.responses.replay import events_of
-from alignedserve.store import StoreAway
+from alignedserve.gateway.generation.preparer import SMALL_BYTES
+from alignedserve.gateway.openai.responses.kept import KeptResponses
+from alignedserve.process.child import Child
+from alignedserve.store import ResponseHead, StoreAway
+from alignedserve.store.redis_connection import RedisConnection
+from alignedserve.store.redis_responses import PIECE_BYTES
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.served import JSON, served
 from tests.gateway.served import play as play_alone
-from tests.gateway.served import served
 from tests.gateway.tools.test_reasoning import DEEPSEEK
 from tests.gateway.tools.test_tools import CALL, TEMPLATE, follows, model_with
 
@@ -113,9 +119,6 @@ def test_thoughts_text_and_calls_are_items(is_stream: bool) -> None:
                 assert "".join(arguments) == '{"city": "Rome"}'
                 thoughts = [e.delta for e in events if e.type == "response.reasoning_text.delta"]
                 assert "".join(thoughts) == "Hm."
-                # what is told bit by bit is what there is in the end
-                kinds = [name for name, _ in events_of(json.loads(found.model_dump_json()))]
-                assert list(dict.fromkeys(kinds)) == list(dict.fromkeys(event.type for event in events))
             reasoning, message, call = found.output
             assert reasoning.content[0].text == "Hm." and found.output_text == "One moment."
             assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city": "Rome"}')
@@ -199,6 +202,10 @@ def test_logprobs_come_with_the_text() -> None:
         ({"input": "x", "background": True}, "background"),
         ({"input": "x", "background": True, "store": False}, "background"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "x", "previous_response_id": "\ud800"}, "previous_response_id"),
+        # a process prepares it
+        ({"input": "x" * SMALL_BYTES, "previous_response_id": "\ud800"}, "previous_response_id"),
+        ({"input": "x", "previous_response_id": "r" * 1_000_000}, "previous_response_id"),
         ({"input": "x", "text": {"format": {"type": "xml"}}}, "text"),
         ({}, "input"),
     ],
@@ -206,7 +213,8 @@ def test_logprobs_come_with_the_text() -> None:
 def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
     async def scenario() -> None:
         async with served(model=model_with(TEMPLATE)) as at:
-            response = await at.post("/v1/responses", body)
+            # httpx sends no halves of surrogate pairs
+            response = await at.http.post("/v1/responses", content=json.dumps(body), headers=JSON)
             assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
     play_alone(scenario)
@@ -261,11 +269,214 @@ def test_a_kept_response_can_be_streamed_again_from_any_event() -> None:
         assert events[-1].response == done
         rest = await streamed(await at.client.responses.retrieve(done.id, stream=True, starting_after=3))
         assert rest == events[4:]
+        sent = await streamed(await at.client.responses.create(model="demo", input="How far?", stream=True))
+        again = await streamed(await at.client.responses.retrieve(sent[-1].response.id, stream=True))
+        assert list(dict.fromkeys(each.type for each in again)) == list(
+            dict.fromkeys(each.type for each in sent)
+        )
+        assert again[-1].response == sent[-1].response
+
+    play(scenario)
+
+
+def test_a_response_before_is_found_however_its_name_is_written() -> None:
+    async def scenario(at: System) -> None:
+        text = '{"input": "x", "earlier_items": [], "previous\\u005fresponse_id": "resp_of_another"}'
+        headers = {"content-type": "application/json"}
+        response = await at.gateway.http.post("/v1/responses", content=text, headers=headers)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "previous_response_not_found"
+
+    play(scenario)
+
+
+def test_references_and_conversations_count_as_the_body_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    ask = Child.ask
+
+    async def asking(child: Child, *pieces: Any) -> bytes:
+        asked.append(sum(map(len, pieces)))
+        return await ask(child, *pieces)
+
+    async def scenario(at: System) -> None:
+        monkeypatch.setattr(Child, "ask", asking)
+        large = {"type": "reasoning", "id": "a", "junk": "x" * 1_000_000}
+        user = {"role": "user", "content": "How far?"}
+        references = [{"type": "item_reference", "id": "a"}] * 20
+        post = at.gateway.http.post
+        refused = await post("/v1/responses", json={"input": [large, *references, user]})
+        # it is read once
+        assert refused.status_code == 413 and len(asked) == 1, refused.text
+        # Within 8 KiB too, which is not read here but where calls of its whole size are.
+        small = {**large, "junk": "x" * 4000}
+        for count, is_asked in ((1, False), (60, True)):
+            asked.clear()
+            many = [{"type": "item_reference", "id": "a"}] * count
+            first = await post("/v1/responses", json={"input": [small, *many, user]})
+            assert first.status_code == 200, first.text
+            assert [size < 8 << 10 for size in asked] == [True] * is_asked
+        items = await post("/v1/responses", json={"input": [{**large, "junk": "x" * 5_000_000}, user]})
+        again = {
+            "input": [{**large, "junk": "x" * 4_000_000}, user],
+            "previous_response_id": items.json()["id"],
+        }
+        refused = await post("/v1/responses", json=again)
+        assert refused.status_code == 413 and "conversation" in refused.text
+
+    play(scenario)
+
+
+def test_an_answer_whose_rest_is_gone_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    piece, is_away = RedisConnection.piece, False
+
+    async def then_gone(redis: RedisConnection, key: str, begin: int, end: int) -> bytes:
+        found = await piece(redis, key, begin, end)
+        if begin:
+            # It had the first piece.
+            await redis.unlink([key])
+            if is_away:
+                raise StoreAway("it has just gone")
+        return found
+
+    async def scenario(at: System) -> None:
+        nonlocal is_away
+        http, junk = at.gateway.http, "x" * 3 * PIECE_BYTES
+        body = {
+            "input": [{"role": "user", "content": "x", "junk": junk}],
+            "tools": [{"type": "other", "junk": junk}],
+        }
+        names = [(await http.post("/v1/responses", json=body)).json()["id"] for _ in range(4)]
+        monkeypatch.setattr(RedisConnection, "piece", then_gone)
+        for number, name in enumerate(names):
+            is_away = number > 1
+            with pytest.raises(httpx.RemoteProtocolError):
+                await http.get(f"/v1/responses/{name}{'/input_items' * (number % 2)}")
+        logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [each.partition(":")[0] for each in logged if "store" not in each] == ["broken off"] * 4
+
+    play(scenario)
+
+
+def test_what_is_kept_counts_as_it_is_written() -> None:
+    """A number of four letters may be written as twenty."""
+
+    async def scenario(at: System) -> None:
+        numbers = ",".join(["1e15"] * 1_000_000)
+        for given in (
+            f'{{"input": [{{"role": "user", "content": "x", "junk": [{numbers}]}}]}}',
+            f'{{"input": "x", "tools": [{{"type": "other", "junk": [{numbers}]}}]}}',
+        ):
+            response = await at.gateway.http.post("/v1/responses", content=given, headers=JSON)
+            assert response.status_code == 413 and "kept" in response.text, response.text[:1000]
+
+    play(scenario)
+
+
+def test_a_conversation_goes_on_without_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(at: System) -> None:
+        create: Any = at.client.responses.create
+        include = ["message.output_text.logprobs"]
+        first = await create(model="demo", input="How far?", include=include, top_logprobs=20)
+        assert first.output[0].content[0].logprobs
+        heads: list[ResponseHead] = []
+        heads_up_to = KeptResponses._heads_up_to
+
+        async def noting(*args: Any) -> Any:
+            heads.extend(found := await heads_up_to(*args))
+            return found
+
+        monkeypatch.setattr(KeptResponses, "_heads_up_to", noting)
+        await create(model="demo", input="And back?", previous_response_id=first.id)
+        turns = [
+            {"role": "user", "content": "How far?"},
+            {"role": "assistant", "content": "one two three"},
+            {"role": "user", "content": "And back?"},
+        ]
+        assert at.router.submitted[1].request.prompt == TOKENIZER.chat_ids(turns)
+        (head,) = heads
+        assert head.num_conversation_bytes < 500 < head.num_logprob_bytes
+
+    play(scenario)
+
+
+def test_items_are_listed_in_order_however_large_they_are() -> None:
+    async def scenario(at: System) -> None:
+        for size in (10, 50_000, 500_000):
+            given: Any = [
+                {"id": f"msg_{number}", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
+                | {"junk": str(number) * size}
+                for number in range(3)
+            ]
+            done = await at.client.responses.create(model="demo", input=given)
+            for order in ("asc", "desc"):
+                path = f"/v1/responses/{done.id}/input_items?order={order}"
+                found = (await at.gateway.http.get(path)).json()
+                expected = given if order == "asc" else given[::-1]
+                assert [item["junk"] for item in found["data"]] == [item["junk"] for item in expected]
+                ends = (expected[0]["id"], expected[-1]["id"], False)
+                assert (found["first_id"], found["last_id"], found["has_more"]) == ends
+        none = await at.client.responses.create(model="demo", input=[], instructions="Be brief.")
+        assert (await at.client.responses.input_items.list(none.id)).data == []
+
+    play(scenario)
+
+
+def test_items_of_a_response_that_is_deleted_meanwhile_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = KeptResponses.find
+
+    async def scenario(at: System) -> None:
+        done = await at.client.responses.create(model="demo", input="How far?")
+
+        async def then_deleted(kept: KeptResponses, response_id: str, owner: str) -> ResponseHead:
+            head = await find(kept, response_id, owner)
+            assert kept._store
+            await kept._store.delete(head)
+            return head
+
+        monkeypatch.setattr(KeptResponses, "find", then_deleted)
+        with pytest.raises(openai.NotFoundError):
+            await at.client.responses.input_items.list(done.id)
+
+    play(scenario)
+
+
+def test_the_tokens_of_an_input_are_counted() -> None:
+    async def scenario(at: System) -> None:
+        create: Any = at.client.responses.create
+        first = await create(model="demo", input="How far?")
+        count = at.client.responses.input_tokens.count
+        for asked in (
+            {"input": "And back?", "instructions": "Be brief."},
+            {"input": "And back?", "previous_response_id": first.id},
+            {"input": "And back?", "previous_response_id": first.id, "user": "x" * SMALL_BYTES},
+        ):
+            answered = await create(model="demo", **asked)
+            counted = await count(model="demo", extra_body=asked)
+            assert counted.object == "response.input_tokens"
+            assert counted.input_tokens == answered.usage.input_tokens
+        with pytest.raises(openai.BadRequestError):
+            await count(model="demo", input="x", previous_response_id="resp_1")
 
     play(scenario)
 
 
 # ---- in the background ----
+
+
+def test_a_stream_of_a_response_that_is_deleted_ends_with_an_event() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        async with at.gateway.http.stream("GET", f"/v1/responses/{begun.id}?stream=true") as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith(": waiting")
+            await at.client.responses.delete(begun.id)
+            rest = [line async for line in lines]
+        assert "event: error" in rest and any("not found" in line for line in rest)
+
+    play(scenario)
 
 
 async def until_over(at: System, response: Response) -> Response:
@@ -300,6 +511,31 @@ def test_a_response_in_the_background_is_answered_when_nobody_waits() -> None:
     play(scenario)
 
 
+def test_a_response_whose_predecessor_is_deleted_before_its_turn_says_so() -> None:
+    async def scenario(at: System) -> None:
+        first = await at.client.responses.create(model="demo", input="How far?")
+        background = at.gateway.process._background
+        assert background
+        look, is_asked, may_look = background._looking._look, asyncio.Event(), asyncio.Event()
+
+        async def looking() -> None:
+            is_asked.set()
+            await may_look.wait()
+            await look()
+
+        background._looking._look = looking
+        await is_asked.wait()
+        create = at.client.responses.create
+        begun = await create(model="demo", input="x", previous_response_id=first.id, background=True)
+        await at.client.responses.delete(first.id)
+        may_look.set()
+        done = await until_over(at, begun)
+        assert done.status == "failed" and done.error
+        assert str(done.error.code) == "previous_response_not_found" and first.id in done.error.message
+
+    play(scenario)
+
+
 def test_a_response_in_the_background_can_be_cancelled_and_deleted() -> None:
     async def scenario(at: System) -> None:
         at.router.allow(0)
@@ -315,6 +551,10 @@ def test_a_response_in_the_background_can_be_cancelled_and_deleted() -> None:
         await at.client.responses.delete(other.id)
         with pytest.raises(openai.NotFoundError):
             await at.client.responses.retrieve(other.id)
+        at.router.allow(None)
+        answered = await at.client.responses.create(model="demo", input="How far?")
+        with pytest.raises(openai.BadRequestError, match="in the background"):
+            await at.client.responses.cancel(answered.id)
 
     play(scenario)
 

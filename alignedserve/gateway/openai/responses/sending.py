@@ -1,0 +1,158 @@
+"""How a kept response is sent: read in pieces while it is sent, whole or as events, and never decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import partial
+from itertools import groupby
+from typing import cast
+
+from fastapi.responses import Response, StreamingResponse
+
+from alignedserve.gateway.http.errors import ApiError, BrokenOff, unavailable
+from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Piece, blocks_of, event_named
+from alignedserve.gateway.openai.responses.kept import KeptResponses, not_found
+from alignedserve.gateway.openai.responses.replay import written
+from alignedserve.gateway.openai.responses.written import AnyPiece, Stored
+from alignedserve.store import ResponseGone, ResponseHead, StoreAway
+from alignedserve.store.responses import ItemPage
+from alignedserve.store.retry import retried
+
+log = logging.getLogger(__name__)
+
+Block = bytes | memoryview
+# The seconds between two looks at a response in the background, while a stream waits for it.
+LOOK_S = 0.5
+
+
+async def response_of(
+    head: ResponseHead, kept: KeptResponses, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns OpenAI's object. Raises ApiError."""
+    return await _in_pieces(kept.response(head), kept.num_bytes(head), head.id, headers)
+
+
+async def page_of(head: ResponseHead, page: ItemPage, kept: KeptResponses) -> Response:
+    """Returns OpenAI's list of these items. Raises ApiError."""
+    return await _in_pieces(_listed(head, page, kept), _page_bytes(page), head.id)
+
+
+def stream_of(
+    head: ResponseHead, kept: KeptResponses, after: int = -1, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns the events with higher numbers than `after`, when the response is over."""
+    headers = {"Cache-Control": "no-cache", **(headers or {})}
+    return StreamingResponse(_events(head, kept, after), media_type="text/event-stream", headers=headers)
+
+
+async def _in_pieces(
+    pieces: AsyncIterator[bytes], num_bytes: int, response_id: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns an answer of JSON that has `num_bytes` and is read while it is sent, unless it is small. Raises
+    ApiError."""
+    kind = "application/json"
+    if num_bytes > BLOCK_BYTES:
+        headers = {**(headers or {}), "Content-Length": str(num_bytes)}
+        return StreamingResponse(_unbroken(pieces), media_type=kind, headers=headers)
+    try:
+        return Response(b"".join([piece async for piece in pieces]), media_type=kind, headers=headers)
+    except ResponseGone:
+        raise not_found(response_id) from None
+
+
+async def _unbroken(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Raises BrokenOff when the rest can't be had: the length was announced."""
+    try:
+        async for piece in pieces:
+            if piece:
+                yield piece
+    except (StoreAway, ResponseGone) as error:
+        raise _broken_off(error) from None
+
+
+async def _listed(head: ResponseHead, page: ItemPage, kept: KeptResponses) -> AsyncIterator[bytes]:
+    before, after = _around(page)
+    yield before
+    begin, end = min(page.spans, default=(0, 0))[0], max(page.spans, default=(0, 0))[1]
+    if page.spans == sorted(page.spans):
+        # With what is between them, which are commas.
+        async for piece in kept.pieces(head, "input_items", begin, end):
+            yield piece
+    elif end - begin <= BLOCK_BYTES:
+        found = await kept.read(head, "input_items", begin, end)
+        yield b",".join(found[first - begin : last - begin] for first, last in page.spans)
+    else:
+        for number, (first, last) in enumerate(page.spans):
+            yield b"," * (number > 0)
+            async for piece in kept.pieces(head, "input_items", first, last):
+                yield piece
+    yield after
+
+
+def _page_bytes(page: ItemPage) -> int:
+    sizes = [end - begin for begin, end in page.spans]
+    return sum(map(len, _around(page))) + sum(sizes) + max(0, len(sizes) - 1)
+
+
+def _around(page: ItemPage) -> tuple[bytes, bytes]:
+    """Returns what is before and after the items of a page."""
+    ends = [b"null" if each is None else each for each in (page.first_id, page.last_id)]
+    has_more = b"true" if page.has_more else b"false"
+    return b'{"object":"list","data":[', b'],"first_id":%b,"last_id":%b,"has_more":%b}' % (*ends, has_more)
+
+
+async def _events(head: ResponseHead, kept: KeptResponses, after: int) -> AsyncIterator[Block]:
+    """Yields the events of a response when it is over. Raises BrokenOff when the rest of an event can't be had."""
+    is_within = False
+    try:
+        while not head.is_over:
+            # A line that clients skip, so that neither side takes the other for dead.
+            yield b": waiting\n\n"
+            await asyncio.sleep(LOOK_S)
+            head = await retried(kept.find, head.id, head.owner)
+        async for event in written(head, partial(kept.read, head), after):
+            async for block in _read_in(event, head, kept):
+                is_within = True
+                yield block
+            is_within = False
+    except (ResponseGone, ApiError, StoreAway) as error:
+        if is_within:
+            raise _broken_off(error) from None
+        yield _failure(_reason(error, head))
+
+
+async def _read_in(
+    pieces: Iterable[AnyPiece], head: ResponseHead, kept: KeptResponses
+) -> AsyncIterator[Block]:
+    """Yields the pieces, those that are stored too."""
+    for is_stored, some in groupby(pieces, lambda piece: isinstance(piece, Stored)):
+        if not is_stored:
+            for block in await blocks_of(cast(Iterable[Piece], some)):
+                if block:
+                    yield block
+            continue
+        for stored in cast(Iterable[Stored], some):
+            async for block in kept.pieces(head, stored.part, stored.begin, stored.end):
+                yield block
+
+
+def _reason(error: ResponseGone | ApiError | StoreAway, head: ResponseHead) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case ResponseGone():
+            return not_found(head.id)
+    log.warning("a kept response can't be read: %s", error)
+    return unavailable("the store can't be reached now")
+
+
+def _broken_off(error: Exception) -> BrokenOff:
+    return BrokenOff(f"a kept response can't be read: {error}")
+
+
+def _failure(error: ApiError) -> bytes:
+    """Returns the event that ends a stream whose response can't be had."""
+    fields = {"code": error.code or "server_error", "message": error.message, "param": error.param}
+    return event_named("error", {"type": "error", "sequence_number": 0, **fields})

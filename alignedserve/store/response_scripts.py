@@ -1,0 +1,256 @@
+"""Lua scripts for responses (see scripts.py). Beside its answers there is -6: bytes that were staged are not there, or
+not all of them."""
+
+from __future__ import annotations
+
+from alignedserve.store.redis_deliveries import DELIVER
+from alignedserve.store.responses import PARTS
+
+STAGED_BYTES_LOST = -6
+
+_PARTS = (
+    "local PARTS = {"
+    + ", ".join(f"'{name}'" for name in PARTS)
+    + """}
+local function head(id) return key('response-head', id) end
+local function part(id, name) return key('response-part', id, name) end
+
+local function size_stored(id)
+  local size = redis.call('STRLEN', head(id))
+  for _, name in ipairs(PARTS) do size = size + redis.call('STRLEN', part(id, name)) end
+  return size
+end
+
+-- parts are arguments from `first` to `last`: of each its name, then '' and its bytes, or the name under which these
+-- are staged and how many there are
+local function size_given(first, last)
+  local size = 0
+  for at = first, last, 3 do
+    size = size + (ARGV[at + 1] == '' and #ARGV[at + 2] or tonumber(ARGV[at + 2]))
+  end
+  return size
+end
+
+local function are_staged(first, last)
+  for at = first, last, 3 do
+    local name = ARGV[at + 1]
+    if name ~= '' and redis.call('STRLEN', key('staged', name)) ~= tonumber(ARGV[at + 2]) then return false end
+  end
+  return true
+end
+
+local function put_parts(id, first, last)
+  for at = first, last, 3 do
+    if ARGV[at + 1] == '' then
+      redis.call('SET', part(id, ARGV[at]), ARGV[at + 2])
+    else
+      redis.call('RENAME', key('staged', ARGV[at + 1]), part(id, ARGV[at]))
+      redis.call('PERSIST', part(id, ARGV[at]))
+    end
+  end
+end
+
+local function close(id, owner)
+  redis.call('ZREM', key('open', 'responses'), id)
+  redis.call('ZREM', listed('unanswered', owner), id)
+  if redis.call('ZCARD', listed('unanswered', owner)) == 0 then redis.call('ZREM', key('asking'), owner) end
+  redis.call('DEL', key('falls', id))
+  let_go(id)
+end
+
+-- limits are arguments from `first` on: of open responses, in all and of the owner; of bytes, in all and of the owner
+local function refusal(owner, is_open, size, first)
+  local max_open, max_open_of_owner, max_bytes, max_bytes_of_owner = unpack(ARGV, first, first + 3)
+  local function is_reached(limit, listing)
+    return is_open == '1' and limit ~= '' and redis.call('ZCARD', listing) >= tonumber(limit)
+  end
+  if is_reached(max_open_of_owner, listed('unanswered', owner)) then return -5 end
+  if is_reached(max_open, key('open', 'responses')) then return -4 end
+  return full(owner, size, max_bytes, max_bytes_of_owner)
+end
+"""
+)
+
+# Arguments: owner, '1' if it is open, its size in bytes; limits. The answer is that of ADD.
+ADMIT = (
+    _PARTS
+    + """
+local owner, is_open, size = unpack(ARGV)
+return refusal(owner, is_open, tonumber(size), 4) or 1
+"""
+)
+
+# Arguments: head, id, owner, '1' if it is open; when it was created, when it expires; limits; and parts.
+ADD = (
+    _PARTS
+    + """
+local record, id, owner, is_open, created_at, expires_at = unpack(ARGV)
+if redis.call('EXISTS', head(id)) == 1 then return 1 end
+local size = #record + size_given(11, #ARGV)
+local refused = refusal(owner, is_open, size, 7)
+if refused then return refused end
+if not are_staged(11, #ARGV) then return -6 end
+charge(owner, size)
+redis.call('SET', head(id), record)
+put_parts(id, 11, #ARGV)
+redis.call('ZADD', key('expiring-heads'), expires_at, id)
+if is_open == '1' then
+  redis.call('ZADD', key('open', 'responses'), created_at, id)
+  redis.call('ZADD', listed('unanswered', owner), created_at, id)
+  -- an owner that had none waiting has its turn before the others
+  redis.call('ZADD', key('asking'), 'NX', 0, owner)
+end
+return 1
+"""
+)
+
+# Arguments: token or ''; id, old head, new head, owner, '1' if it is over, the number of parts; the parts; and per
+# delivery: id, record, when it is due.
+REPLACE = (
+    _PARTS
+    + DELIVER
+    + """
+local token, id, old, new, owner, is_over, num_parts = unpack(ARGV, 1, 7)
+if token ~= '' and not is_held(id, token) then return -1 end
+if redis.call('GET', head(id)) ~= old then return 0 end
+local before, last = size_stored(id), 7 + 3 * tonumber(num_parts)
+if not are_staged(8, last) then return -6 end
+redis.call('SET', head(id), new)
+put_parts(id, 8, last)
+if is_over == '1' then
+  redis.call('UNLINK', part(id, 'call'))
+  close(id, owner)
+end
+charge(owner, size_stored(id) - before)
+deliver(last + 1)
+return 1
+"""
+)
+
+# Arguments: id, owner.
+DELETE = (
+    _PARTS
+    + """
+local id, owner = unpack(ARGV)
+charge(owner, -size_stored(id))
+redis.call('DEL', head(id))
+for _, name in ipairs(PARTS) do redis.call('UNLINK', part(id, name)) end
+redis.call('ZREM', key('expiring-heads'), id)
+close(id, owner)
+return 1
+"""
+)
+
+# Arguments: token, milliseconds, the most to take, the most that an owner may have with this holder.
+TAKE = """
+local token, milliseconds, count, max_of_owner = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+-- a token ends with its holder's name
+local function holder_of(given) return string.match(given, ':.*') end
+local owners, free, room, found = redis.call('ZRANGE', key('asking'), 0, -1), {}, {}, {}
+for _, owner in ipairs(owners) do
+  -- where no keys are needed, all are one owner
+  free[owner], room[owner] = {}, owner == '' and count or max_of_owner
+  for _, id in ipairs(redis.call('ZRANGE', listed('unanswered', owner), 0, -1)) do
+    local lease = redis.call('GET', key('lease', id))
+    if not lease then
+      table.insert(free[owner], id)
+    elseif owner ~= '' and holder_of(lease) == holder_of(token) then
+      room[owner] = room[owner] - 1
+    end
+  end
+end
+for turn = 1, count do
+  for _, owner in ipairs(owners) do
+    local id = free[owner][turn]
+    if id and turn <= room[owner] and #found < count then
+      redis.call('ZADD', key('asking'), redis.call('INCR', key('sequence')), owner)
+      redis.call('SET', key('lease', id), token, 'PX', milliseconds)
+      redis.call('SET', key('holder', id), token)
+      for _, line in ipairs(redis.call('SMEMBERS', key('running', id))) do
+        redis.call('HINCRBY', key('falls', id), line, 1)
+      end
+      redis.call('DEL', key('running', id))
+      found[#found + 1] = id
+    end
+  end
+  if #found == count then break end
+end
+return found
+"""
+
+# Arguments: id; where the page begins: '', or after which item, as JSON, its id or that with its place;
+# the most items, '1' for the last ones first. The answer: nil if the response is not there, nothing if there is no such
+# item; otherwise '1' if there are more; after what the next page begins; and of each item: its id, where it begins,
+# where it ends.
+#
+# Ids may be equal, since a reference has that of its item. The place of such an item is added to its id, after a colon
+# (and that of an id which looks as if it had one), for the next page to begin there. Clients that take the plain id of
+# a page's last item go on after the last item which has that id, so that they come to an end.
+ITEM_PAGE = (
+    _PARTS
+    + """
+local id, after, limit, is_desc = unpack(ARGV)
+local names, ends, counts = {}, {[0] = -1}, {}
+local index = redis.call('GET', part(id, 'item_index'))
+if not index then return false end
+for stop, name in string.gmatch(index, '(%d+) ([^\\n]*)\\n') do
+  names[#names + 1], ends[#ends + 1] = name, tonumber(stop)
+  counts[name] = (counts[name] or 0) + 1
+end
+local first, last, step = 1, #names, 1
+if is_desc == '1' then first, last, step = #names, 1, -1 end
+if after ~= '' then
+  local place = nil
+  local name, number = string.match(after, '^(".*):(%d+)"$')
+  if name and names[tonumber(number)] == name .. '"' then
+    place = tonumber(number)
+  else
+    for at = first, last, step do
+      if names[at] == after then place = at end
+    end
+  end
+  if not place then return {} end
+  first = place + step
+end
+local found, stop = {'0', ''}, first + step * (tonumber(limit) - 1)
+for at = first, last, step do
+  if (at - stop) * step > 0 then
+    found[1] = '1'
+    break
+  end
+  found[2] = names[at]
+  if counts[names[at]] > 1 or string.find(names[at], ':%d+"$') then
+    found[2] = string.sub(names[at], 1, -2) .. ':' .. at .. '"'
+  end
+  for _, value in ipairs({names[at], ends[at - 1] + 1, ends[at]}) do found[#found + 1] = value end
+end
+return found
+"""
+)
+
+# For a store from before responses had parts: a record was a map of msgpack, which began with the id and the owner, and
+# without the owner if that was "". (Redis's cmsgpack does not read it.) Arguments: id of one, which is deleted.
+DROP_OLD_RESPONSE = """
+local id = ARGV[1]
+local name = key('response', id)
+local record = redis.call('GETRANGE', name, 0, 511)
+-- returns a text, and what comes after it
+local function text_at(at)
+  local head, length = string.byte(record, at, at + 1)
+  local first = at + 1
+  if head == 217 then first = at + 2 else length = head - 160 end
+  return string.sub(record, first, first + length - 1), first + length
+end
+if record ~= '' then
+  local owner, _, rest = '', text_at(5)
+  if string.sub(record, rest, rest + 5) == '\\165owner' then owner = text_at(rest + 6) end
+  charge(owner, -redis.call('STRLEN', name))
+  redis.call('ZREM', listed('responding', owner), id)
+  redis.call('UNLINK', name)
+  redis.call('DEL', key('falls', id))
+  let_go(id)
+end
+redis.call('ZREM', key('open', 'responding'), id)
+redis.call('ZREM', key('expiring-responses'), id)
+return 1
+"""
