@@ -33,7 +33,7 @@ class LineAnswers:
             failure = invalid(error)
         except ApiError as error:
             failure = error
-        return LineAnswer(failure.status, failure.body)
+        return LineAnswer(failure.status, failure.body_for(endpoint))
 
     async def _answer(self, endpoint: str, body: bytes, service: Service, owner: str) -> LineAnswer:
         call = await self._request_builder.preparer.result(self._endpoints[endpoint], [body], owner)
