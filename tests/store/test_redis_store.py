@@ -511,7 +511,7 @@ def test_a_job_that_is_over_is_deleted_from_all_listings() -> None:
         for of_messages, ids in ((False, [job.id, plain.id]), (True, [job.id])):
             for owner in ("a", None):
                 for order in ("asc", "desc"):
-                    page = await store.list_jobs(owner, None, 9, order, of_messages)  # type: ignore[arg-type]
+                    page = await store.list_jobs(owner, None, 9, order, of_messages)
                     assert page and page.ids == (ids if order == "desc" else ids[::-1])
         # It was validated before it was added.
         (lease,) = await store.take("run", "a", 60, 0, 9)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any
 
 import anthropic
 
@@ -39,12 +40,12 @@ assert client.messages.create(messages=messages, tools=tools, **ASKED).content[0
 # ---- message batches ----
 
 
-def request(name, **more):
+def request(name: str, **more: Any) -> Any:
     params = {"model": "demo", "max_tokens": 100, "messages": QUESTION, "temperature": 0}
     return {"custom_id": name, "params": params | more}
 
 
-def ended(batch):
+def ended(batch: Any) -> Any:
     while batch.processing_status != "ended":
         time.sleep(0.1)
         batch = client.messages.batches.retrieve(batch.id)
