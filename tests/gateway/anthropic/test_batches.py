@@ -96,6 +96,7 @@ def test_each_request_has_its_result() -> None:
             result = found[f"q{number}"]
             assert result.keys() == {"type", "message"} and result["type"] == "succeeded"
             assert result["message"]["type"] == "message"
+            assert result["message"]["usage"]["service_tier"] == "batch"
             assert result["message"]["content"][0]["text"] == "one two three"
         for number, name in ((3, "temperature"), (4, "stream"), (5, "messages")):
             result = found[f"q{number}"]
