@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from starlette.routing import Match
 
 from alignedserve.cli.main import cli
+from alignedserve.gateway.anthropic.batches import message_batch_routes
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.endpoints import IN_BATCHES
 from alignedserve.gateway.openai.batches import batch_routes
@@ -99,6 +100,7 @@ def app() -> FastAPI:
     routers = [
         file_routes(store, Mock(), 1),
         batch_routes(store, runner, IN_BATCHES, Mock(), Mock()),
+        message_batch_routes(store, Mock(), runner, Mock(), 1),
         metrics_route(Mock(), Mock()),
     ]
     routers.append(response_routes(Mock(), store.responses, Mock()))

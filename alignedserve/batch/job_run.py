@@ -215,7 +215,7 @@ class JobRun:
         self.shared.limit.release(size)
 
     async def _answer_one(self, job: JobRecord, line: Line, num_falls: int) -> None:
-        found = await self._batch_line(line)
+        found = await self._batch_line(job, line)
         if num_falls >= self.shared.config.max_num_falls:
             await self._put(job, found, fallen(found, num_falls))
             return
@@ -262,7 +262,7 @@ class JobRun:
         """Yields the lines that have no result yet. The file has been validated."""
         done = await retried(self.shared.store.lines_done, job.id)
         async for line in self._lines(job, done):
-            yield await self._batch_line(line)
+            yield await self._batch_line(job, line)
 
     async def _lines(self, job: JobRecord, done: Collection[int] = ()) -> AsyncIterator[Line]:
         """Yields the lines that are not done."""
@@ -270,12 +270,13 @@ class JobRun:
             if line.number not in done:
                 yield line
 
-    async def _batch_line(self, line: Line) -> BatchLine:
+    async def _batch_line(self, job: JobRecord, line: Line) -> BatchLine:
         """Returns the line in parts. Its file has been validated."""
         found = await self.shared.reader.parsed(line)
         assert line.text is not None
         body = line.text[found.start : found.end]
-        return BatchLine(line.number, found.custom_id, body, len(line.text) + len(b"\n"))
+        num_bytes = len(line.text) + len(b"\n")
+        return BatchLine(line.number, found.custom_id, body, num_bytes, job.is_message_batch)
 
     async def _put(
         self, job: JobRecord, line: BatchLine, result: LineResult, is_bounded: bool = True

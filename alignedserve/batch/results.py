@@ -1,4 +1,4 @@
-"""The results of lines: OpenAI's output objects, and the files that contain them."""
+"""The results of lines, in the form of the API through which their job was made, and the files that contain them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from alignedserve.store import (
     StoreAway,
 )
 from alignedserve.store.contents import CHUNK_BYTES
+from alignedserve.store.records import Ending
 from alignedserve.store.retry import RETRY_S, retried
 
 # The number of results that are fetched at a time when files are written.
@@ -38,6 +39,8 @@ class BatchLine:
     body: bytes
     # The bytes of the line in the file.
     num_bytes: int = 0
+    # Whether it is a line of a message batch.
+    is_message: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,17 +74,19 @@ def answered(line: BatchLine, answer: Answer) -> LineResult:
     )
 
 
-def failed(line: BatchLine, code: str, message: str) -> LineResult:
-    return LineResult(True, _text(line, None, {"code": code, "message": message}, is_error=True))
+def failed(line: BatchLine, code: str, message: str, ending: Ending | None = None) -> LineResult:
+    error = {"code": code, "message": message}
+    return LineResult(True, _text(line, None, error, is_error=True, ending=ending), ending=ending)
 
 
 def too_late(line: BatchLine) -> LineResult:
     message = "This request could not be executed before the completion window expired."
-    return failed(line, "batch_expired", message)
+    return failed(line, "batch_expired", message, "expired")
 
 
 def cancelled(line: BatchLine) -> LineResult:
-    return failed(line, "batch_cancelled", "This request was not executed because the batch was cancelled.")
+    message = "This request was not executed because the batch was cancelled."
+    return failed(line, "batch_cancelled", message, "cancelled")
 
 
 def fallen(line: BatchLine, count: int) -> LineResult:
@@ -98,8 +103,15 @@ def not_stored(line: BatchLine) -> LineResult:
 
 
 def _text(
-    line: BatchLine, response: dict[str, Any] | None, error: dict[str, Any] | None, is_error: bool
+    line: BatchLine,
+    response: dict[str, Any] | None,
+    error: dict[str, Any] | None,
+    is_error: bool,
+    ending: Ending | None = None,
 ) -> bytes:
+    if line.is_message:
+        result = _message_result(response, error, ending)
+        return msgspec.json.encode({"custom_id": line.custom_id, "result": result})
     found: dict[str, Any] = {
         "id": f"batch_req_{secrets.token_hex(12)}",
         "custom_id": line.custom_id,
@@ -110,6 +122,21 @@ def _text(
         # The line in the input file.
         found["line"] = line.number
     return msgspec.json.encode(found)
+
+
+def _message_result(
+    response: dict[str, Any] | None, error: dict[str, Any] | None, ending: Ending | None
+) -> dict[str, Any]:
+    """Returns the result as a message batch has it."""
+    if ending is not None:
+        return {"type": "canceled" if ending == "cancelled" else ending}
+    if response is None:
+        assert error
+        failure = {"type": "error", "error": {"type": "api_error", "message": error["message"]}}
+        return {"type": "errored", "error": failure}
+    if response["status_code"] >= 400:
+        return {"type": "errored", "error": response["body"]}
+    return {"type": "succeeded", "message": response["body"]}
 
 
 class _FileWriter:

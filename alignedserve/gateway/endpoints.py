@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES
 from alignedserve.gateway.anthropic.routes import COUNT_TOKENS, MESSAGES
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
@@ -15,7 +16,7 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
     endpoint.path: endpoint
     for endpoint in (
         *(CHAT, COMPLETIONS, RESPONSES, INPUT_TOKENS, TOKENIZE, DETOKENIZE),
-        *(MESSAGES, COUNT_TOKENS),
+        *(MESSAGES, COUNT_TOKENS, MESSAGE_BATCHES),
         *EMBEDDING_ENDPOINTS,
     )
 }

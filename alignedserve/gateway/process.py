@@ -16,6 +16,7 @@ from fastapi import APIRouter, FastAPI
 
 from alignedserve.batch.placed_inputs import PlacedInputs
 from alignedserve.batch.runner import BatchRunner
+from alignedserve.gateway.anthropic.batches import message_batch_routes
 from alignedserve.gateway.app import create_app
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.endpoints import ENDPOINTS, IN_BATCHES
@@ -230,6 +231,7 @@ class GatewayProcess:
                     self._config.http.strict_parameters,
                     self._config.webhooks.allowed_urls,
                 ),
+                message_batch_routes(store, contents, runner, request_builder, max_bytes, is_shared),
             ]
         finally:
             runner.stop(0)

@@ -224,8 +224,20 @@ class Store(ABC):
     async def tally(self, job_id: JobId) -> Tally: ...
 
     @abstractmethod
-    async def list_jobs(self, owner: str | None, after: JobId | None, limit: int) -> Page | None:
-        """Lists an owner's jobs, or all (None), the newest first. Returns None if there is no job `after`."""
+    async def list_jobs(
+        self,
+        owner: str | None,
+        after: JobId | None,
+        limit: int,
+        order: Order = "desc",
+        of_messages: bool = False,
+    ) -> Page | None:
+        """Lists an owner's jobs, or all (None), by age; with `of_messages`, message batches alone. Returns None if
+        there is no job `after`."""
+
+    @abstractmethod
+    async def delete_job(self, job: JobRecord) -> bool:
+        """Deletes the job, but none of its files. Returns False if it is not over. Safe to repeat."""
 
     @abstractmethod
     async def open_jobs(self, stage: Stage, limit: int) -> list[JobId]:

@@ -19,13 +19,16 @@ Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
 
+# The ids of jobs that were made through Anthropic's API begin with this.
+MESSAGE_BATCH = "msgbatch_"
+
 
 def new_file_id() -> FileId:
     return FileId(f"file-{secrets.token_hex(12)}")
 
 
-def new_job_id() -> JobId:
-    return JobId(f"batch_{secrets.token_hex(12)}")
+def new_job_id(prefix: str = "batch_") -> JobId:
+    return JobId(prefix + secrets.token_hex(12))
 
 
 class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -104,6 +107,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "" if self.placed_input else self.input_file_id
 
     @property
+    def is_message_batch(self) -> bool:
+        """Whether it was made through Anthropic's API, and its results are in that API's form."""
+        return self.id.startswith(MESSAGE_BATCH)
+
+    @property
     def is_over(self) -> bool:
         return self.status in ("failed", "completed", "expired", "cancelled")
 
@@ -121,6 +129,13 @@ class Tally(msgspec.Struct, frozen=True):
     num_result_bytes: int = 0
     # The bytes of the lines in the input file.
     num_line_bytes: int = 0
+    # The failed lines which were cancelled with the job, and those which had no answer when its time was up.
+    num_cancelled: int = 0
+    num_expired: int = 0
+
+
+# Why a line was not answered, if its job's end is the reason.
+Ending = Literal["cancelled", "expired"]
 
 
 class LineResult(msgspec.Struct, frozen=True):
@@ -134,3 +149,4 @@ class LineResult(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     # The bytes of the line in the input file.
     num_line_bytes: int = 0
+    ending: Ending | None = None

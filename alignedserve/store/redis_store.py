@@ -8,8 +8,8 @@ counts by line number, `results:ID` a hash by line number, `tally:ID` a hash of 
 is stored, `bytes-apart` and `bytes-apart@OWNER` what is kept apart; `state:NAME` bytes; `identity` the store's own
 name; `format` the version of all this.
 
-Listings are sorted sets of ids: `files`, `files:PURPOSE` and `jobs` by age, `open` by deadline, and of each one an
-owner's part with `@OWNER` at its end; `open:STATUS` and `expiring` by deadline.
+Listings are sorted sets of ids: `files`, `files:PURPOSE`, `jobs` and `jobs:messages` by age, `open` by deadline, and of
+each one an owner's part with `@OWNER` at its end; `open:STATUS` and `expiring` by deadline.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class RedisStore(RedisConnection, Store):
         limits = self._limits
         open_limits = _or_none(limits.max_open_jobs), _or_none(limits.max_open_jobs_of_owner)
         args = [_encode(job), job.id, job.owner, job.stored_input_id, job.expires_at]
-        args += [*open_limits, *self._byte_limits(), limits.max_jobs_of_owner]
+        args += [*open_limits, *self._byte_limits(), limits.max_jobs_of_owner, job.status]
         return bool(self._check(await self.run(scripts.ADD_JOB, *args)))
 
     @asks
@@ -176,8 +176,20 @@ class RedisStore(RedisConnection, Store):
         return Tally(**{name.decode(): int(count) for name, count in found.items()})
 
     @asks
-    async def list_jobs(self, owner: str | None, after: JobId | None, limit: int) -> Page | None:
-        return await self._page(_listing("jobs", owner), after, limit, newest_first=True)
+    async def list_jobs(
+        self,
+        owner: str | None,
+        after: JobId | None,
+        limit: int,
+        order: Order = "desc",
+        of_messages: bool = False,
+    ) -> Page | None:
+        name = "jobs:messages" if of_messages else "jobs"
+        return await self._page(_listing(name, owner), after, limit, order == "desc")
+
+    @asks
+    async def delete_job(self, job: JobRecord) -> bool:
+        return bool(await self.run(scripts.DELETE_JOB, job.id, job.owner))
 
     @asks
     async def open_jobs(self, stage: Stage, limit: int) -> list[JobId]:
@@ -268,7 +280,8 @@ class RedisStore(RedisConnection, Store):
         count = "num_failed" if result.is_error else "num_completed"
         tokens = [result.num_input_tokens, result.num_output_tokens, result.num_cached_tokens]
         args = [lease.token, lease.job_id, line, _encode(result), count, *tokens, owner]
-        args += [*self._byte_limits(is_bounded), result.num_line_bytes]
+        ending = f"num_{result.ending}" if result.ending else ""
+        args += [*self._byte_limits(is_bounded), result.num_line_bytes, ending]
         done = await self.run(scripts.PUT_RESULT, *args)
         self._check(done, lease)
 

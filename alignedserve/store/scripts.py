@@ -7,10 +7,12 @@ it is; ADD_JOB has further ones for too many open jobs.
 
 from __future__ import annotations
 
+from alignedserve.store.records import MESSAGE_BATCH
+
 PREFIX = "alignedserve:"
 
 COMMON = (
-    f"local PREFIX = '{PREFIX}'"
+    f"local PREFIX, MESSAGE_BATCH = '{PREFIX}', '{MESSAGE_BATCH}'"
     + """
 local function key(...) return PREFIX .. table.concat({...}, ':') end
 
@@ -93,6 +95,24 @@ local function is_held(id, token) return redis.call('GET', key('holder', id)) ==
 
 local function let_go(id) redis.call('DEL', key('holder', id), key('lease', id), key('running', id)) end
 
+-- a job is in these listings as long as it is kept
+local function job_listings(id, owner)
+  local names = id:sub(1, #MESSAGE_BATCH) == MESSAGE_BATCH and {'jobs', 'jobs:messages'} or {'jobs'}
+  local found = {}
+  for _, name in ipairs(names) do
+    found[#found + 1] = key(name)
+    found[#found + 1] = listed(name, owner)
+  end
+  return found
+end
+
+-- a job that is over
+local function forget_job(id, owner)
+  charge(owner, -redis.call('STRLEN', key('job', id)))
+  redis.call('DEL', key('job', id), key('tally', id))
+  for _, listing in ipairs(job_listings(id, owner)) do redis.call('ZREM', listing, id) end
+end
+
 local STATUSES = {'validating', 'in_progress', 'finalizing', 'cancelling'}
 
 -- an open job is listed by its status, all others are not
@@ -169,7 +189,7 @@ return 'deleted'
 """
 
 # Arguments: record, id, owner, uploaded input file or ''; when it expires; limits: of open jobs in all and of the
-# owner, of bytes, of jobs kept.
+# owner, of bytes, of jobs kept; status.
 ADD_JOB = """
 local record, id, owner, input = unpack(ARGV)
 if redis.call('EXISTS', key('job', id)) == 1 then return 1 end
@@ -181,25 +201,25 @@ if refused then return refused end
 charge(owner, #record)
 redis.call('SET', key('job', id), record)
 local score = redis.call('INCR', key('sequence'))
-for _, name in ipairs({'jobs', 'open'}) do
-  local by = name == 'jobs' and score or ARGV[5]
-  redis.call('ZADD', key(name), by, id)
-  redis.call('ZADD', listed(name, owner), by, id)
-end
-place(id, 'validating', ARGV[5])
+for _, listing in ipairs(job_listings(id, owner)) do redis.call('ZADD', listing, score, id) end
+for _, listing in ipairs({key('open'), listed('open', owner)}) do redis.call('ZADD', listing, ARGV[5], id) end
+place(id, ARGV[11], ARGV[5])
 if input ~= '' then redis.call('SADD', key('uses', input), id) end
 -- a few for each that comes: there is never much to be done at once
 local num_more = redis.call('ZCARD', listed('jobs', owner)) - tonumber(ARGV[10])
 if num_more > 0 then
   for _, old in ipairs(redis.call('ZRANGE', listed('jobs', owner), 0, math.min(num_more, 8) - 1)) do
-    if not redis.call('ZSCORE', key('open'), old) then
-      charge(owner, -redis.call('STRLEN', key('job', old)))
-      redis.call('DEL', key('job', old), key('tally', old))
-      redis.call('ZREM', key('jobs'), old)
-      redis.call('ZREM', listed('jobs', owner), old)
-    end
+    if not redis.call('ZSCORE', key('open'), old) then forget_job(old, owner) end
   end
 end
+return 1
+"""
+
+# Arguments: id, owner.
+DELETE_JOB = """
+local id, owner = unpack(ARGV)
+if redis.call('ZSCORE', key('open'), id) then return 0 end
+forget_job(id, owner)
 return 1
 """
 
@@ -277,7 +297,7 @@ return 1
 """
 
 # Arguments: token, job, line, result, field of the tally; tokens of input, of output, of input that was cached; owner,
-# limits of bytes; bytes of the line.
+# limits of bytes; bytes of the line; another field of the tally or ''.
 PUT_RESULT = """
 local token, id, line, result, field = unpack(ARGV)
 if not is_held(id, token) then return -1 end
@@ -293,6 +313,7 @@ if redis.call('HEXISTS', key('results', id), line) == 0 then
   redis.call('HINCRBY', tally, 'num_cached_tokens', ARGV[8])
   redis.call('HINCRBY', tally, 'num_result_bytes', #result)
   redis.call('HINCRBY', tally, 'num_line_bytes', ARGV[12])
+  if ARGV[13] ~= '' then redis.call('HINCRBY', tally, ARGV[13], 1) end
 end
 redis.call('SREM', key('running', id), line)
 return 1

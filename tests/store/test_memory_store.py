@@ -36,7 +36,9 @@ LONG_S, SHORT_S = 3600.0, 0.001
 
 owners = st.sampled_from(OWNERS)
 file_ids = st.sampled_from([f"file-{number}" for number in range(5)])
-job_ids = st.sampled_from([f"batch_{number}" for number in range(6)])
+# two are of Anthropic's API
+JOB_IDS = ("batch_0", "batch_1", "batch_2", "msgbatch_3", "batch_4", "msgbatch_5")
+job_ids = st.sampled_from(JOB_IDS)
 numbers = st.integers(0, 2)
 lines = st.integers(1, 5)
 data = st.integers(0, 700).map(lambda size: b"x" * size)
@@ -73,9 +75,10 @@ class Compared(RuleBasedStateMachine):
     def teardown(self) -> None:
         for owner in (None, *OWNERS):
             self.ask("list_files", owner, None, None, 20, "asc")
-            self.ask("list_jobs", owner, None, 20)
-        for number in range(6):
-            self.look(f"batch_{number}")
+            for of_messages in (False, True):
+                self.ask("list_jobs", owner, None, 20, "asc", of_messages)
+        for job_id in JOB_IDS:
+            self.look(job_id)
         self.runner.run(self.redis.close())
 
     def ask(self, method: str, *args: Any) -> Any:
@@ -181,8 +184,16 @@ class Compared(RuleBasedStateMachine):
 
     # ---- jobs ----
 
-    @rule(job_id=job_ids, owner=owners, file_id=file_ids, expires_at=st.integers(1, 100))
-    def add_job(self, job_id: Any, owner: str, file_id: Any, expires_at: int) -> None:
+    @rule(
+        job_id=job_ids,
+        owner=owners,
+        file_id=file_ids,
+        expires_at=st.integers(1, 100),
+        status=st.sampled_from(STATUSES[:2]),
+    )
+    def add_job(
+        self, job_id: Any, owner: str, file_id: Any, expires_at: int, status: Any = "validating"
+    ) -> None:
         job = JobRecord(
             id=job_id,
             endpoint="/v1/completions",
@@ -191,12 +202,25 @@ class Compared(RuleBasedStateMachine):
             created_at=1,
             expires_at=expires_at,
             owner=owner,
+            status=status,
         )
         self.ask("add_job", job)
 
-    @rule(owner=st.none() | owners, after=st.none() | job_ids, limit=st.integers(1, 3))
+    @rule(
+        owner=st.none() | owners,
+        after=st.none() | job_ids,
+        limit=st.integers(1, 3),
+        order=st.sampled_from(["asc", "desc"]),
+        of_messages=maybe,
+    )
     def list_jobs(self, **asked: Any) -> None:
         self.ask("list_jobs", *asked.values())
+
+    @rule(job_id=job_ids)
+    def delete_job(self, job_id: str) -> None:
+        if job := self.look(job_id):
+            self.ask("delete_job", job)
+            self.look(job_id)
 
     @rule(
         job_id=job_ids,
@@ -256,13 +280,21 @@ class Compared(RuleBasedStateMachine):
     def begin_lines(self, which: int, begun: list[int]) -> None:
         self.ask("begin_lines", self.leases[-1 - which % len(self.leases)], begun)
 
-    @rule(which=st.integers(0, 9), owner=owners, line=lines, is_error=maybe, text=data, is_bounded=maybe)
+    @rule(
+        which=st.integers(0, 9),
+        owner=owners,
+        line=lines,
+        is_error=maybe,
+        text=data,
+        is_bounded=maybe,
+        ending=st.sampled_from([None, "cancelled", "expired"]),
+    )
     def put_result(
-        self, which: int, owner: str, line: int, is_error: bool, text: bytes, is_bounded: bool
+        self, which: int, owner: str, line: int, is_error: bool, text: bytes, is_bounded: bool, ending: Any
     ) -> None:
         lease = self.leases[-1 - which % len(self.leases)]
         job = self.look(lease.job_id)
-        result = LineResult(is_error, text, 3, 2, 1)
+        result = LineResult(is_error, text, 3, 2, 1, ending=ending)
         self.ask("put_result", lease, job.owner if job else owner, line, result, is_bounded)
 
     @rule(job_id=job_ids, asked=st.lists(st.integers(0, 6), max_size=5))

@@ -26,7 +26,7 @@ from alignedserve.store import (
     TooManyJobs,
 )
 from alignedserve.store.base import UNCOMMITTED_S
-from alignedserve.store.records import new_file_id, new_job_id
+from alignedserve.store.records import MESSAGE_BATCH, new_file_id, new_job_id
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.scripts import PREFIX
 from alignedserve.store.server import PrivateServer, find_server, locked
@@ -500,6 +500,38 @@ def test_so_many_jobs_are_open_and_so_many_kept() -> None:
         assert len(kept) == 4
 
     play(scenario, StoreLimits(None, None, 3, 2, max_jobs_of_owner=3))
+
+
+def test_a_job_that_is_over_is_deleted_from_all_listings() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        file = await a_file(store, b"x", owner="a")
+        empty = await keys_of(store), await stored_bytes(store)
+        plain = await a_job(store, file)
+        job = replace(plain, id=new_job_id(MESSAGE_BATCH), status="in_progress")
+        assert await store.add_job(job)
+        for of_messages, ids in ((False, [job.id, plain.id]), (True, [job.id])):
+            for owner in ("a", None):
+                for order in ("asc", "desc"):
+                    page = await store.list_jobs(owner, None, 9, order, of_messages)
+                    assert page and page.ids == (ids if order == "desc" else ids[::-1])
+        # It was validated before it was added.
+        (lease,) = await store.take("run", "a", 60, 0, 9)
+        assert lease.job_id == job.id
+        for line, ending in enumerate(("cancelled", "cancelled", "expired", None), 1):
+            result = LineResult(True, b"{}", ending=ending)  # type: ignore[arg-type]
+            await store.put_result(lease, "a", line, result)
+        tally = await store.tally(job.id)
+        assert (tally.num_failed, tally.num_cancelled, tally.num_expired) == (4, 2, 1)
+        assert not await store.delete_job(job) and await store.job(job.id) == job
+        for each in (job, plain):
+            over = replace(each, status="cancelled")
+            assert await store.replace_job(each, over, None)
+            # the answer may have been lost, and it is asked again
+            assert await store.delete_job(over) and await store.delete_job(over)
+            assert await store.job(each.id) is None
+        assert (await keys_of(store), await stored_bytes(store)) == empty
+
+    play(scenario)
 
 
 def test_jobs_that_are_due_are_brought_to_an_end_whatever_runs() -> None:

@@ -18,6 +18,9 @@ from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_nam
 from alignedserve.gateway.tools.calls import CollectedText, Read, arguments_of
 from alignedserve.gateway.tools.readers import Reader
 
+# The tiers by the names that they have in Anthropic's answers.
+_TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
+
 # Names of events, and their fields besides the type.
 Event = tuple[str, Json]
 
@@ -146,7 +149,7 @@ class MessageBuilder(ResponseBuilder):
             "type": "message",
             "role": "assistant",
             "model": self.answering.model.name,
-            "usage": _usage(usage) | {"service_tier": self.answering.service.name},
+            "usage": _usage(usage) | {"service_tier": _TIERS[self.answering.service.name]},
         }
 
     def _end(self) -> Json:

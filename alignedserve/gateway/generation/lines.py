@@ -33,7 +33,7 @@ class LineAnswers:
             failure = invalid(error)
         except ApiError as error:
             failure = error
-        return LineAnswer(failure.status, failure.body)
+        return LineAnswer(failure.status, failure.body_for(endpoint))
 
     async def _answer(self, endpoint: str, body: bytes, service: Service, owner: str) -> LineAnswer:
         # Many lines come at once: an owner's chats take turns with them.

@@ -67,10 +67,12 @@ class ApiError(Exception):
             error["details"] = {"error_code": self.code, "unsupported": [self.param]}
         return {"type": "error", "error": error}
 
-    def response(self, path: str) -> JSONResponse:
+    def body_for(self, path: str) -> dict[str, Any]:
         """`path` is that of the request."""
-        body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
-        return JSONResponse(body, self.status, self.headers)
+        return self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
+
+    def response(self, path: str) -> JSONResponse:
+        return JSONResponse(self.body_for(path), self.status, self.headers)
 
 
 class BodyError(HTTPException):

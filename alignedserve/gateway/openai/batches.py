@@ -43,7 +43,8 @@ from alignedserve.store import (
 )
 from alignedserve.store.records import new_job_id
 
-_ID = re.compile(r"batch_[0-9a-f]{24}")
+# Message batches are jobs too, and are described here as any other.
+_ID = re.compile(r"(msg)?batch_[0-9a-f]{24}")
 
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
@@ -96,14 +97,7 @@ def batch_routes(
         _check_webhook(webhook_url, allowed_urls)
         job = await _new_job(store, body, endpoints, placed_inputs, owner_of(http), viewer(http, is_shared))
         job = replace(job, webhook_url=webhook_url)
-        try:
-            is_added = await store.add_job(job)
-        except TooManyJobs as error:
-            raise ApiError(429, str(error), code="too_many_batches") from None
-        except StoreFull as error:
-            raise ApiError(413, str(error), code="storage_full") from None
-        if not is_added:
-            raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
+        await add_job(store, job)
         runner.wake()
         return body_of(job, Tally())
 
@@ -120,12 +114,12 @@ def batch_routes(
 
     @routes.get("/v1/batches/{batch_id}")
     async def one_batch(batch_id: str, http: Request) -> Json:
-        job = await _find_job(store, batch_id, viewer(http, is_shared))
+        job = await find_job(store, batch_id, viewer(http, is_shared))
         return body_of(job, await store.tally(job.id))
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel(batch_id: str, http: Request) -> Json:
-        job = await cancel_job(store, await _find_job(store, batch_id, viewer(http, is_shared)))
+        job = await cancel_job(store, await find_job(store, batch_id, viewer(http, is_shared)))
         if job.status not in ("cancelling", "cancelled"):
             raise ApiError(400, f"Cannot cancel a batch with status '{job.status}'.", param="batch_id")
         runner.cancel(job.id)
@@ -187,12 +181,27 @@ async def _check_uploaded(store: Store, file_id: str, viewer: str | None) -> Non
         raise ApiError(400, message, param="input_file_id")
 
 
-async def _find_job(store: Store, batch_id: str, viewer: str | None) -> JobRecord:
-    """Returns the job. Raises ApiError, which is the same for a batch that does not exist and for another owner's."""
-    job = await store.job(JobId(batch_id)) if _ID.fullmatch(batch_id) else None
+async def find_job(
+    store: Store, batch_id: str, viewer: str | None, param: str = "batch_id", ids: re.Pattern[str] = _ID
+) -> JobRecord:
+    """Returns the job. Raises ApiError, which is the same for a batch that does not exist, for another owner's, and for
+    one whose id is not one of `ids`."""
+    job = await store.job(JobId(batch_id)) if ids.fullmatch(batch_id) else None
     if job is None or viewer not in (None, job.owner):
-        raise ApiError(404, f"batch_id={batch_id!r}: there is no such batch", param="batch_id")
+        raise ApiError(404, f"{param}={batch_id!r}: there is no such batch", param=param)
     return job
+
+
+async def add_job(store: Store, job: JobRecord) -> None:
+    """Raises ApiError."""
+    try:
+        is_added = await store.add_job(job)
+    except TooManyJobs as error:
+        raise ApiError(429, str(error), code="too_many_batches") from None
+    except StoreFull as error:
+        raise ApiError(413, str(error), code="storage_full") from None
+    if not is_added:
+        raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
 
 
 def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:

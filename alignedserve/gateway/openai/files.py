@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -46,7 +46,10 @@ def file_routes(store: Store, contents: Contents, max_file_bytes: int, is_shared
 
     @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
     async def upload(http: Request) -> Json:
-        return file_body(await _uploaded(http, _Upload(store, contents, owner_of(http), max_file_bytes)))
+        uploading = Upload(store, contents, owner_of(http), max_file_bytes)
+        async with uploading:
+            await _read_form(http, uploading)
+            return file_body(await uploading.commit())
 
     @routes.get("/v1/files")
     async def list_files(
@@ -71,7 +74,7 @@ def file_routes(store: Store, contents: Contents, max_file_bytes: int, is_shared
     async def content(file_id: str, http: Request) -> Response:
         file = await find_file(store, file_id, viewer(http, is_shared))
         return StreamingResponse(
-            _content(contents, file),
+            content_of(contents, file),
             media_type="application/octet-stream",
             headers={"Content-Length": str(file.num_bytes)},
         )
@@ -86,27 +89,16 @@ def file_routes(store: Store, contents: Contents, max_file_bytes: int, is_shared
     return routes
 
 
-async def _uploaded(http: Request, upload: _Upload) -> FileRecord:
-    """Reads the form into `upload` and commits it. Raises ApiError; nothing is kept then."""
-    try:
-        async for event in form_events(http):
-            match event:
-                case Field(name, value):
-                    upload.field(name, value)
-                case FileStart(name, filename):
-                    upload.begin(name, filename)
-                case FileData(data):
-                    await upload.add(data)
-        return await upload.commit()
-    except StoreFull as error:
-        with suppress(StoreAway):
-            await upload.drop()
-        raise ApiError(413, str(error), param="file", code="storage_full") from None
-    except BaseException:
-        # While the store is away, what was uploaded lapses by itself.
-        with suppress(StoreAway):
-            await upload.drop()
-        raise
+async def _read_form(http: Request, upload: Upload) -> None:
+    """Raises ApiError."""
+    async for event in form_events(http):
+        match event:
+            case Field(name, value):
+                upload.field(name, value)
+            case FileStart(name, filename):
+                upload.begin(name, filename)
+            case FileData(data):
+                await upload.add(data)
 
 
 async def _bodies(store: Store, ids: Sequence[str]) -> list[Json]:
@@ -157,7 +149,7 @@ def list_response(data: list[Json], has_more: bool) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-async def _content(contents: Contents, file: FileRecord) -> AsyncIterator[bytes]:
+async def content_of(contents: Contents, file: FileRecord) -> AsyncIterator[bytes]:
     """Yields the file's chunks. Raises BrokenOff when one is missing: the length was announced."""
     for number in range(file.num_chunks):
         try:
@@ -169,8 +161,9 @@ async def _content(contents: Contents, file: FileRecord) -> AsyncIterator[bytes]
         yield chunk
 
 
-class _Upload:
-    """The part of a file that has come so far: whole chunks are written, the rest waits here."""
+class Upload:
+    """The part of a file that has come so far: whole chunks are written, the rest waits here. As a context it drops
+    all of it when the block raises an error; there StoreFull becomes an ApiError."""
 
     def __init__(self, store: Store, contents: Contents, owner: str, max_bytes: int) -> None:
         self._store = store
@@ -182,6 +175,18 @@ class _Upload:
         self._buffer = bytearray()
         self._num_bytes = 0
         self._num_chunks = 0
+
+    async def __aenter__(self) -> Upload:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        if error is None:
+            return
+        # While the store is away, what was uploaded lapses by itself.
+        with suppress(StoreAway):
+            await self.drop()
+        if isinstance(error, StoreFull):
+            raise ApiError(413, str(error), param="file", code="storage_full") from None
 
     def field(self, name: str, value: str) -> None:
         if name == "file":

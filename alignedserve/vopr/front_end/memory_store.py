@@ -29,7 +29,16 @@ from alignedserve.store.base import (
     StoreLimits,
 )
 from alignedserve.store.deliveries import Delivery
-from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
+from alignedserve.store.records import (
+    MESSAGE_BATCH,
+    FileId,
+    FileRecord,
+    JobId,
+    JobRecord,
+    LineResult,
+    Purpose,
+    Tally,
+)
 from alignedserve.vopr.front_end.listings import Listings
 from alignedserve.vopr.front_end.ranked import Ranked
 from alignedserve.vopr.front_end.stored_bytes import StoredBytes
@@ -87,7 +96,8 @@ class MemoryStore(Store):
         # The files that are not committed by when they lapse, with their owners.
         self._uploads = Ranked()
         self._uploaders: dict[str, str] = {}
-        # The ids in each listing: of files, of a purpose's files, of jobs, and of open ones; each also by owner.
+        # The ids in each listing: of files, of a purpose's files, of jobs, of message batches, and of open jobs; each
+        # also by owner.
         self._listings = Listings()
         self._expiring = Ranked()
         self._sequence = 0
@@ -198,11 +208,11 @@ class MemoryStore(Store):
         self._bytes.add_if_room(job.owner, len(record))
         self._jobs[job.id] = _Job(record)
         score = self._next()
-        for listing in self._listings.each("jobs", owner=job.owner):
+        for listing in self._job_listings(job.id, job.owner):
             listing.put(job.id, score)
         for listing in self._listings.each("open", owner=job.owner):
             listing.put(job.id, job.expires_at)
-        self._place(job.id, "validating", job.expires_at)
+        self._place(job.id, job.status, job.expires_at)
         if input_id:
             self._files[input_id].uses.add(job.id)
         self._forget_old_jobs(job.owner)
@@ -214,8 +224,23 @@ class MemoryStore(Store):
     async def tally(self, job_id: JobId) -> Tally:
         return Tally(**self._jobs[job_id].tally) if job_id in self._jobs else Tally()
 
-    async def list_jobs(self, owner: str | None, after: JobId | None, limit: int) -> Page | None:
-        return self._listings.page("jobs", owner, after, limit, newest_first=True)
+    async def list_jobs(
+        self,
+        owner: str | None,
+        after: JobId | None,
+        limit: int,
+        order: Order = "desc",
+        of_messages: bool = False,
+    ) -> Page | None:
+        name = "jobs:messages" if of_messages else "jobs"
+        return self._listings.page(name, owner, after, limit, order == "desc")
+
+    async def delete_job(self, job: JobRecord) -> bool:
+        if job.id in self._listings["open"]:
+            return False
+        if job.id in self._jobs:
+            self._forget(job.id, job.owner)
+        return True
 
     async def open_jobs(self, stage: Stage, limit: int) -> list[JobId]:
         found = [each for status in STATUSES[stage] for each in self._listings[f"open:{status}"].ids()]
@@ -287,6 +312,8 @@ class MemoryStore(Store):
             job.tally["num_failed" if result.is_error else "num_completed"] += 1
             for name in ("num_input_tokens", "num_output_tokens", "num_cached_tokens", "num_line_bytes"):
                 job.tally[name] += getattr(result, name)
+            if result.ending:
+                job.tally[f"num_{result.ending}"] += 1
             job.tally["num_result_bytes"] += len(text)
         job.running.discard(line)
 
@@ -356,10 +383,16 @@ class MemoryStore(Store):
         num_more = len(mine) - self._limits.max_jobs_of_owner
         for job_id in [JobId(each) for each in mine.ids()[: min(max(num_more, 0), 8)]]:
             if job_id not in self._listings["open"]:
-                self._bytes.add(owner, -len(self._jobs[job_id].record))
-                del self._jobs[job_id]
-                for listing in self._listings.each("jobs", owner=owner):
-                    listing.remove(job_id)
+                self._forget(job_id, owner)
+
+    def _forget(self, job_id: JobId, owner: str) -> None:
+        self._bytes.add(owner, -len(self._jobs.pop(job_id).record))
+        for listing in self._job_listings(job_id, owner):
+            listing.remove(job_id)
+
+    def _job_listings(self, job_id: JobId, owner: str) -> list[Ranked]:
+        names = ["jobs", "jobs:messages"] if job_id.startswith(MESSAGE_BATCH) else ["jobs"]
+        return self._listings.each(*names, owner=owner)
 
     def _replace(
         self, old: JobRecord, new: JobRecord, lease: Lease | None, files: Sequence[FileRecord]

@@ -91,8 +91,11 @@ def test_a_message_has_text_usage_and_a_reason(is_stream: bool, gateway: SharedG
         found = await ask(at, is_stream, stop_sequences=[" three"])
         assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", " three")
         assert found["content"][0]["text"] == "one two"
-        found = await ask(at, is_stream, service_tier="flex")
-        assert at.router.submitted[-1].request.tier == "be"
+        assert found["usage"]["service_tier"] == "standard"
+        for asked, named, tier in (("priority", "priority", "rt"), ("flex", "batch", "be")):
+            found = await ask(at, is_stream, service_tier=asked)
+            assert found["usage"]["service_tier"] == named
+            assert at.router.submitted[-1].request.tier == tier
 
     gateway.play(scenario)
 

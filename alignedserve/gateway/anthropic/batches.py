@@ -1,0 +1,228 @@
+"""`/v1/messages/batches`, as in Anthropic's API. Its batches are jobs like those of OpenAI's, but for two things: the
+server makes the input file itself, and results are written in Anthropic's form."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from alignedserve.batch.job_run import cancel_job
+from alignedserve.batch.runner import BatchRunner
+from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, MessageBatchBody, PreparedBatch
+from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.http.description import request_body
+from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
+from alignedserve.gateway.http.json_body import json_body
+from alignedserve.gateway.http.json_pieces import Json
+from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.openai.batches import add_job, find_job
+from alignedserve.gateway.openai.files import Upload, content_of, list_response, viewer
+from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, Tally
+from alignedserve.store.contents import CHUNK_BYTES
+from alignedserve.store.records import MESSAGE_BATCH, new_job_id
+
+_PATH = MESSAGE_BATCHES.path
+_ID = re.compile(MESSAGE_BATCH + "[0-9a-f]{24}")
+# The seconds after its creation for which a batch may run, and for which its input file is kept at least.
+WINDOW_S: Final = 86400
+# The seconds for which results are kept.
+KEPT_S: Final = 29 * 86400
+
+
+def message_batch_routes(
+    store: Store,
+    contents: Contents,
+    runner: BatchRunner,
+    request_builder: RequestBuilder,
+    max_file_bytes: int,
+    is_shared: bool = False,
+) -> APIRouter:
+    """With `is_shared`, everyone sees all batches, whichever key made them."""
+    routes = APIRouter()
+
+    async def found(http: Request, batch_id: str) -> JobRecord:
+        return await find_job(store, batch_id, viewer(http, is_shared), "message_batch_id", _ID)
+
+    async def described(http: Request, job: JobRecord) -> Json:
+        return batch_body(job, await store.tally(job.id) if job.is_over else Tally(), _origin(http))
+
+    @routes.post(_PATH, openapi_extra=request_body(MessageBatchBody))
+    async def create(http: Request, answer: Response) -> Json:
+        owner = owner_of(http)
+        asked = await request_builder.preparer.answer(MESSAGE_BATCHES, await json_body(http), owner)
+        assert isinstance(asked, PreparedBatch)
+        answer.headers.update(request_builder.ignored_parameters.note(asked.ignored))
+        job_id = new_job_id(MESSAGE_BATCH)
+        async with Upload(store, contents, owner, max_file_bytes) as upload:
+            file = await _stored(upload, job_id, asked.body)
+        job = _new_job(job_id, file, asked)
+        try:
+            await add_job(store, job)
+        except ApiError:
+            await contents.delete(file.id)
+            raise
+        runner.wake()
+        return await described(http, job)
+
+    @routes.get(_PATH)
+    async def list_batches(
+        http: Request,
+        before_id: str | None = None,
+        after_id: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+    ) -> Response:
+        if before_id is not None and after_id is not None:
+            raise ApiError(400, "before_id: not together with after_id", param="before_id")
+        beside = after_id if before_id is None else before_id
+        page = await store.list_jobs(
+            viewer(http, is_shared),
+            None if beside is None else JobId(beside),
+            limit,
+            "desc" if before_id is None else "asc",
+            of_messages=True,
+        )
+        if page is None:
+            name = "after_id" if before_id is None else "before_id"
+            raise ApiError(400, f"{name}={beside!r}: there is no such batch", param=name)
+        ids = page.ids if before_id is None else page.ids[::-1]
+        jobs = [await store.job(JobId(each)) for each in ids]
+        return list_response([await described(http, job) for job in jobs if job], page.has_more)
+
+    @routes.get(_PATH + "/{message_batch_id}")
+    async def one_batch(message_batch_id: str, http: Request) -> Json:
+        return await described(http, await found(http, message_batch_id))
+
+    @routes.post(_PATH + "/{message_batch_id}/cancel")
+    async def cancel(message_batch_id: str, http: Request) -> Json:
+        job = await cancel_job(store, await found(http, message_batch_id))
+        if job.is_over and job.status != "cancelled":
+            raise ApiError(400, f"message_batch_id={job.id!r}: it has ended, and can't be cancelled")
+        runner.cancel(job.id)
+        return await described(http, job)
+
+    @routes.delete(_PATH + "/{message_batch_id}")
+    async def delete(message_batch_id: str, http: Request) -> Json:
+        job = await found(http, message_batch_id)
+        if not job.is_over:
+            raise ApiError(400, f"message_batch_id={job.id!r}: it has not ended; cancel it first")
+        for file_id in (job.input_file_id, job.output_file_id, job.error_file_id):
+            if file_id is not None:
+                await contents.delete(file_id)
+        await store.delete_job(job)
+        return {"id": job.id, "type": "message_batch_deleted"}
+
+    @routes.get(_PATH + "/{message_batch_id}/results")
+    async def results(message_batch_id: str, http: Request) -> Response:
+        job = await found(http, message_batch_id)
+        if not job.is_over:
+            raise ApiError(400, f"message_batch_id={job.id!r}: there are no results before it has ended")
+        files = await _result_files(store, job)
+        return StreamingResponse(
+            _joined(contents, files),
+            media_type="application/x-jsonl",
+            headers={"Content-Length": str(sum(file.num_bytes for file in files))},
+        )
+
+    return routes
+
+
+async def _stored(upload: Upload, job_id: JobId, data: bytes) -> FileRecord:
+    """Stores the input file. Raises ApiError and StoreFull."""
+    upload.begin("file", f"{job_id}_input.jsonl")
+    upload.field("purpose", "batch")
+    upload.field("expires_after[anchor]", "created_at")
+    upload.field("expires_after[seconds]", str(WINDOW_S))
+    for start in range(0, len(data), CHUNK_BYTES):
+        await upload.add(data[start : start + CHUNK_BYTES])
+    return await upload.commit()
+
+
+def _new_job(job_id: JobId, file: FileRecord, asked: PreparedBatch) -> JobRecord:
+    """Returns a job that is in progress: its file has been checked."""
+    now = int(time.time())
+    return JobRecord(
+        id=job_id,
+        endpoint=ANTHROPIC_PATH,
+        input_file_id=file.id,
+        completion_window=f"{WINDOW_S // 3600}h",
+        created_at=now,
+        expires_at=now + WINDOW_S,
+        owner=file.owner,
+        status="in_progress",
+        in_progress_at=now,
+        model=asked.model,
+        num_lines=asked.num_lines,
+        output_expires_after_s=KEPT_S,
+    )
+
+
+async def _result_files(store: Store, job: JobRecord) -> list[FileRecord]:
+    """Returns the files that together have the results. Raises ApiError if one is gone."""
+    files = [await store.file(each) for each in (job.output_file_id, job.error_file_id) if each]
+    there = [file for file in files if file]
+    if not there or len(there) < len(files):
+        why = "".join(f": {problem.message}" for problem in job.problems)
+        raise ApiError(404, f"message_batch_id={job.id!r}: its results are gone{why}")
+    return there
+
+
+async def _joined(contents: Contents, files: Sequence[FileRecord]) -> AsyncIterator[bytes]:
+    for file in files:
+        async for chunk in content_of(contents, file):
+            yield chunk
+
+
+def batch_body(job: JobRecord, tally: Tally, origin: str) -> Json:
+    ended_at = job.completed_at or job.expired_at or job.cancelled_at or job.failed_at
+    archived_at = None if ended_at is None or ended_at + KEPT_S > time.time() else ended_at + KEPT_S
+    has_results = ended_at is not None and archived_at is None
+    return {
+        "id": job.id,
+        "type": "message_batch",
+        "processing_status": _processing_status(job),
+        "request_counts": _counts(job, tally),
+        "created_at": _time(job.created_at),
+        "expires_at": _time(job.expires_at),
+        "ended_at": _time(ended_at),
+        "cancel_initiated_at": _time(job.cancelling_at),
+        "archived_at": _time(archived_at),
+        "results_url": f"{origin}{_PATH}/{job.id}/results" if has_results else None,
+    }
+
+
+def _processing_status(job: JobRecord) -> str:
+    if job.is_over:
+        return "ended"
+    return "canceling" if job.status == "cancelling" else "in_progress"
+
+
+def _counts(job: JobRecord, tally: Tally) -> dict[str, int]:
+    """As in Anthropic's API, all requests are being processed until the batch has ended."""
+    if not job.is_over:
+        return {"processing": job.num_lines, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
+    num_answered = tally.num_completed + tally.num_cancelled + tally.num_expired
+    return {
+        "processing": 0,
+        "succeeded": tally.num_completed,
+        "errored": job.num_lines - num_answered,
+        "canceled": tally.num_cancelled,
+        "expired": tally.num_expired,
+    }
+
+
+def _time(at: int | None) -> str | None:
+    return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _origin(http: Request) -> str:
+    """Returns the beginning of this server's URLs, as the client has it. A proxy that speaks TLS in front of the server
+    sends X-Forwarded-Proto."""
+    scheme = "https" if http.headers.get("x-forwarded-proto") == "https" else http.scope["scheme"]
+    host = http.headers.get("host")
+    return "" if host is None else f"{scheme}://{host}"
