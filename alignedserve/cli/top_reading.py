@@ -119,8 +119,9 @@ def _process(found: dict[str, Any]) -> dict[str, Any]:
     """Returns what is shown of a process. Raises LookupError, TypeError or AttributeError if it is no process."""
     blocks = {name: int(found["blocks"][name]) for name in ("used", "free")}
     requests = {str(state): int(count) for state, count in found["requests"].items()}
-    texts = {name: str(found[name]) for name in ("instance_id", "pid", "state")}
-    return {**texts, "island": int(found["island"]), "blocks": blocks, "requests": requests}
+    numbers = {name: int(found[name]) for name in ("pid", "island")}
+    texts = {name: str(found[name]) for name in ("instance_id", "state")}
+    return {**texts, **numbers, "blocks": blocks, "requests": requests}
 
 
 def _job(found: dict[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,11 @@ class _File(WatchedFileHandler):
         if self._is_failing and not was_failing:
             self._say_so()
 
+    def close(self) -> None:
+        # What could not be written until now is lost.
+        with contextlib.suppress(OSError):
+            super().close()
+
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, OSError):

@@ -192,7 +192,7 @@ def test_hostile_names_stay_in_their_lines() -> None:
     history = History()
     history.add(reading(0.0, 1e6, num_processes=2, num_jobs=2))
     for process in history.latest.processes:
-        process.update(instance_id=HOSTILE, state=HOSTILE, pid=HOSTILE)
+        process.update(instance_id=HOSTILE, state=HOSTILE)
     for job in history.latest.jobs or []:
         job.update(id=HOSTILE[:40], status=HOSTILE)
     history.readings = [replace(history.latest, status=HOSTILE)]

@@ -171,6 +171,8 @@ def test_streams_that_were_hung_up_leave_nothing_to_the_garbage_collector() -> N
     async def scenario() -> None:
         router = SilentRouter()
         async with served(router) as at:
+            # All tasks of the gateway itself are there.
+            assert (await at.http.get("/health")).status_code == 200
             before = len(asyncio.all_tasks())
             gc.collect()
             gc.disable()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.process.logs import LogConfig, set_up_logging
+from alignedserve.process.logs import LogConfig, _File, set_up_logging
 
 logger = logging.getLogger("alignedserve.of_a_test")
 
@@ -55,5 +55,6 @@ def test_what_is_wrong_with_a_line_itself_is_still_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up_logging("text", path=str(tmp_path / "x.log"))
-    logger.info("%d", "no number")
+    (handler,) = (each for each in logging.getLogger().handlers if isinstance(each, _File))
+    handler.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, "%d", ("no number",), None))
     assert "Logging error" in capsys.readouterr().err
