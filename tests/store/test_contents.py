@@ -183,6 +183,21 @@ def test_what_was_left_behind_is_swept_and_nothing_else(play: Play, kind: str) -
     play(kind, scenario)
 
 
+def test_it_is_swept_though_the_clock_was_set_back(play: Play) -> None:
+    """By a month: the next search was due in a month and an hour."""
+
+    async def scenario(kept: Kept) -> None:
+        await kept.contents.tidy(time.time() + 30 * 86400)
+        left = kept.contents.new_file("")
+        await put(left, b"abc")
+        await left.finish()
+        assert kept.leftovers()
+        await kept.contents.tidy(time.time() + LEFT_BEHIND_S + 60)
+        assert kept.leftovers() == []
+
+    play("directory", scenario)
+
+
 def test_two_stores_in_one_place_sweep_only_their_own(tmp_path: Path, s3: S3Process) -> None:
     async def scenario() -> None:
         async with (
