@@ -62,7 +62,8 @@ MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE = 16, 4
 
 class Telling:
     """Gives requests what has come for them, in the order in which it came, a few requests in each turn of the event
-    loop: an iteration of the engine has tokens for all that run. Owners of API keys take turns."""
+    loop: an iteration of the engine has tokens for all that run. Real time and best effort take turns, and so do owners
+    of API keys."""
 
     def __init__(self) -> None:
         self._plain = LoopTurns(MAX_TOLD_AT_ONCE)
@@ -72,7 +73,7 @@ class Telling:
         params = entry.request.params
         has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         turns = self._with_logprobs if has_logprobs else self._plain
-        turns.do(functools.partial(entry.tell, news), entry.stats.owner)
+        turns.do(functools.partial(entry.tell, news), f"{entry.request.tier} {entry.stats.owner}")
 
 
 @dataclass(eq=False)

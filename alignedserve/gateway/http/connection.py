@@ -191,11 +191,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if self._awaits_turn:
             return
         self._awaits_turn = True
-        self.flow.pause_reading()
         # Behind a thousand others, a load balancer would take this server for dead.
         is_probe = self._arrived.startswith(_PROBE)
         self._crowd.beginnings.do(self._begin, "probes" if is_probe else "")
-        self._note()
+        if self._awaits_turn:
+            self.flow.pause_reading()
+            self._note()
 
     def _begin(self) -> None:
         self._awaits_turn = False
