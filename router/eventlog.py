@@ -8,6 +8,7 @@ with it, the file's last record is the reason.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from alignedserve.router.events import Event, Send
 from alignedserve.router.router import Router
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import Epoch
+
+logger = logging.getLogger(__name__)
 
 MAGIC = b"alignedserve event log 4\n"
 _NUMBER_BYTES = 4
@@ -46,13 +49,15 @@ class Step:
 
 
 class EventLog:
-    """Appends events and orders; a reader may follow, and a torn last record is ignored."""
+    """Appends events and orders; a reader may follow, and a torn last record is ignored. On a full disk it ends: the
+    router does not."""
 
     def __init__(
         self, file: BinaryIO, config: RouterConfig, epoch: Epoch, scheduling: SchedulingConfig
     ) -> None:
         self._file = file
-        self._file.write(MAGIC)
+        self._is_over = False
+        self._append(MAGIC)
         self._write(Header(config, epoch, scheduling))
 
     def append(self, now: float, event: Event) -> None:
@@ -63,8 +68,19 @@ class EventLog:
         self._write(orders)
 
     def _write(self, record: object) -> None:
-        packed = msgspec.msgpack.encode(record)
-        self._file.write(_number(len(packed)) + _number(zlib.crc32(packed)) + packed)
+        if not self._is_over:
+            packed = msgspec.msgpack.encode(record)
+            self._append(_number(len(packed)) + _number(zlib.crc32(packed)) + packed)
+
+    def _append(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                # A disk that becomes full takes a part of it first.
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._is_over = True
+            logger.warning("the event log ends here: %s", error.strerror)
 
 
 class LogReader:

@@ -29,6 +29,8 @@ from alignedserve.store.retry import RETRY_S, retried
 
 # The number of results that are fetched at a time when files are written.
 _STEP = 256
+# The longest pause before files whose writing was broken off are written again, in seconds.
+_MAX_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,9 @@ class ResultFiles:
 
 
 async def write_results(store: Store, contents: Contents, job: JobRecord) -> ResultFiles:
-    """Writes all results, in the order of the input; again from the beginning, if that is broken off."""
+    """Writes all results, in the order of the input; again from the beginning, if that is broken off, after ever longer
+    pauses: a disk may stay full for long."""
+    pause_s = RETRY_S
     while True:
         output = _FileWriter(contents, job, f"{job.id}_output.jsonl")
         errors = _FileWriter(contents, job, f"{job.id}_error.jsonl")
@@ -219,7 +223,8 @@ async def write_results(store: Store, contents: Contents, job: JobRecord) -> Res
             await errors.drop()
             if not isinstance(error, BrokenOff):
                 raise
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 async def _written(store: Store, job: JobRecord, output: _FileWriter, errors: _FileWriter) -> ResultFiles:

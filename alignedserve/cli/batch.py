@@ -68,6 +68,7 @@ def run(
     """
     from alignedserve.cli.batch_client import connected, own_server
 
+    _check_places(source, output, errors)
     if url and serve_options:
         raise click.UsageError(f"{' '.join(serve_options)}: unknown; only a server of its own takes options")
     if url is not None:
@@ -151,6 +152,7 @@ def results(
     """Download what a batch that is over has answered."""
     from alignedserve.cli.batch_client import connected
 
+    _check_places(None, output, errors)
     with connected(url, api_key) as client:
         batch = client.batch(batch_id)
         if wait:
@@ -179,8 +181,19 @@ def _download(client: BatchClient, batch: dict[str, Any], output: Path, errors: 
         (batch["error_file_id"], errors or output.with_name(output.name + ".errors")),
     ):
         if file_id:
-            client.download(file_id, path)
-            _say(f"{path}: {path.stat().st_size} bytes")
+            _say(f"{path}: {client.download(file_id, path)} bytes")
+
+
+def _check_places(source: Path | None, output: Path, errors: Path | None) -> None:
+    """Raises UsageError where one file would be written over another."""
+    if errors is None and output.exists() and not output.is_file():
+        raise click.UsageError(f"{output} is no plain file: --errors has to say where errors go")
+    places = [output, errors or output.with_name(output.name + ".errors")]
+    plain = [each.resolve() for each in places if each.is_file() or not each.exists()]
+    if len(set(plain)) < len(plain):
+        raise click.UsageError(f"{output}: answers and errors must go to different files")
+    if source is not None and source.resolve() in plain:
+        raise click.UsageError(f"{source}: is the input, and would be written over")
 
 
 def _check_completed(batch: dict[str, Any]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
+import secrets
+import stat
 import subprocess
 import sys
 import tempfile
@@ -12,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import click
 import httpx
 from tqdm import tqdm
 
 from alignedserve.cli.http import http_client, refusal
+from alignedserve.cli.options import writing
 
 Json = dict[str, Any]
 
@@ -72,16 +76,22 @@ class BatchClient:
                     if time.monotonic() - last_heard_s > _PATIENCE_S:
                         raise click.ClickException(str(error)) from None
 
-    def download(self, file_id: str, path: Path) -> None:
-        """Downloads the file to `path`, completely or not at all."""
-        part = path.with_name(path.name + ".part")
-        with self._http.stream("GET", f"/v1/files/{file_id}/content") as answer, part.open("wb") as file:
-            if answer.is_error:
-                answer.read()
-                raise _failure(answer)
-            for piece in answer.iter_bytes():
-                file.write(piece)
-        part.replace(path)
+    def download(self, file_id: str, path: Path) -> int:
+        """Downloads the file to `path`, and returns how many bytes it has. A plain file gets all of it or is left as
+        it was; what else there is, such as a pipe or a device, gets what comes."""
+        try:
+            with (
+                self._http.stream("GET", f"/v1/files/{file_id}/content") as answer,
+                writing(path),
+                _whole_file(path) as file,
+            ):
+                if answer.is_error:
+                    answer.read()
+                    raise _failure(answer)
+                return sum(file.write(piece) for piece in answer.iter_bytes())
+        except httpx.TransportError as error:
+            reason = error or type(error).__name__
+            raise click.ClickException(f"{path}: {file_id} has not come completely: {reason}") from None
 
     def _ask(self, method: str, path: str, **options: Any) -> Json:
         try:
@@ -133,6 +143,27 @@ def _endpoint_of(source: Path) -> str:
         return str(json.loads(first)["url"])
     except (ValueError, KeyError, TypeError):
         raise click.ClickException(f"{source}: its first line is not a request with a url") from None
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file whose content is that of `path` when the block ends without an error. Raises OSError."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    # A link stays, and leads to what is new.
+    place = path.resolve()
+    part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as file:
+            if place.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
+            yield file
+        part.replace(place)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

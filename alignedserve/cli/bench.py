@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from alignedserve.bench.config import BenchConfig
-from alignedserve.cli.options import OutputFile, engine_options, options_of
+from alignedserve.cli.options import OutputFile, engine_options, options_of, writing
 
 if TYPE_CHECKING:
     from alignedserve import LLM
@@ -60,7 +60,7 @@ def engine(
     line = json.dumps({**rate, **settings, **limits, "mix": mix, "runs": runs, "out": out and str(out)})
     click.echo(line)
     if out:
-        with out.open("a") as file:
+        with writing(out), out.open("a") as file:
             file.write(line + "\n")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -56,6 +57,15 @@ class OutputFile(click.Path):
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             self.fail(f"'{folder}' is no directory that can be written to.", param, ctx)
         return path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever keeps the block from writing to `path`, a full disk for instance, is told in a line."""
+    try:
+        yield
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror or error}") from error
 
 
 def engine_options(command: Command) -> Command:

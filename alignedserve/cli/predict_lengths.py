@@ -117,7 +117,7 @@ class _Words:
 
 
 def _pairs(file: Path) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text().split("\n"), 1):
         if line.strip():
             yield _pair(line, f"{file}, line {number}")
 

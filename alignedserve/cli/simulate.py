@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import alignedserve
-from alignedserve.cli.options import OutputFile, options_of
+from alignedserve.cli.options import OutputFile, options_of, writing
 from alignedserve.engine.choices import block_format, choose_layer_groups, choose_max_model_len
 from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.settings import taken
@@ -168,4 +168,5 @@ def _save(
         "is_whole": is_whole,
         "rows": [row.as_dict() for row in rows],
     }
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    with writing(path):
+        path.write_text(json.dumps(found, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -76,8 +77,9 @@ class History:
     def first_token_s(self, tier: str, share: float) -> float | None:
         """Returns a quantile of the last minute; None if nothing was observed."""
         older, newer = (each.tiers[tier].first_token for each in (self.since(WINDOW_S), self.latest))
-        pairs = zip(newer, older, strict=True)
-        return quantile(share, [(bound, count - before) for (bound, count), (_, before) in pairs])
+        # A gateway that had not observed anything yet may have had no buckets.
+        before = dict(older)
+        return quantile(share, [(bound, count - before.get(bound, 0.0)) for bound, count in newer])
 
 
 def quantile(share: float, counts: list[tuple[float, float]]) -> float | None:
@@ -104,13 +106,45 @@ def look(http: httpx.Client) -> Reading:
             time.monotonic(),
             health["status"] if health["status"] != "unavailable" else str(health.get("reason")),
             _tiers(text),
-            cluster.json()["processes"] if cluster.is_success else [],
-            jobs.json()["data"] if jobs.is_success else None,
+            [*map(_process, cluster.json()["processes"])] if cluster.is_success else [],
+            [*map(_job, jobs.json()["data"])] if jobs.is_success else None,
         )
     except httpx.HTTPError as error:
         raise Away(str(error) or type(error).__name__) from None
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         raise Away("what answers there is no AlignedServe") from None
+
+
+def _process(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns what is shown of a process. Raises LookupError, TypeError or AttributeError if it is no process."""
+    blocks = {name: int(found["blocks"][name]) for name in ("used", "free")}
+    requests = {str(state): int(count) for state, count in found["requests"].items()}
+    numbers = {name: int(found[name]) for name in ("pid", "island")}
+    texts = {name: str(found[name]) for name in ("instance_id", "state")}
+    return {**texts, **numbers, "blocks": blocks, "requests": requests}
+
+
+def _job(found: dict[str, Any]) -> dict[str, Any]:
+    """The same of a batch job."""
+    counts = {name: int(found["request_counts"][name]) for name in ("completed", "failed", "total")}
+    ours = found["alignedserve"]
+    due = ours["estimated_completion_at"]
+    return {
+        "id": str(found["id"]),
+        "status": str(found["status"]),
+        "request_counts": counts,
+        "expires_at": _finite(found["expires_at"]),
+        "alignedserve": {
+            "progress": _finite(ours["progress"]),
+            "estimated_completion_at": None if due is None else _finite(due),
+        },
+    }
+
+
+def _finite(found: float) -> float:
+    if not math.isfinite(found):
+        raise ValueError(f"{found} is no number")
+    return float(found)
 
 
 def _asked(http: httpx.Client, path: str) -> httpx.Response:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from alignedserve.cli.options import writing
+
 if TYPE_CHECKING:
     from alignedserve.vopr.history import History
     from alignedserve.vopr.plan import Plan
@@ -82,7 +84,8 @@ def command(
     if aim and (seed is None or history):
         raise ValueError("aim: needs --seed, and no --history")
     choice = _Choice(policy, system)
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     if history:
         failed = _replay(History.load(history), history.stem, f"--history {history}", out, shrink=False)
     elif seed is not None:
@@ -164,7 +167,8 @@ def _shrink(history: History, path: Path) -> None:
 
     shrinker = Shrinker(history)
     shortest = shrinker.shrink()
-    shortest.save(path)
+    with writing(path):
+        shortest.save(path)
     click.echo(f"{len(history.actions)} actions, shrunk to {len(shortest.actions)}: {shrinker.failure}")
     for action in shortest.actions:
         click.echo(f"  {action}")

@@ -50,7 +50,7 @@ def _parse(text: str) -> LoraModule:
 def _from_json(text: str) -> LoraModule:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"lora_modules: {text!r} is not valid JSON: {error}") from None
     if unknown := found.keys() - _KEYS:
         raise ValueError(

@@ -19,6 +19,7 @@ import msgspec
 
 from alignedserve.gateway.http.errors import unavailable
 from alignedserve.gateway.island_choice import Outlook
+from alignedserve.gateway.loop_turns import LoopTurns
 from alignedserve.gateway.pacing import Pacing
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.protocol.address import RouterAddress
@@ -54,6 +55,26 @@ NEVER = ("too_long", "slo")
 
 News = NewTokens | PromptProgress | Rejected
 
+# In a turn of the event loop so many requests get what has come for them, and so many of those with log-probabilities.
+# To write it down and send it takes some 0.1 ms on a core of 2.5 GHz, and 0.5 ms with the likeliest tokens of each.
+MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE = 16, 4
+
+
+class Telling:
+    """Gives requests what has come for them, in the order in which it came, a few requests in each turn of the event
+    loop: an iteration of the engine has tokens for all that run. Real time and best effort take turns, and so do owners
+    of API keys."""
+
+    def __init__(self) -> None:
+        self._plain = LoopTurns(MAX_TOLD_AT_ONCE)
+        self._with_logprobs = LoopTurns(MAX_TOLD_WITH_LOGPROBS_AT_ONCE)
+
+    def tell(self, entry: Open, news: News) -> None:
+        params = entry.request.params
+        has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        turns = self._with_logprobs if has_logprobs else self._plain
+        turns.do(functools.partial(entry.tell, news), f"{entry.request.tier} {entry.stats.owner}")
+
 
 @dataclass(eq=False)
 class Open:
@@ -74,9 +95,10 @@ class Island:
         fingerprint: Mapping[str, str],
         on_lost: Callable[[Island], None] = lambda island: None,
         on_drain: Callable[[], None] = lambda: None,
+        telling: Telling | None = None,
     ) -> None:
         """`on_lost` is called when the router is gone: open requests may be moved to another island. `on_drain` is
-        called for a Drain."""
+        called for a Drain. `telling` is that of all islands: a request may move from one to another."""
         epoch = new_epoch()
         started_s = start_of(epoch)
         hello = Hello(
@@ -89,6 +111,7 @@ class Island:
         self._changed = asyncio.Event()
         self._on_lost = on_lost
         self._on_drain = on_drain
+        self._telling = telling or Telling()
         self._open: dict[RequestKey, Open] = {}
         # The requests that were closed here, and whose last state the router has not reported yet.
         self._leaving: dict[RequestKey, RequestStats] = {}
@@ -232,7 +255,7 @@ class Island:
     def _progress(self, progress: PromptProgress) -> None:
         # A router that was known before says again how far a prompt is which has tokens.
         if (entry := self._open.get(progress.key)) and not entry.delivered:
-            entry.tell(progress)
+            self._telling.tell(entry, progress)
 
     def _news(self, news: NewTokens, now: float) -> None:
         entry = self._open.get(news.key)
@@ -260,7 +283,7 @@ class Island:
         if news.finish_reason:
             del self._open[news.key]
             entry.stats.ended(news.finish_reason)
-        entry.tell(news)
+        self._telling.tell(entry, news)
 
     def _rejected(self, rejected: Rejected) -> None:
         if stats := self._leaving.pop(rejected.key, None):
@@ -276,7 +299,7 @@ class Island:
             return
         del self._open[rejected.key]
         entry.stats.rejected(rejected.reason)
-        entry.tell(rejected)
+        self._telling.tell(entry, rejected)
 
     def _submit_again(self, entry: Open) -> None:
         if self._open.get(entry.request.key) is entry and self.is_up:
@@ -301,9 +324,8 @@ class Island:
         self._pulse()
         for entry in self.take_all():
             entry.stats.ended("error")
-            entry.tell(
-                NewTokens(entry.request.key, len(entry.delivered), [], finish_reason="error", error=reason)
-            )
+            key, num_tokens = entry.request.key, len(entry.delivered)
+            self._telling.tell(entry, NewTokens(key, num_tokens, [], finish_reason="error", error=reason))
 
     def _later(self, seconds: float, then: Callable[[], None]) -> None:
         def now() -> None:

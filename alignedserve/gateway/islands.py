@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
-from alignedserve.gateway.island import Island, News
+from alignedserve.gateway.island import Island, News, Telling
 from alignedserve.gateway.island_choice import best
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.lengths.prediction import Prediction
@@ -40,6 +40,7 @@ class Islands:
         self._me = me
         self._fingerprint = fingerprint
         self._on_drain = on_drain
+        self._telling = Telling()
         # By the island's number.
         self._islands: dict[int, Island] = {
             number: self._make(router) for number, router in enumerate(routers, first_number)
@@ -166,7 +167,7 @@ class Islands:
         return clusters
 
     def _make(self, router: RouterAddress) -> Island:
-        return Island(router, self._me, self._fingerprint, self._rescue, self._on_drain)
+        return Island(router, self._me, self._fingerprint, self._rescue, self._on_drain, self._telling)
 
     def _start(self, island: Island) -> None:
         task = asyncio.create_task(island.run())

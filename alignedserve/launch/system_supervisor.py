@@ -136,10 +136,22 @@ class SystemSupervisor:
     async def _restart(self, say: Say) -> None:
         if self._restarting.locked():
             raise RestartFailed("another restart is under way")
+
+        def tell(line: str) -> None:
+            """Whoever has asked may be gone, and others want to know what happened."""
+            self._say(f"restart: {line}")
+            say(line)
+
         async with self._restarting:
-            await self._islands.restart(say)
-            for gateway in self._all_gateways:
-                await self._replace_gateway(gateway, say)
+            self._say("restart: every process is replaced, one after the other")
+            try:
+                await self._islands.restart(tell)
+                for gateway in self._all_gateways:
+                    await self._replace_gateway(gateway, tell)
+            except RestartFailed as error:
+                self._say(f"restart: failed: {error}")
+                raise
+            self._say("restart: done")
 
     async def _replace_gateway(self, gateway: ProcessSupervisor, say: Say) -> None:
         """The new one takes connections from the same socket. When it does, the old one takes no more, and ends when

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,17 +54,13 @@ class Fields:
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self._or_default(key, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if not _is_positive(value):
             raise self.error(key, "a positive number")
         return float(value)
 
     def positives(self, key: str, num: int) -> tuple[float, ...]:
         values = self.get(key)
-        if (
-            not isinstance(values, list)
-            or len(values) != num
-            or any(type(value) not in (int, float) or not 0 < value < math.inf for value in values)
-        ):
+        if not isinstance(values, list) or len(values) != num or not all(map(_is_positive, values)):
             raise self.error(key, f"a list of {num} positive numbers")
         return tuple(float(value) for value in values)
 
@@ -104,3 +100,8 @@ class Fields:
     def _or_default(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
         return default if value is None else value
+
+
+def _is_positive(value: Any) -> bool:
+    # JSON's integers may be larger than any float.
+    return type(value) in (int, float) and 0 < value <= sys.float_info.max

@@ -97,7 +97,7 @@ class Adapter:
             )
         self._file = SafetensorsFile(path)
         # The name of the tensor in the file, by the layer's name and "A" or "B".
-        self._keys = {_layer_and_kind(path, key): key for key in self._file.entries}
+        self._keys = _keys_of(path, self._file)
         self._left = {layer for layer, _ in self._keys}
         if not self._left:
             raise ValueError(f"{path} holds no tensors")
@@ -144,7 +144,18 @@ class Adapter:
                 f"{self._file.path}: {key} has shape {stored}; must be {shape}: the adapter is of another model, or of "
                 "another rank"
             )
+        self._file.dtype_of(key)
         return self._file.tensor(key)
+
+
+def _keys_of(path: Path, file: SafetensorsFile) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], str] = {}
+    for key in file.entries:
+        place = _layer_and_kind(path, key)
+        if place in found:
+            raise ValueError(f"{path}: tensors {found[place]} and {key} are of the same layer; must be one")
+        found[place] = key
+    return found
 
 
 def _layer_and_kind(path: Path, key: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ each process write a file of its own as well.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -81,8 +82,44 @@ def set_up_logging(form: str, level: str = "info", to: TextIO | None = None, pat
 
 
 class _File(WatchedFileHandler):
+    """Lines that can't be written, on a full disk or in a directory that is gone, are lost: nothing else fails for
+    that. It is said once on stderr, and again if it happens again after lines could be written."""
+
+    _is_failing = False
+
     def _open(self) -> Any:
         return open(self.baseFilename, self.mode, encoding="utf-8", opener=private_files.open_log)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        was_failing, self._is_failing = self._is_failing, False
+        try:
+            super().emit(record)
+        except OSError as error:
+            # A file that was moved away, and whose successor can't be opened.
+            self._failed(error)
+        if self._is_failing and not was_failing:
+            self._say_so()
+
+    def close(self) -> None:
+        # What could not be written until now is lost.
+        with contextlib.suppress(OSError):
+            super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self._failed(error)
+        else:
+            super().handleError(record)
+
+    def _failed(self, error: OSError) -> None:
+        self._is_failing, self._why = True, error.strerror or str(error)
+
+    def _say_so(self) -> None:
+        # stderr may be closed, or on the same disk.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"{self.baseFilename}: no lines can be written now: {self._why}\n")
+            sys.stderr.flush()
 
 
 class _Formatter(logging.Formatter):

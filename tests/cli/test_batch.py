@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +111,65 @@ def test_answers_that_could_not_be_written_are_not_asked_for(tmp_path: Path) -> 
         assert (await at.gateway.client.batches.list()).data == []
 
     commands(scenario)
+
+
+def test_no_file_is_written_over_another(tmp_path: Path) -> None:
+    async def scenario(at: System, run: Run) -> None:
+        source, output = written(tmp_path / "in.jsonl", questions(1)), tmp_path / "out.jsonl"
+        (tmp_path / "link").symlink_to(source)
+        for places, problem in (
+            (["-o", source], "is the input, and would be written over"),
+            (["-o", str(tmp_path / "link")], "is the input, and would be written over"),
+            (["-o", str(output), "-e", source], "is the input, and would be written over"),
+            (["-o", str(output), "-e", str(output)], "answers and errors must go to different files"),
+            (["-o", "/dev/null"], "is no plain file: --errors has to say where errors go"),
+        ):
+            code, _, err = await run("run", "-i", source, *places)
+            assert code == 2 and problem in err
+        assert (await at.gateway.client.batches.list()).data == []
+
+    commands(scenario)
+
+
+def test_devices_links_and_rights_stay_what_they_are(tmp_path: Path) -> None:
+    """As root, `-o /dev/null` once left a plain file in its place."""
+
+    async def scenario(at: System, run: Run) -> None:
+        source, kept = written(tmp_path / "in.jsonl", questions(2)), tmp_path / "kept.jsonl"
+        kept.write_text("before")
+        kept.chmod(0o600)
+        (tmp_path / "link").symlink_to(kept)
+        code, _, err = await run("run", "-i", source, "-o", str(tmp_path / "link"))
+        assert code == 0, err
+        assert (tmp_path / "link").is_symlink() and ids_in(kept) == ["q0", "q1"]
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+        code, _, err = await run("run", "-i", source, "-o", "/dev/null", "-e", str(tmp_path / "errors"))
+        assert code == 0 and Path("/dev/null").is_char_device(), err
+        # A full disk is a line, and the file is what it was.
+        code, _, err = await run("run", "-i", source, "-o", "/dev/full", "-e", str(tmp_path / "errors"))
+        assert code == 1 and err.endswith("Error: /dev/full: No space left on device\n")
+        batch_id = (await at.gateway.client.batches.list()).data[0].id
+        kept.write_text("before")
+        code, _, err = await asyncio.to_thread(
+            _run_on_a_full_disk, str(at.gateway.http.base_url), batch_id, kept
+        )
+        assert code == 1 and err.endswith(f"Error: {kept}: File too large\n")
+        assert kept.read_text() == "before"
+        names = {"in.jsonl", "kept.jsonl", "link"}
+        assert {path.name for path in tmp_path.iterdir()} == names
+
+    commands(scenario)
+
+
+def _run_on_a_full_disk(url: str, batch_id: str, output: Path) -> tuple[int, str, str]:
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); "
+    command = "from alignedserve.cli import main; main()"
+    words = ["batch", "results", batch_id, "-o", str(output), "--url", url]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", limited + command, *words], capture_output=True, text=True, env=environment
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:

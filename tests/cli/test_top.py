@@ -4,13 +4,21 @@ two looks say about the time between them."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
+import httpx
 import pytest
 
-from alignedserve.cli.top_reading import History, Reading, Tier, quantile
+from alignedserve.cli.top_reading import Away, History, Reading, Tier, look, quantile
 from alignedserve.cli.top_view import screen
 from alignedserve.gateway.http.keys import owners_of
 from tests.cli.terminal import CTRL_C, Terminal
@@ -121,6 +129,80 @@ def test_rates_and_times_are_of_the_time_between_two_looks() -> None:
     for at in range(12, 400):
         history.add(reading(float(at), 5.0 * at))
     assert len(history.readings) <= 121
+
+
+def test_buckets_that_were_not_there_before_count_from_nothing() -> None:
+    history = History()
+    history.add(reading(0.0, 0.0))
+    history.readings[0].tiers["rt"].first_token.clear()
+    history.add(reading(1.0, 1.0, 0.0, 4.0, 4.0))
+    assert history.first_token_s("rt", 0.5) == pytest.approx(0.15)
+
+
+# What another server, or a hostile one, may answer.
+OTHERS: list[Any] = [[], "x", 5, None, {"processes": [{}]}, {"processes": {"a": 1}}, {"data": [{"id": 1}]}]
+OTHERS += [{"processes": [{"blocks": 5}]}, {"data": [{"request_counts": {"completed": float("inf")}}]}]
+
+
+@pytest.mark.parametrize("body", OTHERS)
+@pytest.mark.parametrize("path", ["/health", "/v1/cluster", "/v1/batches"])
+def test_what_is_no_answer_of_this_server_is_told_in_a_line(path: str, body: Any) -> None:
+    answers = {
+        "/health": {"status": "ok"},
+        "/metrics": "",
+        "/v1/cluster": {"processes": []},
+        "/v1/batches": {"data": []},
+    }
+    answers[path] = body
+    no_answer = pytest.raises(Away, match="what answers there is no AlignedServe")
+    with answering(answers) as url, httpx.Client(base_url=url) as http, no_answer:
+        look(http)
+
+
+@contextmanager
+def answering(answers: Mapping[str, Any]) -> Iterator[str]:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = answers[self.path.partition("?")[0]]
+            body = (found if self.path == "/metrics" else json.dumps(found)).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+HOSTILE = "\x1b[2J\x1b]0;x\x07\u202ex\r\n\x9b31m[bold red]x[/]" + "w" * 5000
+
+
+def test_hostile_names_stay_in_their_lines() -> None:
+    from rich.console import Console
+
+    history = History()
+    history.add(reading(0.0, 1e6, num_processes=2, num_jobs=2))
+    for process in history.latest.processes:
+        process.update(instance_id=HOSTILE, state=HOSTILE)
+    for job in history.latest.jobs or []:
+        job.update(id=HOSTILE[:40], status=HOSTILE)
+    history.readings = [replace(history.latest, status=HOSTILE)]
+    console = Console(width=80, height=24, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(screen(history, "http://127.0.0.1:8000", HOSTILE, 24))
+    text = console.export_text()
+    lines = text.rstrip("\n").split("\n")
+    assert len(lines) <= 24 and all(len(line) <= 80 for line in lines)
+    assert all(each.isprintable() for line in lines for each in line)
+    assert "[bold red]" in text
 
 
 def test_quantiles_are_those_of_prometheus() -> None:

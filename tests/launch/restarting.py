@@ -35,6 +35,8 @@ def check_restart(server: Server, gateways: list[str]) -> None:
         said, silence_s = asyncio.run(_restart_under_streams(server))
     assert callers.failures == [] and callers.num_answered > 0
     assert [line.split()[0] for line in said] == ["prefill-0", "decode-0", "kvpool-0", "router", *gateways]
+    logged = [line.removeprefix("restart: ") for line in server.output.splitlines() if "restart: " in line]
+    assert logged == ["every process is replaced, one after the other", *said, "done"]
     after = _pids_of(server)
     assert after.keys() == before.keys()
     assert all(after[name] != before[name] for name in before)

@@ -118,6 +118,28 @@ def test_tensors_that_have_no_place_are_refused_by_name(
         check(tiny_model("qwen2"), adapter)
 
 
+def test_a_layer_that_comes_twice_is_refused(tiny_model: Directory, tmp_path: Path) -> None:
+    """Only one of them would count, and nobody would know which."""
+    adapter = write_adapter(tmp_path, tiny_model("qwen2"), 1)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    key = "model.layers.0.self_attn.q_proj.lora_A.weight"
+    again = tensors[f"base_model.model.{key}"].clone()
+    save_file(tensors | {key: again}, adapter / "adapter_model.safetensors")
+    with pytest.raises(
+        ValueError, match=r"tensors .*q_proj.lora_A.* and .* are of the same layer; must be one"
+    ):
+        check(tiny_model("qwen2"), adapter)
+
+
+def test_weights_that_are_no_floats_are_refused(tiny_model: Directory, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path, tiny_model("qwen2"), 1)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    key = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    save_file(tensors | {key: tensors[key].to(torch.int8)}, adapter / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"q_proj.lora_A.weight has dtype I8; must be one of"):
+        check(tiny_model("qwen2"), adapter)
+
+
 def test_files_that_are_not_there_are_named(tiny_model: Directory, tmp_path: Path) -> None:
     model, adapter = tiny_model("qwen2"), write_adapter(tmp_path / "a", tiny_model("qwen2"), 1)
     with pytest.raises(ValueError, match=r"lora_modules: mine: '/nowhere' is no directory"):

@@ -16,6 +16,7 @@ from alignedserve.router.events import Event, Send
 from alignedserve.router.process import RouterProcess, RouterProcessConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import Epoch
+from tests.full_disk import files_of_at_most
 from tests.router.script import DECODE, GATEWAY, ONE, Script
 
 
@@ -100,3 +101,24 @@ def test_a_torn_record_ends_the_log(tmp_path: Path) -> None:
     last_orders = 8 + len(msgspec.msgpack.encode(script.orders[-1]))
     path.write_bytes(whole[: -last_orders - 1])
     assert len(list(replay(path))) == len(script.events) - 1
+
+
+def test_on_a_full_disk_the_log_ends_and_the_router_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Recorded()
+    script.running(1)
+    script.tick(0.5)
+    path = tmp_path / "events"
+    with path.open("wb", buffering=0) as file:
+        log = EventLog(file, RouterConfig(link="host"), Epoch(7), SchedulingConfig())
+        with files_of_at_most(path.stat().st_size + 500):
+            for (now, event), orders in zip(script.events, script.orders, strict=True):
+                log.append(now, event)
+                log.answered(orders)
+        # There is room again: what is missing in between must not be taken for the same sequence.
+        log.append(1.0, script.events[0][1])
+    assert caplog.messages == ["the event log ends here: File too large"]
+    replayed = list(replay(path))
+    assert 0 < len(replayed) < len(script.events)
+    assert [(now, event) for now, event, _ in replayed] == script.events[: len(replayed)]

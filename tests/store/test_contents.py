@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,11 @@ from alignedserve.store import FileRecord, StoreAway, StoreFull, StoreLimits
 from alignedserve.store.base import UNCOMMITTED_S
 from alignedserve.store.contents import CHUNK_BYTES, LEFT_BEHIND_S, ContentsApart, ContentsInStore, NewFile
 from alignedserve.store.homes import BrokenOff, WatchedHome, make_home
-from alignedserve.store.homes.bucket import MAX_WRITERS, PART_BYTES
+from alignedserve.store.homes.bucket import MAX_WRITERS, PART_BYTES, Objects
 from tests import playing
+from tests.full_disk import files_of_at_most
 from tests.store.homes_for_tests import HOMES, Kept, kept_in
-from tests.store.s3_process import S3Process
+from tests.store.s3_process import BUCKET, S3Process
 
 Play = Callable[..., None]
 # Several parts of a bucket's upload, and a piece.
@@ -180,6 +183,21 @@ def test_what_was_left_behind_is_swept_and_nothing_else(play: Play, kind: str) -
     play(kind, scenario)
 
 
+def test_it_is_swept_though_the_clock_was_set_back(play: Play) -> None:
+    """By a month: the next search was due in a month and an hour."""
+
+    async def scenario(kept: Kept) -> None:
+        await kept.contents.tidy(time.time() + 30 * 86400)
+        left = kept.contents.new_file("")
+        await put(left, b"abc")
+        await left.finish()
+        assert kept.leftovers()
+        await kept.contents.tidy(time.time() + LEFT_BEHIND_S + 60)
+        assert kept.leftovers() == []
+
+    play("directory", scenario)
+
+
 def test_two_stores_in_one_place_sweep_only_their_own(tmp_path: Path, s3: S3Process) -> None:
     async def scenario() -> None:
         async with (
@@ -234,6 +252,50 @@ def test_a_place_that_is_away_is_said_and_used_again_when_it_is_back(play: Play,
         assert await content_of(kept, await a_file(kept, content)) == content
 
     play(kind, scenario)
+
+
+def test_a_full_disk_is_told_and_keeps_nothing(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(kept: Kept) -> None:
+        content = os.urandom(LARGE)
+        for _ in range(3):
+            new = kept.contents.new_file("")
+            with files_of_at_most(CHUNK_BYTES + 100):
+                with pytest.raises(BrokenOff, match="the directory of files: File too large"):
+                    await put(new, content)
+                await new.drop()
+            assert kept.leftovers() == []
+        assert await content_of(kept, await a_file(kept, content)) == content
+
+    play("directory", scenario)
+    assert caplog.messages == ["the directory of files can't be used: File too large"]
+
+
+def test_a_bucket_that_refuses_is_not_one_without_the_file(kept_bucket: Objects) -> None:
+    """Its digits are not its status: such a file was once taken for gone, and its batch failed."""
+    with pytest.raises(StoreAway, match="403"):
+        asyncio.run(kept_bucket.read("in/416/NoSuchBucket", 0, 10))
+
+
+@pytest.fixture
+def kept_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
+    """One that allows nothing."""
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(403)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        try:
+            yield Objects(BUCKET)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def lose(kept: Kept) -> None:

@@ -1,4 +1,4 @@
-"""A home knows whether it could be reached when it was last tried."""
+"""A home knows whether it could be reached when it was last tried, and took writes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from alignedserve.store import StoreAway
 from alignedserve.store.homes import WatchedHome, make_home
+from tests.full_disk import files_of_at_most
 
 
 def test_it_is_down_from_a_call_that_fails_to_one_that_does_not(tmp_path: Path) -> None:
@@ -31,9 +32,29 @@ def test_it_is_down_from_a_call_that_fails_to_one_that_does_not(tmp_path: Path) 
         place.unlink()
         place.mkdir()
         assert await home.read("two", 0, 1) is None
+        # It was last asked to write when it was away.
+        assert home.is_down
+        await home.probe("three")
         assert not home.is_down
         async for _ in home.listed("nobody's"):
             raise AssertionError("there is nothing")
+        assert not home.is_down
+
+    asyncio.run(scenario())
+
+
+def test_on_a_full_disk_it_is_down_though_all_else_succeeds(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        home = WatchedHome(make_home(str(tmp_path / "files")))
+        writer = home.writer("folder/one")
+        await writer.write(b"some")
+        await writer.finish()
+        with files_of_at_most(4), pytest.raises(StoreAway):
+            await home.probe("folder/two")
+        assert await home.read("folder/one", 0, 4) == b"some"
+        await home.delete("folder/one")
+        assert home.is_down
+        await home.probe("folder/two")
         assert not home.is_down
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
@@ -21,6 +21,7 @@ from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
 from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.http.streaming import Stream
 from alignedserve.gateway.openai.batches import add_job, find_job
 from alignedserve.gateway.openai.files import Upload, content_of, list_response, viewer
 from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, Tally
@@ -123,7 +124,7 @@ def message_batch_routes(
         if not job.is_over:
             raise ApiError(400, f"message_batch_id={job.id!r}: there are no results before it has ended")
         files = await _result_files(store, job)
-        return StreamingResponse(
+        return Stream(
             _joined(contents, files),
             media_type="application/x-jsonl",
             headers={"Content-Length": str(sum(file.num_bytes for file in files))},

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from alignedserve.gateway.generation.endpoint import Endpoint
@@ -20,6 +20,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Piece, blocks_of, json_response
 from alignedserve.gateway.http.keys import owner_of
+from alignedserve.gateway.http.streaming import Stream
 
 Result = TypeVar("Result")
 
@@ -107,7 +108,7 @@ async def _with_first(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator
         yield delta
 
 
-class _EventStream(StreamingResponse):
+class _EventStream(Stream):
     def __init__(
         self, events: AsyncIterator[bytes | memoryview], headers: Mapping[str, str], close: Callable[[], None]
     ) -> None:

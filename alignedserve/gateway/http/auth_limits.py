@@ -22,6 +22,7 @@ from alignedserve.gateway.http.drain_state import DrainState
 from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.keys import ANYONE, Keys
 from alignedserve.gateway.http.reading import BodyMemory, Reading, Share
+from alignedserve.gateway.http.request_id import current_call
 from alignedserve.gateway.limits import Limits
 from alignedserve.store.contents import CHUNK_BYTES
 
@@ -74,6 +75,8 @@ class AuthLimitsMiddleware:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         owner = self._keys.owner(_authorization(headers))
+        if call := current_call.get():
+            call.owner = owner or ANYONE
         max_bytes = self._max_bytes.get(scope["path"], (self._limits.max_body_bytes,) * 2)
         with self._memory.share(owner or ANYONE) as share:
             reading = Reading(receive, headers, share, *max_bytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -34,6 +35,7 @@ LINGER_S = 10.0
 LINGER_BYTES = 1 << 30
 # If no more than this is left of a body that is not needed, the connection is kept.
 MAX_UNREAD_BYTES = 64 << 10
+_PROBE = b"GET /health "
 
 
 class _Transport:
@@ -42,7 +44,7 @@ class _Transport:
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
-        self._connection = connection
+        self._connection: Connection | None = connection
         self._timer: asyncio.TimerHandle | None = None
         # Whether uvicorn has paused reading, since it has enough of a body for now.
         self._is_paused = False
@@ -82,7 +84,7 @@ class _Transport:
             self._transport.resume_reading()
 
     def close(self) -> None:
-        if self._connection.is_still_told:
+        if self._connection and self._connection.is_still_told:
             self.linger()
         elif not self.is_lingering:
             self._transport.close()
@@ -105,6 +107,10 @@ class _Transport:
         if self._timer:
             self._timer.cancel()
 
+    def let_go(self) -> None:
+        """The connection is over."""
+        self._connection = None
+
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
     """A client that sends no request, or does not read its answer, loses the connection: uvicorn would wait for
@@ -119,6 +125,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._framing = Framing()
         # The bytes that have arrived and have not been read yet.
         self._arrived = bytearray()
+        # Whether a request waits for its turn to begin.
+        self._awaits_turn = False
         self._num_dropped = 0
         self._app, self.app = self.app, self._answer
 
@@ -139,7 +147,13 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._heard()
         self._crowd.reads.leave(self.transport)
         self._crowd.end(self)
+        self._crowd.losses.do(partial(self._lose, exc))
+
+    def _lose(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        # Nothing that refers to itself is left: the garbage collector would find a thousand of them at once.
+        self.app = self._app
+        self.transport.let_go()
 
     def abort(self) -> None:
         self.transport.abort()
@@ -167,6 +181,26 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         self._arrived += data
+        if self._framing.is_between and not self._is_answering:
+            self._await_turn()
+        else:
+            self._read()
+
+    def _await_turn(self) -> None:
+        """Reads on when it is this connection's turn to begin a request."""
+        if self._awaits_turn:
+            return
+        self._awaits_turn = True
+        # Behind a thousand others, a load balancer would take this server for dead.
+        is_probe = self._arrived.startswith(_PROBE)
+        self._crowd.beginnings.do(self._begin, "probes" if is_probe else "")
+        if self._awaits_turn:
+            self.flow.pause_reading()
+            self._note()
+
+    def _begin(self) -> None:
+        self._awaits_turn = False
+        self.flow.resume_reading()
         self._read()
 
     @property
@@ -258,7 +292,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _note(self) -> None:
         is_stalled = not self._framing.is_between or self.flow.write_paused
-        is_idle = not self._is_answering or self.transport.is_closing()
+        is_begun = self._is_answering or self._awaits_turn
+        is_idle = not is_begun or self.transport.is_closing()
         doing = Doing.IDLE if is_idle else Doing.STALLED if is_stalled else Doing.ANSWERING
         self._crowd.note(self, doing)
 

@@ -10,7 +10,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+
+from alignedserve.gateway.http.streaming import Stream
 
 Json = dict[str, Any]
 Piece = bytes | bytearray | memoryview
@@ -131,7 +133,7 @@ async def json_response(pieces: Iterable[Piece], headers: Mapping[str, str] | No
     if len(blocks) == 1:
         return Response(blocks[0], media_type="application/json", headers=headers)
     headers = {**(headers or {}), "Content-Length": str(sum(map(len, blocks)))}
-    return StreamingResponse(_in_turn(blocks), media_type="application/json", headers=headers)
+    return Stream(_in_turn(blocks), media_type="application/json", headers=headers)
 
 
 async def _in_turn(blocks: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:

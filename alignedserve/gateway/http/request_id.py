@@ -43,6 +43,8 @@ class HttpCall:
     is_answered: bool = False
     # Whether the call has ended. What goes on after it (a job that it began) is not part of it.
     is_over: bool = False
+    # That of its key; see keys.py.
+    owner: str = ""
     # The context of its trace, if there is one.
     trace: Any = None
 

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from alignedserve.gateway.http.errors import ApiError, BrokenOff
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.multipart import Field, FileData, FileStart, form_events
+from alignedserve.gateway.http.streaming import Stream
 from alignedserve.store import Contents, FileId, FileRecord, Store, StoreAway, StoreFull
 from alignedserve.store.contents import CHUNK_BYTES
 
@@ -73,7 +74,7 @@ def file_routes(store: Store, contents: Contents, max_file_bytes: int, is_shared
     @routes.get("/v1/files/{file_id}/content")
     async def content(file_id: str, http: Request) -> Response:
         file = await find_file(store, file_id, viewer(http, is_shared))
-        return StreamingResponse(
+        return Stream(
             content_of(contents, file),
             media_type="application/octet-stream",
             headers={"Content-Length": str(file.num_bytes)},

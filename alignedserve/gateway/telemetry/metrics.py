@@ -105,7 +105,8 @@ class Metrics:
     def job_was_over(self, created_at: int, over_at: int, window_s: int) -> None:
         """A batch job was completed, or has expired."""
         window = next(name for name, most_s in WINDOWS.items() if window_s <= most_s)
-        self.turnarounds[window].observe(over_at - created_at)
+        # The clock may have been set back meanwhile.
+        self.turnarounds[window].observe(max(0, over_at - created_at))
 
     def of(self, tier: str) -> TierMetrics:
         return self._tiers[tier]

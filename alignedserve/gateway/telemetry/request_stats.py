@@ -47,6 +47,11 @@ class RequestStats:
         self._tier.predicted_by[self.prediction.source if self.prediction else "none"] += 1
 
     @property
+    def owner(self) -> str:
+        """That of its call's key; empty for a line of a batch, too."""
+        return self.call.owner if self.call else ""
+
+    @property
     def predicted_len(self) -> int:
         return self.prediction.length if self.prediction else 0
 

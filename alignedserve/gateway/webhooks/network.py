@@ -57,6 +57,9 @@ async def _addresses_of(host: str, port: int) -> list[str]:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise httpcore.ConnectError(f"its name can't be looked up: {error.strerror}") from None
+    except UnicodeError:
+        # A part of it is empty, or has more than 63 letters.
+        raise httpcore.ConnectError("its name is none that could be looked up") from None
     return [str(address[0]) for *_, address in found]
 
 

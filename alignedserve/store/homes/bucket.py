@@ -38,7 +38,9 @@ RETRY_S = 8.0
 MAX_RETRIES = 6
 _NUM_LISTED = 1000
 _MAX_REASON_CHARS = 300
-_URL = re.compile(r"https?://\S+|at location \S+")
+_URL = re.compile(r"https?://\S+|(at location|for path) \S+")
+# Digits alone may be those of a name, or of how long it took.
+_NO_SUCH_RANGE, _NO_SUCH_BUCKET = "status code: 416", "<Code>NoSuchBucket</Code>"
 
 Result = TypeVar("Result")
 
@@ -79,7 +81,7 @@ class Objects:
         try:
             found = await call
         except FileNotFoundError as error:
-            if "NoSuchBucket" not in str(error):
+            if _NO_SUCH_BUCKET not in str(error):
                 raise
             raise self._away(error) from None
         except BaseError as error:
@@ -102,7 +104,7 @@ class Objects:
         try:
             found = await obstore.get_async(self.client, key, options={"range": (start, start + num_bytes)})
         except BaseError as error:
-            if "416" in _reason(error):
+            if _NO_SUCH_RANGE in _reason(error):
                 raise FileNotFoundError(key) from None
             raise
         data = bytes(await found.bytes_async())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from threading import Lock
 from typing import ParamSpec, TypeVar
 
 from alignedserve.process.private_files import make_directory
+from alignedserve.protocol.rate_limited_log import RateLimitedLog
 from alignedserve.store.base import StoreAway
 from alignedserve.store.homes.base import BrokenOff, Home, Listed, Writer
 
@@ -36,6 +38,8 @@ class Threads:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(NUM_THREADS, "files")
+        # Clients are told that files can't be had, and not why.
+        self._log = RateLimitedLog(logging.getLogger(__name__))
 
     async def run(self, call: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
         """Runs the call. Raises StoreAway for whatever the file system says, but that a file is not there."""
@@ -48,6 +52,7 @@ class Threads:
         except TimeoutError:
             raise StoreAway("the directory of files does not answer") from None
         except OSError as error:
+            self._log.warning(f"the directory of files can't be used: {error.strerror}")
             raise StoreAway(f"the directory of files: {error.strerror}") from None
 
 

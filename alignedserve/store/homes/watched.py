@@ -1,20 +1,29 @@
-"""A home of content which knows whether it could be reached when it was last tried."""
+"""A home of content which knows whether it could be reached when it was last tried, and took writes: on a full disk
+everything else succeeds."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Literal
 
 from alignedserve.store.base import StoreAway
 from alignedserve.store.homes.base import Home, Listed, Writer
 
 _PROBE = b"probe"
 
+_Kind = Literal["reading", "writing"]
+
 
 class WatchedHome(Home):
     def __init__(self, home: Home) -> None:
         self._home = home
-        self.is_down = False
+        # Which of reading and writing failed when it was last tried.
+        self._failing: set[_Kind] = set()
+
+    @property
+    def is_down(self) -> bool:
+        return bool(self._failing)
 
     @property
     def num_bytes(self) -> int | None:
@@ -47,13 +56,16 @@ class WatchedHome(Home):
         await self.delete(name)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, kind: _Kind = "reading") -> Iterator[None]:
         try:
             yield
         except StoreAway:
-            self.is_down = True
+            self._failing.add(kind)
             raise
-        self.is_down = False
+        if kind == "writing":
+            self._failing.clear()
+        else:
+            self._failing.discard(kind)
 
 
 class _WatchedWriter(Writer):
@@ -62,11 +74,11 @@ class _WatchedWriter(Writer):
         self._writer = writer
 
     async def write(self, data: bytes) -> None:
-        with self._home.watching():
+        with self._home.watching("writing"):
             await self._writer.write(data)
 
     async def finish(self) -> None:
-        with self._home.watching():
+        with self._home.watching("writing"):
             await self._writer.finish()
 
     async def abort(self) -> None:

@@ -30,6 +30,7 @@ from alignedserve.store.contents import LEFT_BEHIND_S, ContentsApart
 from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
+from tests.full_disk import files_of_at_most
 from tests.gateway.batching import CHATS, QUICK, Gateway, System, gateway_on, jsonl, questions
 from tests.gateway.scripted import TOKEN, ScriptedRouter
 from tests.store.redis_process import redis_running
@@ -83,9 +84,9 @@ async def swept(redis_url: str, place: str) -> None:
     await store.close()
 
 
-def content_names(place: str, s3: S3Process) -> set[str]:
+def content_names(place: str, s3: S3Process | None) -> set[str]:
     """What the directory or the bucket has."""
-    names = s3.keys() if "://" in place else [str(each) for each in Path(place).rglob("file-*")]
+    names = s3.keys() if s3 and "://" in place else [str(each) for each in Path(place).rglob("file-*")]
     return {name.split("/")[-1] for name in names}
 
 
@@ -190,6 +191,30 @@ def test_while_the_bucket_is_away_files_answer_503_and_jobs_wait(s3: S3Process) 
             await asyncio.sleep(0.05)
 
     play(scenario, files_at=f"s3://{BUCKET}/kept")
+
+
+def test_on_a_full_disk_files_answer_503_and_jobs_wait(tmp_path: Path) -> None:
+    async def scenario(at: System) -> None:
+        ending = await at.gateway.submit(questions(2))
+        at.router.allowed = 0
+        await at.gateway.until(ending, "in_progress")
+        while len(at.router.submitted) < 2:
+            await asyncio.sleep(0.02)
+        # Not even a probe has room.
+        with files_of_at_most(4):
+            with pytest.raises(openai.InternalServerError, match="store can't be reached") as error:
+                await at.gateway.upload(LARGE)
+            assert error.value.status_code == 503
+            health = (await at.gateway.http.get("/health")).json()
+            assert (health["status"], health["files"]) == ("degraded", "down")
+            at.router.allow(None)
+            await at.gateway.until(ending, "finalizing")
+            assert (await at.client.batches.retrieve(ending.id)).status == "finalizing"
+        done = await at.gateway.until(ending, "completed")
+        assert len(await at.gateway.lines_of(done.output_file_id)) == 2
+        assert len(content_names(str(tmp_path / "kept"), None)) == 2
+
+    play(scenario, files_at=str(tmp_path / "kept"))
 
 
 # ---- kill -9 ----

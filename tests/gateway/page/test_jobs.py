@@ -96,6 +96,20 @@ def shown(browser: Browser, **job: Any) -> dict[str, Any]:
     return found
 
 
+def test_hostile_names_of_jobs_are_text(page: Browser) -> None:
+    hostile = "<img src=x onerror=alert(1)></li>"
+    job = {
+        **{"id": hostile, "status": hostile, "created_at": 1, "expires_at": 2, "serverTimeMs": 0},
+        "request_counts": {"total": 1, "completed": 0, "failed": 0},
+        "alignedserve": {"progress": 0, "estimated_completion_at": None},
+    }
+    script = f"""(() => {{
+      const row = m.rowOf({json.dumps(job)});
+      return {{ id: row.id.textContent, status: row.status.textContent, odd: row.node.querySelectorAll("img").length }};
+    }})()"""
+    assert page.imported(MODULE, script) == {"id": hostile, "status": f"… {hostile}", "odd": 0}
+
+
 def test_a_job_against_its_window(page: Browser) -> None:
     found = shown(page)
     assert (found["due"], found["gone"], found["done"], found["late"]) == ("50%", "25%", "50%", "false")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from alignedserve.types import InstanceId
 from tests.gateway.http.test_access import KEYED
 from tests.gateway.page.browser import Browser
 from tests.gateway.page.hosted import hosted
@@ -58,11 +59,14 @@ def test_text_is_shown_as_text(browser: Browser) -> None:
     down = process_status("decode", "down")
     router = ScriptedRouter(answer=answer_of(HOSTILE))
     assert TOKENIZER.decode(router.answer[:-1]) == HOSTILE
-    router.processes = [process_status("router"), process_status("kvpool"), process_status("prefill"), down]
+    odd = process_status("decode")
+    odd.instance_id = InstanceId(HOSTILE)
+    router.processes = [process_status(role) for role in ("router", "kvpool", "prefill")] + [down, odd]
     down.requests = {HOSTILE: 3}
     with hosted(router) as host:
         browser.open(host.url)
         browser.until_text("#processes", "decode-0")
+        assert HOSTILE in browser.text("#processes")
         ask(browser, HOSTILE)
         browser.until_text(".message.model .note", "tokens/s")
         assert browser.text(".message.you .text") == browser.text(".message.model .text") == HOSTILE

@@ -218,3 +218,12 @@ def test_a_histogram_counts_a_value_on_a_bound_below_it() -> None:
         histogram.observe(value)
     assert histogram.cumulative() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
     assert (histogram.count, histogram.sum) == (4, 12.0)
+
+
+def test_a_clock_that_is_set_back_takes_nothing_off_the_turnaround_of_jobs() -> None:
+    """A histogram's sum that falls is a counter that was started anew, to Prometheus."""
+    metrics = Metrics()
+    metrics.job_was_over(created_at=7200, over_at=7260, window_s=3600)
+    metrics.job_was_over(created_at=7200, over_at=100, window_s=3600)
+    (found,) = [each for each in metrics.turnarounds.values() if each.count]
+    assert (found.count, found.sum) == (2, 60.0)

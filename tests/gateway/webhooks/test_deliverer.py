@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import httpcore
 import pytest
 import trustme
 from openai import InvalidWebhookSignatureError
@@ -20,6 +21,7 @@ from openai import InvalidWebhookSignatureError
 from alignedserve.gateway.webhooks.config import WebhookConfig
 from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
+from alignedserve.gateway.webhooks.network import PublicNetwork
 from alignedserve.store import FileRecord, JobId, JobRecord, Lease, LeaseLost, deliveries
 from alignedserve.store import redis_deliveries as script
 from alignedserve.store.records import new_file_id, new_job_id
@@ -216,6 +218,12 @@ def test_this_machine_is_told_only_if_the_operator_lets_it() -> None:
         assert at.receiver.told == []
 
     play(scenario)
+
+
+def test_a_name_that_can_be_no_name_can_t_be_reached() -> None:
+    """Python raises another error for it, which was taken for one of ours, and tried again for ever."""
+    with pytest.raises(httpcore.ConnectError, match="its name is none that could be looked up"):
+        asyncio.run(PublicNetwork(allows_private=True).connect_tcp("a" * 64 + ".example", 80))
 
 
 @pytest.mark.slow

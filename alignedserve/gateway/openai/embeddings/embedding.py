@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-from alignedserve.gateway.generation.generation import NUM_AT_ONCE, new_key, rejection
+from alignedserve.gateway.generation.generation import NUM_AT_ONCE, NUM_TOKENS_AT_ONCE, new_key, rejection
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.island import News
@@ -64,8 +65,12 @@ class Embedding:
         async with self.islands.opening(self.service.tier) as turn:
             if self._num_begun or self.service.tier != "rt":
                 await turn()
-            for _ in range(min(NUM_AT_ONCE, len(self.prompts) - self._num_begun)):
+            num_tokens = 0
+            for prompt in islice(self.prompts, self._num_begun, self._num_begun + NUM_AT_ONCE):
                 self._begin()
+                num_tokens += len(prompt)
+                if num_tokens > NUM_TOKENS_AT_ONCE:
+                    break
 
     def _begin(self) -> None:
         index, service = self._num_begun, self.service

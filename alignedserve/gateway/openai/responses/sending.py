@@ -9,10 +9,11 @@ from functools import partial
 from itertools import groupby
 from typing import cast
 
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from alignedserve.gateway.http.errors import ApiError, BrokenOff, unavailable
 from alignedserve.gateway.http.json_pieces import BLOCK_BYTES, Piece, blocks_of, event_named
+from alignedserve.gateway.http.streaming import Stream
 from alignedserve.gateway.openai.responses.kept import KeptResponses, not_found
 from alignedserve.gateway.openai.responses.replay import written
 from alignedserve.gateway.openai.responses.written import AnyPiece, Stored
@@ -44,7 +45,7 @@ def stream_of(
 ) -> Response:
     """Returns the events with higher numbers than `after`, when the response is over."""
     headers = {"Cache-Control": "no-cache", **(headers or {})}
-    return StreamingResponse(_events(head, kept, after), media_type="text/event-stream", headers=headers)
+    return Stream(_events(head, kept, after), media_type="text/event-stream", headers=headers)
 
 
 async def _in_pieces(
@@ -55,7 +56,7 @@ async def _in_pieces(
     kind = "application/json"
     if num_bytes > BLOCK_BYTES:
         headers = {**(headers or {}), "Content-Length": str(num_bytes)}
-        return StreamingResponse(_unbroken(pieces), media_type=kind, headers=headers)
+        return Stream(_unbroken(pieces), media_type=kind, headers=headers)
     try:
         return Response(b"".join([piece async for piece in pieces]), media_type=kind, headers=headers)
     except ResponseGone:

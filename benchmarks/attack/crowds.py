@@ -1,0 +1,88 @@
+"""Crowds of one client: streams whose answers nobody reads, embeddings of as many texts as there may be, and hundreds
+that are given up at once. Each is quick; all of them together were a turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import httpx
+
+from benchmarks.attack.target import Finding, Target
+
+RESPONSES, EMBEDDINGS, CHAT = "/v1/responses", "/v1/embeddings", "/v1/chat/completions"
+NUM_STREAMS = 400
+NUM_CALLS, NUM_INPUTS = 8, 2048
+USER = {"role": "user", "content": "x"}
+ATTACK_S = 6.0
+
+
+async def attack_unread_responses(target: Target) -> Finding:
+    """400 streams of responses with the 20 likeliest tokens of each token; their client reads nothing, and hangs up."""
+    body = {"input": "hello", "stream": True, "top_logprobs": 20, "max_output_tokens": 1500, "store": False}
+    body |= {"ignore_eos": True, "service_tier": "flex"}
+    return await _unread(target, RESPONSES, body, "responses that nobody reads")
+
+
+async def attack_unread_chats(target: Target) -> Finding:
+    """The same of chats without them."""
+    body: dict[str, Any] = {"messages": [USER], "stream": True, "max_tokens": 1500, "ignore_eos": True}
+    return await _unread(target, CHAT, body | {"service_tier": "flex"}, "chats that nobody reads")
+
+
+async def attack_many_embeddings(target: Target) -> Finding:
+    """8 calls of 2,048 texts in real time."""
+    body = {"input": [f"text number {number}" for number in range(NUM_INPUTS)]}
+    async with httpx.AsyncClient(base_url=target.url, timeout=60) as http:
+        begun_s = time.monotonic()
+        calls = [asyncio.create_task(http.post(EMBEDDINGS, json=body)) for _ in range(NUM_CALLS)]
+        done, left = await asyncio.wait(calls, timeout=9.0)
+        for call in left:
+            call.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    statuses = Counter(call.result().status_code for call in done)
+    held = statuses.keys() <= {200, 503}
+    detail = f"{dict(statuses)} in {time.monotonic() - begun_s:.1f} s, {len(left)} not done"
+    return Finding("embeddings of 2,048 texts", held, detail)
+
+
+async def attack_background_cancelled(target: Target) -> Finding:
+    """150 responses in the background, which are all cancelled at once, and then all deleted."""
+    body = {"input": "x", "background": True, "max_output_tokens": 500, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=target.url, timeout=60) as http:
+        made = await asyncio.gather(*(http.post(RESPONSES, json=body) for _ in range(150)))
+        ids = [each.json()["id"] for each in made if each.status_code == 200]
+        cancelled = await asyncio.gather(*(http.post(f"{RESPONSES}/{each}/cancel") for each in ids))
+        deleted = await asyncio.gather(*(http.delete(f"{RESPONSES}/{each}") for each in ids))
+        found = await asyncio.gather(*(http.get(f"{RESPONSES}/{each}") for each in ids))
+    statuses = [sorted({each.status_code for each in some}) for some in (made, cancelled, deleted, found)]
+    over = Counter(each.json()["status"] for each in cancelled if each.status_code == 200)
+    held = statuses == [[200], [200], [200], [404]] and over.keys() <= {
+        "cancelled",
+        "completed",
+        "incomplete",
+    }
+    return Finding("responses cancelled at once", held, f"{len(ids)}: {statuses}, {dict(over)}")
+
+
+async def _unread(target: Target, path: str, body: dict[str, Any], name: str) -> Finding:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {target.host}\r\nContent-Length: {len(content)}\r\n"
+    said = f"{head}Content-Type: application/json\r\n\r\n".encode() + content
+    pipes = [await asyncio.open_connection(target.host, target.port, limit=1) for _ in range(NUM_STREAMS)]
+    begun_s = time.monotonic()
+    for reader, writer in pipes:
+        # What comes stays where it is.
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(said)
+    await asyncio.sleep(ATTACK_S)
+    for _, writer in pipes:
+        writer.transport.abort()
+    async with httpx.AsyncClient(base_url=target.url, timeout=30) as http:
+        answer = await http.post(CHAT, json={"messages": [USER], "max_tokens": 2})
+        took_s = time.monotonic() - begun_s - ATTACK_S
+    detail = f"{NUM_STREAMS} streams; a chat after they were hung up: {answer.status_code} in {took_s:.2f} s"
+    return Finding(name, answer.status_code == 200, detail)

@@ -1,0 +1,60 @@
+"""What is logged about goes on when nothing can be written."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignedserve.process.logs import LogConfig, _File, set_up_logging
+
+logger = logging.getLogger("alignedserve.of_a_test")
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    level = logging.getLogger().level
+    yield
+    # Handlers of this module's own are removed.
+    set_up_logging("text")
+    logging.getLogger().setLevel(level)
+
+
+def test_a_directory_that_is_gone_stops_no_one_and_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line that could not be written was once an error of whatever it was about: each request was a 500."""
+    directory, path = tmp_path / "logs", tmp_path / "logs" / "x.log"
+    LogConfig(dir=str(directory)).start("x", has_console=False)
+    logger.info("first")
+    shutil.rmtree(directory)
+    for _ in range(3):
+        logger.info("lost")
+    assert capsys.readouterr().err == f"{path}: no lines can be written now: No such file or directory\n"
+    directory.mkdir()
+    logger.info("written again")
+    shutil.rmtree(directory)
+    logger.info("lost again")
+    directory.mkdir()
+    logger.info("last")
+    assert path.read_text().endswith("] last\n") and path.read_text().count("\n") == 1
+    assert capsys.readouterr().err.count("no lines can be written now") == 1
+
+
+def test_a_full_disk_stops_no_one_and_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("json", path="/dev/full")
+    for _ in range(3):
+        logger.info("lost")
+    assert capsys.readouterr().err == "/dev/full: no lines can be written now: No space left on device\n"
+
+
+def test_what_is_wrong_with_a_line_itself_is_still_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging("text", path=str(tmp_path / "x.log"))
+    (handler,) = (each for each in logging.getLogger().handlers if isinstance(each, _File))
+    handler.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, "%d", ("no number",), None))
+    assert "Logging error" in capsys.readouterr().err
