@@ -87,7 +87,8 @@ def _thinking_of(
     """Returns how thoughts are marked in the output, unless its reader knows by itself. They come before what a
     structured output prescribes."""
     if tooling.reading.name == HARMONY:
-        if params.structured_outputs:
+        # The grammar of calls that may be made has the messages before them itself.
+        if params.structured_outputs and params.structured_outputs is not tooling.free:
             thoughts = thoughts_before("" if tooling.forced else FINAL)
             params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
         return None
@@ -146,13 +147,15 @@ def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel) 
     """The whole of the output has this form, a call that has to be made too, and its marks are needed to read it."""
     family = HarmonyFamily(model.special_id)
     types = types_of({tool.function.name: tool.function.parameters for tool in chat.tools})
-    name, forced = "", None
+    name, forced, free = "", None, None
     if isinstance(chat.choice, ChosenTool):
         name = chat.choice.function.name
         forced = family.forced([tool for tool in chat.tools if tool.function.name == name][-1:])
     elif chat.choice == "required":
         forced = family.forced(chat.tools)
-    return _Tooling(variables, Reading(HARMONY, name, types), forced, None, family.has_special_marks)
+    elif chat.tools:
+        free = family.structure(chat.tools, chat.one_call_at_most)
+    return _Tooling(variables, Reading(HARMONY, name, types), forced, free, family.has_special_marks)
 
 
 def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, str]:

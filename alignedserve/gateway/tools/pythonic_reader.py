@@ -10,6 +10,7 @@ from alignedserve.gateway.tools.readers import Reader
 
 # Parsing a longer text could take long.
 _MAX_CHARS = 1 << 16
+_NAMES = {"true": True, "false": False, "null": None}
 _AROUND = ("<|python_start|>", "<|python_end|>")
 
 
@@ -54,6 +55,18 @@ def _calls_in(text: str) -> list[tuple[str, str]]:
         return []
 
 
+class _AsPython(ast.NodeTransformer):
+    """JSON's names for what Python calls True, False and None, and its halves of characters."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if not isinstance(node.value, str):
+            return node
+        return ast.Constant(node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
 def _call(node: ast.expr) -> tuple[str, str]:
     """Raises ValueError if it is no call with literals by name."""
     if not isinstance(node, ast.Call) or node.args:
@@ -62,7 +75,7 @@ def _call(node: ast.expr) -> tuple[str, str]:
     for each in node.keywords:
         if each.arg is None:
             raise ValueError("an argument without a name")
-        arguments[each.arg] = ast.literal_eval(each.value)
+        arguments[each.arg] = ast.literal_eval(_AsPython().visit(each.value))
     try:
         return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False)
     except TypeError as error:

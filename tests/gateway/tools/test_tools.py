@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import openai
@@ -338,9 +341,13 @@ def test_tags_that_are_special_tokens_are_read_all_the_same() -> None:
     play(scenario)
 
 
-def follows(wanted: Any, text: str) -> None:
+def follows(wanted: Any, text: str, tokens: Mapping[str, int] = MappingProxyType({})) -> None:
+    """`tokens`: those of texts that are one."""
     matcher = Grammars(lambda: TOKENIZER, 384, frozenset([EOS])).matcher(wanted)
-    output = TOKENIZER.encode(text)
+    parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+    output = [
+        token for part in parts for token in ([tokens[part]] if part in tokens else TOKENIZER.encode(part))
+    ]
     for end, token in enumerate([*output, EOS]):
         assert matcher.allowed(output[:end])[token], text[:end]
 
