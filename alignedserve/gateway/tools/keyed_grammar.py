@@ -1,17 +1,24 @@
 """The rules of arguments that are written one by one. A grammar holds their names, their order, and that none is
-missing; values that are JSON and the values of an `enum` as the schema has them; other texts are free."""
+missing. A value that may be no text follows its schema, and so does one of texts that are listed; other texts are
+free."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from alignedserve.gateway.tools.bodies import Function
-
-_JSON_TYPES = ("integer", "number", "boolean", "array", "object", "null")
-_DEFINITIONS = ("$defs", "definitions")
+from alignedserve.gateway.tools.schemas import (
+    ALL_KINDS,
+    Arguments,
+    Document,
+    kind_of,
+    texts_and_values,
+)
+from alignedserve.types import InvalidRequest, is_text
 
 
 @dataclass(frozen=True)
@@ -23,53 +30,164 @@ class Tags:
     # The mark that ends a value, and what stands after it.
     closing: str
     after: str
+    # The mark of the next argument, which a value may not have.
+    next_mark: str
+    # What stands around a value in JSON, or one that is listed, and is no part of it.
+    edge: str = ""
 
 
-# Returns the rule of this name of free text up to a mark, and what stands for a mark.
-UpTo = Callable[[str, str], str]
+# Returns what stands for a mark.
 Mark = Callable[[str], str]
 
-
-def tagged_rules(name: str, function: Function, tags: Tags, up_to: UpTo, mark: Mark) -> list[str]:
-    """Returns the rule `name` of a function's arguments, and those that it needs."""
-    text, key = f"{name}_text", f"{name.upper()}_KEY"
-    rules = [up_to(text, tags.closing)]
-    if not function.strict:
-        rules.append(rule(key, "/[^<>\\n]{1,256}/"))
-        return [*rules, rule(name, f"({tags.before(key)} {text} {tags.after})*")]
-    parts = []
-    for place, (each, schema, is_required) in enumerate(_properties(function)):
-        value = text
-        if texts := _texts(schema):
-            value = f"({' | '.join(map(json.dumps, texts))}) {mark(tags.closing)}"
-        elif schema.get("type") in _JSON_TYPES:
-            rules.append(rule(f"{name}_{place}", json_rule(schema)))
-            value = f"{name}_{place} {mark(tags.closing)}"
-        part = f"{tags.before(json.dumps(each))} {value} {tags.after}"
-        parts.append(part if is_required else f"({part})?")
-    return [*rules, rule(name, " ".join(parts) or '""')]
+# Names that readers can find between tags, and within Python.
+_TAGGED_NAME = r"[^<>\s]([^<>\n]{0,254}[^<>\s])?"
+_PYTHONIC_NAME = r"[a-zA-Z_][a-zA-Z0-9_.-]{0,255}"
+_READABLE_IN_PYTHONIC = re.compile(r"""[^\s=()\[\]{},"']{1,256}""")
 
 
-def pythonic_rules(name: str, function: Function) -> list[str]:
-    """Returns the rule `name` of a function's arguments as Python has them, with values as JSON has them."""
-    if not function.strict:
-        value, key = f"{name}_value", f"{name.upper()}_KEY"
-        pair = f'{key} "=" {value}'
-        rules = [rule(key, "/[a-zA-Z_][a-zA-Z0-9_]*/"), rule(value, json_rule({}))]
-        return [*rules, rule(name, f'({pair} (", " {pair})*)?')]
-    found = list(_properties(function))
-    rules = [rule(f"{name}_first_{len(found)}", '""'), rule(f"{name}_next_{len(found)}", '""')]
-    for place, (each, schema, is_required) in enumerate(found):
-        rules.append(rule(f"{name}_{place}", json_rule(schema)))
+def free_value(tags: Tags) -> str:
+    """Returns the body of a terminal of texts that a value may be where no schema holds it."""
+    return rf"/(.|\n)*/ & ~/(.|\n)*{re.escape(tags.next_mark)}(.|\n)*/"
+
+
+def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark) -> Iterator[str]:
+    """Yields the rule `name` of a function's arguments, and those that it needs. `value` is that of a free text, up to
+    the mark that ends it. Raises InvalidRequest."""
+    values = _Values(function)
+    key, found = f"{name.upper()}_KEY", []
+    for each in values.arguments.known:
+        if not re.fullmatch(_TAGGED_NAME, each.name):
+            raise _unwritable(each.name)
+        texts, parts = values.alternatives(each.schema)
+        yield from values.new_rules(name, parts or ())
+        part = f"{tags.before(literal(each.name))} {_tagged(values, name, texts, parts, tags, mark)} {tags.after}"
+        found.append(part if each.is_required else f"({part})?")
+    others = values.arguments.others
+    if others is not None:
+        # The reader doesn't know their types.
+        texts, parts = values.alternatives(others, ALL_KINDS)
+        yield from values.new_rules(name, parts or ())
+        yield rule(key, values.other_names(_TAGGED_NAME))
+        found.append(f"({tags.before(key)} {_tagged(values, name, texts, parts, tags, mark)} {tags.after})*")
+    yield rule(name, " ".join(found) or '""')
+
+
+def _tagged(
+    values: _Values, name: str, texts: Sequence[str], parts: Sequence[str] | None, tags: Tags, mark: Mark
+) -> str:
+    """Returns what stands for a value, and the mark that ends it."""
+    if parts is None:
+        return "value"
+    for text in texts:
+        if tags.closing in text or tags.next_mark in text:
+            raise InvalidRequest(f"tools: {text!r}: this model can't write a value with its own marks")
+    bodies = [*map(literal, texts), *(values.rule_name(name, part) for part in parts)]
+    edge = f"{literal(tags.edge)} " if tags.edge else ""
+    return f"{edge}({' | '.join(bodies)}) {edge}{mark(tags.closing)}"
+
+
+def pythonic_rules(name: str, function: Function) -> Iterator[str]:
+    """Yields the rule `name` of a function's arguments as Python has them, with values as JSON has them."""
+    values = _Values(function)
+    known, others = values.arguments.known, values.arguments.others
+    for kind, comma in (("first", '""'), ("next", '", "')):
+        if others is None:
+            yield rule(f"{name}_{kind}_{len(known)}", '""')
+        else:
+            more = f'{name.upper()}_KEY "=" {name}_other'
+            yield rule(f"{name}_{kind}_{len(known)}", f'({comma} {more} (", " {more})*)?')
+    if others is not None:
+        yield rule(f"{name.upper()}_KEY", values.other_names(_PYTHONIC_NAME))
+        yield rule(f"{name}_other", values.json(others))
+    for place, each in enumerate(known):
+        if not _READABLE_IN_PYTHONIC.fullmatch(each.name):
+            raise _unwritable(each.name)
+        body = values.json(each.schema)
+        yield from values.new_rules(name, [body])
         for kind, comma in (("first", ""), ("next", ", ")):
-            later = f"{json.dumps(f'{comma}{each}=')} {name}_{place} {name}_next_{place + 1}"
-            left_out = "" if is_required else f" | {name}_{kind}_{place + 1}"
-            rules.append(rule(f"{name}_{kind}_{place}", later + left_out))
-    return [*rules, rule(name, f"{name}_first_0")]
+            later = (
+                f"{literal(f'{comma}{each.name}=')} {values.rule_name(name, body)} {name}_next_{place + 1}"
+            )
+            left_out = "" if each.is_required else f" | {name}_{kind}_{place + 1}"
+            yield rule(f"{name}_{kind}_{place}", later + left_out)
+    yield rule(name, f"{name}_first_0")
+
+
+def _unwritable(name: str) -> InvalidRequest:
+    return InvalidRequest(f"tools: {name!r}: this model can't write an argument of this name")
+
+
+class _Values:
+    """The arguments of one function, and the rules of their values."""
+
+    def __init__(self, function: Function) -> None:
+        self._document = Document(function.parameters or {})
+        self.arguments = self._document.arguments() if function.strict else Arguments(others=True)
+        # The numbers of rules by their bodies: the same schema has one rule.
+        self._numbers: dict[str, int] = {}
+
+    def new_rules(self, name: str, bodies: Sequence[str]) -> Iterator[str]:
+        """Yields the rules with these bodies that are not there yet, for the function's arguments of this name."""
+        for body in bodies:
+            if body not in self._numbers:
+                self._numbers[body] = len(self._numbers)
+                yield rule(self.rule_name(name, body), body)
+
+    def rule_name(self, name: str, body: str) -> str:
+        return f"{name}_json_{self._numbers[body]}"
+
+    def json(self, schema: Any) -> str:
+        return json_rule(self._document.part(schema))
+
+    def alternatives(
+        self, schema: Any, kinds: frozenset[str] | None = None
+    ) -> tuple[list[str], list[str] | None]:
+        """Returns the texts that a value may be, and the bodies of rules of JSON; None in place of those if any text
+        is allowed. `kinds` are the types by which it is read, if not by the schema."""
+        texts: list[str] = []
+        parts: list[str] = []
+        kinds = self._document.kinds(schema) if kinds is None else kinds
+        for each in self._document.alternatives(schema):
+            listed = texts_and_values(each)
+            if listed:
+                texts += listed[0]
+                parts += [json_rule({"enum": listed[1]})] if listed[1] else []
+            elif "string" in self._document.kinds(each):
+                return [], None
+            elif each is not False:
+                parts.append(self.json(each))
+        read_back = [text for text in texts if not _is_other_value(text, kinds)]
+        return read_back, parts if read_back or parts else [self.json(schema)]
+
+    def other_names(self, allowed: str) -> str:
+        """Returns the body of a terminal of the names that arguments may have beside the known ones."""
+        names = " | ".join(literal(each.name) for each in self.arguments.known)
+        return f"/{allowed}/" + (f" & ~({names})" if names else "")
+
+
+def _is_other_value(text: str, kinds: frozenset[str]) -> bool:
+    """Whether the text, of a value that may be of these types, would be read as one of them that is no text."""
+    if kinds == {"string"}:
+        return False
+    try:
+        return kind_of(json.loads(text)) in kinds or kinds == ALL_KINDS
+    except (ValueError, RecursionError):
+        return False
 
 
 def rule(name: str, body: str) -> str:
     return f"{name}: {body}"
+
+
+# A grammar with `::=` would be taken for GBNF. In a string it may be escaped.
+_ESCAPED = ("::=", ":\\u003a=")
+
+
+def literal(text: str) -> str:
+    """Returns what stands for the text in a rule. Raises InvalidRequest."""
+    if not is_text(text):
+        raise InvalidRequest(f"tools: {text!r}: no text may have half of a surrogate pair")
+    return json.dumps(text).replace(*_ESCAPED)
 
 
 # Whitespace is as text/grammar.py has it for schemas.
@@ -78,24 +196,4 @@ _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """Returns the body of a rule of JSON."""
-    text = json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
-    # A grammar with `::=` would be taken for GBNF. In JSON it can only be in a string, where it may be escaped.
-    return "%json " + text.replace("::=", ":\\u003a=")
-
-
-def _properties(function: Function) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yields names, schemas, and whether the argument must be there."""
-    whole = function.parameters or {}
-    found, required = whole.get("properties"), whole.get("required")
-    definitions = {key: whole[key] for key in _DEFINITIONS if key in whole}
-    for name, schema in found.items() if isinstance(found, dict) else ():
-        known = schema if isinstance(schema, dict) else {}
-        yield name, definitions | known, isinstance(required, list) and name in required
-
-
-def _texts(schema: Mapping[str, Any]) -> Sequence[str]:
-    """Returns the texts that the value may be, if it may be nothing else."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return values
-    return ()
+    return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS}).replace(*_ESCAPED)

@@ -14,6 +14,7 @@ from typing import Any
 from alignedserve.gateway.tools.calls import Read, calls_in
 from alignedserve.gateway.tools.overlap import overlap
 from alignedserve.gateway.tools.readers import Cursor
+from alignedserve.gateway.tools.schemas import ALL_KINDS, Document, kind_of
 
 # The types of each tool's parameters, by names; "" where the schema says nothing simple.
 Types = Mapping[str, Mapping[str, str]]
@@ -144,11 +145,15 @@ class KeyedReader(Cursor):
 
 def _value(text: str, kind: str) -> Any:
     """Returns the value that the text stands for: the text itself for a string, and where it is no JSON."""
-    if kind == "string":
+    kinds = kind.split()
+    if kinds == ["string"]:
         return text
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        return text if "string" in kinds and kind_of(found) not in kinds else found
     except (ValueError, RecursionError):
+        if "string" in kinds:
+            return text
         return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
 
 
@@ -158,15 +163,17 @@ def types_of(schemas: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[
 
 
 def _types_in(schema: Mapping[str, Any]) -> dict[str, str]:
-    properties = schema.get("properties")
+    document = Document(schema)
+    properties = document.top.get("properties")
     if not isinstance(properties, dict):
         return {}
-    return {name: _type_in(each) for name, each in properties.items()}
+    return {name: _type_in(each, document) for name, each in properties.items()}
 
 
-def _type_in(schema: Any) -> str:
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if isinstance(kind, str):
-        return kind
-    values: Sequence[Any] = schema.get("enum") or () if isinstance(schema, dict) else ()
-    return "string" if values and all(isinstance(value, str) for value in values) else ""
+def _type_in(schema: Any, document: Document) -> str:
+    """Returns the type; several, with blanks between them, for a text or a value of the other ones."""
+    kinds = document.kinds(schema)
+    if kinds == {"number", "integer"}:
+        return "number"
+    is_simple = len(kinds) == 1 or ("string" in kinds and kinds != ALL_KINDS)
+    return " ".join(sorted(kinds)) if is_simple else ""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
+import re
+from typing import Never
 
 from alignedserve.gateway.tools.calls import Read
 from alignedserve.gateway.tools.readers import Reader
@@ -46,17 +49,75 @@ def _calls_in(text: str) -> list[tuple[str, str]]:
     """Returns names and arguments; nothing if the text is anything else than calls."""
     if len(text) > _MAX_CHARS:
         return []
-    for mark in _AROUND:
-        text = text.replace(mark, "")
+    text = text.strip().removeprefix(_AROUND[0]).removesuffix(_AROUND[1]).strip()
+    with contextlib.suppress(ValueError, RecursionError):
+        return _Json(text).calls()
     try:
-        found = ast.parse(text.strip(), mode="eval").body
+        found = ast.parse(text, mode="eval").body
         return [_call(each) for each in found.elts] if isinstance(found, ast.List) else []
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
 
 
+_BRACKET, _CLOSING, _COMMA = re.compile(r"\[\s*"), re.compile(r"\s*\]"), re.compile(r"\s*,\s*")
+_HEAD = re.compile(r"([\w.-]+)\s*\(\s*")
+_KEY = re.compile(r"""([^\s=()\[\]{},"']+)\s*=\s*""")
+_END = re.compile(r"\s*\)")
+
+
+def _refuse(constant: str) -> Never:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+
+
+class _Json:
+    """Reads a list of calls in which all values are JSON. Names need be none of Python's: `[f(from="x", a-b=1)]`."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def calls(self) -> list[tuple[str, str]]:
+        """Raises ValueError for anything else."""
+        self._past(_BRACKET)
+        calls = [self._call()]
+        while self._may_pass(_COMMA):
+            calls.append(self._call())
+        self._past(_CLOSING)
+        if self._at != len(self._text):
+            raise ValueError("more than a list")
+        return calls
+
+    def _call(self) -> tuple[str, str]:
+        name, values = self._past(_HEAD)[1], {}
+        is_first = True
+        while not self._may_pass(_END):
+            if not is_first:
+                self._past(_COMMA)
+            key, start = self._past(_KEY)[1], self._at
+            _, self._at = _DECODER.raw_decode(self._text, start)
+            # (As it is written.)
+            values[key], is_first = self._text[start : self._at], False
+        body = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items())
+        return name, f"{{{body}}}"
+
+    def _past(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            raise ValueError(f"{pattern.pattern} expected")
+        self._at = found.end()
+        return found
+
+    def _may_pass(self, pattern: re.Pattern[str]) -> bool:
+        found = pattern.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return found is not None
+
+
 class _AsPython(ast.NodeTransformer):
-    """JSON's names for what Python calls True, False and None, and its halves of characters."""
+    """JSON's names for what Python calls True, False and None, and surrogate pairs written as two escapes."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node

@@ -282,11 +282,8 @@ def test_every_family_that_a_template_can_show_is_tried() -> None:
         family_of("{{ messages }}", no_token)
 
 
-# What a grammar allows of a case's text, where that is written in another way than the model's template has it.
+# What a grammar allows of a case's text, where that is not what its schema has.
 AS_HELD = {
-    "[TOOL_CALLS] ": "[TOOL_CALLS]",
-    "<｜tool▁call▁end｜><｜tool▁call▁b": "<｜tool▁call▁end｜>\n<｜tool▁call▁b",
-    "[CALL_ID]a1b2[ARGS] ": "[ARGS]",
     "\nTrue\n": "\ntrue\n",
     "<parameter=more>\n[1, 2\n</parameter>\n": "",
     "<|call|>": "",
@@ -295,6 +292,9 @@ AS_HELD = {
     "<|/tool_call|>Bye": "<|/tool_call|>",
 }
 HELD = [(name, shown, text) for name, shown, text, _, _ in CASES]
+
+
+MOST = 1 << 16
 
 
 def as_held(text: str) -> str:
@@ -313,9 +313,10 @@ def strict(*required: str) -> list[Tool]:
 @pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)
 def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str) -> None:
     family: Family = family_of(shown, no_token)
-    wanted = family.structure(strict(), one_at_most=False)
+    wanted = family.structure(strict(), False, MOST)
     assert (
-        wanted is not None and family.structure([Tool.model_validate(each) for each in TOOLS], False) is None
+        wanted is not None
+        and family.structure([Tool.model_validate(each) for each in TOOLS], False, MOST) is None
     )
     follows(wanted, as_held(text))
     if name not in ("json-in-text", "harmony"):
@@ -328,7 +329,7 @@ def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str
 @pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)
 def test_what_a_schema_asks_for_may_not_be_left_out(name: str, shown: str, text: str) -> None:
     """`exact` is asked for, and no case but one has it."""
-    wanted = family_of(shown, no_token).structure(strict("exact"), one_at_most=False)
+    wanted = family_of(shown, no_token).structure(strict("exact"), False, MOST)
     assert wanted is not None
     if "exact" in text:
         follows(wanted, as_held(text[: text.rindex("\n<tool_call>")]))
@@ -342,7 +343,7 @@ def test_tools_that_are_not_strict_have_any_arguments_where_one_call_is_allowed(
     name: str, shown: str, text: str
 ) -> None:
     tools = [Tool.model_validate(each) for each in TOOLS]
-    wanted = family_of(shown, no_token).structure(tools, one_at_most=True)
+    wanted = family_of(shown, no_token).structure(tools, True, MOST)
     assert wanted is not None
     num_calls = len(next(case[4] for case in CASES if case[2] == text))
     if num_calls == 1:
@@ -387,7 +388,7 @@ def test_values_that_are_listed_and_those_in_json_are_held(shown: str, text: str
     }
     function = {"name": "f", "parameters": parameters, "strict": True}
     family = family_of(shown, no_token)
-    wanted = family.structure([Tool.model_validate({"type": "function", "function": function})], False)
+    wanted = family.structure([Tool.model_validate({"type": "function", "function": function})], False, MOST)
     assert wanted is not None
     follows(wanted, text)
     other = text.replace(wrong.replace("K", "C"), wrong)
@@ -410,6 +411,6 @@ def test_marks_that_are_tokens_are_held_as_tokens(name: str, shown: str, text: s
     """Each mark is one of the vocabulary's tokens here, and not what it looks like."""
     marks = family_of(shown, no_token).marks
     tokens = {mark: 360 + number for number, mark in enumerate(marks)}
-    wanted = family_of(shown, tokens.get).structure(strict(), one_at_most=False)
+    wanted = family_of(shown, tokens.get).structure(strict(), False, MOST)
     assert wanted is not None
     follows(wanted, as_held(text) if name != "harmony" else text.removesuffix("<|call|>"), tokens)

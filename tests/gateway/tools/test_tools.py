@@ -47,6 +47,7 @@ CLOCK = tool("clock")
 MESSAGES: Any = QUESTION
 ASKED: dict[str, Any] = {"messages": QUESTION, "tools": [WEATHER, CLOCK]}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+LLAMA_CALL = '{"name": "clock", "parameters": {}}'
 OTHER = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 
@@ -283,7 +284,7 @@ def test_one_call_at_most_is_one_call() -> None:
     async def scenario() -> None:
         for template, one, two in (
             (TEMPLATE, f"Now: {CALL}", f"{CALL}\n{CALL}"),
-            (LLAMA_TEMPLATE, '{"name": "clock", "parameters": {}}', "["),
+            (LLAMA_TEMPLATE, LLAMA_CALL, f"[{LLAMA_CALL}, {LLAMA_CALL}]"),
         ):
             found = await ask(one, False, template, parallel_tool_calls=False)
             assert len(found[1]) == 1
