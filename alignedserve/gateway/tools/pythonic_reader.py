@@ -60,7 +60,7 @@ def _calls_in(text: str) -> list[tuple[str, str]]:
 
 
 _BRACKET, _CLOSING, _COMMA = re.compile(r"\[\s*"), re.compile(r"\s*\]"), re.compile(r"\s*,\s*")
-_HEAD = re.compile(r"([\w.-]+)\s*\(\s*")
+_NAME = re.compile(r"([\w.-]+)\s*\(\s*")
 _KEY = re.compile(r"""([^\s=()\[\]{},"']+)\s*=\s*""")
 _END = re.compile(r"\s*\)")
 
@@ -91,7 +91,7 @@ class _Json:
         return calls
 
     def _call(self) -> tuple[str, str]:
-        name, values = self._past(_HEAD)[1], {}
+        name, values = self._past(_NAME)[1], {}
         is_first = True
         while not self._may_pass(_END):
             if not is_first:
