@@ -143,9 +143,7 @@ def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits) -> _Tool
     return _Tooling(variables, Reading(name, types=types), None, free, family.has_special_marks)
 
 
-def _harmony(
-    variables: dict[str, Any], chat: Conversation, model: ServedModel, limits: Limits
-) -> _Tooling:
+def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel, limits: Limits) -> _Tooling:
     """The whole of the output has this form, a call that has to be made too, and its marks are needed to read it."""
     family = HarmonyFamily(model.special_id)
     types = types_of({tool.function.name: tool.function.parameters for tool in chat.tools})

@@ -338,7 +338,13 @@ class QwenCoderFamily(TaggedFamily):
 
     @property
     def _tags(self) -> Tags:
-        return Tags(lambda key: f'"<parameter=" {key} ">"', "</parameter>", '"\\n"?', "<parameter=", "\n")
+        return Tags(
+            before=lambda key: f'"<parameter=" {key} ">"',
+            closing="</parameter>",
+            after='"\\n"?',
+            barred=("<parameter=", HERMES_OPEN, HERMES_CLOSE),
+            edge="\n",
+        )
 
     def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
         close = self._mark(HERMES_CLOSE)
@@ -363,7 +369,10 @@ class GlmFamily(TaggedFamily):
     def _tags(self) -> Tags:
         opening, end, value = map(self._mark, self.marks[2:5])
         return Tags(
-            lambda key: f'{opening} {key} {end} "\\n"? {value}', self.marks[5], '"\\n"?', self.marks[2]
+            before=lambda key: f'{opening} {key} {end} "\\n"? {value}',
+            closing=self.marks[5],
+            after='"\\n"?',
+            barred=(self.marks[2], HERMES_OPEN, HERMES_CLOSE),
         )
 
     def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:

@@ -30,8 +30,8 @@ class Tags:
     # The mark that ends a value, and what stands after it.
     closing: str
     after: str
-    # The mark of the next argument, which a value may not have.
-    next_mark: str
+    # Marks that end a value too, which a free text may not have.
+    barred: Sequence[str]
     # What stands around a value in JSON, or one that is listed, and is no part of it.
     edge: str = ""
 
@@ -47,7 +47,8 @@ _READABLE_IN_PYTHONIC = re.compile(r"""[^\s=()\[\]{},"']{1,256}""")
 
 def free_value(tags: Tags) -> str:
     """Returns the body of a terminal of texts that a value may be where no schema holds it."""
-    return rf"/(.|\n)*/ & ~/(.|\n)*{re.escape(tags.next_mark)}(.|\n)*/"
+    barred = "|".join(re.escape(mark).replace("/", r"\/") for mark in tags.barred)
+    return rf"/(.|\n)*/ & ~/(.|\n)*({barred})(.|\n)*/"
 
 
 def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark) -> Iterator[str]:
@@ -79,7 +80,7 @@ def _tagged(
     if parts is None:
         return "value"
     for text in texts:
-        if tags.closing in text or tags.next_mark in text:
+        if any(mark in text for mark in (tags.closing, *tags.barred)):
             raise InvalidRequest(f"tools: {text!r}: this model can't write a value with its own marks")
     bodies = [*map(literal, texts), *(values.rule_name(name, part) for part in parts)]
     edge = f"{literal(tags.edge)} " if tags.edge else ""

@@ -185,10 +185,14 @@ def test_a_text_of_qwens_coder_may_end_without_a_line_break(end: str) -> None:
     assert calls_of("qwen-coder", text, CITY) == [("f", {"city": end.removesuffix("\n")})]
 
 
-@pytest.mark.parametrize(("family", "tag"), [("qwen-coder", "<parameter="), ("glm", "<arg_key>")])
-def test_a_free_text_has_no_tag_of_the_next_argument(family: str, tag: str) -> None:
-    assert allowed(grammar(family), call(family, ("city", "a <param> <arg b")))
+@pytest.mark.parametrize("tag", ["KEY", "<tool_call>", "</tool_call>"])
+@pytest.mark.parametrize(("family", "key"), [("qwen-coder", "<parameter="), ("glm", "<arg_key>")])
+def test_a_free_text_has_no_tags_that_end_it(family: str, key: str, tag: str) -> None:
+    tag = tag.replace("KEY", key)
+    assert allowed(grammar(family), call(family, ("city", "a <param> <arg b </tool> c")))
     assert not allowed(grammar(family), call(family, ("city", f"a {tag}b> c")))
+    with pytest.raises(InvalidRequest, match="its own marks"):
+        grammar(family, {"properties": {"a": {"enum": ["b", f"a {tag}"]}}})
 
 
 DEFINITIONS = {
