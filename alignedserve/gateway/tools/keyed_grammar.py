@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +45,31 @@ _PYTHONIC_NAME = r"[a-zA-Z_][a-zA-Z0-9_.-]{0,255}"
 _READABLE_IN_PYTHONIC = re.compile(r"""[^\s=()\[\]{},"']{1,256}""")
 
 
+class JsonRules:
+    """The rules of JSON of one grammar: there is one for all arguments that have the same schema."""
+
+    def __init__(self) -> None:
+        # Their numbers by their bodies.
+        self._numbers: dict[str, int] = {}
+
+    def new(self, bodies: Iterable[str]) -> Iterator[str]:
+        """Yields the rules with these bodies that the grammar does not have yet."""
+        for body in bodies:
+            if body not in self._numbers:
+                self._numbers[body] = len(self._numbers)
+                yield rule(self.name_of(body), body)
+
+    def name_of(self, body: str) -> str:
+        return f"json_{self._numbers[body]}"
+
+
 def free_value(tags: Tags) -> str:
     """Returns the body of a terminal of texts that a value may be where no schema holds it."""
     barred = "|".join(re.escape(mark).replace("/", r"\/") for mark in tags.barred)
     return rf"/(.|\n)*/ & ~/(.|\n)*({barred})(.|\n)*/"
 
 
-def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark) -> Iterator[str]:
+def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark, shared: JsonRules) -> Iterator[str]:
     """Yields the rule `name` of a function's arguments, and those that it needs. `value` is that of a free text, up to
     the mark that ends it. Raises InvalidRequest."""
     values = _Values(function)
@@ -60,21 +78,21 @@ def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark) -> Itera
         if not re.fullmatch(_TAGGED_NAME, each.name):
             raise _unwritable(each.name)
         texts, parts = values.alternatives(each.schema)
-        yield from values.new_rules(name, parts or ())
-        part = f"{tags.before(literal(each.name))} {_tagged(values, name, texts, parts, tags, mark)} {tags.after}"
+        yield from shared.new(parts or ())
+        part = f"{tags.before(literal(each.name))} {_tagged(texts, parts, tags, mark, shared)} {tags.after}"
         found.append(part if each.is_required else f"({part})?")
     others = values.arguments.others
     if others is not None:
         # The reader doesn't know their types.
         texts, parts = values.alternatives(others, ALL_KINDS)
-        yield from values.new_rules(name, parts or ())
+        yield from shared.new(parts or ())
         yield rule(key, values.other_names(_TAGGED_NAME))
-        found.append(f"({tags.before(key)} {_tagged(values, name, texts, parts, tags, mark)} {tags.after})*")
+        found.append(f"({tags.before(key)} {_tagged(texts, parts, tags, mark, shared)} {tags.after})*")
     yield rule(name, " ".join(found) or '""')
 
 
 def _tagged(
-    values: _Values, name: str, texts: Sequence[str], parts: Sequence[str] | None, tags: Tags, mark: Mark
+    texts: Sequence[str], parts: Sequence[str] | None, tags: Tags, mark: Mark, shared: JsonRules
 ) -> str:
     """Returns what stands for a value, and the mark that ends it."""
     if parts is None:
@@ -82,33 +100,30 @@ def _tagged(
     for text in texts:
         if any(mark in text for mark in (tags.closing, *tags.barred)):
             raise InvalidRequest(f"tools: {text!r}: this model can't write a value with its own marks")
-    bodies = [*map(literal, texts), *(values.rule_name(name, part) for part in parts)]
+    bodies = [*map(literal, texts), *(shared.name_of(part) for part in parts)]
     edge = f"{literal(tags.edge)} " if tags.edge else ""
     return f"{edge}({' | '.join(bodies)}) {edge}{mark(tags.closing)}"
 
 
-def pythonic_rules(name: str, function: Function) -> Iterator[str]:
+def pythonic_rules(name: str, function: Function, shared: JsonRules) -> Iterator[str]:
     """Yields the rule `name` of a function's arguments as Python has them, with values as JSON has them."""
     values = _Values(function)
     known, others = values.arguments.known, values.arguments.others
-    for kind, comma in (("first", '""'), ("next", '", "')):
-        if others is None:
-            yield rule(f"{name}_{kind}_{len(known)}", '""')
-        else:
-            more = f'{name.upper()}_KEY "=" {name}_other'
-            yield rule(f"{name}_{kind}_{len(known)}", f'({comma} {more} (", " {more})*)?')
+    more = ""
     if others is not None:
-        yield rule(f"{name.upper()}_KEY", values.other_names(_PYTHONIC_NAME))
-        yield rule(f"{name}_other", values.json(others))
+        body, key = values.json(others), f"{name.upper()}_KEY"
+        yield from shared.new([body])
+        yield rule(key, values.other_names(_PYTHONIC_NAME))
+        more = f'{key} "=" {shared.name_of(body)}'
+    for kind, comma in (("first", '""'), ("next", '", "')):
+        yield rule(f"{name}_{kind}_{len(known)}", f'({comma} {more} (", " {more})*)?' if more else '""')
     for place, each in enumerate(known):
         if not _READABLE_IN_PYTHONIC.fullmatch(each.name):
             raise _unwritable(each.name)
         body = values.json(each.schema)
-        yield from values.new_rules(name, [body])
+        yield from shared.new([body])
         for kind, comma in (("first", ""), ("next", ", ")):
-            later = (
-                f"{literal(f'{comma}{each.name}=')} {values.rule_name(name, body)} {name}_next_{place + 1}"
-            )
+            later = f"{literal(f'{comma}{each.name}=')} {shared.name_of(body)} {name}_next_{place + 1}"
             left_out = "" if each.is_required else f" | {name}_{kind}_{place + 1}"
             yield rule(f"{name}_{kind}_{place}", later + left_out)
     yield rule(name, f"{name}_first_0")
@@ -124,18 +139,6 @@ class _Values:
     def __init__(self, function: Function) -> None:
         self._document = Document(function.parameters or {})
         self.arguments = self._document.arguments() if function.strict else Arguments(others=True)
-        # The numbers of rules by their bodies: the same schema has one rule.
-        self._numbers: dict[str, int] = {}
-
-    def new_rules(self, name: str, bodies: Sequence[str]) -> Iterator[str]:
-        """Yields the rules with these bodies that are not there yet, for the function's arguments of this name."""
-        for body in bodies:
-            if body not in self._numbers:
-                self._numbers[body] = len(self._numbers)
-                yield rule(self.rule_name(name, body), body)
-
-    def rule_name(self, name: str, body: str) -> str:
-        return f"{name}_json_{self._numbers[body]}"
 
     def json(self, schema: Any) -> str:
         return json_rule(self._document.part(schema))
@@ -167,13 +170,13 @@ class _Values:
 
 
 def _is_other_value(text: str, kinds: frozenset[str]) -> bool:
-    """Whether the text, of a value that may be of these types, would be read as one of them that is no text."""
-    if kinds == {"string"}:
-        return False
+    """Whether the text, of a value that may be of these types, would be read as something else."""
     try:
-        return kind_of(json.loads(text)) in kinds or kinds == ALL_KINDS
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return False
+    # Where anything is allowed, JSON is read as such.
+    return kinds == ALL_KINDS or kind_of(found) in kinds - {"string"}
 
 
 def rule(name: str, body: str) -> str:

@@ -150,7 +150,8 @@ def _value(text: str, kind: str) -> Any:
         return text
     try:
         found = json.loads(text)
-        return text if "string" in kinds and kind_of(found) not in kinds else found
+        is_text = "string" in kinds and (isinstance(found, str) or kind_of(found) not in kinds)
+        return text if is_text else found
     except (ValueError, RecursionError):
         if "string" in kinds:
             return text

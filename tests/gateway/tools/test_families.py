@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.calls import Read
-from alignedserve.gateway.tools.families import SHOWN, Family, family_of
+from alignedserve.gateway.tools.families import SHOWN, family_of
+from alignedserve.gateway.tools.family import Family
 from alignedserve.gateway.tools.keyed_readers import types_of
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.types import InvalidRequest

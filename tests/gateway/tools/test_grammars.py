@@ -216,6 +216,8 @@ VALUES: list[tuple[Any, Sequence[str], Sequence[str]]] = [
     ({"const": 5}, ["5"], ["6", "x"]),
     ({"enum": ["C", 5, None]}, ["C", "5", "null"], ["K", "6"]),
     ({"type": "string", "enum": ["C", 5]}, ["C"], ["5"]),
+    # (Its text would be read as a number that is not in the list.)
+    ({"enum": ["C", "5", 6]}, ["C", "6"], []),
     ({"$ref": "#/$defs/tree"}, ["[]", "[[], [[]]]"], ["[1]"]),
     ({"$ref": "#/properties/twin"}, ["true"], ["x"]),
     ({"type": "array", "items": {"$ref": "#/properties/twin"}}, ["[true]"], ["[1]"]),
@@ -259,6 +261,7 @@ def test_values_follow_their_schema(
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "90210", 90210),
         ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "1.5", "1.5"),
         ({"anyOf": [{"type": "string"}, {"type": "number"}]}, "NaN", "NaN"),
+        ({"type": ["string", "null"]}, '"Rome"', '"Rome"'),
         ({"$ref": "#/$defs/unit"}, "C", "C"),
         ({"$ref": "#/$defs/loop"}, "5", 5),
         ({"const": "5"}, "5", "5"),

@@ -160,10 +160,13 @@ NAMES = ["a", "city", "from", "a-b", "größe", "description", "$x", "x.y", "non
 def parameters(draw: st.DrawFn) -> dict[str, Any]:
     found = draw(st.dictionaries(st.sampled_from(NAMES), SCHEMAS, max_size=4))
     required = draw(st.lists(st.sampled_from(sorted(found)), unique=True)) if found else []
-    more = draw(
-        st.sampled_from([{}, {"additionalProperties": False}, {"additionalProperties": {"type": "integer"}}])
-    )
-    whole = {"type": "object", "properties": found, "required": required, **more}
+    additional: list[dict[str, Any]] = [
+        {},
+        {"additionalProperties": False},
+        {"additionalProperties": {"type": "integer"}},
+    ]
+    more = draw(st.sampled_from(additional))
+    whole: dict[str, Any] = {"type": "object", "properties": found, "required": required, **more}
     if draw(st.booleans()):
         return {"$ref": "#/$defs/whole", "$defs": DEFINITIONS | {"whole": whole}}
     return whole | {"$defs": DEFINITIONS}
