@@ -56,7 +56,7 @@ def chat_fields(
     ignored = _useless_in(chat, model)
     if ignored:
         chat = replace(chat, tools=())
-    tooling = _tooling_of(chat, model)
+    tooling = _tooling_of(chat, model, limits)
     params, structure_name = _params(body, tooling)
     limits.check(1, params)
     check_size(limits, params, structure_name)
@@ -88,7 +88,8 @@ def _thinking_of(
     """Returns how thoughts are marked in the output, unless its reader knows by itself. They come before what a
     structured output prescribes."""
     if tooling.reading.name == HARMONY:
-        if params.structured_outputs:
+        # The grammar of calls that may be made has the messages before them itself.
+        if params.structured_outputs and params.structured_outputs is not tooling.free:
             thoughts = thoughts_before("" if tooling.forced else FINAL)
             params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
         return None
@@ -110,38 +111,40 @@ def _with_tags(reading: Reading, has_tools: bool) -> Reading:
     return Reading()
 
 
-def _tooling_of(chat: Conversation, model: ServedModel) -> _Tooling:
+def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits) -> _Tooling:
     """Raises ApiError and InvalidRequest if this model makes no calls."""
     tools, choice = chat.tools, chat.choice
     if not tools:
-        return _harmony({}, chat, model) if model.writes_harmony(has_tools=False) else _Tooling()
+        return _harmony({}, chat, model, limits) if model.writes_harmony(has_tools=False) else _Tooling()
     template = model.tool_template
     variables = tool_variables(tools, model)
     forced = structure_of(tools, choice, chat.one_call_at_most)
     if model.writes_harmony(has_tools=True):
-        return _harmony(variables, chat, model)
+        return _harmony(variables, chat, model, limits)
     if isinstance(choice, ChosenTool):
         return _Tooling(variables, Reading(NAMED, choice.function.name), forced)
     if choice == "required":
         return _Tooling(variables, Reading(JSON), forced)
     family = family_of(template, model.special_id)
-    free = family.structure(tools, chat.one_call_at_most)
+    free = family.structure(tools, chat.one_call_at_most, limits.max_grammar_bytes)
     types = types_of({tool.function.name: tool.function.parameters for tool in tools})
     name = family.held_name if free and family.held_name else family.name
     return _Tooling(variables, Reading(name, types=types), None, free, family.has_special_marks)
 
 
-def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel) -> _Tooling:
+def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel, limits: Limits) -> _Tooling:
     """The whole of the output has this form, a call that has to be made too, and its marks are needed to read it."""
     family = HarmonyFamily(model.special_id)
     types = types_of({tool.function.name: tool.function.parameters for tool in chat.tools})
-    name, forced = "", None
+    name, forced, free, most = "", None, None, limits.max_grammar_bytes
     if isinstance(chat.choice, ChosenTool):
         name = chat.choice.function.name
-        forced = family.forced([tool for tool in chat.tools if tool.function.name == name][-1:])
+        forced = family.forced([tool for tool in chat.tools if tool.function.name == name][-1:], most)
     elif chat.choice == "required":
-        forced = family.forced(chat.tools)
-    return _Tooling(variables, Reading(HARMONY, name, types), forced, None, family.has_special_marks)
+        forced = family.forced(chat.tools, most)
+    elif chat.tools:
+        free = family.structure(chat.tools, chat.one_call_at_most, most)
+    return _Tooling(variables, Reading(HARMONY, name, types), forced, free, family.has_special_marks)
 
 
 def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, str]:

@@ -1,83 +1,26 @@
 """How a model writes calls that it may make or not, by what its chat template shows of them.
 
 A grammar holds the calls of functions that are `strict`, and holds where there may be one call only: text is free, and
-once a call begins, it is of one of the tools, with arguments as its schema has them (any object, for a tool that is not
-strict). Calls that are not written as JSON have no grammar: their arguments are as the model writes them.
+once a call begins, it is of one of the tools, with arguments as its schema has them (any, for a tool that is not
+strict). A call begins where its reader finds one. Arguments that are written one by one, not as a JSON object, are held
+in keyed_grammar.py.
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+import re
+from collections.abc import Sequence
+from typing import ClassVar
 
 from alignedserve.gateway.tools import harmony
-from alignedserve.gateway.tools.bodies import Function, Tool
+from alignedserve.gateway.tools.bodies import Tool
+from alignedserve.gateway.tools.family import BLANKS, Family, SpecialId
+from alignedserve.gateway.tools.keyed_families import GlmFamily, PythonicFamily, QwenCoderFamily
+from alignedserve.gateway.tools.keyed_grammar import rule
 from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
-
-# Whitespace is as text/grammar.py has it for schemas.
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-# Returns the id of a text that is a token which an answer's text leaves out; None if it is no such token.
-SpecialId = Callable[[str], int | None]
-
-
-class Family(ABC):
-    # The name by which a prepared call asks for the reader (reading.py).
-    name: ClassVar[str]
-    # The marks of calls, which a vocabulary may have as special tokens.
-    marks: ClassVar[Sequence[str]] = ()
-    # The name of the reader where a grammar holds the text, if that is another one.
-    held_name: ClassVar[str] = ""
-
-    def __init__(self, special_id: SpecialId) -> None:
-        self._special_id = special_id
-
-    @property
-    def has_special_marks(self) -> bool:
-        return any(self._special_id(mark) is not None for mark in self.marks)
-
-    def structure(self, tools: Sequence[Tool], one_at_most: bool) -> StructuredOutputsParams | None:
-        """Returns the grammar of the text, or None if it needs or has none."""
-        if not one_at_most and not any(tool.function.strict for tool in tools):
-            return None
-        rules = self._rules(one_at_most)
-        if not rules:
-            return None
-        rules.append(_rule("call", " | ".join(f"call_{n}" for n in range(len(tools)))))
-        for number, tool in enumerate(tools):
-            opening, closing = (json.dumps(part) if part else "" for part in self._around(tool.function.name))
-            rules.append(_rule(f"call_{number}", f"{opening} arguments_{number} {closing}".rstrip()))
-            rules.append(_rule(f"arguments_{number}", f"%json {_schema(tool.function)}"))
-        return StructuredOutputsParams(grammar="\n".join(rules))
-
-    @abstractmethod
-    def _rules(self, one_at_most: bool) -> list[str]:
-        """Returns the rules of the grammar around `call`; none if there is no grammar."""
-
-    def _around(self, name: str) -> tuple[str, str]:
-        """Returns the text of a call before and after its arguments."""
-        return f'{{"name": "{name}", "arguments": ', "}"
-
-    def _mark(self, mark: str) -> str:
-        """Returns what stands for the mark in a rule."""
-        token_id = self._special_id(mark)
-        return json.dumps(mark) if token_id is None else f"<[{token_id}]>"
-
-    def _marked(self, opening: str, calls: str, is_repeated: bool) -> list[str]:
-        """Returns the rules of free text in which `opening` begins `calls`."""
-        # A token ends free text wherever it comes; a text does so where it comes first.
-        lazy = "" if self._special_id(opening) is not None else "[lazy]"
-        start = f"(opening {calls})* text" if is_repeated else f"opening {calls} | text"
-        return [
-            _rule("start", start),
-            _rule(f"opening{lazy}", f"TEXT {self._mark(opening)}"),
-            _rule("text", "TEXT"),
-            _rule("TEXT", r"/(.|\n)*/"),
-        ]
 
 
 class HermesFamily(Family):
@@ -86,8 +29,10 @@ class HermesFamily(Family):
     name = "hermes"
     marks = (HERMES_OPEN, HERMES_CLOSE)
 
-    def _rules(self, one_at_most: bool) -> list[str]:
-        return self._marked(HERMES_OPEN, rf'"\n" call "\n" {self._mark(HERMES_CLOSE)}', not one_at_most)
+    def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
+        return self._marked(
+            [(HERMES_OPEN, f"BLANKS call BLANKS {self._mark(HERMES_CLOSE)}")], is_repeated=not one_at_most
+        )
 
 
 class LlamaFamily(Family):
@@ -96,15 +41,43 @@ class LlamaFamily(Family):
     name = "json-in-text"
     held_name = "json"
 
-    def _rules(self, one_at_most: bool) -> list[str]:
-        calls = "call" if one_at_most else 'call | "[" call (", " call)* "]"'
-        return [_rule("start", f"TEXT | {calls}"), _rule("TEXT", r"/(\s*[^\s{\[](.|\n)*)?/")]
+    def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
+        more = "" if one_at_most else '("," BLANKS call)*'
+        return [
+            rule("start", f'TEXT | call | "[" (LISTED | BLANKS call {more} BLANKS "]")'),
+            rule("TEXT", r"/(\s*[^\s{\[](.|\n)*)?/"),
+            # A text that begins with a bracket. What stands between calls may come before the first one too.
+            rule("LISTED", r"/[\s\[\],;]*([^\s\[\],;{](.|\n)*)?/"),
+            BLANKS,
+        ]
 
     def _around(self, name: str) -> tuple[str, str]:
-        return f'{{"name": "{name}", "parameters": ', "}"
+        return json.dumps(f'{{"name": "{name}", "parameters": '), '"}"'
 
 
-class DeepSeekFamily(Family):
+class SectionFamily(Family):
+    """A mark that begins the section of calls, and one that begins each call. Models leave the first one out at times.
+
+    `marks` are: the section's, the call's, that before the arguments, and those that end the call and the section."""
+
+    def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
+        section, call, _, end, last = self.marks
+        one = f"{self._before_call()} call {self._mark(end)}".lstrip()
+        more = "" if one_at_most else f'("\\n"? {self._mark(call)} {one})* '
+        rest = f'{one} {more}"\\n"? '
+        return self._marked(
+            [
+                (section, f'"\\n"? {self._mark(call)} {rest}{self._mark(last)}'),
+                (call, f"{rest}({self._mark(last)})?"),
+            ],
+            is_repeated=False,
+        )
+
+    def _before_call(self) -> str:
+        return ""
+
+
+class DeepSeekFamily(SectionFamily):
     """`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>…`: the name, and JSON. V3.1 writes less around it than V3 and R1
     do."""
 
@@ -115,54 +88,21 @@ class DeepSeekFamily(Family):
     )
     is_fenced = True
 
-    def _rules(self, one_at_most: bool) -> list[str]:
-        _, call, sep, end, last = map(self._mark, self.marks)
-        before = f'{call} "function" {sep}' if self.is_fenced else call
-        one = f"{before} call {end}"
-        calls = one if one_at_most else rf'{one} ("\n" {one})*'
-        return self._marked(self.marks[0], f"{calls} {last}", is_repeated=False)
+    def _before_call(self) -> str:
+        return f'"function" {self._mark(self.marks[2])}' if self.is_fenced else ""
 
     def _around(self, name: str) -> tuple[str, str]:
         if self.is_fenced:
-            return f"{name}\n```json\n", "\n```"
-        return name + self.marks[2], ""
+            return json.dumps(f"{name}\n```json\n"), json.dumps("\n```")
+        return f"{json.dumps(name)} {self._mark(self.marks[2])}", ""
 
 
 class DeepSeekV31Family(DeepSeekFamily):
     name = "deepseek"
     is_fenced = False
 
-    def _rules(self, one_at_most: bool) -> list[str]:
-        # The mark between name and arguments would have to be a token in the middle of a text.
-        return [] if self._special_id(self.marks[2]) is not None else super()._rules(one_at_most)
 
-
-class MistralFamily(Family):
-    """`[TOOL_CALLS]`, and then a list of calls in JSON."""
-
-    name = "mistral-list"
-    marks = ("[TOOL_CALLS]",)
-
-    def _rules(self, one_at_most: bool) -> list[str]:
-        calls = '"[" call "]"' if one_at_most else '"[" call (", " call)* "]"'
-        return self._marked(self.marks[0], calls, is_repeated=False)
-
-
-class UnboundFamily(Family):
-    """Calls that no grammar describes here."""
-
-    def _rules(self, one_at_most: bool) -> list[str]:
-        return []
-
-
-class NewerMistralFamily(UnboundFamily):
-    """`[TOOL_CALLS]NAME[ARGS]{…}`."""
-
-    name = "mistral"
-    marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-
-
-class KimiFamily(UnboundFamily):
+class KimiFamily(SectionFamily):
     """`<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}…`."""
 
     name = "kimi"
@@ -171,65 +111,109 @@ class KimiFamily(UnboundFamily):
         *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
     )
 
+    def _around(self, name: str) -> tuple[str, str]:
+        return f"{json.dumps(f'functions.{name}:')} /[0-9]{{1,4}}/ {self._mark(self.marks[2])}", ""
 
-class GraniteFamily(UnboundFamily):
-    """`<|tool_call|>`, and then a list of calls in JSON."""
+
+class ListFamily(Family):
+    """A mark, and then a list of calls in JSON, or a single one; a mark may close it."""
+
+    # Each of them may begin calls. One that is no token begins them only with a bracket behind it: a text may well
+    # have a word that is a mark.
+    openings: ClassVar[Sequence[str]]
+    closings: ClassVar[Sequence[str]] = ()
+
+    def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
+        more = "" if one_at_most else '("," BLANKS "{" call)* '
+        closing = f"(BLANKS ({' | '.join(map(self._mark, self.closings))}))?" if self.closings else ""
+        listed, single = f'BLANKS "{{" call {more}BLANKS "]" {closing}', f"call {closing}"
+        calls = []
+        for mark in self.openings:
+            if self._special_id(mark) is not None:
+                calls.append((mark, f'BLANKS ("[" {listed} | "{{" {single})'))
+            else:
+                calls += [(rf"/{re.escape(mark)}\s*\[/", listed), (rf"/{re.escape(mark)}\s*\{{/", single)]
+        return self._marked(calls, is_repeated=False)
+
+    def _around(self, name: str) -> tuple[str, str]:
+        return json.dumps(f'"name": "{name}", "arguments": '), '"}"'
+
+
+class MistralFamily(ListFamily):
+    """`[TOOL_CALLS]`, and then the list."""
+
+    name = "mistral-list"
+    marks = openings = ("[TOOL_CALLS]",)
+
+
+class GraniteFamily(ListFamily):
+    """`<|tool_call|>`, and then the list."""
 
     name = "granite"
     marks = ("<|tool_call|>", "<|/tool_call|>")
+    openings = ("<|tool_call|>", HERMES_OPEN)
+    closings = ("<|/tool_call|>", HERMES_CLOSE)
 
 
-class PhiFamily(UnboundFamily):
+class PhiFamily(ListFamily):
     """The same, or `functools` in place of the mark."""
 
     name = "phi"
     marks = ("<|tool_call|>", "<|/tool_call|>")
+    openings = ("<|tool_call|>", "functools")
+    closings = ("<|/tool_call|>",)
 
 
-class HunyuanFamily(UnboundFamily):
+class HunyuanFamily(ListFamily):
     """`<tool_calls>[…]</tool_calls>`: Hunyuan's and Jamba's."""
 
     name = "hunyuan"
     marks = ("<tool_calls>", "</tool_calls>")
+    openings = ("<tool_calls>",)
+    closings = ("</tool_calls>",)
 
 
-class HarmonyFamily(UnboundFamily):
-    """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`: gpt-oss."""
+class NewerMistralFamily(Family):
+    """`[TOOL_CALLS]NAME[ARGS]{…}`, with `[CALL_ID]ID` before `[ARGS]` in some versions."""
+
+    name = "mistral"
+    marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
+        return self._marked([(self.marks[0], "call")], is_repeated=not one_at_most)
+
+    def _around(self, name: str) -> tuple[str, str]:
+        arguments, call_id = map(self._mark, self.marks[1:])
+        return f"{json.dumps(name)} ({call_id} /[a-zA-Z0-9_-]{{1,64}}/)? {arguments} BLANKS", ""
+
+
+class HarmonyFamily(Family):
+    """`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`: gpt-oss. Messages of its
+    channels may come before."""
 
     name = "harmony"
     marks = harmony.MARKS
 
-    def forced(self, tools: Sequence[Tool]) -> StructuredOutputsParams:
-        """Returns the grammar of a call of one of the tools, by their schemas."""
-        strict = [tool.function.model_copy(update={"strict": True}) for tool in tools]
-        channel, constrain, message = map(self._mark, (harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE))
-        rules = [_rule("start", " | ".join(f"call_{n}" for n in range(len(strict))))]
-        for number, function in enumerate(strict):
-            to = json.dumps(f"commentary to=functions.{function.name} ")
-            head = f'{channel} {to} {constrain} "json" {message}'
-            rules.append(_rule(f"call_{number}", f"{head} %json {_schema(function)}"))
-        return StructuredOutputsParams(grammar="\n".join(rules))
+    def forced(self, tools: Sequence[Tool], max_bytes: int) -> StructuredOutputsParams:
+        """Returns the grammar of a call of one of the tools, by their schemas. Raises InvalidRequest."""
+        functions = [tool.function.model_copy(update={"strict": True}) for tool in tools]
+        return self._grammar([rule("start", f"{self._mark(harmony.CHANNEL)} call")], functions, max_bytes)
 
+    def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
+        """A call ends the output: the prompt of its result comes next."""
+        channel, message, start = map(self._mark, (harmony.CHANNEL, harmony.MESSAGE, harmony.START))
+        return [
+            rule("start", f'({channel} KIND {message} ended {start} "assistant")* {channel} last'),
+            rule("last", f"KIND {message} TEXT | call"),
+            self._up_to("ended", harmony.ENDS[0]),
+            rule("KIND", '"analysis" | "commentary" | "final"'),
+            rule("TEXT", r"/(.|\n)*/"),
+        ]
 
-class QwenCoderFamily(UnboundFamily):
-    """`<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>`."""
-
-    name = "qwen-coder"
-    marks = (HERMES_OPEN, HERMES_CLOSE)
-
-
-class GlmFamily(UnboundFamily):
-    """`<tool_call>NAME<arg_key>…</arg_key><arg_value>…</arg_value></tool_call>`."""
-
-    name = "glm"
-    marks = (HERMES_OPEN, HERMES_CLOSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-
-
-class PythonicFamily(UnboundFamily):
-    """`[NAME(KEY=VALUE), …]`."""
-
-    name = "pythonic"
-    marks = ("<|python_start|>", "<|python_end|>")
+    def _around(self, name: str) -> tuple[str, str]:
+        constrain, message = map(self._mark, (harmony.CONSTRAIN, harmony.MESSAGE))
+        head = json.dumps(f"commentary to=functions.{name}")
+        return f'{head} (" " | " "? {constrain} "json" | " json")? {message}', ""
 
 
 # What a template shows of a family. The first of which all is found counts: later ones are parts of earlier ones, or
@@ -262,16 +246,3 @@ def family_of(template: str, special_id: SpecialId) -> Family:
         "tool_choice='auto': how this model's chat template writes tool calls is not known; "
         "say required, or name the tool"
     )
-
-
-def _schema(function: Function) -> str:
-    asked: dict[str, Any] = {}
-    if function.strict and function.parameters:
-        asked = function.parameters
-    schema = {"type": "object"} | asked | {"x-guidance": _JSON_OPTIONS}
-    # A grammar with `::=` would be taken for GBNF. In JSON it can only be in a string, where it may be escaped.
-    return json.dumps(schema).replace("::=", ":\\u003a=")
-
-
-def _rule(name: str, body: str) -> str:
-    return f"{name}: {body}"

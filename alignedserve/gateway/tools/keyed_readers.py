@@ -8,12 +8,13 @@ before the next argument, and else to the first that ends a call.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from alignedserve.gateway.tools.calls import Read
 from alignedserve.gateway.tools.keyed_tags import Keyed
 from alignedserve.gateway.tools.marked_readers import BLANKS, HERMES_CLOSE, HermesReader
+from alignedserve.gateway.tools.schemas import ALL_KINDS, Document, kind_of
 
 # The types of each tool's parameters, by names; "" where the schema says nothing simple.
 Types = Mapping[str, Mapping[str, str]]
@@ -141,11 +142,16 @@ class KeyedReader(HermesReader):
 
 def _value(text: str, kind: str) -> Any:
     """Returns the value that the text stands for: the text itself for a string, and where it is no JSON."""
-    if kind == "string":
+    kinds = kind.split()
+    if kinds == ["string"]:
         return text
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        is_text = "string" in kinds and (isinstance(found, str) or kind_of(found) not in kinds)
+        return text if is_text else found
     except (ValueError, RecursionError):
+        if "string" in kinds:
+            return text
         return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
 
 
@@ -155,15 +161,17 @@ def types_of(schemas: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[
 
 
 def _types_in(schema: Mapping[str, Any]) -> dict[str, str]:
-    properties = schema.get("properties")
+    document = Document(schema)
+    properties = document.top.get("properties")
     if not isinstance(properties, dict):
         return {}
-    return {name: _type_in(each) for name, each in properties.items()}
+    return {name: _type_in(each, document) for name, each in properties.items()}
 
 
-def _type_in(schema: Any) -> str:
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if isinstance(kind, str):
-        return kind
-    values: Sequence[Any] = schema.get("enum") or () if isinstance(schema, dict) else ()
-    return "string" if values and all(isinstance(value, str) for value in values) else ""
+def _type_in(schema: Any, document: Document) -> str:
+    """Returns the type; several, with blanks between them, for a text or a value of the other ones."""
+    kinds = document.kinds(schema)
+    if kinds == {"number", "integer"}:
+        return "number"
+    is_simple = len(kinds) == 1 or ("string" in kinds and kinds != ALL_KINDS)
+    return " ".join(sorted(kinds)) if is_simple else ""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.calls import Read
-from alignedserve.gateway.tools.families import SHOWN, Family, family_of
+from alignedserve.gateway.tools.families import SHOWN, family_of
+from alignedserve.gateway.tools.family import Family
 from alignedserve.gateway.tools.keyed_readers import types_of
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.types import InvalidRequest
@@ -426,37 +427,135 @@ def test_every_family_that_a_template_can_show_is_tried() -> None:
         family_of("{{ messages }}", no_token)
 
 
-@pytest.mark.parametrize(
-    ("name", "shown", "text"),
-    [
-        (case[0], case[1], case[2])
-        for case in CASES
-        if case[0] in ("hermes", "json-in-text", "mistral-list", "deepseek")
-    ],
-)
+# What a grammar allows of a case's text, where that is not what its schema has.
+AS_HELD = {
+    "\nTrue\n": "\ntrue\n",
+    "<parameter=more>\n[1, 2\n</parameter>\n": "",
+    "<|call|>": "",
+    # (Its end is the end of the output for the tokenizer here.)
+    "<|channel|>commentary<|message|>Hm.<|end|><|start|>assistant": "",
+    "<|/tool_call|>Bye": "<|/tool_call|>",
+}
+HELD = [(name, shown, text) for name, shown, text, _, _ in CASES]
+
+
+MOST = 1 << 16
+
+
+def as_held(text: str) -> str:
+    for written, held in AS_HELD.items():
+        text = text.replace(written, held)
+    return text
+
+
+def strict(*required: str) -> list[Tool]:
+    """TOOLS, of which the first one's parameters of these names must be given."""
+    functions = [each["function"] | {"strict": True} for each in TOOLS]
+    functions[0] |= {"parameters": functions[0]["parameters"] | {"required": list(required)}}
+    return [Tool.model_validate({"type": "function", "function": each}) for each in functions]
+
+
+@pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)
 def test_strict_functions_are_held_by_a_grammar(name: str, shown: str, text: str) -> None:
-    tools = [Tool.model_validate(each | {"function": each["function"] | {"strict": True}}) for each in TOOLS]
     family: Family = family_of(shown, no_token)
-    wanted = family.structure(tools, one_at_most=False)
+    wanted = family.structure(strict(), False, MOST)
     assert (
-        wanted is not None and family.structure([Tool.model_validate(each) for each in TOOLS], False) is None
+        wanted is not None
+        and family.structure([Tool.model_validate(each) for each in TOOLS], False, MOST) is None
     )
-    follows(
-        wanted,
-        text.replace("[TOOL_CALLS] ", "[TOOL_CALLS]").replace(
-            "<｜tool▁call▁end｜><｜tool▁call▁b", "<｜tool▁call▁end｜>\n<｜tool▁call▁b"
-        ),
-    )
-    if name != "json-in-text":
+    follows(wanted, as_held(text))
+    if name not in ("json-in-text", "harmony"):
         follows(wanted, "Nothing to call.")
+    other_name = as_held(text).replace("city", "town")
     with pytest.raises(AssertionError):
-        follows(wanted, text.replace('"city": ', '"town": '))
+        follows(wanted, other_name)
 
 
-def test_a_grammar_allows_one_call_where_there_may_be_one() -> None:
+@pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)
+def test_what_a_schema_asks_for_may_not_be_left_out(name: str, shown: str, text: str) -> None:
+    """`exact` is asked for, and no case but one has it."""
+    wanted = family_of(shown, no_token).structure(strict("exact"), False, MOST)
+    assert wanted is not None
+    if "exact" in text:
+        follows(wanted, as_held(text[: text.rindex("\n<tool_call>")]))
+        return
+    with pytest.raises(AssertionError):
+        follows(wanted, as_held(text))
+
+
+@pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)
+def test_tools_that_are_not_strict_have_any_arguments_where_one_call_is_allowed(
+    name: str, shown: str, text: str
+) -> None:
     tools = [Tool.model_validate(each) for each in TOOLS]
-    for _, shown, text, _, calls in (case for case in CASES if case[0] in ("mistral-list", "deepseek")):
-        wanted = family_of(shown, no_token).structure(tools, one_at_most=True)
-        assert wanted is not None and len(calls) > 1
+    wanted = family_of(shown, no_token).structure(tools, True, MOST)
+    assert wanted is not None
+    num_calls = len(next(case[4] for case in CASES if case[2] == text))
+    if num_calls == 1:
+        follows(wanted, as_held(text).replace("city", "town"))
+        return
+    with pytest.raises(AssertionError):
+        follows(wanted, as_held(text))
+
+
+QWEN, GLM, PYTHON = (
+    next(case[1] for case in CASES if case[0] == name) for name in ("qwen-coder", "glm", "pythonic")
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "text", "wrong"),
+    [
+        (
+            QWEN,
+            "<tool_call>\n<function=f>\n<parameter=unit>\nC\n</parameter>\n<parameter=at>\n[1, {}]\n</parameter>\n"
+            "</function>\n</tool_call>",
+            "\nK\n",
+        ),
+        (
+            GLM,
+            "<tool_call>f\n<arg_key>unit</arg_key>\n<arg_value>C</arg_value>\n<arg_key>at</arg_key>\n"
+            "<arg_value>[1, {}]</arg_value>\n</tool_call>",
+            ">K<",
+        ),
+        (PYTHON, '[f(unit="C", at=[1, {}])]', '"K"'),
+    ],
+    ids=["qwen-coder", "glm", "pythonic"],
+)
+def test_values_that_are_listed_and_those_in_json_are_held(shown: str, text: str, wrong: str) -> None:
+    parameters = {
+        "properties": {
+            "unit": {"enum": ["C", "F"]},
+            "at": {"type": "array", "prefixItems": [{"$ref": "#/$defs/n"}]},
+        },
+        "required": ["unit"],
+        "$defs": {"n": {"type": "integer"}},
+    }
+    function = {"name": "f", "parameters": parameters, "strict": True}
+    family = family_of(shown, no_token)
+    wanted = family.structure([Tool.model_validate({"type": "function", "function": function})], False, MOST)
+    assert wanted is not None
+    follows(wanted, text)
+    other = text.replace(wrong.replace("K", "C"), wrong)
+    for changed in (other, text.replace("[1,", "[1.5,"), text.replace("]", "", 1)):
+        assert changed != text
         with pytest.raises(AssertionError):
-            follows(wanted, text.replace("[TOOL_CALLS] ", "[TOOL_CALLS]"))
+            follows(wanted, changed)
+
+
+@pytest.mark.parametrize("text", ['[f(a=true, b=[null, false], c="\\ud83d\\ude00")]'])
+def test_values_in_json_are_read_within_python(text: str) -> None:
+    read = read_all(Reading("pythonic"), [text])
+    assert [json.loads(piece.arguments) for piece in read.pieces] == [
+        {"a": True, "b": [None, False], "c": "😀"}
+    ]
+
+
+@pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)
+def test_marks_that_are_tokens_are_held_as_tokens(name: str, shown: str, text: str) -> None:
+    """Each mark is one of the vocabulary's tokens here, and not what it looks like."""
+    marks = family_of(shown, no_token).marks
+    tokens = {mark: 360 + number for number, mark in enumerate(marks)}
+    wanted = family_of(shown, tokens.get).structure(strict(), False, MOST)
+    assert wanted is not None
+    follows(wanted, as_held(text) if name != "harmony" else text.removesuffix("<|call|>"), tokens)

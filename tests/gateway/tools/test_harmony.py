@@ -244,6 +244,26 @@ def chat_of(chunks: list[Any]) -> tuple[str, str, list[tuple[str, str]], str]:
     )
 
 
+def test_a_strict_function_is_held_and_messages_may_come_before_it() -> None:
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+
+    async def scenario() -> None:
+        async with served(said(SAID), model=HARMONY) as at:
+            await told(at, "/v1/chat/completions", {"messages": QUESTION, "tools": [strict, CLOCK]})
+            wanted = at.router.submitted[0].request.params.structured_outputs
+        for text, is_held in ((SAID, True), (SAID.replace("city", "town"), False)):
+            assert allows(wanted, text.removesuffix("<|call|>")) == is_held
+        assert allows(wanted, f"{THOUGHT}<|start|>assistant<|channel|>final<|message|>No call.")
+
+    play(scenario)
+
+
+def allows(wanted: Any, text: str) -> bool:
+    matcher = Grammars(lambda: HARMONY.tokenizer, 384, frozenset([EOS])).matcher(wanted)
+    output = HARMONY.tokenizer.encode(text)
+    return all(matcher.allowed(output[:end])[token] for end, token in enumerate([*output, EOS]))
+
+
 def test_a_chat_has_thoughts_content_and_calls_apart() -> None:
     async def scenario() -> None:
         asked = {"messages": QUESTION, "tools": [WEATHER, CLOCK]}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import openai
@@ -44,6 +47,7 @@ CLOCK = tool("clock")
 MESSAGES: Any = QUESTION
 ASKED: dict[str, Any] = {"messages": QUESTION, "tools": [WEATHER, CLOCK]}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+LLAMA_CALL = '{"name": "clock", "parameters": {}}'
 OTHER = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 
@@ -310,7 +314,7 @@ def test_one_call_at_most_is_one_call() -> None:
     async def scenario() -> None:
         for template, one, two in (
             (TEMPLATE, f"Now: {CALL}", f"{CALL}\n{CALL}"),
-            (LLAMA_TEMPLATE, '{"name": "clock", "parameters": {}}', "["),
+            (LLAMA_TEMPLATE, LLAMA_CALL, f"[{LLAMA_CALL}, {LLAMA_CALL}]"),
         ):
             found = await ask(one, False, template, parallel_tool_calls=False)
             assert len(found[1]) == 1
@@ -368,9 +372,13 @@ def test_tags_that_are_special_tokens_are_read_all_the_same() -> None:
     play(scenario)
 
 
-def follows(wanted: Any, text: str) -> None:
+def follows(wanted: Any, text: str, tokens: Mapping[str, int] = MappingProxyType({})) -> None:
+    """`tokens`: those of texts that are one."""
     matcher = Grammars(lambda: TOKENIZER, 384, frozenset([EOS])).matcher(wanted)
-    output = TOKENIZER.encode(text)
+    parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+    output = [
+        token for part in parts for token in ([tokens[part]] if part in tokens else TOKENIZER.encode(part))
+    ]
     for end, token in enumerate([*output, EOS]):
         assert matcher.allowed(output[:end])[token], text[:end]
 

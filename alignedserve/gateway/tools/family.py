@@ -1,0 +1,108 @@
+"""A family of models that write calls in the same way, and the grammar that holds them."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, ClassVar
+
+from alignedserve.gateway.tools.bodies import Function, Tool
+from alignedserve.gateway.tools.keyed_grammar import JsonRules, json_rule, rule
+from alignedserve.gateway.tools.schemas import Document
+from alignedserve.structured_outputs import StructuredOutputsParams
+from alignedserve.types import InvalidRequest
+
+# Returns the id of a text that is a token which an answer's text leaves out; None if it is no such token.
+SpecialId = Callable[[str], int | None]
+
+
+class Family(ABC):
+    # The name by which a prepared call asks for the reader (reading.py).
+    name: ClassVar[str]
+    # The marks of calls, which a vocabulary may have as special tokens.
+    marks: ClassVar[Sequence[str]] = ()
+    # The name of the reader where a grammar holds the text, if that is another one.
+    held_name: ClassVar[str] = ""
+
+    def __init__(self, special_id: SpecialId) -> None:
+        self._special_id = special_id
+
+    @property
+    def has_special_marks(self) -> bool:
+        return any(self._special_id(mark) is not None for mark in self.marks)
+
+    def structure(
+        self, tools: Sequence[Tool], one_at_most: bool, max_bytes: int
+    ) -> StructuredOutputsParams | None:
+        """Returns the grammar of the text, or None if it needs or has none. Raises InvalidRequest."""
+        if not one_at_most and not any(tool.function.strict for tool in tools):
+            return None
+        names = [tool.function.name for tool in tools]
+        return self._grammar(self._rules(one_at_most, names), [tool.function for tool in tools], max_bytes)
+
+    def _grammar(
+        self, rules: Iterable[str], functions: Sequence[Function], max_bytes: int
+    ) -> StructuredOutputsParams:
+        calls = rule("call", " | ".join(f"call_{n}" for n in range(len(functions))))
+        shared = JsonRules()
+        each = (self._call_rules(number, function, shared) for number, function in enumerate(functions))
+        found, num_bytes = [], 0
+        try:
+            for text in chain(rules, [calls], chain.from_iterable(each)):
+                found.append(text)
+                num_bytes += len(text) + 1
+                if num_bytes > max_bytes:
+                    raise InvalidRequest(f"tools: their grammar has more than {max_bytes} bytes")
+        except RecursionError:
+            raise InvalidRequest("tools: a schema is nested too deeply") from None
+        return StructuredOutputsParams(grammar="\n".join(found))
+
+    @abstractmethod
+    def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
+        """Returns the rules of the grammar around `call`. `names` are those of the functions."""
+
+    def _call_rules(self, number: int, function: Function, shared: JsonRules) -> Iterable[str]:
+        """Returns the rules of the calls of one function, which is that of this number."""
+        before, after = self._around(function.name)
+        asked: dict[str, Any] = {"type": "object"}
+        if function.strict and function.parameters:
+            asked |= Document(function.parameters).part(function.parameters)
+        return [
+            rule(f"call_{number}", f"{before} arguments_{number} {after}".rstrip()),
+            rule(f"arguments_{number}", json_rule(asked)),
+        ]
+
+    def _around(self, name: str) -> tuple[str, str]:
+        """Returns what stands for a call's text before and after its arguments."""
+        return json.dumps(f'{{"name": "{name}", "arguments": '), '"}"'
+
+    def _mark(self, mark: str) -> str:
+        """Returns what stands for the mark in a rule."""
+        token_id = self._special_id(mark)
+        return json.dumps(mark) if token_id is None else f"<[{token_id}]>"
+
+    def _marked(self, calls: Sequence[tuple[str, str]], is_repeated: bool) -> list[str]:
+        """Returns the rules of free text in which each of `calls` may begin, with a mark and what comes after it."""
+        begun = " | ".join(f"opening_{n} {after}" for n, (_, after) in enumerate(calls))
+        return [
+            rule("start", f"({begun})* text" if is_repeated else f"{begun} | text"),
+            *(self._up_to(f"opening_{n}", mark) for n, (mark, _) in enumerate(calls)),
+            rule("text", "TEXT"),
+            rule("TEXT", r"/(.|\n)*/"),
+            BLANKS,
+        ]
+
+    def _up_to(self, name: str, mark: str, free: str = "TEXT") -> str:
+        """Returns the rule of this name: free text up to the mark, and the mark. A mark between slashes is an
+        expression."""
+        if mark.startswith("/"):
+            return rule(f"{name}[lazy]", f"{free} {mark}")
+        # A token ends free text wherever it comes; a text does so where it comes first.
+        lazy = "" if self._special_id(mark) is not None else "[lazy]"
+        return rule(f"{name}{lazy}", f"{free} {self._mark(mark)}")
+
+
+# What models write between marks and calls, or leave out. It has an end: a small model could go on with it for ever.
+BLANKS = rule("BLANKS", r"/[ \n]{0,8}/")

@@ -1,0 +1,232 @@
+"""What the JSON schema of a function's parameters says of each argument.
+
+A reference is followed where it is local (`#/$defs/NAME`). What is not understood restricts nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from alignedserve.types import InvalidRequest
+
+ALL_KINDS = frozenset(("string", "integer", "number", "boolean", "array", "object", "null"))
+# The most references and alternatives within each other that are followed.
+_MAX_DEPTH = 32
+_DEFINITIONS = ("$defs", "definitions")
+# These restrict no value.
+_NOTES = ("$comment", "$schema", "default", "deprecated", "description", "example", "examples", "title")
+# Their fields are names, each with a schema.
+_NAMED = ("properties", "patternProperties", "dependentSchemas")
+# Their values are no schemas.
+_DATA = ("const", "enum", "required", "type", "dependentRequired")
+# Where one of them stands, arguments may have other names than those of `properties`, or not all of them.
+_UNHELD = (
+    *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "const", "enum", "patternProperties", "propertyNames"),
+    *("minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+    "unevaluatedProperties",
+)
+
+
+@dataclass(frozen=True)
+class Argument:
+    name: str
+    schema: Any
+    is_required: bool
+
+
+@dataclass(frozen=True)
+class Arguments:
+    # In the order in which they are written.
+    known: Sequence[Argument] = ()
+    # The schema of arguments of other names; None if there may be none.
+    others: Any = None
+
+
+class Document:
+    """A whole schema, to which its local references point."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        # The kinds of values that the references allow, as far as that is known.
+        self._kinds: dict[str, frozenset[str]] = {}
+
+    @property
+    def top(self) -> dict[str, Any]:
+        """The schema of the parameters, behind references."""
+        found: Any = self._whole
+        for _ in range(_MAX_DEPTH):
+            if not isinstance(found, dict) or set(found) - {*_NOTES, *_DEFINITIONS, "type"} != {"$ref"}:
+                break
+            found = self._target(found["$ref"])
+        return found if isinstance(found, dict) else {}
+
+    def arguments(self) -> Arguments:
+        """Raises InvalidRequest."""
+        top = self.top
+        if any(key in top for key in _UNHELD):
+            return Arguments(others=True)
+        properties, required = top.get("properties"), top.get("required")
+        others = top.get("additionalProperties", not isinstance(properties, dict))
+        schemas = dict(properties) if isinstance(properties, dict) else {}
+        names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        for name in names:
+            if others is False and name not in schemas:
+                raise InvalidRequest(f"tools: {name!r} is required, and not among the properties")
+            schemas.setdefault(name, others)
+        known = [Argument(name, schema, name in names) for name, schema in schemas.items()]
+        return Arguments(known, None if others is False else others)
+
+    def kinds(self, schema: Any, depth: int = 0) -> frozenset[str]:
+        """Returns the types of the values that the schema may allow, and never too few."""
+        if schema is False:
+            return frozenset()
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+            return ALL_KINDS
+        found = ALL_KINDS
+        asked = schema.get("type")
+        if isinstance(asked, str | list):
+            found &= _with_integers(asked if isinstance(asked, list) else [asked])
+        for values in _listed(schema):
+            found &= frozenset(map(kind_of, values))
+        if isinstance(schema.get("$ref"), str):
+            found &= self._kinds_behind(schema["$ref"], depth)
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list):
+                found &= frozenset().union(*(self.kinds(each, depth + 1) for each in schema[key]))
+        for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+            found &= self.kinds(each, depth + 1)
+        return found
+
+    def _kinds_behind(self, reference: str, depth: int) -> frozenset[str]:
+        if reference not in self._kinds:
+            # A reference that leads back to itself restricts nothing.
+            self._kinds[reference] = ALL_KINDS
+            self._kinds[reference] = self.kinds(self._target(reference), depth + 1)
+        return self._kinds[reference]
+
+    def alternatives(self, schema: Any) -> list[Any]:
+        """Returns schemas without `anyOf` around them; the schema allows what one of them does."""
+        found: list[Any] = []
+        left, seen = [schema], set()
+        # (It grows meanwhile.)
+        for each in left:
+            keys = set(each) - set(_NOTES) if isinstance(each, dict) else set()
+            key = keys.pop() if len(keys) == 1 else ""
+            inner = each[key] if key else None
+            if key == "$ref" and isinstance(inner, str):
+                left += [] if inner in seen else [self._target(inner)]
+                seen.add(inner)
+            elif isinstance(inner, list) and (
+                key in ("anyOf", "oneOf") or (key == "allOf" and len(inner) == 1)
+            ):
+                left += inner
+            else:
+                found.append(each)
+        # A reference that only leads back to itself restricts nothing.
+        return found or [True]
+
+    def part(self, schema: Any) -> dict[str, Any]:
+        """Returns the schema for itself: with the definitions that it needs, and without what restricts no value.
+        Raises InvalidRequest."""
+        names: dict[str, str] = {}
+        references: list[str] = []
+
+        def named(reference: str) -> str:
+            if not reference.startswith("#"):
+                return reference
+            if reference not in names:
+                names[reference] = f"d{len(names)}"
+                references.append(reference)
+            return f"#/$defs/{names[reference]}"
+
+        found = _stripped(schema, named)
+        # (They become more meanwhile.)
+        definitions = {
+            names[reference]: _stripped(self._target(reference, is_needed=True), named)
+            for reference in references
+        }
+        known = found if isinstance(found, dict) else {} if found is True else {"allOf": [found]}
+        return known | ({"$defs": definitions} if definitions else {})
+
+    def _target(self, reference: Any, is_needed: bool = False) -> Any:
+        """Returns the schema to which a local reference points; one that allows anything where there is none."""
+        found = self._whole
+        try:
+            head, *keys = unquote(str(reference)).split("/")
+            if head != "#":
+                raise LookupError(reference)
+            for key in keys:
+                key = key.replace("~1", "/").replace("~0", "~")
+                found = found[int(key)] if isinstance(found, list) else found[key]
+        except (LookupError, TypeError, ValueError):
+            if is_needed:
+                raise InvalidRequest(f"tools: $ref={reference!r} points to nothing") from None
+            return True
+        return found
+
+
+def texts_and_values(schema: Any) -> tuple[list[str], list[Any]] | None:
+    """Returns the texts and the other values that the schema lists; None if it lists none."""
+    if not isinstance(schema, dict):
+        return None
+    lists = _listed(schema)
+    if not lists:
+        return None
+    asked = schema.get("type")
+    kinds = _with_integers(asked if isinstance(asked, list) else [asked]) if asked else ALL_KINDS
+    found = [
+        value for value in lists[0] if kind_of(value) in kinds and all(value in each for each in lists[1:])
+    ]
+    texts = [value for value in found if isinstance(value, str)]
+    return texts, [value for value in found if not isinstance(value, str)]
+
+
+def _listed(schema: Mapping[str, Any]) -> list[list[Any]]:
+    lists = [[schema["const"]]] if "const" in schema else []
+    return [*lists, schema["enum"]] if isinstance(schema.get("enum"), list) else lists
+
+
+def kind_of(value: Any) -> str:
+    """Returns the type of a value; empty for a number that JSON has not."""
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return ("integer" if value.is_integer() else "number") if math.isfinite(value) else ""
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "null" if value is None else "object"
+
+
+def _with_integers(kinds: Sequence[Any]) -> frozenset[str]:
+    found = {kind for kind in kinds if isinstance(kind, str)}
+    return frozenset(found | {"integer"} if "number" in found else found)
+
+
+def _stripped(schema: Any, named: Callable[[str], str]) -> Any:
+    """Returns the schema without notes and definitions, and with its references renamed."""
+    if isinstance(schema, list):
+        return [_stripped(each, named) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NOTES or key in _DEFINITIONS:
+            continue
+        if key in _DATA:
+            found[key] = value
+        elif key in _NAMED and isinstance(value, dict):
+            found[key] = {name: _stripped(each, named) for name, each in value.items()}
+        elif key == "$ref" and isinstance(value, str):
+            found[key] = named(value)
+        else:
+            found[key] = _stripped(value, named)
+    return found
