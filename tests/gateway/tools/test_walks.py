@@ -207,7 +207,7 @@ def check(family: str, tools: Sequence[Tool], seed: int, one_at_most: bool) -> b
 
 
 @pytest.mark.parametrize("family", SHOWN)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     schemas=st.lists(parameters(), min_size=1, max_size=3),
     names=st.permutations(["f", "get-weather", "from", "a.b"]),
