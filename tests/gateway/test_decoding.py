@@ -29,6 +29,7 @@ JUNK = "x" * 4_000_000
 MAX_BYTES = 8 << 10
 RESPONSES, BATCHES, FILES = "/v1/responses", "/v1/batches", "/v1/files"
 RESPONSE = RESPONSES + "/{response_id}"
+MESSAGE_BATCHES = "/v1/messages/batches"
 
 # What each of them is asked, besides JUNK.
 ASKED: dict[str, dict[str, Any]] = {
@@ -190,6 +191,19 @@ async def try_batches(trying: Trying) -> None:
     await trying.call("DELETE", f"{FILES}/{{file_id={other}}}", max_bytes=BATCH_BYTES)
 
 
+async def try_message_batches(trying: Trying) -> None:
+    params = {"model": "demo", "messages": QUESTION, "max_tokens": 5, "junk": JUNK}
+    body = {"requests": [{"custom_id": f"q{number}", "params": params} for number in range(2)]}
+    name = id_in(await trying.call("POST", MESSAGE_BATCHES, json=body))
+    one = f"{MESSAGE_BATCHES}/{{message_batch_id={name}}}"
+    await trying.call("GET", MESSAGE_BATCHES)
+    await trying.call("POST", f"{one}/cancel")
+    while b'"processing_status":"ended"' not in await trying.call("GET", one):
+        await asyncio.sleep(0.05)
+    await trying.call("GET", f"{one}/results")
+    await trying.call("DELETE", one)
+
+
 @pytest.mark.slow
 def test_nothing_large_is_decoded_where_streams_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     apps: list[FastAPI] = []
@@ -209,6 +223,7 @@ def test_nothing_large_is_decoded_where_streams_are_served(monkeypatch: pytest.M
         for path in SHOWN:
             await trying.call("GET", re.sub(r"(?<=page/)(.*)", r"{name=\1}", path))
         await trying.call("GET", "/v1/models/{name:path=demo}")
+        await try_message_batches(trying)
         await try_batches(trying)
         assert trying.tried == set(routes_of(apps[0])), "a route has no entry here"
 

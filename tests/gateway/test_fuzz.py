@@ -145,6 +145,26 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
         "/v1/completions",
         {"prompt": ["x", "y"], "max_tokens": 1, "stop": ["a"], "logit_bias": {"5": 1}, "suffix": None},
     ),
+    (
+        "/v1/responses",
+        {
+            "model": "demo",
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "x"}], "id": "msg_1"},
+                {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "t"}]},
+                {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "z"},
+            ],
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}],
+            "tool_choice": {"type": "function", "name": "f"},
+            "reasoning": {"effort": None, "summary": None},
+            "text": {"format": {"type": "text"}},
+            "metadata": {"a": "b"},
+            "user": "u",
+            "max_output_tokens": 16,
+            "store": False,
+        },
+    ),
     ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1}}),
     ("/v1/embeddings", {"input": ["x", "y"], "user": "u", "encoding_format": "float"}),
 ]

@@ -16,6 +16,7 @@ from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.runner import BatchRunner
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, MessageBatchBody, PreparedBatch
 from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.http.auth_limits import share_of
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ANTHROPIC_PATH, ApiError
 from alignedserve.gateway.http.json_body import json_body
@@ -58,6 +59,7 @@ def message_batch_routes(
         owner = owner_of(http)
         asked = await request_builder.preparer.answer(MESSAGE_BATCHES, await json_body(http), owner)
         assert isinstance(asked, PreparedBatch)
+        share_of(http).add(len(asked.body))
         answer.headers.update(request_builder.ignored_parameters.note(asked.ignored))
         job_id = new_job_id(MESSAGE_BATCH)
         async with Upload(store, contents, owner, max_file_bytes) as upload:

@@ -88,7 +88,7 @@ class Lane:
         except ChildEnded:
             raise ApiError(400, "the body takes too much memory to read") from None
 
-    async def _asked(self, *pieces: bytes) -> bytes:
+    async def _asked(self, *pieces: Piece) -> bytes:
         try:
             return await self.child.ask(*pieces)
         except ChildEnded as ended:

@@ -17,8 +17,8 @@ _MAX_CHARS = 1 << 16
 _NAMES = {"true": True, "false": False, "null": None}
 _AROUND = ("<|python_start|>", "<|python_end|>")
 # How calls begin, and what may become that.
-_HEAD = re.compile(rf"(?:{re.escape(_AROUND[0])}\s*)?\[\s*[\w.]+\s*\(")
-_FIRST = [r"\[", r"\s*", r"[\w.]+", r"\s*", r"\("]
+_HEAD = re.compile(rf"(?:{re.escape(_AROUND[0])}\s*)?\[\s*[\w.-]+\s*\(")
+_FIRST = [r"\[", r"\s*", r"[\w.-]+", r"\s*", r"\("]
 _HEAD_BEGUN = beginnings(_FIRST, [*spelt(_AROUND[0]), r"\s*", *_FIRST])
 
 
