@@ -23,6 +23,8 @@ def parse_lora_modules(texts: Sequence[str]) -> tuple[LoraModule, ...]:
     modules = tuple(map(_parse, texts))
     names = [module.name for module in modules]
     for name in names:
+        if not name.isprintable():
+            raise ValueError(f"lora_modules: {name!r}: a name must be of printable characters")
         if names.count(name) > 1:
             raise ValueError(
                 f"lora_modules: {name!r} is the name of {names.count(name)} adapters; must be of one"

@@ -12,6 +12,8 @@ from typing import Any
 def read_json_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

@@ -49,13 +49,16 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises ValueError when the file does not hold exactly what its header says."""
+        """Raises ValueError when the file can't be read, or does not hold exactly what its header says."""
         self.path = path
         size = path.stat().st_size
         if size < LENGTH_BYTES:
             raise ValueError(f"{path} is truncated: {size} bytes; must have at least {LENGTH_BYTES}")
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ValueError(f"{path}: can't be read: {error.strerror}") from error
         self.entries = self._read_header(size)
 
     def tensor(self, name: str) -> torch.Tensor:

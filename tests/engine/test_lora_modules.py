@@ -23,6 +23,9 @@ def test_paths_are_absolute_for_other_processes(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
+        (("a\nb=/c",), r"'a\\nb': a name must be of printable characters"),
+        (('{"name": "\\ud800", "path": "/c"}',), "a name must be of printable characters"),
+        (('{"a":' * 20_000,), "is not valid JSON"),
         (("a",), "lora_modules: 'a' must be name=path, or a JSON object with name and path"),
         (("=b",), "lora_modules: '=b' must be name=path"),
         (("a=",), "lora_modules: 'a=' must be name=path"),

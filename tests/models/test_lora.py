@@ -131,6 +131,23 @@ def test_a_layer_that_comes_twice_is_refused(tiny_model: Directory, tmp_path: Pa
         check(tiny_model("qwen2"), adapter)
 
 
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_files_that_may_not_be_read_are_named(tiny_model: Directory, tmp_path: Path, name: str) -> None:
+    """Root may read all: what a process of its own may not open is anything on a disk that fails."""
+    adapter = write_adapter(tmp_path, tiny_model("qwen2"), 1)
+    (adapter / name).unlink()
+    # It opens, and can't be read.
+    (adapter / name).symlink_to("/proc/self/mem")
+    with pytest.raises(ValueError, match=f"{name}: can't be read: |{name} is truncated"):
+        check(tiny_model("qwen2"), adapter)
+
+
+def test_an_alpha_that_is_larger_than_any_float_is_refused(tiny_model: Directory, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path, tiny_model("qwen2"), 1, lora_alpha=10**400)
+    with pytest.raises(ValueError, match=r"lora_alpha is 10+; must be a positive number"):
+        check(tiny_model("qwen2"), adapter)
+
+
 def test_weights_that_are_no_floats_are_refused(tiny_model: Directory, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path, tiny_model("qwen2"), 1)
     tensors = load_file(adapter / "adapter_model.safetensors")

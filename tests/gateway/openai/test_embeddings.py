@@ -10,7 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
+from alignedserve.gateway.generation.generation import NUM_AT_ONCE
 from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.openai.embeddings import embedding
 from alignedserve.gateway.openai.embeddings.bodies import MAX_INPUTS
 from alignedserve.gateway.openai.embeddings.embedding import MAX_OPEN
 from alignedserve.protocol.messages import Rejected, Submit
@@ -337,3 +339,23 @@ def test_a_ranking_without_sense_is_refused(body: dict[str, Any], param: str, ga
         assert error_of(await at.post("/v1/rerank", body))[:2] == (400, param)
 
     gateway.play(scenario)
+
+
+def test_calls_in_real_time_share_what_they_have_open() -> None:
+    """Eight of 2,048 texts kept a chat from its first token for eight seconds."""
+
+    async def scenario() -> None:
+        async with served(ScriptedRouter()) as at:
+            first = await begun(at, MANY, MAX_OPEN)
+            others = [asyncio.create_task(at.post("/v1/embeddings", MANY)) for _ in range(3)]
+            await at.router.until(lambda: len(at.router.submitted) == MAX_OPEN + 3 * NUM_AT_ONCE)
+            # Another call is answered meanwhile, and shows that no more came before it.
+            at.router.allowed = None
+            await at.post("/v1/embeddings", {"input": "x"})
+            assert len(at.router.submitted) == MAX_OPEN + 3 * NUM_AT_ONCE + 1
+            at.router.allow(None)
+            for each in (await first, *(await asyncio.gather(*others))):
+                assert len(vectors_in(each)) == 100
+            assert not any(embedding._in_real_time.values())
+
+    play(scenario)

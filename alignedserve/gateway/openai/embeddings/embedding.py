@@ -1,12 +1,16 @@
-"""One call for embeddings: a request to the router for each of its inputs, a bounded number of them at a time."""
+"""One call for embeddings: a request to the router for each of its inputs, a bounded number of them at a time. What the
+calls of one owner have open in real time is bounded together: eight calls of 2,048 texts kept a chat from its first
+token for eight seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from weakref import WeakKeyDictionary
 
 from alignedserve.gateway.generation.generation import NUM_AT_ONCE, NUM_TOKENS_AT_ONCE, new_key, rejection
 from alignedserve.gateway.generation.service import Service
@@ -18,9 +22,11 @@ from alignedserve.protocol.messages import PromptProgress, Rejected, Request
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.types import RequestKey
 
-# So many requests of a call are open at once: enough for instances to have work, and few enough for others to have room
-# in the router's queue.
+# So many requests of an owner's calls are open at once in real time, and of each call of best effort: enough for
+# instances to have work, and few enough for others to have room in the router's queue, and to be computed soon.
 MAX_OPEN = 4 * NUM_AT_ONCE
+# The number of requests in real time that are open, by owner; of each gateway.
+_in_real_time: WeakKeyDictionary[Islands, Counter[str]] = WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -33,16 +39,23 @@ class Embedding:
     # See messages.Request.
     cache_salt: str = ""
     adapter: str = ""
+    # That of the call's key.
+    owner: str = ""
     _open: dict[int, RequestKey] = field(default_factory=dict)
     _num_begun: int = 0
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        # That of all calls in real time, or its own.
+        is_real_time = self.service.tier == "rt"
+        self._num_open = _in_real_time.setdefault(self.islands, Counter()) if is_real_time else Counter()
 
     async def vectors(self) -> list[bytes]:
         """Returns the embedding of each prompt, in order. Raises ApiError as soon as one can't be had; `close` then
         ends the others."""
         found = [b""] * len(self.prompts)
         while self._open or self._num_begun < len(self.prompts):
-            while self._num_begun < len(self.prompts) and len(self._open) <= MAX_OPEN - NUM_AT_ONCE:
+            while self._num_begun < len(self.prompts) and self._has_room:
                 await self._begin_some()
             index, news = await self._news.get()
             if isinstance(news, Rejected):
@@ -54,11 +67,22 @@ class Embedding:
                 raise ApiError(500, f"embedding failed: {news.error or news.finish_reason}")
             found[index] = news.embedding
             del self._open[index]
+            self._num_open[self.owner] -= 1
         return found
 
     def close(self) -> None:
         """Aborts the requests that have not ended. Safe to repeat."""
-        self.islands.close_all([*self._open.values()])
+        keys = [*self._open.values()]
+        self._open.clear()
+        self._num_open[self.owner] -= len(keys)
+        if not self._num_open[self.owner]:
+            del self._num_open[self.owner]
+        self.islands.close_all(keys)
+
+    @property
+    def _has_room(self) -> bool:
+        """Each call may have some open, whatever the others have: when these end, it looks again."""
+        return not self._open or self._num_open[self.owner] <= MAX_OPEN - NUM_AT_ONCE
 
     async def _begin_some(self) -> None:
         """Raises ApiError when there is no router."""
@@ -91,4 +115,5 @@ class Embedding:
         )
         self._num_begun += 1
         self._open[index] = request.key
+        self._num_open[self.owner] += 1
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)))

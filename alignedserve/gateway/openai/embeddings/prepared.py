@@ -33,6 +33,7 @@ class PreparedEmbedding(PreparedCall, frozen=True, kw_only=True):
             service,
             salt_of(owner, self.cache_salt),
             self.adapter,
+            owner,
         )
         try:
             vectors = await embedding.vectors()
