@@ -64,7 +64,7 @@ def test_the_budgets_are_what_folders_took_and_half_of_that() -> None:
     assert took.keys() == usual.keys()
     allowed = budgets(BUDGET)
     assert {name: took[name] for name in took if took[name] > allowed[name]} == {}
-    assert {name: usual[name] for name in took if usual[name] > max(10, 3 * took[name])} == {}
+    assert {name: usual[name] for name in took if usual[name] > max(10, 4 * took[name])} == {}
 
 
 def test_seconds_of_turns_come_on_top(tmp_path: Path) -> None:

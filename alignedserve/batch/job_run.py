@@ -112,9 +112,8 @@ class JobRun:
         store = self.shared.store
         while not self.shared.stopping.is_set():
             job = await retried(store.job, self.lease.job_id)
-            if job is None:
-                raise LookupError(f"job {self.lease.job_id} has no record")
-            if job.is_over or stage_of(job) != self.stage:
+            # One that is over may be deleted.
+            if job is None or job.is_over or stage_of(job) != self.stage:
                 return
             event, files = await self._next(job)
             if event is not None:
@@ -312,4 +311,8 @@ async def cancel_job(store: Store, job: JobRecord) -> JobRecord:
         changed = after(job, CancelAsked(), int(time.time()))
         if changed is job or await store.replace_job(job, changed, None):
             return changed
-        job = await store.job(job.id) or job
+        found = await store.job(job.id)
+        if found is None:
+            # It was over, and is deleted.
+            return job
+        job = found

@@ -141,7 +141,8 @@ class ContentsApart(Contents):
         await super().tidy(now)
         if self._home.is_down:
             # Whatever a process that dies here leaves is swept later.
-            await self._home.probe(await self.name(new_file_id()))
+            with contextlib.suppress(StoreAway):
+                await self._home.probe(await self.name(new_file_id()))
         # The clock may have been set back since.
         if not now < self._next_sweep <= now + SWEEP_EVERY_S:
             await self._sweep(now)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from alignedserve.gateway.generation.generation import Delta, Generation
 from alignedserve.gateway.http.connection import Connection
@@ -133,6 +134,45 @@ def test_a_crowd_that_comes_begins_and_one_that_leaves_ends_a_few_in_each_turn(
     assert begun.counts.total() >= NUM_STREAMS and lost.counts.total() >= NUM_STREAMS
     assert max(begun.counts.values()) <= MAX_BEGUN_AT_ONCE
     assert max(lost.counts.values()) <= MAX_LOST_AT_ONCE
+
+
+def test_requests_that_come_together_begin_a_few_in_each_turn_and_parts_of_a_head_wait_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, begin, cycle = Turns(monkeypatch), Connection._begin, RequestResponseCycle.run_asgi
+
+    def noted(self: Any, *args: Any) -> Any:
+        begun.note()
+        return cycle(self, *args)
+
+    waiting: list[bytes] = []
+
+    def noted_begin(self: Connection) -> None:
+        waiting.append(bytes(self._arrived))
+        begin(self)
+
+    monkeypatch.setattr(RequestResponseCycle, "run_asgi", noted)
+    monkeypatch.setattr(Connection, "_begin", noted_begin)
+    asked = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    async def scenario() -> None:
+        async with served() as at:
+            port = at.http.base_url.port
+            pipes = [await asyncio.open_connection("127.0.0.1", port) for _ in range(NUM_STREAMS)]
+            for _, writer in pipes:
+                writer.write(asked * 3 + asked[:9])
+            while begun.counts.total() < 3 * NUM_STREAMS:
+                await asyncio.sleep(0)
+            for _, writer in pipes:
+                writer.write(asked[9:-1])
+            # What it is answered shows that all of that has been read.
+            assert (await at.http.get("/v1/models")).status_code == 200
+            assert all(b"\r\n\r\n" in each for each in waiting)
+            for _, writer in pipes:
+                writer.transport.abort()
+
+    play(scenario)
+    assert max(begun.counts.values()) <= MAX_BEGUN_AT_ONCE
 
 
 def test_health_does_not_wait_behind_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:

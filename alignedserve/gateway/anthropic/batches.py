@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -25,7 +26,7 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.streaming import Stream
 from alignedserve.gateway.openai.batches import add_job, find_job
 from alignedserve.gateway.openai.files import Upload, content_of, list_response, viewer
-from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, Tally
+from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, StoreAway, Tally
 from alignedserve.store.contents import CHUNK_BYTES
 from alignedserve.store.records import MESSAGE_BATCH, new_job_id
 
@@ -51,8 +52,8 @@ def message_batch_routes(
     async def found(http: Request, batch_id: str) -> JobRecord:
         return await find_job(store, batch_id, viewer(http, is_shared), "message_batch_id", _ID)
 
-    async def described(http: Request, job: JobRecord) -> Json:
-        return batch_body(job, await store.tally(job.id) if job.is_over else Tally(), _origin(http))
+    async def described(job: JobRecord) -> Json:
+        return batch_body(job, await store.tally(job.id) if job.is_over else Tally())
 
     @routes.post(_PATH, openapi_extra=request_body(MessageBatchBody))
     async def create(http: Request, answer: Response) -> Json:
@@ -67,11 +68,13 @@ def message_batch_routes(
         job = _new_job(job_id, file, asked)
         try:
             await add_job(store, job)
-        except ApiError:
-            await contents.delete(file.id)
+        except BaseException:
+            # It stays if the batch is there after all.
+            with suppress(StoreAway):
+                await contents.delete(file.id)
             raise
         runner.wake()
-        return await described(http, job)
+        return await described(job)
 
     @routes.get(_PATH)
     async def list_batches(
@@ -95,11 +98,11 @@ def message_batch_routes(
             raise ApiError(400, f"{name}={beside!r}: there is no such batch", param=name)
         ids = page.ids if before_id is None else page.ids[::-1]
         jobs = [await store.job(JobId(each)) for each in ids]
-        return list_response([await described(http, job) for job in jobs if job], page.has_more)
+        return list_response([await described(job) for job in jobs if job], page.has_more)
 
     @routes.get(_PATH + "/{message_batch_id}")
     async def one_batch(message_batch_id: str, http: Request) -> Json:
-        return await described(http, await found(http, message_batch_id))
+        return await described(await found(http, message_batch_id))
 
     @routes.post(_PATH + "/{message_batch_id}/cancel")
     async def cancel(message_batch_id: str, http: Request) -> Json:
@@ -107,7 +110,7 @@ def message_batch_routes(
         if job.is_over and job.status != "cancelled":
             raise ApiError(400, f"message_batch_id={job.id!r}: it has ended, and can't be cancelled")
         runner.cancel(job.id)
-        return await described(http, job)
+        return await described(job)
 
     @routes.delete(_PATH + "/{message_batch_id}")
     async def delete(message_batch_id: str, http: Request) -> Json:
@@ -181,7 +184,7 @@ async def _joined(contents: Contents, files: Sequence[FileRecord]) -> AsyncItera
             yield chunk
 
 
-def batch_body(job: JobRecord, tally: Tally, origin: str) -> Json:
+def batch_body(job: JobRecord, tally: Tally) -> Json:
     ended_at = job.completed_at or job.expired_at or job.cancelled_at or job.failed_at
     archived_at = None if ended_at is None or ended_at + KEPT_S > time.time() else ended_at + KEPT_S
     has_results = ended_at is not None and archived_at is None
@@ -195,7 +198,9 @@ def batch_body(job: JobRecord, tally: Tally, origin: str) -> Json:
         "ended_at": _time(ended_at),
         "cancel_initiated_at": _time(job.cancelling_at),
         "archived_at": _time(archived_at),
-        "results_url": f"{origin}{_PATH}/{job.id}/results" if has_results else None,
+        # Anthropic's clients put what they have for the server before a path. Which names the server has behind a
+        # proxy only they know.
+        "results_url": f"{_PATH}/{job.id}/results" if has_results else None,
     }
 
 
@@ -221,11 +226,3 @@ def _counts(job: JobRecord, tally: Tally) -> dict[str, int]:
 
 def _time(at: int | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _origin(http: Request) -> str:
-    """Returns the beginning of this server's URLs, as the client has it. A proxy that speaks TLS in front of the server
-    sends X-Forwarded-Proto."""
-    scheme = "https" if http.headers.get("x-forwarded-proto") == "https" else http.scope["scheme"]
-    host = http.headers.get("host")
-    return "" if host is None else f"{scheme}://{host}"

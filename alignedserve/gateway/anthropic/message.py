@@ -89,24 +89,31 @@ class MessageBuilder(ResponseBuilder):
 
     def _events(self, read: Read) -> Iterator[Event]:
         """Must be iterated to its end."""
+        pieces = list(read.pieces)
+        if pieces and pieces[0].name is None:
+            # It belongs to the call that is open: all else came after it.
+            yield self._argued(pieces.pop(0).arguments)
         if read.reasoning:
             yield from self._begin("thinking", {"thinking": "", "signature": ""})
             yield self._delta({"type": "thinking_delta", "thinking": read.reasoning})
         if read.content:
             yield from self._begin("text", {"text": ""})
             yield self._delta({"type": "text_delta", "text": read.content})
-        for piece in read.pieces:
+        for piece in pieces:
             if piece.name is not None:
                 yield from self._close()
                 block = {"id": _new_call_id(), "name": piece.name, "input": {}}
                 yield from self._begin("tool_use", block)
                 self._held = None if piece.name in self.eager_tools else []
-            if piece.arguments and self._held is not None:
-                self._held.append(piece.arguments)
-                # The connection might be taken for a broken one while arguments are held.
-                yield "ping", {}
-            elif piece.arguments:
-                yield self._arguments(piece.arguments)
+            if piece.arguments:
+                yield self._argued(piece.arguments)
+
+    def _argued(self, arguments: str) -> Event:
+        if self._held is None:
+            return self._arguments(arguments)
+        self._held.append(arguments)
+        # The connection might be taken for a broken one while arguments are held.
+        return "ping", {}
 
     def _begin(self, kind: str, block: Json) -> Iterator[Event]:
         """Begins a block, unless one of this kind is open. Must be iterated to its end."""

@@ -36,6 +36,7 @@ LINGER_BYTES = 1 << 30
 # If no more than this is left of a body that is not needed, the connection is kept.
 MAX_UNREAD_BYTES = 64 << 10
 _PROBE = b"GET /health "
+_HEAD_END = b"\r\n\r\n"
 
 
 class _Transport:
@@ -147,7 +148,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._heard()
         self._crowd.reads.leave(self.transport)
         self._crowd.end(self)
-        self._crowd.losses.do(partial(self._lose, exc))
+        if self._is_answering:
+            self._crowd.losses.do(partial(self._lose, exc))
+        else:
+            self._lose(exc)
 
     def _lose(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -159,6 +163,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.abort()
 
     def shutdown(self) -> None:
+        if self._awaits_turn:
+            self._begin()
         if not self.transport.is_lingering:
             super().shutdown()
         if self.transport.is_lingering:
@@ -180,16 +186,22 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        self._go_on_from(len(self._arrived), data)
+
+    def _go_on_from(self, num_seen: int, data: bytes = b"") -> None:
+        """Reads on, when it is this connection's turn if that begins a request: a part of a head waits for nothing.
+        What had arrived before has been looked through for the end of a head, but for `num_seen` and what follows."""
         self._arrived += data
-        if self._framing.is_between and not self._is_answering:
+        if self._awaits_turn:
+            return
+        is_between = self._framing.is_between and not self._is_answering
+        if is_between and self._arrived.find(_HEAD_END, max(0, num_seen - len(_HEAD_END) + 1)) >= 0:
             self._await_turn()
         else:
             self._read()
 
     def _await_turn(self) -> None:
         """Reads on when it is this connection's turn to begin a request."""
-        if self._awaits_turn:
-            return
         self._awaits_turn = True
         # Behind a thousand others, a load balancer would take this server for dead.
         is_probe = self._arrived.startswith(_PROBE)
@@ -274,7 +286,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.close()
         elif self._arrived:
             # Each request that waited has a turn of the event loop of its own.
-            self.loop.call_soon(self._read)
+            self.loop.call_soon(self._go_on_from, 0)
 
     def pause_writing(self) -> None:
         self._unheard = self.loop.call_later(HEARD_S, self.transport.abort)
@@ -302,7 +314,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             # The connection waits for its client to read what is left.
             self._timer = self.loop.call_later(CLOSE_S, self.transport.abort)
             return
-        left_s = HEAD_S if self._is_answering else self._idle_since_s + HEAD_S - self.loop.time()
+        is_begun = self._is_answering or self._awaits_turn
+        left_s = HEAD_S if is_begun else self._idle_since_s + HEAD_S - self.loop.time()
         if left_s <= 0:
             self.transport.close()
         self._timer = self.loop.call_later(max(left_s, 0.0), self._watch)

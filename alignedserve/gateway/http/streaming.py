@@ -18,8 +18,7 @@ class Stream(StreamingResponse):
         watching = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
             await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            (sending if sending.done() else watching).result()
         finally:
             sending.cancel()
             watching.cancel()

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Never
 
 from alignedserve.gateway.tools.tags import beginnings, spelt
 
@@ -172,9 +172,22 @@ def _object_in(text: str) -> dict[str, Any] | None:
 def _json_in(text: str) -> Any:
     """Returns None for what is no JSON."""
     try:
-        return json.loads(text)
+        return json_of(text)
     except (ValueError, RecursionError):
         return None
+
+
+def json_of(text: str) -> Any:
+    """Returns the value that the text is in JSON. Raises ValueError and RecursionError for what is none, or can't be
+    written in an answer: half of a surrogate pair, and numbers that JSON has not."""
+    found = json.loads(text, parse_constant=_refuse)
+    if "\\u" in text:
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def _refuse(constant: str) -> Never:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def calls_in(text: str) -> list[tuple[str, str]]:

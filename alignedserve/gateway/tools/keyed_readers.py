@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools.calls import Read, json_of
 from alignedserve.gateway.tools.keyed_tags import Keyed
 from alignedserve.gateway.tools.marked_readers import BLANKS, HERMES_CLOSE, HermesReader
 from alignedserve.gateway.tools.schemas import ALL_KINDS, Document, kind_of
@@ -73,6 +73,9 @@ class KeyedReader(HermesReader):
         more = self._take(found.start() if found else tags.held(self._text, self._at))
         self._opened.append(more)
         self._has_more |= bool(more.strip())
+        if self._has_more and not self._values:
+            # A text about calls, and none.
+            return self._give_up()
         if found is None:
             return self._is_ended and self._end(read)
         self._has_more = False
@@ -146,7 +149,7 @@ def _value(text: str, kind: str) -> Any:
     if kinds == ["string"]:
         return text
     try:
-        found = json.loads(text)
+        found = json_of(text)
         is_text = "string" in kinds and (isinstance(found, str) or kind_of(found) not in kinds)
         return text if is_text else found
     except (ValueError, RecursionError):

@@ -52,7 +52,7 @@ class Document:
     def __init__(self, whole: Any) -> None:
         self._whole = whole
         # The kinds of values that the references allow, as far as that is known.
-        self._kinds: dict[str, frozenset[str]] = {}
+        self._kinds: dict[int, frozenset[str]] = {}
 
     @property
     def top(self) -> dict[str, Any]:
@@ -102,11 +102,13 @@ class Document:
         return found
 
     def _kinds_behind(self, reference: str, depth: int) -> frozenset[str]:
-        if reference not in self._kinds:
+        # One place may be spelt in many ways.
+        target = self._target(reference)
+        if id(target) not in self._kinds:
             # A reference that leads back to itself restricts nothing.
-            self._kinds[reference] = ALL_KINDS
-            self._kinds[reference] = self.kinds(self._target(reference), depth + 1)
-        return self._kinds[reference]
+            self._kinds[id(target)] = ALL_KINDS
+            self._kinds[id(target)] = self.kinds(target, depth + 1)
+        return self._kinds[id(target)]
 
     def alternatives(self, schema: Any) -> list[Any]:
         """Returns schemas without `anyOf` around them; the schema allows what one of them does."""

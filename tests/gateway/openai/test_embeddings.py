@@ -10,7 +10,6 @@ import httpx
 import numpy as np
 import pytest
 
-from alignedserve.gateway.generation.generation import NUM_AT_ONCE
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.openai.embeddings import embedding
 from alignedserve.gateway.openai.embeddings.bodies import MAX_INPUTS
@@ -348,11 +347,11 @@ def test_calls_in_real_time_share_what_they_have_open() -> None:
         async with served(ScriptedRouter()) as at:
             first = await begun(at, MANY, MAX_OPEN)
             others = [asyncio.create_task(at.post("/v1/embeddings", MANY)) for _ in range(3)]
-            await at.router.until(lambda: len(at.router.submitted) == MAX_OPEN + 3 * NUM_AT_ONCE)
+            await at.router.until(lambda: len(at.router.submitted) == MAX_OPEN + 3)
             # Another call is answered meanwhile, and shows that no more came before it.
             at.router.allowed = None
             await at.post("/v1/embeddings", {"input": "x"})
-            assert len(at.router.submitted) == MAX_OPEN + 3 * NUM_AT_ONCE + 1
+            assert len(at.router.submitted) == MAX_OPEN + 3 + 1
             at.router.allow(None)
             for each in (await first, *(await asyncio.gather(*others))):
                 assert len(vectors_in(each)) == 100

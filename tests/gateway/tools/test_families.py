@@ -212,6 +212,17 @@ LLAMA = '{"name": "clock", "parameters": {}}'
 SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("qwen-coder", f"<tool_call>\n{BARE}\n</tool_call>", "", [("weather", DALLAS)]),
     ("qwen-coder", FUNCTION, "", [("weather", DALLAS)]),
+    ("qwen-coder", "Write <function=weather> first. Then <function=clock> and so on.", "", []),
+    # No answer can have half of a surrogate pair, nor JSON such a number.
+    *(
+        (
+            "qwen-coder",
+            f"<tool_call>\n<function=weather>\n<parameter=more>\n{value}\n</parameter>\n</function>\n</tool_call>",
+            "",
+            [("weather", {"more": value})],
+        )
+        for value in ('"\\ud800"', "NaN")
+    ),
     ("qwen-coder", f"Hm. {FUNCTION}\n</tool_call>", "Hm. ", [("weather", DALLAS)]),
     ("qwen-coder", f"{BARE}\n{FUNCTION}\n</tool_call>\nBye", "Bye", [("weather", DALLAS)] * 2),
     ("qwen-coder", f"<tool_call>{FUNCTION}", "", [("weather", DALLAS)]),

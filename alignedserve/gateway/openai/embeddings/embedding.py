@@ -90,7 +90,9 @@ class Embedding:
             if self._num_begun or self.service.tier != "rt":
                 await turn()
             num_tokens = 0
-            for prompt in islice(self.prompts, self._num_begun, self._num_begun + NUM_AT_ONCE):
+            # A call that has none open begins one, whatever the others have.
+            most = max(1, min(NUM_AT_ONCE, MAX_OPEN - self._num_open[self.owner]))
+            for prompt in islice(self.prompts, self._num_begun, self._num_begun + most):
                 self._begin()
                 num_tokens += len(prompt)
                 if num_tokens > NUM_TOKENS_AT_ONCE:
