@@ -147,7 +147,7 @@ def _endpoint_of(source: Path) -> str:
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file whose content is that of `path` when the block ends without an error. Raises OSError."""
+    """Yields a file that takes the place of `path` if the block ends without an error. Raises OSError."""
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file

@@ -55,8 +55,8 @@ NEVER = ("too_long", "slo")
 
 News = NewTokens | PromptProgress | Rejected
 
-# In a turn of the event loop so many requests get what has come for them, and so many of those with log-probabilities.
-# To write it down and send it takes some 0.1 ms on a core of 2.5 GHz, and 0.5 ms with the likeliest tokens of each.
+# The most requests that are told of their tokens in a turn of the event loop, without and with log-probabilities.
+# Writing and sending them takes about 0.1 ms for each on a core of 2.5 GHz, and 0.5 ms with log-probabilities.
 MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE = 16, 4
 
 

@@ -53,7 +53,7 @@ SMALL_BYTES = 64 << 10
 # The bytes of larger parts that are sent or fetched at a time. They take the event loop 0.3 ms in one step (1 MiB: 2
 # ms), and the store is asked to write to its disk for each of them.
 PIECE_BYTES = 256 << 10
-# Bytes that have not become a part are deleted so many seconds later.
+# The seconds after which bytes that have not become a part are deleted.
 STAGED_S = 600
 
 Result = TypeVar("Result")

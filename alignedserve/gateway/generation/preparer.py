@@ -133,8 +133,8 @@ class Preparer:
         earlier: Sequence[Piece] | None = None,
     ) -> Prepared:
         """Returns a call for tokens. `body` comes in pieces, and so do the items of the conversation before it, a JSON
-        array. `owner`, in whose turn it is prepared, is that of the request's key (http/keys.py). Raises ApiError,
-        which can be ConversationNeeded."""
+        array. Owners take turns; the `owner` is that of the request's key (http/keys.py). Raises ApiError, which can be
+        ConversationNeeded."""
         found = await self.result(endpoint, body, owner, earlier)
         assert isinstance(found, Prepared)
         return found

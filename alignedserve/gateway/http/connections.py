@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 # All connections are read into one buffer of this size: what arrives is copied out of it at once.
 READ_BYTES = 64 << 10
-# So many requests begin in a turn of the event loop, and so many connections that were lost are taken leave of. Either
-# takes up to a millisecond on a core of 2.5 GHz, with all that follows from it.
+# The most requests that begin in a turn of the event loop, and the most streams that end in one because their clients
+# hung up. Either takes up to a millisecond on a core of 2.5 GHz, with all that follows from it.
 MAX_BEGUN_AT_ONCE, MAX_LOST_AT_ONCE = 4, 8
 # Connections may have this share of the file descriptors: the rest is for the store, the routers and Ray.
 DESCRIPTORS_SHARE = 0.75
