@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from alignedserve.gateway.few_at_once import FewAtOnce
 from alignedserve.gateway.http.errors import unavailable
 from alignedserve.gateway.island_choice import Outlook
-from alignedserve.gateway.loop_turns import LoopTurns
 from alignedserve.gateway.pacing import Pacing
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.protocol.address import RouterAddress
@@ -66,8 +66,8 @@ class Telling:
     of API keys."""
 
     def __init__(self) -> None:
-        self._plain = LoopTurns(MAX_TOLD_AT_ONCE)
-        self._with_logprobs = LoopTurns(MAX_TOLD_WITH_LOGPROBS_AT_ONCE)
+        self._plain = FewAtOnce(MAX_TOLD_AT_ONCE)
+        self._with_logprobs = FewAtOnce(MAX_TOLD_WITH_LOGPROBS_AT_ONCE)
 
     def tell(self, entry: Open, news: News) -> None:
         params = entry.request.params

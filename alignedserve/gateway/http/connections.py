@@ -13,8 +13,8 @@ import resource
 from enum import Enum, auto
 from typing import Protocol
 
+from alignedserve.gateway.few_at_once import FewAtOnce
 from alignedserve.gateway.http.reads import Reads
-from alignedserve.gateway.loop_turns import LoopTurns
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class Connections:
         self._by_doing: dict[Doing, dict[Closable, None]] = {doing: {} for doing in Doing}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.reads = Reads()
-        self.beginnings = LoopTurns(MAX_BEGUN_AT_ONCE)
-        self.losses = LoopTurns(MAX_LOST_AT_ONCE)
+        self.beginnings = FewAtOnce(MAX_BEGUN_AT_ONCE)
+        self.losses = FewAtOnce(MAX_LOST_AT_ONCE)
         # Whether each connection is closed after its next answer, which says so.
         self.is_retiring = False
 

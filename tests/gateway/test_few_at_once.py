@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from alignedserve.gateway.loop_turns import LoopTurns
+from alignedserve.gateway.few_at_once import FewAtOnce
 
 
 class Noted:
@@ -34,7 +34,7 @@ class Noted:
 
 def test_a_few_are_done_in_each_turn() -> None:
     async def scenario() -> None:
-        turns, noted = LoopTurns(at_once=4), Noted()
+        turns, noted = FewAtOnce(at_once=4), Noted()
         for number in range(10):
             turns.do(noted.work(str(number)))
         assert noted.done == ["0", "1", "2", "3"]
@@ -48,7 +48,7 @@ def test_a_few_are_done_in_each_turn() -> None:
 
 def test_what_comes_alone_is_done_at_once() -> None:
     async def scenario() -> None:
-        turns, noted = LoopTurns(at_once=1), Noted()
+        turns, noted = FewAtOnce(at_once=1), Noted()
         for number in range(3):
             turns.do(noted.work(str(number)))
             assert len(noted.done) == number + 1
@@ -61,7 +61,7 @@ def test_what_comes_alone_is_done_at_once() -> None:
 
 def test_owners_take_turns_and_each_keeps_its_order() -> None:
     async def scenario() -> None:
-        turns, noted = LoopTurns(at_once=2), Noted()
+        turns, noted = FewAtOnce(at_once=2), Noted()
         for number in range(6):
             turns.do(noted.work(f"a{number}"), "a")
         turns.do(noted.work("b0"), "b")
@@ -74,7 +74,7 @@ def test_owners_take_turns_and_each_keeps_its_order() -> None:
 
 def test_what_is_added_meanwhile_does_not_overtake() -> None:
     async def scenario() -> None:
-        turns, noted = LoopTurns(at_once=1), Noted()
+        turns, noted = FewAtOnce(at_once=1), Noted()
         for number in range(3):
             turns.do(noted.work(str(number)))
         while len(noted.done) < 6:
@@ -93,7 +93,7 @@ def test_one_that_fails_does_not_keep_the_others_from_their_turns(
         raise RuntimeError("this one fails")
 
     async def scenario() -> None:
-        turns, noted = LoopTurns(at_once=2), Noted()
+        turns, noted = FewAtOnce(at_once=2), Noted()
         for work in (noted.work("0"), noted.work("1"), fail, noted.work("2"), noted.work("3")):
             turns.do(work)
         await noted.until(4)

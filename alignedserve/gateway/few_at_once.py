@@ -14,7 +14,7 @@ from collections.abc import Callable
 Work = Callable[[], None]
 
 
-class LoopTurns:
+class FewAtOnce:
     def __init__(self, at_once: int) -> None:
         """At most `at_once` pieces of work are done in a turn of the event loop."""
         self._at_once = at_once
