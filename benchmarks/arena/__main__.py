@@ -1,0 +1,106 @@
+"""Sets all policies against each other, in scenarios drawn from numbers and in virtual time.
+
+    python -m benchmarks.arena [--first N] [--count N] [--policy NAME ...] [--traces DIR] [--jobs N] [--out DIR]
+        [--gate]
+
+A scenario says what instances there are and of what model and device, what comes and how fast, and what is asked for
+(`regimes.py`). With `--traces`, a quarter of them take arrivals and lengths from a trace in that directory. Each
+scenario's scores are written as soon as they are known; those of DIR that are there already are not run again. Writes
+arena.jsonl, arena.md and arena.png. `--gate`: exit status 1 where the default is too far behind (`gate.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import POLICIES
+from benchmarks.arena.gate import failures
+from benchmarks.arena.page import page
+from benchmarks.arena.played import Score, play
+from benchmarks.arena.plots import plot
+from benchmarks.arena.record import Record
+from benchmarks.arena.regimes import draw
+from benchmarks.arena.regret import Judged, judge
+from benchmarks.cpu_vs_vllm import cpu_name
+
+DEFAULT = SchedulingConfig().policy
+
+
+def main() -> None:
+    args = _args()
+    traces = (
+        tuple(sorted(args.traces.glob("*conv*.csv")) + sorted(args.traces.glob("*.jsonl")))
+        if args.traces
+        else ()
+    )
+    record = Record(args.out / "arena.jsonl")
+    numbers = range(args.first, args.first + args.count)
+    missing = [number for number in numbers if not record.has(number, args.policy)]
+    for number, scores in _played(missing, traces, tuple(args.policy), args.jobs):
+        record.add(number, scores)
+        print(_line(judge(draw(number, traces), record.of(number, args.policy))), flush=True)
+    judged = [judge(draw(number, traces), record.of(number, args.policy)) for number in numbers]
+    command = shlex.join(["python", "-m", "benchmarks.arena", *_told(args)])
+    (args.out / "arena.md").write_text(page(judged, DEFAULT, cpu_name(), command))
+    plot(judged, DEFAULT, args.out / "arena.png")
+    found = failures(judged, DEFAULT)
+    for failure in found:
+        print(failure)
+    sys.exit(1 if args.gate and found else 0)
+
+
+def _args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.arena", description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=list(POLICIES))
+    parser.add_argument("--traces", type=Path, metavar="DIR")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR")
+    parser.add_argument("--gate", action="store_true")
+    args = parser.parse_args()
+    if DEFAULT not in args.policy:
+        parser.error(f"--policy: must name {DEFAULT}, which the others are compared with")
+    return args
+
+
+def _told(args: argparse.Namespace) -> list[str]:
+    return [
+        *("--first", str(args.first), "--count", str(args.count)),
+        *(["--traces", str(args.traces)] if args.traces else []),
+    ]
+
+
+def _played(
+    numbers: Sequence[int], traces: tuple[Path, ...], policies: tuple[str, ...], num_jobs: int
+) -> Iterator[tuple[int, list[Score]]]:
+    with ProcessPoolExecutor(num_jobs) as pool:
+        running = {pool.submit(_play, number, traces, policies): number for number in numbers}
+        for done in as_completed(running):
+            yield running[done], done.result()
+
+
+def _play(number: int, traces: tuple[Path, ...], policies: tuple[str, ...]) -> list[Score]:
+    return play(draw(number, traces, policies))
+
+
+def _line(judged: Judged) -> str:
+    regime, own = judged.regime, judged.verdicts[DEFAULT]
+    best = max(judged.scores, key=lambda score: score.in_time)
+    be = "" if own.be_share is None else f", best effort {own.be_share:.2f} of the most"
+    return (
+        f"{regime.number:5}  {regime.layout_name}, {regime.machine}, {regime.lengths}, {regime.load:g} of what fits, "
+        f"{regime.objectives}, {regime.best_effort}: {DEFAULT} {100 * (best.in_time - own.regret):.1f} % in time, "
+        f"{best.policy} {100 * best.in_time:.1f} %{be}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""How far the default may be behind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.arena.regret import Judged, standings
+
+# Points of real time, as shares: nearly always and ever.
+NEARLY_ALWAYS, EVER = 0.01, 0.03
+NEARLY = 0.98
+# Of the best effort that any policy has at level real time, and of the best goodput above what fits.
+BEST_EFFORT, GOODPUT = 0.95, 0.85
+
+
+def failures(judged: Sequence[Judged], policy: str) -> list[str]:
+    return [*_failures(judged, policy)]
+
+
+def _failures(judged: Sequence[Judged], policy: str) -> Iterator[str]:
+    own = [each.verdicts[policy] for each in judged]
+    behind = [each.regime.number for each in judged if each.verdicts[policy].regret > NEARLY_ALWAYS]
+    if len(behind) > (1 - NEARLY) * len(own):
+        yield f"{policy} is more than {100 * NEARLY_ALWAYS:g} point behind in {len(behind)} of {len(own)}: {behind}"
+    for each in judged:
+        verdict, number = each.verdicts[policy], each.regime.number
+        if verdict.regret > EVER:
+            yield f"scenario {number}: {policy} is {100 * verdict.regret:.1f} points behind"
+        if verdict.be_share is not None and verdict.be_share < BEST_EFFORT:
+            yield f"scenario {number}: {policy} has {verdict.be_share:.2f} of the best effort of the best"
+        if each.regime.is_overloaded and (verdict.goodput_share or 1.0) < GOODPUT:
+            yield f"scenario {number}: {policy} has {verdict.goodput_share:.2f} of the best goodput"
+    first = standings(judged)[0].policy
+    if first != policy:
+        yield f"{first} has a smaller mean regret than {policy}"

@@ -1,0 +1,244 @@
+"""Scenarios drawn from numbers: what comes, how fast, on what, and what is asked for. Pure.
+
+A scenario is a call of `alignedserve simulate`, so that any of them can be run again by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from random import Random
+
+from alignedserve.scheduling.policies import POLICIES
+from alignedserve.sim.config import SimConfig
+from alignedserve.timing.cost import CostModel
+from alignedserve.timing.cost_presets import load_cost_model
+
+# The largest batch and the tokens of an iteration that instances have here, as `alignedserve simulate` has them.
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 256, 2048
+
+# Numbers of prefill, decode and colocated instances.
+LAYOUTS = (
+    *((0, 0, count) for count in (1, 2, 4, 8)),
+    *((1, 1, 0), (2, 1, 0), (1, 2, 0), (3, 1, 0), (1, 3, 0), (2, 2, 0), (4, 4, 0)),
+)
+# Published fits (DistServe's), and grids measured on an H200.
+MACHINES = ("opt-13b/a100-80gb", "opt-66b/a100-80gb-tp4", "qwen3-30b-a3b/h200", "mixtral-8x7b/h200")
+KERNELS = (*8 * ("balanced",), "plain", "padded")
+OBJECTIVES = ("none", "loose", "tight", "tight", "mixed", "infeasible")
+BEST_EFFORT = ("none", "none", "share", "windows", "backlog")
+PREDICTORS = ("none", "rough", "rough", "exact")
+# Loads of real time and best effort together, as shares of what fits; a backlog fills what real time leaves.
+LOADS = (0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0)
+LOADS_BESIDE_BACKLOG = (0.05, 0.3, 0.5, 0.7, 0.9)
+NUM_REQUESTS = 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regime:
+    """`objectives`, `best_effort`, `lengths` and `pool` are names; `load` is a share of what fits."""
+
+    number: int
+    machine: str
+    layout: tuple[int, int, int]
+    attention: str
+    lengths: str
+    load: float
+    bursts: str
+    objectives: str
+    best_effort: str
+    pool: str
+    predictor: str
+    config: SimConfig
+
+    @property
+    def is_overloaded(self) -> bool:
+        return self.load > 1.0
+
+    @property
+    def layout_name(self) -> str:
+        num_prefill, num_decode, num_colocated = self.layout
+        return f"{num_colocated} colocated" if num_colocated else f"{num_prefill} + {num_decode}"
+
+    def command(self, policies: Sequence[str]) -> str:
+        """What shows it again."""
+        words = ["alignedserve simulate"]
+        default = SimConfig()
+        for field in fields(SimConfig):
+            value = getattr(self.config, field.name)
+            if field.name == "policy" or value == getattr(default, field.name):
+                continue
+            values = value if isinstance(value, tuple) else (value,)
+            words += [f"--{field.name.replace('_', '-')} {each}" for each in values]
+        return " ".join([*words, *(f"--policy {each}" for each in policies)])
+
+
+# What regimes are told apart by, in tables and plots.
+DIMENSIONS = (
+    *("layout_name", "machine", "attention", "lengths", "load", "bursts", "objectives", "best_effort"),
+    *("pool", "predictor"),
+)
+
+
+def draw(number: int, traces: Sequence[Path] = (), policies: Sequence[str] = tuple(POLICIES)) -> Regime:
+    """The scenario of this number. With traces, which have to be given in the same order, a quarter of scenarios take
+    arrivals and lengths from one."""
+    if number < 0:
+        raise ValueError(f"number={number}: must be at least 0")
+    dice = Random(f"arena {number}")
+    machine, layout, attention = dice.choice(MACHINES), dice.choice(LAYOUTS), dice.choice(KERNELS)
+    prompt, output = _log_uniform(dice, 100, 3000), _log_uniform(dice, 30, 500)
+    spread = dice.choice((1.0, 1.5, 2.2, 3.0))
+    is_of_trace, trace_at = dice.random() < 0.25, dice.random()
+    burstiness = dice.choice((1.0, 1.0, 0.25))
+    objectives, best_effort = dice.choice(OBJECTIVES), dice.choice(BEST_EFFORT)
+    load = dice.choice(LOADS_BESIDE_BACKLOG if best_effort == "backlog" else LOADS)
+    be_share, windows = dice.choice((0.2, 0.5, 0.8)), dice.choice((2.0, 10.0))
+    pool, predictor = dice.choice(("roomy", "roomy", "small")), dice.choice(PREDICTORS)
+    be_prompt, be_output = _log_uniform(dice, 200, 4000), _log_uniform(dice, 30, 300)
+    trace = traces[int(trace_at * len(traces))] if traces and is_of_trace else None
+    lengths = trace.stem if trace else f"spread {spread:g}"
+    cost = load_cost_model(machine).with_attention(attention)  # type: ignore[arg-type]
+    sizes = Sizes(cost, *_mean_lengths(trace, prompt, output, spread))
+    wanted = _objectives(objectives, sizes)
+    request_rate = load * sizes.fitting_rate(layout)
+    answer_s = sizes.answer_s
+    config = SimConfig(
+        cost=machine,
+        attention=attention,
+        policy=tuple(policies),
+        prefill_instances=(layout[0],) if layout[0] else (),
+        decode_instances=(layout[1],) if layout[1] else (),
+        colocated_instances=(layout[2],) if layout[2] else (),
+        trace=str(trace) if trace else None,
+        num_prompts=NUM_REQUESTS,
+        request_rate=_rounded(request_rate),
+        burstiness=burstiness,
+        input_len=round(prompt),
+        output_len=round(output),
+        spread=spread,
+        seed=number,
+        be_share=be_share if best_effort in ("share", "windows") else 0.0,
+        be_window_s=_rounded(windows * answer_s) if best_effort == "windows" else None,
+        be_backlog=64 * max(layout[1], layout[2]) if best_effort == "backlog" else 0,
+        be_input_len=round(be_prompt) if best_effort == "backlog" else None,
+        be_output_len=round(be_output) if best_effort == "backlog" else None,
+        warmup_s=_rounded(min(30.0, 3 * answer_s)) if best_effort == "backlog" else 30.0,
+        pool_memory_bytes=sizes.small_pool_bytes(layout) if pool == "small" else None,
+        slo_ttft_ms=_rounded(1000 * wanted.ttft_s),
+        slo_tbt_ms=_rounded(1000 * wanted.tbt_s),
+        slo_mix=wanted.mix,
+        length_predictor=predictor,
+    )
+    return Regime(
+        number=number,
+        machine=machine,
+        layout=layout,
+        attention=attention,
+        lengths=lengths,
+        load=load,
+        bursts="bursts" if burstiness < 1 else "even",
+        objectives=objectives,
+        best_effort=best_effort,
+        pool=pool,
+        predictor=predictor,
+        config=config,
+    )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What requests of mean lengths take on a machine, by its cost model."""
+
+    cost: CostModel
+    prompt: float
+    output: float
+
+    @property
+    def batch(self) -> int:
+        """How many decode at a time, at most."""
+        return int(max(1, min(MAX_NUM_SEQS, self.cost.num_kv_tokens / (self.prompt + self.output))))
+
+    @property
+    def prefill_s(self) -> float:
+        return self.cost.fastest_ttft_s(round(self.prompt), MAX_NUM_BATCHED_TOKENS)
+
+    def iteration_s(self, batch: int) -> float:
+        return self.cost.iteration([], [round(self.prompt + self.output / 2)] * batch)
+
+    @property
+    def decode_s(self) -> float:
+        """The share of a full batch's time that a request takes."""
+        return self.output * self.iteration_s(self.batch) / self.batch
+
+    @property
+    def answer_s(self) -> float:
+        """From the arrival to the last token, in a full batch and without waiting."""
+        return self.prefill_s + self.output * self.iteration_s(self.batch)
+
+    def fitting_rate(self, layout: tuple[int, int, int]) -> float:
+        """Requests per second."""
+        num_prefill, num_decode, num_colocated = layout
+        if num_colocated:
+            return num_colocated / (self.prefill_s + self.decode_s)
+        return min(num_prefill / self.prefill_s, num_decode / self.decode_s)
+
+    def small_pool_bytes(self, layout: tuple[int, int, int]) -> int:
+        """Half of what decode instances hold, but room for the longest request that one of them holds."""
+        num_decoding = layout[1] or layout[2]
+        held = self.cost.num_kv_tokens * self.cost.kv_bytes_per_token
+        return int(max(0.5 * num_decoding * held, 1.01 * min(held, 16_384 * self.cost.kv_bytes_per_token)))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Objectives in seconds; 0: whenever."""
+
+    ttft_s: float
+    tbt_s: float
+    mix: str | None = None
+
+
+def _objectives(name: str, sizes: Sizes) -> Wanted:
+    """Tight: what a full batch takes and a half more, and three prompts' time. Infeasible: less than a request alone
+    takes."""
+    full_s, alone_s, first_s = sizes.iteration_s(sizes.batch), sizes.iteration_s(1), sizes.prefill_s
+    tight, loose = Wanted(3 * first_s + full_s, 1.5 * full_s), Wanted(10 * first_s + full_s, 5 * full_s)
+    match name:
+        case "none":
+            return Wanted(0.0, 0.0)
+        case "loose":
+            return loose
+        case "tight":
+            return tight
+        case "mixed":
+            mix = f"{_rounded(tight.tbt_s)}:0.3,{_rounded(loose.tbt_s)}:0.7"
+            return Wanted(loose.ttft_s, loose.tbt_s, mix)
+        case "infeasible":
+            return Wanted(0.5 * first_s, 0.5 * alone_s)
+    raise ValueError(f"objectives={name!r}: must be one of {', '.join(dict.fromkeys(OBJECTIVES))}")
+
+
+def _mean_lengths(trace: Path | None, prompt: float, output: float, spread: float) -> tuple[float, float]:
+    if trace:
+        from alignedserve.sim.jsonl_trace import read_trace
+
+        lengths = [each.lengths for each in read_trace(trace)[:NUM_REQUESTS]]
+        return (
+            sum(each.prompt for each in lengths) / len(lengths),
+            sum(each.output for each in lengths) / len(lengths),
+        )
+    # The mean of a log-normal distribution with this median.
+    over_median = math.exp(math.log(spread) ** 2 / 2)
+    return prompt * over_median, output * over_median
+
+
+def _log_uniform(dice: Random, low: float, high: float) -> float:
+    return math.exp(dice.uniform(math.log(low), math.log(high)))
+
+
+def _rounded(value: float) -> float:
+    """To three digits, so that commands can be read."""
+    return float(f"{value:.3g}")
