@@ -1,12 +1,12 @@
 """Sets all policies against each other, in scenarios drawn from numbers and in virtual time.
 
     python -m benchmarks.arena [--first N] [--count N] [--policy NAME ...] [--traces DIR] [--jobs N] [--out DIR]
-        [--gate]
+        [--again NAME ...] [--gate]
 
 A scenario says what instances there are and of what model and device, what comes and how fast, and what is asked for
 (`regimes.py`). With `--traces`, a quarter of them take arrivals and lengths from a trace in that directory. Each
-scenario's scores are written as soon as they are known; those of DIR that are there already are not run again. Writes
-arena.jsonl, arena.md and arena.png. `--gate`: exit status 1 where the default is too far behind (`gate.py`).
+scenario's scores are written as soon as they are known; those of DIR that are there already are not run again, but for
+the policies that `--again` names. Writes arena.jsonl, arena.md and arena.png. `--gate`: exit status 1 where the default is too far behind (`gate.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -41,9 +41,10 @@ def main() -> None:
         else ()
     )
     record = Record(args.out / "arena.jsonl")
+    record.forget(args.again)
     numbers = range(args.first, args.first + args.count)
-    missing = [number for number in numbers if not record.has(number, args.policy)]
-    for number, scores in _played(missing, traces, tuple(args.policy), args.jobs):
+    missing = {number: record.missing(number, args.policy) for number in numbers}
+    for number, scores in _played(missing, traces, args.jobs):
         record.add(number, scores)
         print(_line(judge(draw(number, traces), record.of(number, args.policy))), flush=True)
     judged = [judge(draw(number, traces), record.of(number, args.policy)) for number in numbers]
@@ -64,6 +65,7 @@ def _args() -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR")
+    parser.add_argument("--again", nargs="+", choices=list(POLICIES), default=[], metavar="NAME")
     parser.add_argument("--gate", action="store_true")
     args = parser.parse_args()
     if DEFAULT not in args.policy:
@@ -79,10 +81,15 @@ def _told(args: argparse.Namespace) -> list[str]:
 
 
 def _played(
-    numbers: Sequence[int], traces: tuple[Path, ...], policies: tuple[str, ...], num_jobs: int
+    missing: Mapping[int, Sequence[str]], traces: tuple[Path, ...], num_jobs: int
 ) -> Iterator[tuple[int, list[Score]]]:
+    """`missing`: by scenario, which policies are to be tried."""
     with ProcessPoolExecutor(num_jobs) as pool:
-        running = {pool.submit(_play, number, traces, policies): number for number in numbers}
+        running = {
+            pool.submit(_play, number, traces, tuple(policies)): number
+            for number, policies in missing.items()
+            if policies
+        }
         for done in as_completed(running):
             yield running[done], done.result()
 

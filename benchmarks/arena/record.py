@@ -19,8 +19,12 @@ class Record:
             number = told.pop("number")
             self._scores[number, told["policy"]] = Score(**told)
 
-    def has(self, number: int, policies: Sequence[str]) -> bool:
-        return all((number, policy) in self._scores for policy in policies)
+    def missing(self, number: int, policies: Sequence[str]) -> list[str]:
+        return [policy for policy in policies if (number, policy) not in self._scores]
+
+    def forget(self, policies: Sequence[str]) -> None:
+        """They are tried again. Later lines of the file count."""
+        self._scores = {place: score for place, score in self._scores.items() if place[1] not in policies}
 
     def of(self, number: int, policies: Sequence[str]) -> list[Score]:
         return [self._scores[number, policy] for policy in policies]
