@@ -4,9 +4,10 @@
         [--again NAME ...] [--gate]
 
 A scenario says what instances there are and of what model and device, what comes and how fast, and what is asked for
-(`regimes.py`). With `--traces`, a quarter of them take arrivals and lengths from a trace in that directory. Each
-scenario's scores are written as soon as they are known; those of DIR that are there already are not run again, but for
-the policies that `--again` names. Writes arena.jsonl, arena.md and arena.png. `--gate`: exit status 1 where the default is too far behind (`gate.py`).
+(`regimes.py`). With `--traces`, a quarter of them take arrivals and lengths from a trace in that directory. Scores are
+written as soon as they are known; those of DIR that are there already are not made again, but for the policies that
+`--again` names. Writes arena.jsonl, arena.md and arena.png. `--gate`: exit status 1 where the default is too far behind
+(`gate.py`).
 """
 
 from __future__ import annotations

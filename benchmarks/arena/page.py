@@ -40,8 +40,8 @@ def _lines(judged: Sequence[Judged], policy: str, machine: str, command: str) ->
 
 def _leaderboard(found: Sequence[Standing]) -> Iterator[str]:
     yield (
-        "| policy | best in | regret, mean | p95 | p98 | worst | best effort, mean | p5 | goodput above what fits, mean "
-        "| least |"
+        "| policy | best in | regret, mean | p95 | p98 | worst | best effort, mean | p5 "
+        "| goodput above what fits, mean | least |"
     )
     yield "| --- | " + "---: | " * 9
     for each in found:
