@@ -18,7 +18,7 @@ TESTS := -m pytest -n $${WORKERS:-3} --dist loadfile --no-loadscope-reorder
 
 # 4 minutes on two cores: without those that are marked slow
 test: .venv/installed
-	$(BIN)/python $(TESTS) -m "not slow"
+	$(BIN)/python $(TESTS) -m "not slow" $${RECORD:+--record="$$RECORD"}
 
 # 16 minutes on two cores: all of them, with this commit's share of large matrices; RECORD=FILE keeps how long each took
 test-all: .venv/installed
