@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.forked import forked
 from tests.gateway.batching import QUICK, System, jsonl, play, question, questions
 
@@ -40,6 +42,7 @@ def ids_in(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_run_answers_all_of_a_file(tmp_path: Path) -> None:
     async def scenario(at: System, run: Run) -> None:
         source, output = written(tmp_path / "in.jsonl", questions(20)), tmp_path / "out.jsonl"

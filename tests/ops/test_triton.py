@@ -40,6 +40,7 @@ def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
     return [greedy(directory)[number][:NUM_NEW] for number in numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [

@@ -339,6 +339,7 @@ def runner() -> Iterator[asyncio.Runner]:
             runner.run(running.__aexit__(None, None, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_examples", [25])
 def test_both_answer_the_same(runner: asyncio.Runner, num_examples: int) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]

@@ -79,6 +79,7 @@ def test_without_a_compiler_plain_torch_computes(own: list[str]) -> None:
     assert (found["kernels"]["level"], "need a C++20 compiler" in found["kernels"]["text"]) == ("warn", True)
 
 
+@pytest.mark.slow
 def test_kernels_that_were_asked_for_need_a_compiler(
     failures: Failures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,12 +120,14 @@ def test_a_model_in_the_hubs_cache(
     assert set(failures("someone/demo")) == {"model"}
 
 
+@pytest.mark.slow
 def test_a_model_of_another_family(failures: Failures, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
     failed = failures(str(tmp_path))
     assert set(failed) == {"model"} and "MambaForCausalLM" in failed["model"]
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_whole(failures: Failures, tmp_path: Path) -> None:
     model = copytree(demo.MODEL_DIR, tmp_path / "model")
     path = model / "model.safetensors"
@@ -135,6 +138,7 @@ def test_weights_that_are_not_whole(failures: Failures, tmp_path: Path) -> None:
     assert "holds no weights" in failures(str(model))["weights"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_quantised(failures: Failures, own: list[str], tmp_path: Path) -> None:
     model, _ = quantised_checkpoints.build("llama", FORMATS["gptq-4-128"], tmp_path)
     words = [str(model), "--skip-tokenizer-init"]
@@ -146,6 +150,7 @@ def test_a_checkpoint_that_is_quantised(failures: Failures, own: list[str], tmp_
     assert "bits is 3; must be 4 or 8" in failures(*words)["model"]
 
 
+@pytest.mark.slow
 def test_a_mixture_of_which_the_experts_alone_are_quantised(own: list[str], tmp_path: Path) -> None:
     model, _ = quantised_checkpoints.build_mxfp4(tmp_path)
     words = [*own, str(model), "--skip-tokenizer-init", "--device", "cpu", "--json"]
@@ -154,6 +159,7 @@ def test_a_mixture_of_which_the_experts_alone_are_quantised(own: list[str], tmp_
     assert " in float32, experts in mxfp4" in found["weights"]["text"]
 
 
+@pytest.mark.slow
 def test_weights_of_another_model(failures: Failures, tmp_path: Path) -> None:
     model = copytree(demo.MODEL_DIR, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
@@ -166,6 +172,7 @@ def test_weights_of_another_model(failures: Failures, tmp_path: Path) -> None:
         assert set(failed) == {"weights"} and said in failed["weights"]
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_not_there(failures: Failures, tmp_path: Path) -> None:
     model = copytree(demo.MODEL_DIR, tmp_path / "model")
     (model / "tokenizer.json").unlink()
@@ -174,6 +181,7 @@ def test_a_tokenizer_that_is_not_there(failures: Failures, tmp_path: Path) -> No
     assert failures(str(model), "--skip-tokenizer-init") == {}
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_there(failures: Failures) -> None:
     failed = failures("--pool-memory-bytes", str(1 << 50))
     assert set(failed) == {"plan"} and "bytes of shared memory are free" in failed["plan"]
@@ -183,6 +191,7 @@ def test_memory_that_is_not_there(failures: Failures) -> None:
     assert " available: weights " in failures(*many)["memory"]
 
 
+@pytest.mark.slow
 def test_options_that_are_none(failures: Failures) -> None:
     everywhere = ["--host", "0.0.0.0"]  # noqa: S104
     assert "anyone who reaches it could use it" in failures(*everywhere)["options"]
@@ -213,6 +222,7 @@ def test_a_state_directory_that_can_not_be(failures: Failures, tmp_path: Path) -
     assert set(failed) == {"store"} and "Not a directory" in failed["store"]
 
 
+@pytest.mark.slow
 def test_a_place_of_files_that_can_not_be_written(
     failures: Failures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +252,7 @@ def test_it_reads_the_environment_that_serve_reads(own: list[str], monkeypatch: 
     assert "256 requests of 100" in CliRunner().invoke(command, own).stdout
 
 
+@pytest.mark.slow
 def test_it_counts_requests_of_a_model_with_a_window_by_what_they_hold(
     own: list[str], tiny_model: Callable[[str], Path]
 ) -> None:
@@ -252,6 +263,7 @@ def test_it_counts_requests_of_a_model_with_a_window_by_what_they_hold(
     assert "11 requests of 512, which have blocks for their last 24 tokens only where they decode" in said
 
 
+@pytest.mark.slow
 def test_it_counts_requests_of_a_model_of_which_some_layers_slide_by_what_they_hold(
     own: list[str], tiny_model: Callable[[str], Path]
 ) -> None:
@@ -264,6 +276,7 @@ def test_it_counts_requests_of_a_model_of_which_some_layers_slide_by_what_they_h
     assert "1.5 KiB a token; each instance: 1600 tokens or more (2.3 MiB)" in said
 
 
+@pytest.mark.slow
 def test_it_leaves_the_hub_the_kernels_and_the_state_as_they_are(own: list[str]) -> None:
     before = sorted(cache_dir().glob("*.so"))
     CliRunner().invoke(command, own)
