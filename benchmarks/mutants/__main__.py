@@ -71,8 +71,9 @@ def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
     is_found = status == FOUND and bool(lines) and lines[-1].startswith(REPLAYS)
     if is_found:
         return Hunt(mutant.name, mutant.file, mutant.system, cpu_s <= most_cpu_s, cpu_s, lines[-2], lines[-1])
-    if status != STOPPED and (status or not lines):
-        raise RuntimeError(f"{mutant.name}: vopr ended with status {status}: {errors[-2000:]}")
+    if status != STOPPED:
+        took = f"after {cpu_s:.0f} of {most_cpu_s:.0f} CPU seconds"
+        raise RuntimeError(f"{mutant.name}: vopr ended with status {status} {took}: {errors[-2000:]}")
     return Hunt(mutant.name, mutant.file, mutant.system, False, cpu_s, "", "")
 
 
