@@ -138,7 +138,7 @@ def message_batch_routes(
     return routes
 
 
-async def _stored(upload: Upload, job_id: JobId, data: bytes) -> FileRecord:
+async def _stored(upload: Upload, job_id: JobId, data: memoryview) -> FileRecord:
     """Stores the input file. Raises ApiError and StoreFull."""
     upload.begin("file", f"{job_id}_input.jsonl")
     upload.field("purpose", "batch")

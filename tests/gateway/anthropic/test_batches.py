@@ -368,7 +368,7 @@ def test_a_request_is_stored_as_it_was_sent() -> None:
     asked = [request(0, system="é \u2028 \n \U0001f600", top_k=10**40, temperature=0.1)]
     made: Any = ENDPOINTS[BATCHES].prepare(json.dumps({"requests": asked}).encode(), MODEL, Limits())
     assert (made.num_lines, made.model, made.ignored) == (1, "demo", [])
-    (line,) = made.body.split(b"\n")[:-1]
+    (line,) = bytes(made.body).split(b"\n")[:-1]
     found = json.loads(line)
     assert found == {"custom_id": "q0", "method": "POST", "url": "/v1/messages", "body": asked[0]["params"]}
     assert "é".encode() in line and "\U0001f600".encode() in line

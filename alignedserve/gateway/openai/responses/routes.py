@@ -71,7 +71,7 @@ def response_routes(
         found, _ = await _result(INPUT_TOKENS, body, owner, share_of(http), kept, preparer)
         assert isinstance(found, Answered)
         headers = request_builder.ignored_parameters.note(found.ignored)
-        return Response(found.body, media_type="application/json", headers=headers)
+        return Response(bytes(found.body), media_type="application/json", headers=headers)
 
     @routes.get("/v1/responses/{response_id}", responses=ANSWERED)
     async def retrieve(
