@@ -24,7 +24,7 @@ from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.streaming import Stream
-from alignedserve.gateway.openai.batches import add_job, find_job
+from alignedserve.gateway.openai.batches import JOBS_AT_A_TIME, add_job, find_job
 from alignedserve.gateway.openai.files import Upload, content_of, list_response, viewer
 from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, StoreAway, Tally
 from alignedserve.store.contents import CHUNK_BYTES
@@ -49,7 +49,7 @@ def message_batch_routes(
     """With `is_shared`, everyone sees all batches, whichever key made them."""
     routes = APIRouter()
 
-    async def found(http: Request, batch_id: str) -> JobRecord:
+    async def batch_of(http: Request, batch_id: str) -> JobRecord:
         return await find_job(store, batch_id, viewer(http, is_shared), "message_batch_id", _ID)
 
     async def described(job: JobRecord) -> Json:
@@ -97,16 +97,19 @@ def message_batch_routes(
             name = "after_id" if before_id is None else "before_id"
             raise ApiError(400, f"{name}={beside!r}: there is no such batch", param=name)
         ids = page.ids if before_id is None else page.ids[::-1]
-        jobs = [await store.job(JobId(each)) for each in ids]
-        return list_response([await described(job) for job in jobs if job], page.has_more)
+        bodies: list[Json] = []
+        for start in range(0, len(ids), JOBS_AT_A_TIME):
+            found = await store.jobs([JobId(each) for each in ids[start : start + JOBS_AT_A_TIME]])
+            bodies += [batch_body(job, tally) for job, tally in found]
+        return list_response(bodies, page.has_more)
 
     @routes.get(_PATH + "/{message_batch_id}")
     async def one_batch(message_batch_id: str, http: Request) -> Json:
-        return await described(await found(http, message_batch_id))
+        return await described(await batch_of(http, message_batch_id))
 
     @routes.post(_PATH + "/{message_batch_id}/cancel")
     async def cancel(message_batch_id: str, http: Request) -> Json:
-        job = await cancel_job(store, await found(http, message_batch_id))
+        job = await cancel_job(store, await batch_of(http, message_batch_id))
         if job.is_over and job.status != "cancelled":
             raise ApiError(400, f"message_batch_id={job.id!r}: it has ended, and can't be cancelled")
         runner.cancel(job.id)
@@ -114,7 +117,7 @@ def message_batch_routes(
 
     @routes.delete(_PATH + "/{message_batch_id}")
     async def delete(message_batch_id: str, http: Request) -> Json:
-        job = await found(http, message_batch_id)
+        job = await batch_of(http, message_batch_id)
         if not job.is_over:
             raise ApiError(400, f"message_batch_id={job.id!r}: it has not ended; cancel it first")
         for file_id in (job.input_file_id, job.output_file_id, job.error_file_id):
@@ -125,7 +128,7 @@ def message_batch_routes(
 
     @routes.get(_PATH + "/{message_batch_id}/results")
     async def results(message_batch_id: str, http: Request) -> Response:
-        job = await found(http, message_batch_id)
+        job = await batch_of(http, message_batch_id)
         if not job.is_over:
             raise ApiError(400, f"message_batch_id={job.id!r}: there are no results before it has ended")
         files = await _result_files(store, job)

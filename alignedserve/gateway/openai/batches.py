@@ -46,6 +46,9 @@ from alignedserve.store.records import new_job_id
 # Message batches are jobs too, and are described here as any other.
 _ID = re.compile(r"(msg)?batch_[0-9a-f]{24}")
 
+# The number of jobs of a listing that are read at a time.
+JOBS_AT_A_TIME = 250
+
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 
@@ -108,9 +111,8 @@ def batch_routes(
         page = await store.list_jobs(viewer(http, is_shared), after and JobId(after), limit)  # type: ignore[arg-type]
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such batch", param="after")
-        found = [await store.job(JobId(each)) for each in page.ids]
-        bodies = [body_of(job, await store.tally(job.id)) for job in found if job]
-        return list_response(bodies, page.has_more)
+        found = await store.jobs([JobId(each) for each in page.ids])
+        return list_response([body_of(job, tally) for job, tally in found], page.has_more)
 
     @routes.get("/v1/batches/{batch_id}")
     async def one_batch(batch_id: str, http: Request) -> Json:

@@ -21,6 +21,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.gateway.limits import Limits
 from alignedserve.store import FileId, JobId, JobRecord, Tally
+from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.scripts import PREFIX
 from tests.gateway.batching import QUICK, System, gateway_on, play, questions
@@ -231,7 +232,11 @@ def test_only_a_batch_that_has_ended_is_deleted_and_nothing_is_left_of_it() -> N
         store = RedisStore(at.redis.url)
         assert int(await store._redis.get(f"{PREFIX}bytes") or 0) == 0
         kept = [key.decode().removeprefix(PREFIX) for key in await store._redis.keys(f"{PREFIX}*")]
-        assert not [key for key in kept if batch["id"] in key or key.startswith(("jobs", "data", "file"))]
+        # Its place in the list is known for a while, for those that are at it.
+        place = f"place:{batch['id']}"
+        assert [key for key in kept if batch["id"] in key] == [place]
+        assert await store._redis.ttl(PREFIX + place) > 0
+        assert not [key for key in kept if key.startswith(("jobs", "data", "file"))]
         await store.close()
 
     play(scenario)
@@ -274,6 +279,43 @@ def test_openais_list_has_all_jobs_and_anthropics_its_own() -> None:
         lines = await at.gateway.lines_of(job.output_file_id)
         assert [line["result"]["type"] for line in lines] == ["succeeded"] * 2
         await at.gateway.until(plain, "completed")
+
+    play(scenario)
+
+
+@pytest.mark.slow
+def test_a_list_that_is_paged_goes_on_though_its_batches_are_deleted_and_takes_few_round_trips(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+    call = RedisConnection.call
+
+    async def noted(self: RedisConnection, asked: Any) -> Any:
+        calls.append(asked)
+        return await call(self, asked)
+
+    async def scenario(at: System) -> None:
+        http = at.gateway.http
+        made = [(await ended(http, await create(http, requests(1))))["id"] for _ in range(4)]
+        page = (await http.get(f"{BATCHES}?limit=2")).json()
+        assert page["last_id"] == made[2] and page["has_more"]
+        for each in made[2:]:
+            assert (await http.delete(f"{BATCHES}/{each}")).status_code == 200
+        page = (await http.get(f"{BATCHES}?limit=2&after_id={made[2]}")).json()
+        assert [each["id"] for each in page["data"]] == made[1::-1] and not page["has_more"]
+        page = (await http.get(f"{BATCHES}?limit=2&before_id={made[2]}")).json()
+        assert page["data"] == []
+        counts = dict.fromkeys((BATCHES, "/v1/batches"), 0)
+        for path in counts:
+            monkeypatch.setattr(RedisConnection, "call", noted)
+            calls.clear()
+            data = (await http.get(path)).json()["data"]
+            names = [each.__qualname__ for each in calls]
+            monkeypatch.setattr(RedisConnection, "call", call)
+            assert [each["id"] for each in data] == made[1::-1]
+            # The gateway's own calls come in between.
+            counts[path] = sum(name.endswith((".list_jobs", ".jobs", ".job", ".tally")) for name in names)
+        assert counts == {BATCHES: 2, "/v1/batches": 2}
 
     play(scenario)
 
