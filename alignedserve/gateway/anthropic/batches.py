@@ -175,9 +175,11 @@ async def _result_files(store: Store, job: JobRecord) -> list[FileRecord]:
     """Returns the files that together have the results. Raises ApiError if one is gone."""
     files = [await store.file(each) for each in (job.output_file_id, job.error_file_id) if each]
     there = [file for file in files if file]
-    if not there or len(there) < len(files):
+    if job.status == "failed":
         why = "".join(f": {problem.message}" for problem in job.problems)
-        raise ApiError(404, f"message_batch_id={job.id!r}: its results are gone{why}")
+        raise ApiError(404, f"message_batch_id={job.id!r}: it failed, and has no results{why}")
+    if not there or len(there) < len(files):
+        raise ApiError(404, f"message_batch_id={job.id!r}: its results are gone")
     return there
 
 
@@ -190,7 +192,7 @@ async def _joined(contents: Contents, files: Sequence[FileRecord]) -> AsyncItera
 def batch_body(job: JobRecord, tally: Tally) -> Json:
     ended_at = job.completed_at or job.expired_at or job.cancelled_at or job.failed_at
     archived_at = None if ended_at is None or ended_at + KEPT_S > time.time() else ended_at + KEPT_S
-    has_results = ended_at is not None and archived_at is None
+    has_results = ended_at is not None and archived_at is None and job.status != "failed"
     return {
         "id": job.id,
         "type": "message_batch",
@@ -214,9 +216,12 @@ def _processing_status(job: JobRecord) -> str:
 
 
 def _counts(job: JobRecord, tally: Tally) -> dict[str, int]:
-    """As in Anthropic's API, all requests are being processed until the batch has ended."""
+    """As in Anthropic's API, all requests are being processed until the batch has ended, and the counts add up to all
+    of them. Of a batch that failed there are no results, whatever was answered: all its requests are errors."""
     if not job.is_over:
         return {"processing": job.num_lines, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
+    if job.status == "failed":
+        tally = Tally()
     num_answered = tally.num_completed + tally.num_cancelled + tally.num_expired
     return {
         "processing": 0,

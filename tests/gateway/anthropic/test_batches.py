@@ -20,7 +20,7 @@ from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.gateway.limits import Limits
-from alignedserve.store import FileId, JobId, JobRecord, Tally
+from alignedserve.store import FileId, JobId, JobRecord, Problem, Tally
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.scripts import PREFIX
@@ -333,6 +333,45 @@ def test_results_that_are_gone_are_not_found() -> None:
         assert response.status_code == 404 and "results are gone" in response.json()["error"]["message"]
 
     play(scenario)
+
+
+@pytest.mark.slow
+def test_a_batch_that_failed_has_no_results_and_only_errors() -> None:
+    async def scenario(at: System) -> None:
+        http = at.gateway.http
+        at.router.allowed = 0
+        batch = await create(http, requests(3))
+        await at.router.until(lambda: len(at.router.submitted) == 3)
+        store = RedisStore(at.redis.url)
+        job = await store.job(JobId(batch["id"]))
+        assert job
+        why = [Problem("file_gone", "its input file is gone")]
+        assert await store.replace_job(job, with_field(job, status="failed", failed_at=1, problems=why), None)
+        await store.close()
+        batch = await ended(http, batch)
+        assert batch["ended_at"] and batch["results_url"] is None
+        assert batch["request_counts"] == NONE | {"errored": 3}
+        response = await http.get(f"{BATCHES}/{batch['id']}/results")
+        assert response.status_code == 404
+        assert "failed, and has no results: its input file is gone" in response.json()["error"]["message"]
+
+    play(scenario)
+
+
+def test_the_counts_of_a_batch_that_failed_add_up() -> None:
+    job = JobRecord(
+        id=JobId("msgbatch_1"),
+        endpoint="/v1/messages",
+        input_file_id=FileId("file-1"),
+        completion_window="24h",
+        created_at=1,
+        expires_at=2,
+        status="failed",
+        failed_at=int(time.time()),
+        num_lines=5,
+    )
+    found = batch_body(job, Tally(num_completed=3, num_failed=1, num_cancelled=1))
+    assert found["request_counts"] == NONE | {"errored": 5} and found["results_url"] is None
 
 
 def test_results_are_archived_when_they_are_no_longer_kept() -> None:
