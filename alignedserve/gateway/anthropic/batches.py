@@ -24,11 +24,18 @@ from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.streaming import Stream
-from alignedserve.gateway.openai.batches import JOBS_AT_A_TIME, add_job, find_job
+from alignedserve.gateway.openai.batches import (
+    JOBS_AT_A_TIME,
+    IdempotencyKey,
+    add_job,
+    find_job,
+    job_id_of,
+    used_key,
+)
 from alignedserve.gateway.openai.files import Upload, content_of, list_response, viewer
 from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, StoreAway, Tally
 from alignedserve.store.contents import CHUNK_BYTES
-from alignedserve.store.records import MESSAGE_BATCH, new_job_id
+from alignedserve.store.records import MESSAGE_BATCH
 
 _PATH = MESSAGE_BATCHES.path
 _ID = re.compile(MESSAGE_BATCH + "[0-9a-f]{24}")
@@ -56,13 +63,17 @@ def message_batch_routes(
         return batch_body(job, await store.tally(job.id) if job.is_over else Tally())
 
     @routes.post(_PATH, openapi_extra=request_body(MessageBatchBody))
-    async def create(http: Request, answer: Response) -> Json:
+    async def create(http: Request, answer: Response, idempotency_key: IdempotencyKey = None) -> Json:
         owner = owner_of(http)
         asked = await request_builder.preparer.answer(MESSAGE_BATCHES, await json_body(http), owner)
         assert isinstance(asked, PreparedBatch)
         share_of(http).add(len(asked.body))
         answer.headers.update(request_builder.ignored_parameters.note(asked.ignored))
-        job_id = new_job_id(MESSAGE_BATCH)
+        job_id = job_id_of(owner, idempotency_key, MESSAGE_BATCH)
+        if idempotency_key and (earlier := await store.job(job_id)):
+            if (earlier.model, earlier.num_lines) != (asked.model, asked.num_lines):
+                raise used_key(idempotency_key)
+            return await described(earlier)
         async with Upload(store, contents, owner, max_file_bytes) as upload:
             file = await _stored(upload, job_id, asked.body)
         job = _new_job(job_id, file, asked)
