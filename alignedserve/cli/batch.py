@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from alignedserve.cli.options import OutputFile
+from alignedserve.cli.output_file import OutputFile, is_replaced
 
 if TYPE_CHECKING:
     from alignedserve.cli.batch_client import BatchClient
@@ -186,10 +186,10 @@ def _download(client: BatchClient, batch: dict[str, Any], output: Path, errors: 
 
 def _check_places(source: Path | None, output: Path, errors: Path | None) -> None:
     """Raises UsageError where one file would be written over another."""
-    if errors is None and output.exists() and not output.is_file():
+    if errors is None and not is_replaced(output):
         raise click.UsageError(f"{output} is no plain file: --errors has to say where errors go")
     places = [output, errors or output.with_name(output.name + ".errors")]
-    plain = [each.resolve() for each in places if each.is_file() or not each.exists()]
+    plain = [each.resolve() for each in places if is_replaced(each)]
     if len(set(plain)) < len(plain):
         raise click.UsageError(f"{output}: answers and errors must go to different files")
     if source is not None and source.resolve() in plain:

@@ -7,12 +7,13 @@ it is; ADD_JOB has further ones for too many open jobs.
 
 from __future__ import annotations
 
+from alignedserve.store.base import PLACE_KEPT_S
 from alignedserve.store.records import MESSAGE_BATCH
 
 PREFIX = "alignedserve:"
 
 COMMON = (
-    f"local PREFIX, MESSAGE_BATCH = '{PREFIX}', '{MESSAGE_BATCH}'"
+    f"local PREFIX, MESSAGE_BATCH, PLACE_KEPT_S = '{PREFIX}', '{MESSAGE_BATCH}', {PLACE_KEPT_S}"
     + """
 local function key(...) return PREFIX .. table.concat({...}, ':') end
 
@@ -106,8 +107,10 @@ local function job_listings(id, owner)
   return found
 end
 
--- a job that is over
+-- a job that is over; its place in the listings is known for a while
 local function forget_job(id, owner)
+  local score = redis.call('ZSCORE', key('jobs'), id)
+  if score then redis.call('SET', key('place', id), score .. ' ' .. owner, 'EX', PLACE_KEPT_S) end
   charge(owner, -redis.call('STRLEN', key('job', id)))
   redis.call('DEL', key('job', id), key('tally', id))
   for _, listing in ipairs(job_listings(id, owner)) do redis.call('ZREM', listing, id) end
@@ -200,6 +203,7 @@ local refused = full(owner, #record, ARGV[8], ARGV[9])
 if refused then return refused end
 charge(owner, #record)
 redis.call('SET', key('job', id), record)
+redis.call('DEL', key('place', id))
 local score = redis.call('INCR', key('sequence'))
 for _, listing in ipairs(job_listings(id, owner)) do redis.call('ZADD', listing, score, id) end
 for _, listing in ipairs({key('open'), listed('open', owner)}) do redis.call('ZADD', listing, ARGV[5], id) end

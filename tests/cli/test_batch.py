@@ -126,6 +126,7 @@ def test_no_file_is_written_over_another(tmp_path: Path) -> None:
             (["-o", str(output), "-e", source], "is the input, and would be written over"),
             (["-o", str(output), "-e", str(output)], "answers and errors must go to different files"),
             (["-o", "/dev/null"], "is no plain file: --errors has to say where errors go"),
+            (["-o", "/dev/stdout"], "is no plain file: --errors has to say where errors go"),
         ):
             code, _, err = await run("run", "-i", source, *places)
             assert code == 2 and problem in err
@@ -148,6 +149,8 @@ def test_devices_links_and_rights_stay_what_they_are(tmp_path: Path) -> None:
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
         code, _, err = await run("run", "-i", source, "-o", "/dev/null", "-e", str(tmp_path / "errors"))
         assert code == 0 and Path("/dev/null").is_char_device(), err
+        code, out, err = await run("run", "-i", source, "-o", "/dev/stdout", "-e", str(tmp_path / "errors"))
+        assert code == 0 and [json.loads(line)["custom_id"] for line in out.splitlines()] == ["q0", "q1"], err
         # A full disk is a line, and the file is what it was.
         code, _, err = await run("run", "-i", source, "-o", "/dev/full", "-e", str(tmp_path / "errors"))
         assert code == 1 and err.endswith("Error: /dev/full: No space left on device\n")

@@ -215,6 +215,7 @@ class Compared(RuleBasedStateMachine):
     )
     def list_jobs(self, **asked: Any) -> None:
         self.ask("list_jobs", *asked.values())
+        self.ask("jobs", JOB_IDS)
 
     @rule(job_id=job_ids)
     def delete_job(self, job_id: str) -> None:

@@ -46,7 +46,7 @@ def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> A
         found = chat_fields(body, body.conversation(), model, limits)
         num_tokens = len(found["prompts"][0]) // TOKEN_BYTES
         ignored = [*found["ignored"], *body.ignored]
-        return Answered(msgspec.json.encode({"input_tokens": num_tokens}), ignored=ignored)
+        return Answered(memoryview(msgspec.json.encode({"input_tokens": num_tokens})), ignored=ignored)
 
 
 MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)
@@ -65,6 +65,6 @@ def message_routes(request_builder: RequestBuilder) -> APIRouter:
     async def counted(http: Request) -> Response:
         found = await request_builder.preparer.answer(COUNT_TOKENS, await json_body(http), owner_of(http))
         headers = request_builder.ignored_parameters.note(found.ignored)
-        return Response(found.body, media_type="application/json", headers=headers)
+        return Response(bytes(found.body), media_type="application/json", headers=headers)
 
     return routes

@@ -115,8 +115,8 @@ class Asked(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer; exactly one of these is set."""
 
-    # A call or an answer, encoded: its type is known to the endpoint.
-    made: bytes | None = None
+    # A call or an answer, encoded: its type is known to the endpoint. It is not copied, as it may have megabytes.
+    made: memoryview | None = None
     # (status, message, param, code) of an ApiError.
     error: tuple[int, str, str | None, str | None] | None = None
     # The response whose conversation is needed.
@@ -173,7 +173,7 @@ def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: 
 def _told(endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, greeting: Greeting) -> Told:
     try:
         made = endpoint.prepare(body, model, greeting.limits, greeting.is_strict, beside)
-        return Told(made=msgspec.msgpack.encode(made))
+        return Told(made=memoryview(msgspec.msgpack.encode(made)))
     except ConversationNeeded as error:
         return Told(needed=error.response_id)
     except Expands as error:

@@ -66,12 +66,12 @@ def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> Answere
         "tokens": tokens,
         "token_strs": strings,
     }
-    return Answered(msgspec.json.encode(found), ignored=ignored)
+    return Answered(memoryview(msgspec.json.encode(found)), ignored=ignored)
 
 
 def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> Answered:
     model.check_name(body.model)
-    return Answered(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)}))
+    return Answered(memoryview(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)})))
 
 
 def _tokens(model: ServedModel, body: TokenizeBody) -> tuple[list[int], list[str]]:

@@ -43,6 +43,6 @@ def tokens_router(request_builder: RequestBuilder) -> APIRouter:
     async def answered(endpoint: Endpoint, http: Request) -> Response:
         found = await request_builder.preparer.answer(endpoint, await json_body(http), owner_of(http))
         headers = request_builder.ignored_parameters.note(found.ignored)
-        return Response(found.body, media_type="application/json", headers=headers)
+        return Response(bytes(found.body), media_type="application/json", headers=headers)
 
     return router

@@ -11,13 +11,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
+from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, PreparedBatch
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation import preparer as preparer_module
 from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.prepare_process import Told
 from alignedserve.gateway.generation.prepared import Prepared, ids_of
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, Preparer
 from alignedserve.gateway.http.errors import ApiError
@@ -92,6 +95,16 @@ def test_the_process_says_what_is_made_of_a_body() -> None:
             await preparer.aclose()
 
     play(scenario)
+
+
+def test_a_batch_of_megabytes_is_not_copied_where_the_answer_of_the_process_is_read() -> None:
+    """Copying it held up all streams: it is decoded on the event loop."""
+    file = b"x" * (16 << 20)
+    made = msgspec.msgpack.encode(PreparedBatch(memoryview(file), num_lines=1, model="demo"))
+    answer = msgspec.msgpack.encode(Told(made=memoryview(made)))
+    found = preparer_module._result_of(answer, MESSAGE_BATCHES)
+    assert isinstance(found, PreparedBatch) and found.body == file
+    assert found.body.obj is answer
 
 
 def test_what_is_wrong_is_named() -> None:

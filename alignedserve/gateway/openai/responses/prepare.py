@@ -79,7 +79,8 @@ def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside:
     """Returns how many tokens the prompt of this call would have. Raises ApiError, InvalidRequest and Expands."""
     call = response(body, model, limits, beside)
     num_tokens = len(call.prompts[0]) // TOKEN_BYTES
-    return Answered(encode({"object": "response.input_tokens", "input_tokens": num_tokens}), call.ignored)
+    counted = encode({"object": "response.input_tokens", "input_tokens": num_tokens})
+    return Answered(memoryview(counted), call.ignored)
 
 
 def _written(repeated: dict[str, Any]) -> bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
@@ -33,6 +35,9 @@ RESPONSES = Endpoint(
     "/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True, has_conversations=True
 )
 INPUT_TOKENS = Endpoint("/v1/responses/input_tokens", ResponseBody, input_tokens, has_conversations=True)
+# A larger body is not searched for the response before it: that takes up to 0.4 ms for one of this size, on a core of
+# 2.5 GHz. Its call takes two turns at the process for bodies if there is one.
+MAX_LOOKED_AT_BYTES = 256 << 10
 
 
 def response_routes(
@@ -71,7 +76,7 @@ def response_routes(
         found, _ = await _result(INPUT_TOKENS, body, owner, share_of(http), kept, preparer)
         assert isinstance(found, Answered)
         headers = request_builder.ignored_parameters.note(found.ignored)
-        return Response(found.body, media_type="application/json", headers=headers)
+        return Response(bytes(found.body), media_type="application/json", headers=headers)
 
     @routes.get("/v1/responses/{response_id}", responses=ANSWERED)
     async def retrieve(
@@ -133,12 +138,30 @@ async def _result(
 ) -> tuple[Result, Conversation]:
     """Returns what the endpoint makes of a body, and the conversation before it without its items, which are in that.
     Raises ApiError."""
-    before = Conversation()
+    num_bytes, before = sum(map(len, body)), Conversation()
+    if (previous_id := _previous_id(body, num_bytes)) is not None:
+        # If it can't be had, another error may come first: the body has not been checked.
+        with suppress(ApiError):
+            before = await kept.conversation(previous_id, owner, share, num_bytes)
     try:
-        found = await preparer.result(endpoint, body, owner)
-    except ConversationNeeded as needed:
-        before = await kept.conversation(needed.response_id, owner, share, sum(map(len, body)))
         found = await preparer.result(endpoint, body, owner, before.items)
-        share.add(-before.num_bytes)
-        before = replace(before, items=None)
-    return found, before
+    except ConversationNeeded as needed:
+        before = await kept.conversation(needed.response_id, owner, share, num_bytes)
+        found = await preparer.result(endpoint, body, owner, before.items)
+    share.add(-before.num_bytes)
+    return found, replace(before, items=None)
+
+
+class _Chained(msgspec.Struct):
+    previous_response_id: str | None = None
+
+
+def _previous_id(body: Sequence[bytes], num_bytes: int) -> str | None:
+    """Returns the response with which the call goes on, so that it takes one turn at the process for bodies; None if
+    there is none, or only that process can tell."""
+    if num_bytes > MAX_LOOKED_AT_BYTES:
+        return None
+    try:
+        return msgspec.json.decode(b"".join(body), type=_Chained).previous_response_id
+    except (msgspec.MsgspecError, RecursionError):
+        return None

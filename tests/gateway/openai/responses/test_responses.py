@@ -14,10 +14,12 @@ from openai.types.responses import Response
 
 from alignedserve.gateway.generation.preparer import SMALL_BYTES
 from alignedserve.gateway.openai.responses.kept import KeptResponses
+from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
 from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_responses import PIECE_BYTES
+from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import JSON, served
@@ -458,6 +460,46 @@ def test_the_tokens_of_an_input_are_counted() -> None:
             assert counted.input_tokens == answered.usage.input_tokens
         with pytest.raises(openai.BadRequestError):
             await count(model="demo", input="x", previous_response_id="resp_1")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("num_more", "num_turns"), [(0, 1), (2 * SMALL_BYTES, 1), (MAX_LOOKED_AT_BYTES, 2)])
+def test_a_call_that_goes_on_takes_one_turn_at_the_process_for_bodies(
+    num_more: int, num_turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    made = PreparerInPlace.made
+
+    async def noted(
+        self: PreparerInPlace, endpoint: Any, body: Any, owner: str, earlier: Any, *sizes: int
+    ) -> Any:
+        asked.append(earlier is not None)
+        return await made(self, endpoint, body, owner, earlier, *sizes)
+
+    monkeypatch.setattr(PreparerInPlace, "made", noted)
+
+    async def scenario(at: System) -> None:
+        create: Any = at.client.responses.create
+        first = await create(model="demo", input="How far?")
+        asked.clear()
+        await create(model="demo", input="And back?", user="x" * num_more, previous_response_id=first.id)
+        assert asked == [False, True][-num_turns:]
+
+    play(scenario)
+
+
+def test_what_is_wrong_with_a_body_comes_before_what_it_goes_on_with() -> None:
+    async def scenario(at: System) -> None:
+        for more, param in (({"temperature": "hot"}, "temperature"), ({}, "previous_response_id")):
+            body = {"model": "demo", "input": "x", "previous_response_id": "resp_1", **more}
+            response = await at.gateway.http.post("/v1/responses", json=body)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        # The last of several counts.
+        text = '{"input": "x", "previous_response_id": "resp_1", "previous_response_id": null}'
+        assert (await at.gateway.http.post("/v1/responses", content=text, headers=JSON)).status_code == 200
+        text = '{"input": "x", "previous_response_id": null, "previous\\u005fresponse_id": "resp_1"}'
+        assert (await at.gateway.http.post("/v1/responses", content=text, headers=JSON)).status_code == 400
 
     play(scenario)
 
