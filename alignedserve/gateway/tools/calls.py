@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -179,8 +180,8 @@ def _json_in(text: str) -> Any:
 
 def json_of(text: str) -> Any:
     """Returns the value that the text is in JSON. Raises ValueError and RecursionError for what is none, or can't be
-    written in an answer: half of a surrogate pair, and numbers that JSON has not."""
-    found = json.loads(text, parse_constant=_refuse)
+    written in an answer: half of a surrogate pair, and numbers that JSON has not, or that are too large for a float."""
+    found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     if "\\u" in text:
         json.dumps(found, ensure_ascii=False).encode()
     return found
@@ -188,6 +189,13 @@ def json_of(text: str) -> Any:
 
 def _refuse(constant: str) -> Never:
     raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text:.40} is too large")
+    return found
 
 
 def calls_in(text: str) -> list[tuple[str, str]]:
