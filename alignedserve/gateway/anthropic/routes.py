@@ -28,7 +28,9 @@ class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
     is_eager: bool = False
 
     def response_builder(self, answering: Answering) -> MessageBuilder:
-        eager = {name for name, asked in self.eagerness.items() if (self.is_eager if asked is None else asked)}
+        eager = {
+            name for name, asked in self.eagerness.items() if (self.is_eager if asked is None else asked)
+        }
         return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning, eager)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Never
 
@@ -178,10 +178,11 @@ def _json_in(text: str) -> Any:
         return None
 
 
-def json_of(text: str) -> Any:
+def json_of(text: str, *, is_kept: bool = False) -> Any:
     """Returns the value that the text is in JSON. Raises ValueError and RecursionError for what is none, or can't be
-    written in an answer: half of a surrogate pair, and numbers that JSON has not, or that are too large for a float."""
-    found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    written in an answer: half of a surrogate pair, and numbers that JSON has not. Numbers that are too large for a
+    float are JSON, but can't be written again: they are refused too, unless the text `is_kept` as it is."""
+    found = (DECODER if is_kept else _FINITE).decode(text)
     if "\\u" in text:
         json.dumps(found, ensure_ascii=False).encode()
     return found
@@ -196,6 +197,16 @@ def _finite(text: str) -> float:
     if math.isinf(found):
         raise ValueError(f"{text:.40} is too large")
     return found
+
+
+DECODER = json.JSONDecoder(parse_constant=_refuse)
+_FINITE = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+
+
+def object_of(values: Mapping[str, str]) -> str:
+    """`values` are JSON, which stays as it is written."""
+    fields = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items())
+    return f"{{{', '.join(fields)}}}"
 
 
 def calls_in(text: str) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignedserve.gateway.tools.bodies import Function
+from alignedserve.gateway.tools.calls import json_of
 from alignedserve.gateway.tools.schemas import (
     ALL_KINDS,
     Arguments,
@@ -172,7 +173,7 @@ class _Values:
 def _is_other_value(text: str, kinds: frozenset[str]) -> bool:
     """Whether the text, of a value that may be of these types, would be read as something else."""
     try:
-        found = json.loads(text)
+        found = json_of(text, is_kept=True)
     except (ValueError, RecursionError):
         return False
     # Where anything is allowed, JSON is read as such.

@@ -138,6 +138,7 @@ def test_thoughts_text_and_calls_are_blocks(is_stream: bool) -> None:
         ('{"city": "Rome", "days": }', {"arguments": '{"city": "Rome", "days": }'}),
         ('{"city":  "R\u00f3me", "days": [1, {}]}', {"city": "R\u00f3me", "days": [1, {}]}),
         ("{}", {}),
+        ('{"days": 1e999}', {"arguments": '{"days": 1e999}'}),
         ('{"city": "\\ud83d"}', {"arguments": '{"city": "\\ud83d"}'}),
     ],
 )
