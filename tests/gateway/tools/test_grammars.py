@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.families import family_of
@@ -88,12 +90,42 @@ def calls_of(family: str, text: str, parameters: Mapping[str, Any], name: str = 
         ("pythonic", "[1] See the docs, [f] and f(x)"),
         ("pythonic", "[f](https://example.com)"),
         ("pythonic", "["),
+        ("pythonic", "[two words]"),
+        ("pythonic", " [two  words and (more)]"),
+        ("pythonic", "[f\n]"),
+        ("pythonic", "<"),
+        ("pythonic", " "),
         ("json-in-text", "[1] See the docs {1}"),
     ],
 )
 def test_text_may_have_words_that_are_marks(family: str, text: str) -> None:
     assert allowed(grammar(family), text)
     assert calls_of(family, text, CITY) == []
+
+
+# What a text may begin with: blanks and a bracket, a word, blanks, and something after it, from ASCII or not.
+BLANK = st.sampled_from(["", "", " ", "\n ", "\x1c", "\xa0"])
+BEGUN = st.tuples(
+    BLANK,
+    st.sampled_from(["", "[", "[", "[[", "<", "<|"]),
+    BLANK,
+    st.sampled_from(["", "f", "f", "two", "a.-", "²", "ä"]),
+    BLANK,
+    st.sampled_from(["", "(", "()", "()]", "(), f()]", "(x=1)]", "words]", "]", ",", "<", "-"]),
+).map("".join)
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=BEGUN)
+def test_a_pythonic_text_is_free_where_the_reader_knows_that_it_is_no_call(text: str) -> None:
+    """Where a call may have begun, the grammar allows none but those of the tools."""
+    reader = Reading("pythonic").new_reader()
+    is_text = reader.feed(text).content == text
+    calls = reader.end().pieces
+    if allowed(grammar("pythonic", {"properties": {}}), text):
+        assert [(each.name, each.arguments) for each in calls] in ([], [("f", "{}")], [("f", "{}")] * 2)
+    else:
+        assert not is_text or "<|" in text
 
 
 @pytest.mark.parametrize(
