@@ -98,7 +98,8 @@ class _Calls:
         return calls
 
     def _call(self) -> tuple[str, str]:
-        name, values = self._past(_NAME)[1], {}
+        name = self._past(_NAME)[1]
+        values: dict[str, str] = {}
         while self._has_next(_END, is_first=not values):
             key = self._past(_KEY)[1]
             values[key] = self._value()
