@@ -16,6 +16,7 @@ HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
+_NAME = re.compile("[a-zA-Z0-9_.-]+")
 # The most characters of a head, so that a text that goes on without one is not searched again and again.
 MAX_HEAD_CHARS = 1024
 
@@ -114,12 +115,16 @@ class CollectedText:
 
 
 class Nesting:
-    """Finds where a JSON object ends. A `<` outside of a string ends it too: JSON has none."""
+    """Finds where a JSON object ends. A `<` outside of a string ends it too: JSON has none. With `is_strict`, so does
+    a string that begins or ends where JSON has none: a quotation mark is missing, or there is one too many."""
 
-    def __init__(self, depth: int = 0) -> None:
+    def __init__(self, depth: int = 0, *, is_strict: bool = False) -> None:
         self._depth = depth
+        self._is_strict = is_strict
         self._is_string = False
         self._is_escaped = False
+        # The last letter outside of strings that is no blank; the object's own bracket, if nothing has come yet.
+        self._last = "{"
 
     def end(self, text: str, start: int, stop: int | None = None) -> int | None:
         """Reads `text` from `start` to `stop`, or its end, and returns where the object ends; None if it goes on."""
@@ -127,11 +132,18 @@ class Nesting:
             letter = text[place]
             if self._is_string:
                 self._in_string(letter)
-            elif letter == "<":
+            elif letter == "<" or (self._is_strict and self._is_odd(letter)):
                 return place
             elif self._ends_with(letter):
                 return place + 1
         return None
+
+    def _is_odd(self, letter: str) -> bool:
+        """Whether a string has ended before this letter, or begins with it, in a place where JSON has none."""
+        if letter in " \t\n\r":
+            return False
+        last, self._last = self._last, letter
+        return letter not in ",:]}" if last == '"' else letter == '"' and last not in "{[,:"
 
     def _in_string(self, letter: str) -> None:
         if self._is_escaped:
@@ -221,7 +233,7 @@ def _call(found: Any) -> tuple[str, str] | None:
         case {"name": str(name), "arguments": dict() | str() as given} | {
             "name": str(name),
             "parameters": dict() | str() as given,
-        }:
+        } if _NAME.fullmatch(name):
             arguments = _object_in(given) if isinstance(given, str) else given
             return None if arguments is None else (name, json.dumps(arguments, ensure_ascii=False))
     return None

@@ -55,7 +55,7 @@ class JsonCalls(Cursor):
             return self._wait()
         if self._text[self._at] != "{" or not self._takes_whole:
             return self._give_up()
-        self._object, self._nesting = [self._take(self._at + 1)], Nesting(depth=1)
+        self._object, self._nesting = [self._take(self._at + 1)], Nesting(depth=1, is_strict=True)
         self._phase = self._begin_object
         return True
 
@@ -81,9 +81,10 @@ class JsonCalls(Cursor):
         return True
 
     def _go_on(self, read: Read) -> bool:
-        part, is_ended = self._nested()
-        self._object.append(part)
-        if not is_ended:
+        """A mark that closes calls is text where it stands in a string."""
+        end = self._nesting.end(self._text, self._at)
+        self._object.append(self._take(end))
+        if end is None:
             return self._is_ended and self._drop_object()
         calls = calls_in("".join(self._object))
         for call in calls:
@@ -94,9 +95,11 @@ class JsonCalls(Cursor):
         return True
 
     def _drop_object(self) -> bool:
-        """The object is no call, but there may be some in it."""
+        """The object is no call, but there may be some in it, and any after what closes it."""
         text = "".join(self._object)
-        self._seen_to = max(self._seen_to, self._num_before + self._at)
+        closing = self.closings.whole.search(text) if self.closings else None
+        num_seen = closing.start() if closing else len(text)
+        self._seen_to = max(self._seen_to, self._num_before + self._at - len(text) + num_seen)
         self._put_back(text)
         return self._give_up()
 
@@ -106,13 +109,7 @@ class JsonCalls(Cursor):
         return True
 
     def _skip(self, read: Read) -> bool:
-        _, is_ended = self._nested()
-        if is_ended:
-            self._phase = self._after
-        return is_ended
-
-    def _nested(self) -> tuple[str, bool]:
-        """Takes the object's text. Returns it, and whether the object has ended, be it with what closes calls."""
+        """Goes past the rest of the object. What closes calls ends it, even in a string: nothing is lost by that."""
         start, stop = self._at, len(self._text)
         if self.closings and not self._is_ended:
             stop = self.closings.held(self._text, start)
@@ -124,7 +121,10 @@ class JsonCalls(Cursor):
         )
         if closing:
             end = closing.start()
-        return self._take(stop if end is None else end), end is not None
+        self._take(stop if end is None else end)
+        if end is not None:
+            self._phase = self._after
+        return end is not None
 
     def _after(self, read: Read) -> bool:
         """Goes on after a call."""

@@ -63,6 +63,38 @@ CASES = [
         [Piece("x", "{}")],
     ),
     (HermesReader, '<tool_call>{"name": "a</tool_call>", "arguments": {}}', None, []),
+    (
+        HermesReader,
+        '<tool_call>{"arguments": {"a": "</tool_call>\\"<tool_call>{"}, "name": "x"}</tool_call>b',
+        "b",
+        [Piece("x", '{"a": "</tool_call>\\"<tool_call>{"}')],
+    ),
+    # A quotation mark is missing: the mark closes the call.
+    (
+        HermesReader,
+        f'<tool_call>{{"arguments": {{"a": "b}}, "name": "x"}}</tool_call>c{CALL}',
+        '<tool_call>{"arguments": {"a": "b}, "name": "x"}</tool_call>c',
+        [ROME],
+    ),
+    (
+        HermesReader,
+        '<tool_call>{"arguments": {"a": "b</tool_call>c<tool_call>{"arguments": {}, "name": "clock"}</tool_call>',
+        '<tool_call>{"arguments": {"a": "b</tool_call>c',
+        [CLOCK],
+    ),
+    (
+        HermesReader,
+        f'<tool_call>{{"arguments": {{"a": "b</tool_call>{OTHER}',
+        '<tool_call>{"arguments": {"a": "b</tool_call>',
+        [CLOCK],
+    ),
+    (HermesReader, '<tool_call>{"arguments": {"a": "b</tool_call> and so on', None, []),
+    (
+        HermesReader,
+        '<tool_call>{"arguments" : {"a":[ "b" , "" ] } , "name":"x" }</tool_call>',
+        "",
+        [Piece("x", '{"a": ["b", ""]}')],
+    ),
     (JsonReader, '  [{"name": "x", "arguments": {}}]', "", [Piece("x", "{}")]),
     (
         JsonReader,
@@ -186,6 +218,8 @@ FREE = Thinking("<think>", "</think>", False)
         (finding, 'So: {"name": "', "x" * 40),
         (finding, "So: ", '{"name": ' * 5),
         (HermesReader, "<tool_call>", " " * 40),
+        (HermesReader, '<tool_call>{"a": "', "</tool_call>" * 3),
+        (HermesReader, '<tool_call>{"a": "', '</tool_call><tool_call>{"a": "'),
         (HermesReader, '<tool_call>{"name": "', "<tool_" * 7),
         (HermesReader, '<tool_call>{"name": "x", "arguments": {', '"a": {"b": [], '),
         (HermesReader, '<tool_call>{"name": "x", "arguments": {}', "</tool_" * 6),
