@@ -37,8 +37,7 @@ class Cursor(Reader):
         self._has_calls = False
 
     def feed(self, text: str) -> Read:
-        self._num_before += self._at
-        self._text, self._at = self._text[self._at :] + text, 0
+        self._text += text
         return self._read()
 
     def end(self, *, is_cut: bool = False) -> Read:
@@ -52,6 +51,8 @@ class Cursor(Reader):
         read = Read()
         while self._phase(read):
             pass
+        self._num_before += self._at
+        self._text, self._at = self._text[self._at :], 0
         read.content = "".join(self._content)
         self._content.clear()
         return read
