@@ -73,7 +73,7 @@ class KeyedReader(HermesReader):
         more = self._take(found.start() if found else tags.held(self._text, self._at))
         self._opened.append(more)
         self._has_more |= bool(more.strip())
-        if self._has_more and not self._values:
+        if self._keyed.argument_opening in more or (self._has_more and not self._values):
             # A text about calls, and none.
             return self._give_up()
         if found is None:

@@ -25,6 +25,8 @@ class Keyed:
     call_end: re.Pattern[str]
     # What closes calls.
     closings: Sequence[str]
+    # What begins an argument. A call with one that goes on in another way is none: it would lack that argument.
+    argument_opening: str
     # What begins a further call, beside the mark.
     bare_opening: str | None = None
     # Whether a value stands in lines of its own.
@@ -63,16 +65,18 @@ QWEN_CODER = Keyed(
     ),
     call_end=re.compile(rf"{_FUNCTION_END}|{HERMES_CLOSE}|{HERMES_OPEN}\s*{_FUNCTION}"),
     closings=(_FUNCTION_END, HERMES_CLOSE),
+    argument_opening="<parameter=",
     bare_opening=_FUNCTION,
     has_lines=True,
 )
 
-_ARGUMENT = r"<arg_key>(?P<key>[^<]{0,256})</arg_key>\s{0,8}<arg_value>"
+# A model may write something between a key and its value; it is left out, as it is between arguments.
+_ARGUMENT = r"<arg_key>(?P<key>[^<]{0,256})</arg_key>[^<]{0,64}<arg_value>"
 _ARGUMENT_BEGUN = [
     *spelt("<arg_key>"),
     "[^<]{0,256}",
     *spelt("</arg_key>"),
-    r"\s{0,8}",
+    "[^<]{0,64}",
     *spelt("<arg_value>"),
 ]
 _VALUE_END = "</arg_value>"
@@ -92,4 +96,5 @@ GLM = Keyed(
     value_ends=_tags(rf"{_VALUE_END}|{_ARGUMENT}", spelt(_VALUE_END), _ARGUMENT_BEGUN, max_len=400),
     call_end=re.compile(rf"{HERMES_CLOSE}|{HERMES_OPEN}\s*{_NAME}\s*(?:{HERMES_CLOSE}|\Z)"),
     closings=(HERMES_CLOSE,),
+    argument_opening="<arg_key>",
 )

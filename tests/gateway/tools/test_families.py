@@ -287,6 +287,34 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "",
         [("write", {"content": "a</tool_call>b"})],
     ),
+    # What stands between a key and its value is left out. An argument that can't be read makes the call text.
+    *(
+        (
+            "glm",
+            "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value>\n"
+            f"<arg_key>days</arg_key>{between}<arg_value>2</arg_value>\n</tool_call>",
+            "",
+            [("weather", {"city": "Rome", "days": 2})],
+        )
+        for between in ("\n" * 9, " = ", ":", " is > ", "x" * 64)
+    ),
+    *(
+        (
+            "glm",
+            "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value>\n"
+            f"<arg_key>days</arg_key>{between}2</arg_value>\n</tool_call>",
+            "",
+            [],
+        )
+        for between in ("<arg_value", "<b><arg_value>", "x" * 65 + "<arg_value>", "")
+    ),
+    (
+        "qwen-coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nDallas\n</parameter>\n<parameter=days\n2\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        [],
+    ),
     (
         "glm",
         "A <tool_call> tag. <tool_call>weather<arg_key>city</arg_key><arg_value>12<tool_call>clock</tool_call>",
