@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Never
 
-from alignedserve.gateway.tools.tags import beginnings, spelt
+from alignedserve.gateway.tools.tags import Rest, beginnings, spelt
 
 # The beginning of a call as templates write it, up to its arguments.
 HEAD = re.compile(
@@ -114,6 +114,13 @@ class CollectedText:
         return [(name, "".join(parts)) for name, parts in self._calls]
 
 
+# The rest of a JSON string, with what comes after one.
+_IN_STRING = r'[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*'
+STRING = Rest(
+    re.compile(rf'{_IN_STRING}"\s{{0,64}}[,:\]}}]'), re.compile(rf'{_IN_STRING}(?:\\|"\s{{0,64}})?')
+)
+
+
 class Nesting:
     """Finds where a JSON object ends. A `<` outside of a string ends it too: JSON has none. With `is_strict`, so does
     a string that begins or ends where JSON has none: a quotation mark is missing, or there is one too many."""
@@ -137,6 +144,10 @@ class Nesting:
             elif self._ends_with(letter):
                 return place + 1
         return None
+
+    @property
+    def is_in_string(self) -> bool:
+        return self._is_string
 
     def _is_odd(self, letter: str) -> bool:
         """Whether a string has ended before this letter, or begins with it, in a place where JSON has none."""

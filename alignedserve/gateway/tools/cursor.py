@@ -6,8 +6,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
-from alignedserve.gateway.tools.calls import Nesting, Read
+from alignedserve.gateway.tools.calls import STRING, Nesting, Read
 from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.tags import Rest
 
 
 class Cursor(Reader):
@@ -35,6 +36,10 @@ class Cursor(Reader):
         self._blanks: list[str] = []
         self._is_blank = True
         self._has_calls = False
+
+    @property
+    def open_text(self) -> Rest | None:
+        return STRING if self._phase == self._send and self._arguments.is_in_string else None
 
     def feed(self, text: str) -> Read:
         self._text += text

@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from alignedserve.gateway.tools.calls import HEAD, HEAD_BEGUN, MAX_HEAD_CHARS, Nesting, Read, calls_in
+from alignedserve.gateway.tools.calls import (
+    HEAD,
+    HEAD_BEGUN,
+    MAX_HEAD_CHARS,
+    STRING,
+    Nesting,
+    Read,
+    calls_in,
+)
 from alignedserve.gateway.tools.cursor import Cursor
-from alignedserve.gateway.tools.tags import Tags
+from alignedserve.gateway.tools.tags import Rest, Tags
 
 # What stands before a call, the beginning of a list, and after one.
 _BEFORE = re.compile(r"[\s\[]*")
@@ -36,6 +44,12 @@ class JsonCalls(Cursor):
         self._num_object_chars = 0
         # Up to this place of the whole text, no object is looked at as a whole again.
         self._seen_to = 0
+
+    @property
+    def open_text(self) -> Rest | None:
+        if self._phase == self._go_on and self._nesting.is_in_string:
+            return STRING
+        return super().open_text
 
     def _may_call(self, name: str) -> bool:
         return True

@@ -15,6 +15,7 @@ from alignedserve.gateway.tools.calls import Read, json_of, object_of
 from alignedserve.gateway.tools.keyed_tags import Keyed
 from alignedserve.gateway.tools.marked_readers import BLANKS, HERMES_CLOSE, HermesReader
 from alignedserve.gateway.tools.schemas import ALL_KINDS, Document, kind_of
+from alignedserve.gateway.tools.tags import Rest
 
 # The types of each tool's parameters, by names; "" where the schema says nothing simple.
 Types = Mapping[str, Mapping[str, str]]
@@ -35,6 +36,10 @@ class KeyedReader(HermesReader):
         # The argument that is being read.
         self._key = ""
         self._value: list[str] = []
+
+    @property
+    def open_text(self) -> Rest | None:
+        return self._keyed.value if self._phase == self._in_value else super().open_text
 
     def _find(self, read: Read) -> bool:
         """A call without a mark is of a tool that is known: a text may well show what a call looks like."""
