@@ -1,7 +1,8 @@
 """Anthropic's message, complete or as its events: blocks of thoughts, text and calls, one after the other.
 
 Anthropic's clients parse a call's arguments as they come, and end the stream with an error if they are no JSON. So a
-stream has them when the call is complete, as in Anthropic's API, unless its tool has `eager_input_streaming`.
+stream has them when the call is complete, as in Anthropic's API, unless its tool is to
+be streamed eagerly.
 """
 
 from __future__ import annotations

@@ -22,11 +22,16 @@ from alignedserve.gateway.model import ServedModel
 
 
 class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
-    # The names of tools.
-    eager_tools: list[str]
+    # Whether calls of a tool are streamed as the model writes them, by the tools' names. None: by the request's header.
+    eagerness: dict[str, bool | None]
+    # Whether the request's header asks for it.
+    is_eager: bool = False
 
     def response_builder(self, answering: Answering) -> MessageBuilder:
-        return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning, self.eager_tools)
+        eager = {
+            name for name, asked in self.eagerness.items() if (self.is_eager if asked is None else asked)
+        }
+        return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning, eager)
 
 
 def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedMessage:
@@ -35,7 +40,7 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
         found = chat_fields(body, body.conversation(), model, limits)
         found["shows_reasoning"] = found["shows_reasoning"] and body.thinks
         found["service_tier"] = body.tier
-        found["eager_tools"] = body.eager_tools
+        found["eagerness"] = body.eagerness
         found["ignored"] += body.ignored
         return PreparedMessage(**found)
 
@@ -53,12 +58,21 @@ MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)
 COUNT_TOKENS = Endpoint(f"{ANTHROPIC_PATH}/count_tokens", CountTokensBody, count_tokens)
 
 
+# The beta in which all tools whose `eager_input_streaming` is not given are streamed eagerly.
+EAGER_STREAMING = "fine-grained-tool-streaming-2025-05-14"
+
+
+def _betas(http: Request) -> set[str]:
+    return {name.strip() for header in http.headers.getlist("anthropic-beta") for name in header.split(",")}
+
+
 def message_routes(request_builder: RequestBuilder) -> APIRouter:
     routes = APIRouter()
 
     @routes.post(MESSAGES.path, responses=ANSWERED, openapi_extra=request_body(MessagesBody))
     async def messages(http: Request) -> Response:
         call = await read_call(http, MESSAGES, request_builder)
+        call = msgspec.structs.replace(call, is_eager=EAGER_STREAMING in _betas(http))
         return await respond(http, call, request_builder)
 
     @routes.post(COUNT_TOKENS.path, openapi_extra=request_body(CountTokensBody))

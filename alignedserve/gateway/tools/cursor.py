@@ -6,8 +6,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
-from alignedserve.gateway.tools.calls import Nesting, Read
+from alignedserve.gateway.tools.calls import STRING, Nesting, Read
 from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.tags import Rest
 
 
 class Cursor(Reader):
@@ -36,9 +37,12 @@ class Cursor(Reader):
         self._is_blank = True
         self._has_calls = False
 
+    @property
+    def open_text(self) -> Rest | None:
+        return STRING if self._phase == self._send and self._arguments.is_in_string else None
+
     def feed(self, text: str) -> Read:
-        self._num_before += self._at
-        self._text, self._at = self._text[self._at :] + text, 0
+        self._text += text
         return self._read()
 
     def end(self, *, is_cut: bool = False) -> Read:
@@ -52,6 +56,8 @@ class Cursor(Reader):
         read = Read()
         while self._phase(read):
             pass
+        self._num_before += self._at
+        self._text, self._at = self._text[self._at :], 0
         read.content = "".join(self._content)
         self._content.clear()
         return read

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools.tags import Rest
 
 
 class Reader(ABC):
@@ -24,6 +25,11 @@ class Reader(ABC):
     is_thinking: bool | None = None
     # Whether marks begin calls, so that these can be told from thoughts.
     is_marked = False
+
+    @property
+    def open_text(self) -> Rest | None:
+        """The rest of a text within a call, if one is open: a tag could be a part of it."""
+        return None
 
     @abstractmethod
     def feed(self, text: str) -> Read: ...

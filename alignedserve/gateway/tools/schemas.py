@@ -5,6 +5,7 @@ A reference is followed where it is local (`#/$defs/NAME`). What is not understo
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Document:
         self._whole = whole
         # The kinds of values that the references allow, as far as that is known.
         self._kinds: dict[int, frozenset[str]] = {}
+        # The keys of schemas, by the ids of these.
+        self._keys: dict[int, str] = {}
 
     @property
     def top(self) -> dict[str, Any]:
@@ -130,6 +133,13 @@ class Document:
                 found.append(each)
         # A reference that only leads back to itself restricts nothing.
         return found or [True]
+
+    def key(self, schema: Any) -> str:
+        """Returns the same text for schemas of this document that are equal but for what restricts no value. What they
+        refer to is not looked at: equal ones refer to the same places, however these are spelt."""
+        if id(schema) not in self._keys:
+            self._keys[id(schema)] = json.dumps(_stripped(schema, lambda name: f"#{id(self._target(name))}"))
+        return self._keys[id(schema)]
 
     def part(self, schema: Any) -> dict[str, Any]:
         """Returns the schema for itself: with the definitions that it needs, and without what restricts no value.

@@ -138,6 +138,7 @@ def test_thoughts_text_and_calls_are_blocks(is_stream: bool) -> None:
         ('{"city": "Rome", "days": }', {"arguments": '{"city": "Rome", "days": }'}),
         ('{"city":  "R\u00f3me", "days": [1, {}]}', {"city": "R\u00f3me", "days": [1, {}]}),
         ("{}", {}),
+        ('{"days": 1e999}', {"arguments": '{"days": 1e999}'}),
         ('{"city": "\\ud83d"}', {"arguments": '{"city": "\\ud83d"}'}),
     ],
 )
@@ -152,16 +153,35 @@ def test_the_arguments_of_a_call_are_an_object_whatever_the_model_writes(
     with_tools.play(scenario)
 
 
-@pytest.mark.parametrize("is_eager", [False, True])
+FINE_GRAINED = "fine-grained-tool-streaming-2025-05-14"
+
+
+@pytest.mark.parametrize(
+    ("betas", "tools", "is_eager"),
+    [
+        ([], [TOOL], False),
+        ([], [TOOL | {"eager_input_streaming": False}], False),
+        ([], [TOOL | {"eager_input_streaming": True}], True),
+        ([FINE_GRAINED], [TOOL], True),
+        (["one-2025-01-01, " + FINE_GRAINED, "other-2025-01-01"], [TOOL], True),
+        ([FINE_GRAINED], [TOOL | {"eager_input_streaming": False}], False),
+        ([FINE_GRAINED + "0"], [TOOL], False),
+        # The model is not told of a tool without a schema: what this one says is not said of a call.
+        ([], [{"name": "weather", "type": "x", "eager_input_streaming": True}, TOOL | {"name": "y"}], False),
+        ([FINE_GRAINED], [{"name": "weather", "type": "x"}, TOOL | {"name": "y"}], False),
+        ([], [TOOL, {"name": "weather", "type": "x", "eager_input_streaming": True}], False),
+    ],
+)
 def test_a_stream_has_arguments_before_their_end_only_of_tools_that_ask_for_it(
-    is_eager: bool, with_tools: SharedGateway
+    betas: list[str], tools: list[Any], is_eager: bool, with_tools: SharedGateway
 ) -> None:
     written = '{"city": Rome}'
 
     async def scenario(at: Served) -> None:
         at.router.answer = answer_of(CALL.replace(ROME, written))
-        tool = TOOL | {"eager_input_streaming": is_eager}
-        response = await at.post(MESSAGES, ASKED | {"stream": True, "tools": [tool]})
+        body = ASKED | {"stream": True, "tools": tools}
+        headers = [("anthropic-beta", each) for each in betas]
+        response = await at.http.post(MESSAGES, json=body, headers=headers)
         events = events_of(response.text)
         texts = [
             event["delta"]["partial_json"] for event in events if "partial_json" in event.get("delta", {})

@@ -122,6 +122,18 @@ def test_an_answer_is_written_down_in_steps(clock: None) -> None:
     play(scenario)
 
 
+def test_a_stream_has_a_long_prompts_ids_in_pieces() -> None:
+    answering = Answering(MODEL, Service(), [PROMPT * 100], created=0)
+    for kind in (CompletionResponseBuilder, ChatResponseBuilder):
+        builder = kind(answering, Shown(token_ids=True))
+        delta, usage = Delta(0, "x", [30], [], None), Usage(1, 1)
+        pieces = [*(builder.opening(delta, usage) or ()), *builder.events(delta, usage)]
+        # (Bytes are no pieces.)
+        sizes = [len(piece) for piece in pieces if not isinstance(piece, int)]
+        assert sum(sizes) > 4 * BLOCK_BYTES and max(sizes) < BLOCK_BYTES, kind
+        assert isinstance(builder.events(delta, usage), bytes)
+
+
 def test_large_answers_are_written_down_one_after_the_other(clock: None) -> None:
     running: list[int] = []
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Piece, Read
-from alignedserve.gateway.tools.json_readers import JsonInTextReader, JsonReader
+from alignedserve.gateway.tools.json_readers import MAX_OBJECT_CHARS, JsonInTextReader, JsonReader
 from alignedserve.gateway.tools.marked_readers import HermesReader
 from alignedserve.gateway.tools.readers import NamedReader, Reader
 from alignedserve.gateway.tools.reading import Reading
@@ -63,6 +63,38 @@ CASES = [
         [Piece("x", "{}")],
     ),
     (HermesReader, '<tool_call>{"name": "a</tool_call>", "arguments": {}}', None, []),
+    (
+        HermesReader,
+        '<tool_call>{"arguments": {"a": "</tool_call>\\"<tool_call>{"}, "name": "x"}</tool_call>b',
+        "b",
+        [Piece("x", '{"a": "</tool_call>\\"<tool_call>{"}')],
+    ),
+    # A quotation mark is missing: the mark closes the call.
+    (
+        HermesReader,
+        f'<tool_call>{{"arguments": {{"a": "b}}, "name": "x"}}</tool_call>c{CALL}',
+        '<tool_call>{"arguments": {"a": "b}, "name": "x"}</tool_call>c',
+        [ROME],
+    ),
+    (
+        HermesReader,
+        '<tool_call>{"arguments": {"a": "b</tool_call>c<tool_call>{"arguments": {}, "name": "clock"}</tool_call>',
+        '<tool_call>{"arguments": {"a": "b</tool_call>c',
+        [CLOCK],
+    ),
+    (
+        HermesReader,
+        f'<tool_call>{{"arguments": {{"a": "b</tool_call>{OTHER}',
+        '<tool_call>{"arguments": {"a": "b</tool_call>',
+        [CLOCK],
+    ),
+    (HermesReader, '<tool_call>{"arguments": {"a": "b</tool_call> and so on', None, []),
+    (
+        HermesReader,
+        '<tool_call>{"arguments" : {"a":[ "b" , "" ] } , "name":"x" }</tool_call>',
+        "",
+        [Piece("x", '{"a": ["b", ""]}')],
+    ),
     (JsonReader, '  [{"name": "x", "arguments": {}}]', "", [Piece("x", "{}")]),
     (
         JsonReader,
@@ -128,6 +160,35 @@ def test_nor_does_it_in_what_nobody_would_write(parts: list[str], kind: Any, siz
     assert read_all(kind(), pieces) == read_all(kind(), [text])
 
 
+@pytest.mark.parametrize(
+    ("kind", "opening", "closing"),
+    [(JsonReader, "", ""), (HermesReader, "<tool_call>", "</tool_call>"), (finding, "", "")],
+)
+def test_a_call_in_another_form_is_kept_up_to_a_length_and_then_shown(
+    kind: Any, opening: str, closing: str
+) -> None:
+    before, after = f'{opening}{{"arguments": {{"a": "', '"}, "name": "x"}'
+    room = MAX_OBJECT_CHARS - len(before + after) + len(opening)
+    for num_chars in (room, room + 1, 3 * MAX_OBJECT_CHARS):
+        text = before + "b" * num_chars + after + closing
+        for size in (1000, len(text)):
+            reader = kind()
+            read = Read()
+            for start in range(0, len(text), size):
+                read.add(reader.feed(text[start : start + size]))
+                assert len(read.content) >= start + size - len(opening) - MAX_OBJECT_CHARS - 1 or read.pieces
+            read.add(reader.end())
+            is_call = num_chars == room
+            assert [piece.name for piece in read.pieces] == ["x"] * is_call, num_chars
+            assert is_call or read.content == text
+    # In what is shown there may be calls.
+    assert read_all(kind(), [before + "b" * MAX_OBJECT_CHARS + after]).pieces == []
+    if kind is not JsonReader:
+        inner = opening + '{"name": "x", "arguments": {}}' + closing
+        read = read_all(kind(), [before + "b" * MAX_OBJECT_CHARS + inner])
+        assert read.pieces == [Piece("x", "{}")]
+
+
 def test_arguments_are_told_as_they_come() -> None:
     for reader, opening in (
         (HermesReader(), '<tool_call>{"name": "x", "arguments": '),
@@ -186,6 +247,8 @@ FREE = Thinking("<think>", "</think>", False)
         (finding, 'So: {"name": "', "x" * 40),
         (finding, "So: ", '{"name": ' * 5),
         (HermesReader, "<tool_call>", " " * 40),
+        (HermesReader, '<tool_call>{"a": "', "</tool_call>" * 3),
+        (HermesReader, '<tool_call>{"a": "', '</tool_call><tool_call>{"a": "'),
         (HermesReader, '<tool_call>{"name": "', "<tool_" * 7),
         (HermesReader, '<tool_call>{"name": "x", "arguments": {', '"a": {"b": [], '),
         (HermesReader, '<tool_call>{"name": "x", "arguments": {}', "</tool_" * 6),
