@@ -104,12 +104,12 @@ class ReasoningReader(Reader):
         if not self._is_over and not self._is_thinking:
             self._open(is_end=True)
         if self._is_thinking and self._has_called(is_cut):
-            read.reasoning = self._trail.add(self._drafted.content)
+            read.think(self._trail.add(self._drafted.content))
             for (name, arguments), call_id in zip(self._drafted.calls, self._drafted.call_ids, strict=True):
                 read.begin(name, arguments, call_id)
             return read
         if self._is_thinking:
-            read.reasoning = "".join((*self._trail.blanks, *self._held))
+            read.think("".join((*self._trail.blanks, *self._held)))
         else:
             self._pass_on(read)
         read.add(self._answer.end(is_cut=is_cut))
@@ -145,7 +145,7 @@ class ReasoningReader(Reader):
         self._consider(self._text[:end], read)
         self._text = self._text[end:]
         if place >= 0:
-            read.reasoning += self._trail.add("".join(self._held))
+            read.think(self._trail.add("".join(self._held)))
             self._text = self._text[len(close) :]
             self._held.clear()
             self._is_thinking, self._is_over, self._skips_space = False, True, True
@@ -158,7 +158,7 @@ class ReasoningReader(Reader):
             self._num_calls = self._drafted.add(draft)
         elif draft.content:
             held = "".join(self._held)
-            read.reasoning += self._trail.add(held[: len(draft.content)])
+            read.think(self._trail.add(held[: len(draft.content)]))
             self._held = [held[len(draft.content) :]]
 
     def _pass_on(self, read: Read) -> None:
