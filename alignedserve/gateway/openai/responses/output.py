@@ -31,6 +31,7 @@ class Output:
         self._open: OutputItem | None = None
         # The log-probabilities of tokens that have no text yet, as JSON without the brackets.
         self._waiting = bytearray()
+        self._call_ids: set[str] = set()
         # The size in bytes of those in items that have ended.
         self.num_logprob_bytes = 0
 
@@ -113,10 +114,17 @@ class Output:
             # What has waited is of the call.
             self._waiting.clear()
             yield from self.end("completed")
-            index, call_id = self._num_done, f"call_{secrets.token_hex(12)}"
-            yield from self._begin(Call(index, new_id("function_call"), name=piece.name, call_id=call_id))
+            item_id, call_id = new_id("function_call"), self._call_id(piece.id)
+            yield from self._begin(Call(self._num_done, item_id, name=piece.name, call_id=call_id))
         if piece.arguments and self._open:
             yield self._open.add(_json_text(piece.arguments))
+
+    def _call_id(self, written: str | None) -> str:
+        """An id that the model has written goes back to it with the call's result: its template may show nothing else.
+        Each is there once."""
+        call_id = f"call_{secrets.token_hex(12)}" if written is None or written in self._call_ids else written
+        self._call_ids.add(call_id)
+        return call_id
 
     def _go_on(self, kind: type[TextItem], name: str, text: str, logprobs: bytes) -> Iterator[Event]:
         if not isinstance(self._open, kind):

@@ -159,6 +159,17 @@ def test_the_rest_of_a_call_goes_into_the_call(
     assert found == (last or ("message", " All done.<tool_"))
 
 
+def test_a_calls_id_is_the_models_where_it_has_written_one() -> None:
+    """Each is there once."""
+    builder = builder_of()
+    for call_id in ("functions.f:0", "functions.f:1", None, "functions.f:0"):
+        run(builder.output.add(Read([Piece("f", "{}", call_id)]), []))
+    run(builder.output.end("completed"))
+    ids = [item["call_id"] for item in json.loads(b"[" + b"".join(builder.output.items) + b"]")]
+    assert ids[:2] == ["functions.f:0", "functions.f:1"] and len({*ids}) == 4
+    assert all(call_id.startswith("call_") for call_id in ids[2:])
+
+
 @pytest.mark.parametrize("thinking", [None, Thinking("<think>", "</think>", True)], ids=["", "thinking"])
 @pytest.mark.parametrize("name", sorted(TEXTS))
 @settings(deadline=None, max_examples=10)
