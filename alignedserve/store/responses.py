@@ -124,7 +124,8 @@ class ResponseStore(ABC):
     ) -> bool:
         """Replaces the head, and stores `deliveries` and new `parts` in the same step; returns False if it is not `old`
         any more. `lease` is the holder's (LeaseLost is raised if it was lost); None for other callers. When the
-        response is over after this, its lease and its call are deleted."""
+        response is over after this, its lease and its call are deleted. Raises StoreFull if there is no room for
+        `parts`; without any it never does, so that a response can always end."""
 
     @abstractmethod
     async def delete(self, head: ResponseHead) -> None: ...

@@ -40,6 +40,7 @@ from alignedserve.store import (
     ResponseId,
     ResponseStore,
     StoreAway,
+    StoreFull,
 )
 from alignedserve.store.looking import Looking
 from alignedserve.store.responses import Pieces, ResponseStatus, sizes_of
@@ -184,6 +185,9 @@ class BackgroundResponses:
             try:
                 state, output = await self._answered(head)
                 await self._end(head, state, lease, output)
+                return
+            except StoreFull as full:
+                await self._fail(head, ApiError(413, str(full), code="storage_full"), lease)
                 return
             except (ApiError, InvalidRequest) as found:
                 error = invalid(found) if isinstance(found, InvalidRequest) else found

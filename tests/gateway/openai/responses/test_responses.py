@@ -18,6 +18,7 @@ from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_responses import PIECE_BYTES
+from alignedserve.store.redis_store import RedisStore
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import JSON, served
@@ -555,6 +556,23 @@ def test_a_response_in_the_background_can_be_cancelled_and_deleted() -> None:
         answered = await at.client.responses.create(model="demo", input="How far?")
         with pytest.raises(openai.BadRequestError, match="in the background"):
             await at.client.responses.cancel(answered.id)
+
+    play(scenario)
+
+
+def test_a_response_in_the_background_that_there_is_no_room_for_has_failed() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        store = RedisStore(at.redis.url)
+        await store._redis.incrby("alignedserve:bytes", 1 << 40)
+        await store.close()
+        at.router.allow(None)
+        done = await until_over(at, begun)
+        assert (done.status, done.output) == ("failed", []) and done.error
+        assert str(done.error.code) == "storage_full" and "delete some" in done.error.message
 
     play(scenario)
 
