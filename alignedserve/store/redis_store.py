@@ -173,7 +173,9 @@ class RedisStore(RedisConnection, Store):
     @asks
     async def tally(self, job_id: JobId) -> Tally:
         found = await self._redis.hgetall(_key("tally", job_id))
-        return Tally(**{name.decode(): int(count) for name, count in found.items()})
+        counts = {name.decode(): int(count) for name, count in found.items()}
+        # A gateway of a later version may count more.
+        return Tally(**{name: count for name, count in counts.items() if name in Tally.__struct_fields__})
 
     @asks
     async def list_jobs(
