@@ -137,8 +137,9 @@ class ResponseStore(ABC):
     @abstractmethod
     async def take(self, holder: str, seconds: float, count: int, max_of_owner: int) -> list[Lease]:
         """Takes the leases of at most `count` responses which are not over and which nobody holds: by owner in turn,
-        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is a name for
-        people to read, which has leases of at most `max_of_owner` responses of an owner; of "" it has any number."""
+        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is the
+        name of one process, which has leases of at most `max_of_owner` responses of an owner; of "" it has any
+        number."""
 
     @abstractmethod
     async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]: ...

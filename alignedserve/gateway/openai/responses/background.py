@@ -68,8 +68,8 @@ class BackgroundResponses:
         config: BatchConfig | None = None,
         deliveries_of: Callable[[ResponseHead], Sequence[Delivery]] = lambda head: (),
     ) -> None:
-        """`name` is the gateway's, for people to read; calls that are read have shares in `memory`; `deliveries_of`
-        tell of the end of a response."""
+        """`name` is this process's, by which its places are counted; calls that are read have shares in `memory`;
+        `deliveries_of` tell of the end of a response."""
         self._store = store
         self._request_builder = request_builder
         self._endpoint = endpoint
