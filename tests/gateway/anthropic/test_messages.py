@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -250,6 +251,22 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
             counted = await at.post(f"{MESSAGES}/count_tokens", body)
             await at.post(MESSAGES, ASKED | {"tools": [TOOL]})
             assert counted.json() == {"input_tokens": len(at.router.submitted[0].request.prompt)}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("num_words", [200, 40_000])
+def test_tokens_of_a_prompt_that_does_not_fit_are_counted(num_words: int) -> None:
+    """The longer one has more letters than any prompt that fits."""
+
+    async def scenario() -> None:
+        messages = [{"role": "user", "content": "word " * num_words}]
+        async with served(model=replace(MODEL, max_model_len=100)) as at:
+            body = {"model": "demo", "messages": messages}
+            counted = await at.post(f"{MESSAGES}/count_tokens", body)
+            assert counted.json() == {"input_tokens": len(TOKENIZER.chat_ids(messages))}
+            refused = await at.post(MESSAGES, body | {"max_tokens": 1})
+            assert refused.status_code == 400 and "together may have 100" in refused.text
 
     play(scenario)
 

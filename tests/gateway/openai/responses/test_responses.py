@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -20,7 +21,7 @@ from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_responses import PIECE_BYTES
 from alignedserve.store.redis_store import RedisStore
 from tests.gateway.batching import System, gateway_on, play
-from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import JSON, served
 from tests.gateway.served import play as play_alone
 from tests.gateway.tools.test_reasoning import DEEPSEEK
@@ -461,6 +462,26 @@ def test_the_tokens_of_an_input_are_counted() -> None:
             await count(model="demo", input="x", previous_response_id="resp_1")
 
     play(scenario)
+
+
+@pytest.mark.parametrize("num_words", [200, 40_000])
+def test_tokens_of_an_input_that_does_not_fit_are_counted(num_words: int) -> None:
+    """The longer one has more letters than any prompt that fits. What is said of the output makes no difference."""
+
+    async def scenario() -> None:
+        asked: dict[str, Any] = {"model": "demo", "input": "word " * num_words}
+        messages = [{"role": "user", "content": asked["input"]}]
+        tools = {"tools": [{"type": "web_search"}]}
+        async with served(model=replace(MODEL, max_model_len=100)) as at:
+            for more in ({}, {"max_output_tokens": 0}, {"top_logprobs": 1000}, {"temperature": -1}):
+                counted = await at.post("/v1/responses/input_tokens", asked | more | tools)
+                assert counted.json()["input_tokens"] == len(TOKENIZER.chat_ids(messages)), more
+                assert counted.headers["x-ignored-parameters"] == "tools.web_search"
+            refused = await at.post("/v1/responses", asked)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+    play_alone(scenario)
 
 
 # ---- in the background ----
