@@ -18,7 +18,7 @@ from alignedserve.gateway.openai.responses.kept import KeptResponses
 from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
 from alignedserve.store.redis_connection import RedisConnection
-from alignedserve.store.redis_responses import PIECE_BYTES
+from alignedserve.store.redis_responses import PIECE_BYTES, RedisResponses
 from alignedserve.store.redis_store import RedisStore
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
@@ -497,6 +497,28 @@ def test_a_stream_of_a_response_that_is_deleted_ends_with_an_event() -> None:
             await at.client.responses.delete(begun.id)
             rest = [line async for line in lines]
         assert "event: error" in rest and any("not found" in line for line in rest)
+
+    play(scenario)
+
+
+def test_a_stream_that_waits_says_so_while_the_store_is_away() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        background = at.gateway.process._background
+        assert background and isinstance(background._store, RedisResponses)
+        async with at.gateway.http.stream("GET", f"/v1/responses/{begun.id}?stream=true") as stream:
+            lines = stream.aiter_lines()
+            await at.redis.kill()
+            while not background._store._redis.is_down:
+                assert await anext(lines) in (": waiting", "")
+            assert [await anext(lines) for _ in range(8)].count(": waiting") == 4
+            await at.redis.start()
+            at.router.allow(None)
+            rest = [line async for line in lines]
+        assert "event: response.completed" in rest
 
     play(scenario)
 
