@@ -124,16 +124,18 @@ class ServedModel:
         if not isinstance(prompt, str):
             return prompt
         encode = self._need_tokenizer(name).encode
-        return self._encode(name, prompt, lambda: encode(prompt, add_special_tokens))
+        self._check_length(name, prompt)
+        return self._encode(name, lambda: encode(prompt, add_special_tokens))
 
     def chat_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         add_special_tokens: bool = False,
+        is_bounded: bool = True,
     ) -> list[int]:
         """Returns the tokens of a chat. The template writes its special tokens itself; `add_special_tokens` adds the
-        tokenizer's."""
+        tokenizer's. If it `is_bounded`, a text that can't fit is refused."""
         tokenizer = self._need_tokenizer("messages")
         parses = self.parses_special_tokens
         try:
@@ -142,7 +144,9 @@ class ServedModel:
             chat = tokenizer.render_chat(messages, parses_special_tokens=parses, **variables)
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
-        return self._encode("messages", chat.text, lambda: tokenizer.rendered_ids(chat, add_special_tokens))
+        if is_bounded:
+            self._check_length("messages", chat.text)
+        return self._encode("messages", lambda: tokenizer.rendered_ids(chat, add_special_tokens))
 
     def thinking_after(self, prompt: Sequence[int], has_tools: bool) -> Thinking | None:
         """Returns how thoughts are marked in the answer to a chat's prompt, if it may have any."""
@@ -202,8 +206,7 @@ class ServedModel:
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if self.tokenizer is None else self.tokenizer.detokenizer_tables.token_bytes(token_id)
 
-    def _encode(self, name: str, text: str, encode: Callable[[], list[int]]) -> list[int]:
-        self._check_length(name, text)
+    def _encode(self, name: str, encode: Callable[[], list[int]]) -> list[int]:
         try:
             return encode()
         except ValueError as error:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AbstractContextManager
@@ -84,6 +85,9 @@ class GatewayProcess:
             config.first_island,
         )
         self.drain_state = DrainState()
+        # The name of the holder of leases. Places are counted by it: gateways in containers may have the same name and
+        # the same number of their process.
+        self._holder = f"{config.instance_id}-{os.getpid()}-{secrets.token_hex(4)}"
         # The runner of batch jobs, and its task.
         self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
         # What answers responses in the background.
@@ -283,11 +287,6 @@ class GatewayProcess:
         finally:
             deliverer.stop()
             await running
-
-    @property
-    def _holder(self) -> str:
-        """The name of the holder of leases, for people to read."""
-        return f"{self._config.instance_id}-{os.getpid()}"
 
     async def _count_jobs(self) -> Mapping[str, int]:
         return self._runner[0].num_open_jobs if self._runner else {}

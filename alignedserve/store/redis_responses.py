@@ -70,13 +70,8 @@ class RedisResponses(ResponseStore):
 
     async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces]) -> None:
         record, is_open, limits = _encode(head), int(not head.is_over), self._limits
-        bounds = [
-            limits.max_open_jobs,
-            limits.max_open_jobs_of_owner,
-            limits.max_bytes,
-            limits.max_bytes_of_owner,
-        ]
-        given_bounds = ["" if bound is None else bound for bound in bounds]
+        bounds = [limits.max_open_jobs, limits.max_open_jobs_of_owner]
+        given_bounds = ["" if bound is None else bound for bound in bounds] + [*self._byte_limits]
         size = len(record) + sum(sizes_of(parts).values())
         if size > SMALL_BYTES:
             # What is refused need not be sent.
@@ -121,7 +116,7 @@ class RedisResponses(ResponseStore):
     ) -> bool:
         args = [lease.token if lease else "", new.id, _encode(old), _encode(new), new.owner, int(new.is_over)]
         async with self._given(parts or {}) as given:
-            args += [len(parts or {}), *given, *delivery_args(deliveries)]
+            args += [*self._byte_limits, len(parts or {}), *given, *delivery_args(deliveries)]
             return bool(self._checked(await self._run(REPLACE, *args), lease))
 
     async def delete(self, head: ResponseHead) -> None:
@@ -150,6 +145,13 @@ class RedisResponses(ResponseStore):
         self._check(await self._run(BEGIN_LINES, lease.token, lease.job_id, _LINE), lease)
         found = await self._redis.call(self._redis.field(f"{PREFIX}falls:{lease.job_id}", str(_LINE)))
         return int(found or 0)
+
+    @property
+    def _byte_limits(self) -> tuple[int | str, int | str]:
+        """The limits of bytes as scripts take them: in all, and of the owner."""
+        limits = self._limits.max_bytes, self._limits.max_bytes_of_owner
+        most, most_of_owner = ("" if limit is None else limit for limit in limits)
+        return most, most_of_owner
 
     @asynccontextmanager
     async def _given(self, parts: Mapping[Part, Pieces]) -> AsyncIterator[list[str | bytes]]:

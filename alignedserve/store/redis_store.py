@@ -466,7 +466,9 @@ def _decode(data: bytes, kind: type[Record]) -> Record:
 
 
 def _tally(found: Mapping[bytes, bytes]) -> Tally:
-    return Tally(**{name.decode(): int(count) for name, count in found.items()})
+    counts = {name.decode(): int(count) for name, count in found.items()}
+    # A gateway of a later version may count more.
+    return Tally(**{name: count for name, count in counts.items() if name in Tally.__struct_fields__})
 
 
 def _milliseconds(seconds: float) -> int:

@@ -104,19 +104,24 @@ return 1
 """
 )
 
-# Arguments: token or ''; id, old head, new head, owner, '1' if it is over, the number of parts; the parts; and per
-# delivery: id, record, when it is due.
+# Arguments: token or ''; id, old head, new head, owner, '1' if it is over; limits of bytes, in all and of the owner,
+# which hold if there are parts; the number of parts; the parts; and per delivery: id, record, when it is due.
 REPLACE = (
     _PARTS
     + DELIVER
     + """
-local token, id, old, new, owner, is_over, num_parts = unpack(ARGV, 1, 7)
+local token, id, old, new, owner, is_over, max_bytes, max_bytes_of_owner, num_parts = unpack(ARGV, 1, 9)
 if token ~= '' and not is_held(id, token) then return -1 end
 if redis.call('GET', head(id)) ~= old then return 0 end
-local before, last = size_stored(id), 7 + 3 * tonumber(num_parts)
-if not are_staged(8, last) then return -6 end
+local before, last = size_stored(id), 9 + 3 * tonumber(num_parts)
+if num_parts ~= '0' then
+  local num_freed = #old + (is_over == '1' and redis.call('STRLEN', part(id, 'call')) or 0)
+  local refused = full(owner, #new + size_given(10, last) - num_freed, max_bytes, max_bytes_of_owner)
+  if refused then return refused end
+end
+if not are_staged(10, last) then return -6 end
 redis.call('SET', head(id), new)
-put_parts(id, 8, last)
+put_parts(id, 10, last)
 if is_over == '1' then
   redis.call('UNLINK', part(id, 'call'))
   close(id, owner)

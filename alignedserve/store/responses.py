@@ -124,7 +124,8 @@ class ResponseStore(ABC):
     ) -> bool:
         """Replaces the head, and stores `deliveries` and new `parts` in the same step; returns False if it is not `old`
         any more. `lease` is the holder's (LeaseLost is raised if it was lost); None for other callers. When the
-        response is over after this, its lease and its call are deleted."""
+        response is over after this, its lease and its call are deleted. Raises StoreFull if there is no room for
+        `parts`; without any it never does, so that a response can always end."""
 
     @abstractmethod
     async def delete(self, head: ResponseHead) -> None: ...
@@ -136,8 +137,9 @@ class ResponseStore(ABC):
     @abstractmethod
     async def take(self, holder: str, seconds: float, count: int, max_of_owner: int) -> list[Lease]:
         """Takes the leases of at most `count` responses which are not over and which nobody holds: by owner in turn,
-        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is a name for
-        people to read, which has leases of at most `max_of_owner` responses of an owner; of "" it has any number."""
+        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is the
+        name of one process, which has leases of at most `max_of_owner` responses of an owner; of "" it has any
+        number."""
 
     @abstractmethod
     async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]: ...

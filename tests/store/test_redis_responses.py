@@ -346,6 +346,28 @@ def test_there_are_limits() -> None:
     play(scenario, limits)
 
 
+@pytest.mark.parametrize("size", [5000, 100_000])
+@pytest.mark.parametrize("limits", [StoreLimits(5000, None), StoreLimits(None, 5000)])
+def test_there_are_limits_of_what_an_answer_adds(size: int, limits: StoreLimits) -> None:
+    async def scenario(responses: ResponseStore, store: RedisStore) -> None:
+        queued, over = head(1, "queued"), head(1, "completed")
+        await responses.add(queued, {**PARTS, "call": [b"x" * 2000]})
+        before = await num_bytes(store)
+        with pytest.raises(StoreFull):
+            await responses.replace(queued, over, None, (), {"output": [b"x" * size]})
+        assert await responses.head(queued.id) == queued and await num_bytes(store) == before
+        assert not {key for key in await leftovers(store) if "staged" in key or "output" in key}
+        # It is said that it failed in any case. A call makes room for what answers it.
+        failed = replace(queued, status="failed", state=b'{"x": "%b"}' % (b"y" * 5000))
+        assert await responses.replace(queued, failed, None)
+        await responses.delete(failed)
+        await responses.add(queued, {**PARTS, "call": [b"x" * 2000]})
+        assert await responses.replace(queued, over, None, (), {"output": [b"x" * 4000]})
+        assert before + 2000 <= await num_bytes(store) <= 5000
+
+    play(scenario, limits)
+
+
 def test_those_that_have_expired_are_found() -> None:
     async def scenario(responses: ResponseStore, store: RedisStore) -> None:
         for number in range(3):

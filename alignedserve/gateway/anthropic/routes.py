@@ -8,9 +8,9 @@ from fastapi.responses import Response
 
 from alignedserve.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from alignedserve.gateway.anthropic.message import MessageBuilder
-from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields
+from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import TOKEN_BYTES, Answered, Answering
+from alignedserve.gateway.generation.prepared import Answered, Answering
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, read_call, respond
 from alignedserve.gateway.http.description import request_body
@@ -46,12 +46,12 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
 
 
 def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> Answered:
-    """Raises ApiError and InvalidRequest."""
+    """Counts those of a prompt that does not fit, too: clients ask, to see how much they have to leave out. Raises
+    ApiError and InvalidRequest."""
     with body.naming():
-        found = chat_fields(body, body.conversation(), model, limits)
-        num_tokens = len(found["prompts"][0]) // TOKEN_BYTES
-        ignored = [*found["ignored"], *body.ignored]
-        return Answered(memoryview(msgspec.json.encode({"input_tokens": num_tokens})), ignored=ignored)
+        num_tokens, ignored = count_prompt(body, body.conversation(), model, limits)
+        found = msgspec.json.encode({"input_tokens": num_tokens})
+        return Answered(memoryview(found), ignored=[*ignored, *body.ignored])
 
 
 MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)

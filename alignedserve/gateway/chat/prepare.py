@@ -53,16 +53,12 @@ def chat_fields(
 ) -> dict[str, Any]:
     """Returns the fields of a PreparedChat. Raises ApiError and InvalidRequest."""
     check_body(body, model, limits)
-    ignored = _useless_in(chat, model)
-    if ignored:
-        chat = replace(chat, tools=())
+    chat, ignored = _usable(chat, model)
     tooling = _tooling_of(chat, model, limits)
     params, structure_name = _params(body, tooling)
     limits.check(1, params)
     check_size(limits, params, structure_name)
-    effort = effort_of(chat.effort) if tooling.reading.name == HARMONY else chat.effort
-    variables = body.template_variables(effort) | tooling.variables
-    prompt = model.chat_ids(readable(chat.messages), variables)
+    prompt = _prompt_of(body, chat, tooling, model)
     params = checked_prompts(body, [prompt], params, model, limits)
     thinking = _thinking_of(chat, model, prompt, params, tooling)
     reading = msgspec.structs.replace(tooling.reading, thinking=thinking)
@@ -75,11 +71,30 @@ def chat_fields(
     }
 
 
-def _useless_in(chat: Conversation, model: ServedModel) -> list[str]:
-    """Returns the names of what this model can make nothing of, and may leave aside: tools that nobody tells it of, and
-    that it need not call. Many clients send some with every call."""
+def count_prompt(
+    body: ConversationBody, chat: Conversation, model: ServedModel, limits: Limits
+) -> tuple[int, list[str]]:
+    """Returns the number of tokens of the prompt, which need not fit, and the names of what is ignored. What the body
+    says of the output is not looked at. Raises ApiError and InvalidRequest."""
+    model.check_name(body.model)
+    chat, ignored = _usable(chat, model)
+    tooling = _tooling_of(chat, model, limits)
+    return len(_prompt_of(body, chat, tooling, model, is_bounded=False)), ignored
+
+
+def _prompt_of(
+    body: ConversationBody, chat: Conversation, tooling: _Tooling, model: ServedModel, is_bounded: bool = True
+) -> list[int]:
+    effort = effort_of(chat.effort) if tooling.reading.name == HARMONY else chat.effort
+    variables = body.template_variables(effort) | tooling.variables
+    return model.chat_ids(readable(chat.messages), variables, is_bounded=is_bounded)
+
+
+def _usable(chat: Conversation, model: ServedModel) -> tuple[Conversation, list[str]]:
+    """Returns the chat without what this model can make nothing of, and may leave aside, and the names of that: tools
+    that nobody tells it of, and that it need not call. Many clients send some with every call."""
     is_useless = bool(chat.tools) and chat.choice == "auto" and not model.has_place_for_tools
-    return ["tools"] if is_useless else []
+    return (replace(chat, tools=()), ["tools"]) if is_useless else (chat, [])
 
 
 def _thinking_of(

@@ -103,7 +103,7 @@ class ChatResponseBuilder(ChoicesBuilder):
         if delta.finish_reason is not None:
             read.add(reader.end(is_cut=delta.is_cut))
         if not self.shows_reasoning:
-            read.reasoning = ""
+            read.drop_thoughts()
         return read
 
     def _piece_bodies(self, index: int, pieces: Sequence[CallPiece]) -> list[Json]:

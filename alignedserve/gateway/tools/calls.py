@@ -49,33 +49,82 @@ class Piece:
 
 
 @dataclass
-class Read:
-    """What a reader has newly found."""
+class Content:
+    """A piece of the text that answers."""
 
-    content: str = ""
-    pieces: list[Piece] = field(default_factory=list)
-    # What the model thinks before it answers.
-    reasoning: str = ""
+    text: str
+
+
+@dataclass
+class Thought:
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+ReadPart = Content | Thought | Piece
+
+
+@dataclass
+class Read:
+    """What a reader has newly found, in the order in which the model has written it."""
+
+    parts: list[ReadPart] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, content: str) -> Read:
+        read = cls()
+        read.say(content)
+        return read
+
+    def say(self, content: str) -> None:
+        self._add(Content, content)
+
+    def think(self, thoughts: str) -> None:
+        self._add(Thought, thoughts)
 
     def begin(self, name: str, arguments: str = "", call_id: str | None = None) -> None:
-        self.pieces.append(Piece(name, arguments, call_id))
+        self.parts.append(Piece(name, arguments, call_id))
 
     def go_on(self, arguments: str) -> None:
-        if not arguments:
-            return
-        if self.pieces:
-            self.pieces[-1].arguments += arguments
-        else:
-            self.pieces.append(Piece(None, arguments))
+        """Goes on with the last call: nothing else has come since."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, Piece):
+            last.arguments += arguments
+        elif arguments:
+            self.parts.append(Piece(None, arguments))
 
     def add(self, more: Read) -> None:
-        self.content += more.content
-        self.reasoning += more.reasoning
-        for piece in more.pieces:
-            if piece.name is None:
-                self.go_on(piece.arguments)
-            else:
-                self.pieces.append(piece)
+        for part in more.parts:
+            match part:
+                case Piece(None, arguments):
+                    self.go_on(arguments)
+                case Piece(str(name), arguments, call_id):
+                    self.begin(name, arguments, call_id)
+                case Content() | Thought():
+                    self._add(type(part), part.text)
+
+    def drop_thoughts(self) -> None:
+        self.parts = [part for part in self.parts if not isinstance(part, Thought)]
+
+    def _add(self, kind: type[Content | Thought], text: str) -> None:
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, kind):
+            last.text += text
+        elif text:
+            self.parts.append(kind(text))
+
+    @property
+    def content(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Content))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [part for part in self.parts if isinstance(part, Piece)]
 
 
 class CollectedText:

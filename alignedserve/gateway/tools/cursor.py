@@ -31,7 +31,8 @@ class Cursor(Reader):
         self._arguments = Nesting()
         # Whether there is no more text, and whether it was not the model that ended it.
         self._is_ended = self._is_cut = False
-        # The content of this step; the blanks since the last call, or the beginning; whether there were only blanks.
+        # The content that `read` has not got yet; the blanks since the last call, or the beginning; whether there were
+        # only blanks.
         self._content: list[str] = []
         self._blanks: list[str] = []
         self._is_blank = True
@@ -49,7 +50,7 @@ class Cursor(Reader):
         self._is_ended, self._is_cut = True, is_cut
         read = self._read()
         if not self._has_calls:
-            read.content += "".join(self._blanks)
+            read.say("".join(self._blanks))
         return read
 
     def _read(self) -> Read:
@@ -58,8 +59,7 @@ class Cursor(Reader):
             pass
         self._num_before += self._at
         self._text, self._at = self._text[self._at :], 0
-        read.content = "".join(self._content)
-        self._content.clear()
+        self._show_content(read)
         return read
 
     @abstractmethod
@@ -108,7 +108,12 @@ class Cursor(Reader):
             self._blanks.clear()
         self._content.append(text)
 
+    def _show_content(self, read: Read) -> None:
+        read.say("".join(self._content))
+        self._content.clear()
+
     def _begin(self, read: Read, name: str, arguments: str = "", call_id: str | None = None) -> None:
+        self._show_content(read)
         read.begin(name, arguments, call_id)
         self._opened.clear()
         self._blanks.clear()

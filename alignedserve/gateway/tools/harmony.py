@@ -183,6 +183,6 @@ class HarmonyReader(Reader):
         self._is_new = False
         self._kinds.add(self._kind)
         if self._kind == "reasoning":
-            read.reasoning += gap + text
+            read.think(gap + text)
         else:
-            read.content += gap + text
+            read.say(gap + text)

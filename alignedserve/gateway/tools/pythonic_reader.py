@@ -40,7 +40,7 @@ class PythonicReader(Reader):
 
     def feed(self, text: str) -> Read:
         if self._is_text:
-            return Read(text)
+            return Read.of(text)
         self._text.append(text)
         self._num_chars += len(text)
         if not self._is_list:
@@ -49,13 +49,13 @@ class PythonicReader(Reader):
             may_be_list = len(self._first) < MAX_HEAD_CHARS and _HEAD_BEGUN.fullmatch(self._first)
             self._is_text = not self._is_list and not may_be_list
         self._is_text |= self._is_list and self._num_chars > MAX_CHARS
-        return Read(self._taken()) if self._is_text else Read()
+        return Read.of(self._taken()) if self._is_text else Read()
 
     def end(self, *, is_cut: bool = False) -> Read:
         text, read = self._taken(), Read()
         for name, arguments in _calls_in(text):
             read.begin(name, arguments)
-        return read if read.pieces else Read(text)
+        return read if read.pieces else Read.of(text)
 
     def _taken(self) -> str:
         text = "".join(self._text)

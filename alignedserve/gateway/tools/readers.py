@@ -4,8 +4,8 @@ A call is streamed from its name on if name and arguments come in this order, as
 another form is sent when it is complete. What was sent can't be taken back: arguments that end in the middle, or are
 no JSON, are sent as they were written, as OpenAI does.
 
-However the text is cut, it is read in the same way, and each letter is read a few times at most, however long the text
-becomes: a client may have made the model write it.
+However the text is cut, it is read in the same way, and what is found has the order in which it was written. Each
+letter is read a few times at most, however long the text becomes: a client may have made the model write it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TextReader(Reader):
     """All of the text is content."""
 
     def feed(self, text: str) -> Read:
-        return Read(text)
+        return Read.of(text)
 
     def end(self, *, is_cut: bool = False) -> Read:
         return Read()

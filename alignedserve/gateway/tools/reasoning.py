@@ -108,12 +108,12 @@ class ReasoningReader(Reader):
         if self._is_thinking:
             self._think(read, is_end=True)
         if self._is_thinking and self._has_called(is_cut):
-            read.reasoning += self._trail.add(self._drafted.content)
+            read.think(self._trail.add(self._drafted.content))
             for (name, arguments), call_id in zip(self._drafted.calls, self._drafted.call_ids, strict=True):
                 read.begin(name, arguments, call_id)
             return read
         if self._is_thinking:
-            read.reasoning += "".join((*self._trail.blanks, *self._held))
+            read.think("".join((*self._trail.blanks, *self._held)))
         else:
             self._pass_on(read)
         read.add(self._answer.end(is_cut=is_cut))
@@ -152,7 +152,7 @@ class ReasoningReader(Reader):
                 return
             self._text = self._text[len(close) :]
             if is_closing:
-                read.reasoning += self._trail.add("".join(self._held))
+                read.think(self._trail.add("".join(self._held)))
                 self._held.clear()
                 self._is_thinking, self._is_over, self._skips_space = False, True, True
                 return
@@ -180,7 +180,7 @@ class ReasoningReader(Reader):
             self._num_calls = self._drafted.add(draft)
         elif draft.content:
             held = "".join(self._held)
-            read.reasoning += self._trail.add(held[: len(draft.content)])
+            read.think(self._trail.add(held[: len(draft.content)]))
             self._held = [held[len(draft.content) :]]
 
     def _pass_on(self, read: Read) -> None:

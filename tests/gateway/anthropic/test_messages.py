@@ -5,13 +5,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from alignedserve.gateway.anthropic.message import MessageBuilder
+from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.prepared import Answering
+from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.keys import digest_of
-from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reasoning import Thinking
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, SharedGateway, play, served
+from tests.gateway.tools.test_families import TYPES, cut
+from tests.gateway.tools.test_mixtures import MARKS, TEXTS, parts_of
 from tests.gateway.tools.test_reasoning import DEEPSEEK
 from tests.gateway.tools.test_tools import CALL, TEMPLATE, follows, model_with
 
@@ -153,6 +164,45 @@ def test_the_arguments_of_a_call_are_an_object_whatever_the_model_writes(
     with_tools.play(scenario)
 
 
+def blocks_in(reading: Reading, pieces: list[str], eager_tools: list[str]) -> list[dict[str, Any]]:
+    """Returns the blocks of a stream whose text comes in these pieces, without ids."""
+    builder = MessageBuilder(
+        Answering(MODEL, Service(), [[5]], created=0), reading.new_reader, True, eager_tools
+    )
+    sent: list[Any] = []
+    for number, piece in enumerate(pieces, 1):
+        delta = Delta(0, piece, [30], [], "stop" if number == len(pieces) else None)
+        sent += [*(builder.opening(delta, Usage(1, 1)) or ()), builder.events(delta, Usage(1, 1))]
+    events = events_of(b"".join([*sent, *builder.end(Usage(1, 1))]).decode())
+    found: list[dict[str, Any]] = []
+    for event in events:
+        match event:
+            case {"type": "content_block_start", "content_block": block}:
+                found.append({"type": block["type"], "name": block.get("name"), "text": ""})
+            case {"type": "content_block_delta", "index": index, "delta": delta}:
+                assert index == len(found) - 1
+                found[index]["text"] += next(value for key, value in delta.items() if key != "type")
+    return found
+
+
+@pytest.mark.parametrize("thinking", [None, Thinking("<think>", "</think>", True)], ids=["", "thinking"])
+@pytest.mark.parametrize("name", sorted(TEXTS))
+@settings(deadline=None, max_examples=10)
+@given(data=st.data())
+def test_blocks_are_the_same_however_the_text_is_cut(
+    name: str, thinking: Thinking | None, data: st.DataObject
+) -> None:
+    text = "".join(data.draw(st.lists(st.one_of(parts_of(name), st.sampled_from(MARKS)), max_size=8))) or " "
+    reading, eager_tools = (
+        Reading(name, types=TYPES, thinking=thinking),
+        data.draw(st.sampled_from([[], [*TYPES]])),
+    )
+    by_letters = blocks_in(reading, list(text), eager_tools)
+    assert blocks_in(reading, [text], eager_tools) == by_letters
+    if len(text) > 1:
+        assert blocks_in(reading, cut(text, data), eager_tools) == by_letters
+
+
 FINE_GRAINED = "fine-grained-tool-streaming-2025-05-14"
 
 
@@ -221,6 +271,22 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
             counted = await at.post(f"{MESSAGES}/count_tokens", body)
             await at.post(MESSAGES, ASKED | {"tools": [TOOL]})
             assert counted.json() == {"input_tokens": len(at.router.submitted[0].request.prompt)}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("num_words", [200, 40_000])
+def test_tokens_of_a_prompt_that_does_not_fit_are_counted(num_words: int) -> None:
+    """The longer one has more letters than any prompt that fits."""
+
+    async def scenario() -> None:
+        messages = [{"role": "user", "content": "word " * num_words}]
+        async with served(model=replace(MODEL, max_model_len=100)) as at:
+            body = {"model": "demo", "messages": messages}
+            counted = await at.post(f"{MESSAGES}/count_tokens", body)
+            assert counted.json() == {"input_tokens": len(TOKENIZER.chat_ids(messages))}
+            refused = await at.post(MESSAGES, body | {"max_tokens": 1})
+            assert refused.status_code == 400 and "together may have 100" in refused.text
 
     play(scenario)
 

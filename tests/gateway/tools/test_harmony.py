@@ -17,7 +17,7 @@ from transformers import GenerationConfig, GptOssConfig
 from alignedserve.engine.choices import vocabulary_of
 from alignedserve.engine.endings import Endings
 from alignedserve.gateway.tools import harmony
-from alignedserve.gateway.tools.calls import Piece, Read
+from alignedserve.gateway.tools.calls import Content, Piece, Read, Thought
 from alignedserve.gateway.tools.harmony import HarmonyReader, is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of
 from alignedserve.models.hf_config import load_model_config
@@ -147,8 +147,9 @@ def cut(text: str, data: st.DataObject) -> list[str]:
 def test_channels_are_read_however_the_text_is_cut(
     text: str, reasoning: str, content: str, calls: list[Piece], data: st.DataObject
 ) -> None:
-    expected = Read(content, calls, reasoning)
-    assert read_all([text]) == read_all(list(text)) == read_all(cut(text, data)) == expected
+    whole = read_all([text])
+    assert whole == read_all(list(text)) == read_all(cut(text, data))
+    assert (whole.reasoning, whole.content, whole.pieces) == (reasoning, content, calls)
 
 
 WORDS = st.one_of(
@@ -173,13 +174,13 @@ def test_any_text_is_read_to_its_end(words: list[str], data: st.DataObject | Non
     whole = read_all([text])
     assert whole == read_all(list(text)) and (data is None or whole == read_all(cut(text, data)))
     if not any(mark in text for mark in harmony.MARKS):
-        assert whole == Read(text)
+        assert whole == Read.of(text)
     found = whole.reasoning + whole.content + "".join(piece.arguments for piece in whole.pieces)
     assert all(found.count(letter) == text.count(letter) for letter in "é{")
 
 
 def test_what_is_said_to_tools_that_nobody_offered_is_text() -> None:
-    assert read_all([THOUGHT + CALL], ()) == Read(ROME, [], "Hm.")
+    assert read_all([THOUGHT + CALL], ()) == Read([Thought("Hm."), Content(ROME)])
 
 
 def test_a_template_shows_the_format() -> None:

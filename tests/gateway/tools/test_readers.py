@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Piece, Read
+from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Content, Piece, Read, ReadPart, Thought
 from alignedserve.gateway.tools.json_readers import MAX_OBJECT_CHARS, JsonInTextReader, JsonReader
 from alignedserve.gateway.tools.marked_readers import HermesReader
 from alignedserve.gateway.tools.readers import NamedReader, Reader
@@ -126,11 +126,19 @@ def test_how_the_text_is_cut_makes_no_difference(
     kind: Any, text: str, content: str | None, calls: list[Piece]
 ) -> None:
     """`content`: None is all of it."""
-    expected = Read(text if content is None else content, calls)
-    assert read_all(kind(), [text]) == expected
-    assert read_all(kind(), list(text)) == expected
+    whole = read_all(kind(), [text])
+    assert (whole.content, whole.pieces) == (text if content is None else content, calls)
+    assert read_all(kind(), list(text)) == whole
     for cut in range(len(text)):
-        assert read_all(kind(), [text[:cut], text[cut:]]) == expected
+        assert read_all(kind(), [text[:cut], text[cut:]]) == whole
+
+
+def test_what_is_read_keeps_its_order() -> None:
+    parts: list[ReadPart] = [Content("a"), ROME, CLOCK, Content("b"), CLOCK, Content("c<tool_")]
+    assert read_all(HermesReader(), [f"a{CALL}\n\n{OTHER}b{OTHER}\nc<tool_"]) == Read(parts)
+    text = f"Hm.</think>\na{CALL}\n\nb"
+    found = read_all(reading("hermes", Thinking("<think>", "</think>", is_open=True))(), [text])
+    assert found == Read([Thought("Hm."), Content("a"), ROME, Content("b")])
 
 
 PARTS = st.sampled_from(
@@ -195,9 +203,9 @@ def test_arguments_are_told_as_they_come() -> None:
         (JsonReader(), '{"name": "x", "parameters": '),
     ):
         assert reader.feed(opening) == Read()
-        assert reader.feed("{") == Read("", [Piece("x", "{")])
-        assert reader.feed('"a"') == Read("", [Piece(None, '"a"')])
-        assert reader.feed(": 1}") == Read("", [Piece(None, ": 1}")])
+        assert reader.feed("{") == Read([Piece("x", "{")])
+        assert reader.feed('"a"') == Read([Piece(None, '"a"')])
+        assert reader.feed(": 1}") == Read([Piece(None, ": 1}")])
         assert reader.feed("}") == Read()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import Piece, Read
+from alignedserve.gateway.tools.calls import Piece, Read, Thought
 from alignedserve.gateway.tools.marked_readers import HermesReader
 from alignedserve.gateway.tools.readers import Reader, TextReader
 from alignedserve.gateway.tools.reading import Reading
@@ -196,7 +196,7 @@ def test_thoughts_are_found_however_the_text_is_cut(
 )
 def test_in_thoughts_that_are_cut_a_call_is_a_draft(text: str) -> None:
     for pieces in ([text], list(text)):
-        assert read_all(ReasoningReader(OPENED, HermesReader), pieces, is_cut=True) == Read(reasoning=text)
+        assert read_all(ReasoningReader(OPENED, HermesReader), pieces, is_cut=True) == Read([Thought(text)])
 
 
 @pytest.mark.parametrize(

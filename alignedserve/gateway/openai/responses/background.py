@@ -40,6 +40,7 @@ from alignedserve.store import (
     ResponseId,
     ResponseStore,
     StoreAway,
+    StoreFull,
 )
 from alignedserve.store.looking import Looking
 from alignedserve.store.responses import Pieces, ResponseStatus, sizes_of
@@ -67,8 +68,8 @@ class BackgroundResponses:
         config: BatchConfig | None = None,
         deliveries_of: Callable[[ResponseHead], Sequence[Delivery]] = lambda head: (),
     ) -> None:
-        """`name` is the gateway's, for people to read; calls that are read have shares in `memory`; `deliveries_of`
-        tell of the end of a response."""
+        """`name` is this process's, by which its places are counted; calls that are read have shares in `memory`;
+        `deliveries_of` tell of the end of a response."""
         self._store = store
         self._request_builder = request_builder
         self._endpoint = endpoint
@@ -184,6 +185,9 @@ class BackgroundResponses:
             try:
                 state, output = await self._answered(head)
                 await self._end(head, state, lease, output)
+                return
+            except StoreFull as full:
+                await self._fail(head, ApiError(413, str(full), code="storage_full"), lease)
                 return
             except (ApiError, InvalidRequest) as found:
                 error = invalid(found) if isinstance(found, InvalidRequest) else found

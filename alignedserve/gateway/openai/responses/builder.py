@@ -118,7 +118,7 @@ class ResponsesBuilder(ResponseBuilder):
             read.add(self._reader.end(is_cut=delta.is_cut))
         is_thought = bool(read.reasoning or was_thinking or self._reader.is_thinking)
         if not self.shows_reasoning:
-            read.reasoning = ""
+            read.drop_thoughts()
         yield from self.output.add(read, self._logprobs(delta), is_thought)
         if delta.finish_reason is not None:
             yield from self.output.end("incomplete" if delta.finish_reason == "length" else "completed")

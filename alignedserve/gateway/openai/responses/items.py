@@ -85,22 +85,29 @@ def kept_json(name: str, value: Any) -> bytes:
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Raises InvalidRequest for an item that a chat of texts can't have."""
     messages: list[dict[str, Any]] = []
+    # The thoughts of assistant's turns, by the turns' places: they are joined once, as a turn can have thousands.
+    turns: dict[int, list[str]] = {}
     # Thoughts belong to the assistant's turn that they come before.
-    thoughts = ""
+    thoughts: list[str] = []
     for item in items:
         match item["type"]:
             case "message":
-                message = {"role": item["role"], "content": _text(item["content"], "input")}
-                messages.append(message | _thought(thoughts if item["role"] == "assistant" else ""))
-                thoughts = ""
+                messages.append({"role": item["role"], "content": _text(item["content"], "input")})
+                if item["role"] == "assistant":
+                    turns[len(messages) - 1] = thoughts
+                thoughts = []
             case "reasoning":
-                thoughts += _thoughts(item)
+                thoughts.append(_thoughts(item))
             case "function_call":
-                _add_call(messages, item, thoughts)
-                thoughts = ""
+                _add_call(messages, item)
+                turns.setdefault(len(messages) - 1, []).extend(thoughts)
+                thoughts = []
             case _:
                 output = _text(item["output"], "input")
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
+    for place, parts in turns.items():
+        if joined := "".join(parts):
+            messages[place]["reasoning_content"] = joined
     return messages
 
 
@@ -162,15 +169,10 @@ def _thoughts(item: Item) -> str:
     return "\n".join(_parts(parts, "input")) if isinstance(parts, list) else ""
 
 
-def _thought(thoughts: str) -> dict[str, str]:
-    return {"reasoning_content": thoughts} if thoughts else {}
-
-
-def _add_call(messages: list[dict[str, Any]], item: Item, thoughts: str) -> None:
+def _add_call(messages: list[dict[str, Any]], item: Item) -> None:
     """Adds a call to the assistant's turn, which may have begun."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
-    messages[-1] |= _thought(messages[-1].get("reasoning_content", "") + thoughts)
     function = {"name": item["name"], "arguments": item["arguments"]}
     call = {"id": item["call_id"], "type": "function", "function": function}
     messages[-1].setdefault("tool_calls", []).append(call)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import accumulate, islice
 from typing import Any
 
-from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields
+from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
 from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands
-from alignedserve.gateway.generation.prepared import TOKEN_BYTES, Answered, Answering
+from alignedserve.gateway.generation.prepared import Answered, Answering
 from alignedserve.gateway.http.json_pieces import encode
 from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits import Limits
@@ -48,21 +48,13 @@ def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Bes
     with body.naming():
         if body.background and body.store is False:
             raise InvalidRequest("background: a response in the background has to be stored")
-        if body.previous_response_id is not None and beside.earlier is None:
-            raise ConversationNeeded(body.previous_response_id)
-        # What was kept came from clients, and is read as they are.
-        earlier = json.loads(beside.earlier or b"[]")
-        items = Items(earlier)
-        kept = items.add(body.input)
-        if beside.room is not None and items.num_added_bytes > beside.room:
-            raise Expands(items.num_added_bytes)
+        items, kept = _items_of(body, beside)
         input_items, repeated = b",".join(item for _, item in kept), _written(_repeated(body))
         if len(input_items) + len(repeated) > limits.max_body_bytes:
             # A number of three letters may be written as twenty.
             raise too_large(limits.max_body_bytes, "as it would be kept, ")
         found = chat_fields(body, body.conversation_of(items.all), model, limits)
-        # Tools that OpenAI's servers run themselves.
-        found["ignored"] += [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
+        found["ignored"] += _foreign_tools(body)
         return PreparedResponse(
             **found,
             repeated=repeated,
@@ -76,11 +68,31 @@ def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Bes
 
 
 def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> Answered:
-    """Returns how many tokens the prompt of this call would have. Raises ApiError, InvalidRequest and Expands."""
-    call = response(body, model, limits, beside)
-    num_tokens = len(call.prompts[0]) // TOKEN_BYTES
-    counted = encode({"object": "response.input_tokens", "input_tokens": num_tokens})
-    return Answered(memoryview(counted), call.ignored)
+    """Returns the number of tokens that the prompt of this call would have, which need not fit. Raises ApiError,
+    InvalidRequest and Expands."""
+    with body.naming():
+        items, _ = _items_of(body, beside)
+        num_tokens, ignored = count_prompt(body, body.conversation_of(items.all), model, limits)
+        found = {"object": "response.input_tokens", "input_tokens": num_tokens}
+        return Answered(memoryview(encode(found)), ignored + _foreign_tools(body))
+
+
+def _items_of(body: ResponseBody, beside: Beside) -> tuple[Items, list[tuple[str, bytes]]]:
+    """Returns the items of the conversation with those of the call, and what is kept of the latter. Raises
+    ConversationNeeded, InvalidRequest and Expands."""
+    if body.previous_response_id is not None and beside.earlier is None:
+        raise ConversationNeeded(body.previous_response_id)
+    # What was kept came from clients, and is read as they are.
+    items = Items(json.loads(beside.earlier or b"[]"))
+    kept = items.add(body.input)
+    if beside.room is not None and items.num_added_bytes > beside.room:
+        raise Expands(items.num_added_bytes)
+    return items, kept
+
+
+def _foreign_tools(body: ResponseBody) -> list[str]:
+    """Returns the names of tools that OpenAI's servers run themselves."""
+    return [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
 
 
 def _written(repeated: dict[str, Any]) -> bytes:

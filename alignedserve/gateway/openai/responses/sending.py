@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
@@ -19,7 +20,6 @@ from alignedserve.gateway.openai.responses.replay import written
 from alignedserve.gateway.openai.responses.written import AnyPiece, Stored
 from alignedserve.store import ResponseGone, ResponseHead, StoreAway
 from alignedserve.store.responses import ItemPage
-from alignedserve.store.retry import retried
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,9 @@ async def _events(head: ResponseHead, kept: KeptResponses, after: int) -> AsyncI
             # A line that clients skip, so that neither side takes the other for dead.
             yield b": waiting\n\n"
             await asyncio.sleep(LOOK_S)
-            head = await retried(kept.find, head.id, head.owner)
+            # While the store is away it goes on waiting.
+            with contextlib.suppress(StoreAway):
+                head = await kept.find(head.id, head.owner)
         async for event in written(head, partial(kept.read, head), after):
             async for block in _read_in(event, head, kept):
                 is_within = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -18,10 +19,11 @@ from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
 from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
 from alignedserve.store.redis_connection import RedisConnection
-from alignedserve.store.redis_responses import PIECE_BYTES
+from alignedserve.store.redis_responses import PIECE_BYTES, RedisResponses
+from alignedserve.store.redis_store import RedisStore
 from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from tests.gateway.batching import System, gateway_on, play
-from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import JSON, served
 from tests.gateway.served import play as play_alone
 from tests.gateway.tools.test_reasoning import DEEPSEEK
@@ -504,6 +506,26 @@ def test_what_is_wrong_with_a_body_comes_before_what_it_goes_on_with() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("num_words", [200, 40_000])
+def test_tokens_of_an_input_that_does_not_fit_are_counted(num_words: int) -> None:
+    """The longer one has more letters than any prompt that fits. What is said of the output makes no difference."""
+
+    async def scenario() -> None:
+        asked: dict[str, Any] = {"model": "demo", "input": "word " * num_words}
+        messages = [{"role": "user", "content": asked["input"]}]
+        tools = {"tools": [{"type": "web_search"}]}
+        async with served(model=replace(MODEL, max_model_len=100)) as at:
+            for more in ({}, {"max_output_tokens": 0}, {"top_logprobs": 1000}, {"temperature": -1}):
+                counted = await at.post("/v1/responses/input_tokens", asked | more | tools)
+                assert counted.json()["input_tokens"] == len(TOKENIZER.chat_ids(messages)), more
+                assert counted.headers["x-ignored-parameters"] == "tools.web_search"
+            refused = await at.post("/v1/responses", asked)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+    play_alone(scenario)
+
+
 # ---- in the background ----
 
 
@@ -517,6 +539,28 @@ def test_a_stream_of_a_response_that_is_deleted_ends_with_an_event() -> None:
             await at.client.responses.delete(begun.id)
             rest = [line async for line in lines]
         assert "event: error" in rest and any("not found" in line for line in rest)
+
+    play(scenario)
+
+
+def test_a_stream_that_waits_says_so_while_the_store_is_away() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        background = at.gateway.process._background
+        assert background and isinstance(background._store, RedisResponses)
+        async with at.gateway.http.stream("GET", f"/v1/responses/{begun.id}?stream=true") as stream:
+            lines = stream.aiter_lines()
+            await at.redis.kill()
+            while not background._store._redis.is_down:
+                assert await anext(lines) in (": waiting", "")
+            assert [await anext(lines) for _ in range(8)].count(": waiting") == 4
+            await at.redis.start()
+            at.router.allow(None)
+            rest = [line async for line in lines]
+        assert "event: response.completed" in rest
 
     play(scenario)
 
@@ -597,6 +641,23 @@ def test_a_response_in_the_background_can_be_cancelled_and_deleted() -> None:
         answered = await at.client.responses.create(model="demo", input="How far?")
         with pytest.raises(openai.BadRequestError, match="in the background"):
             await at.client.responses.cancel(answered.id)
+
+    play(scenario)
+
+
+def test_a_response_in_the_background_that_there_is_no_room_for_has_failed() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        store = RedisStore(at.redis.url)
+        await store._redis.incrby("alignedserve:bytes", 1 << 40)
+        await store.close()
+        at.router.allow(None)
+        done = await until_over(at, begun)
+        assert (done.status, done.output) == ("failed", []) and done.error
+        assert str(done.error.code) == "storage_full" and "delete some" in done.error.message
 
     play(scenario)
 
