@@ -2,31 +2,26 @@
 
 Keys: `response-head:ID` a head and `response-part:ID:NAME` a part; `open:responses` those that are not over, and
 `unanswered@OWNER` an owner's, both by age; `asking` the owners of these, by when they had their last turn;
-`expiring-heads` by when they expire; `staged:NAME` bytes that will be a part. Leases are those of jobs
-(redis_store.py).
+`expiring-heads` by when they expire. Leases are those of jobs (redis_store.py).
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
-from alignedserve.store.base import NUM_AT_A_TIME, Lease, LeaseState, Order, StoreAway, StoreLimits
+from alignedserve.store.base import NUM_AT_A_TIME, Lease, LeaseState, Order
 from alignedserve.store.deliveries import Delivery
 from alignedserve.store.records import JobId
-from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_deliveries import delivery_args
+from alignedserve.store.redis_parts import SMALL_BYTES, RedisParts
 from alignedserve.store.response_scripts import (
     ADD,
     ADMIT,
     DELETE,
     ITEM_PAGE,
     REPLACE,
-    STAGED_BYTES_LOST,
     TAKE,
 )
 from alignedserve.store.responses import (
@@ -43,31 +38,12 @@ from alignedserve.store.scripts import BEGIN_LINES, PREFIX, RELEASE, RENEW
 
 _LEASE_STATES: tuple[LeaseState, ...] = ("lost", "held", "cancelling")
 _HEAD = f"{PREFIX}response-head:"
-_PART = f"{PREFIX}response-part:"
-_STAGED = f"{PREFIX}staged:"
 _EXPIRING = f"{PREFIX}expiring-heads"
 # The number of the only line that a response has, where jobs have many.
 _LINE = 1
-# Parts of this size at most go into the command that adds them.
-SMALL_BYTES = 64 << 10
-# The bytes of larger parts that are sent or fetched at a time. They take the event loop 0.3 ms in one step (1 MiB: 2
-# ms), and the store is asked to write to its disk for each of them.
-PIECE_BYTES = 256 << 10
-# The seconds after which bytes that have not become a part are deleted.
-STAGED_S = 600
-
-Result = TypeVar("Result")
 
 
-class RedisResponses(ResponseStore):
-    def __init__(
-        self, redis: RedisConnection, limits: StoreLimits, check: Callable[[int, Lease | None], int]
-    ) -> None:
-        """`check` raises the error that a script's answer stands for."""
-        self._redis = redis
-        self._limits = limits
-        self._check = check
-
+class RedisResponses(RedisParts, ResponseStore):
     async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces]) -> None:
         record, is_open, limits = _encode(head), int(not head.is_over), self._limits
         bounds = [
@@ -93,11 +69,7 @@ class RedisResponses(ResponseStore):
         self, head: ResponseHead, part: Part, begin: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
         end = head.size_of(part) if end is None else end
-        for first in range(begin, end, PIECE_BYTES):
-            last = min(first + PIECE_BYTES, end)
-            piece = await self._redis.call(self._redis.piece(f"{_PART}{head.id}:{part}", first, last))
-            if len(piece) < last - first:
-                raise ResponseGone(head.id)
+        async for piece in self._read(f"response-part:{head.id}:{part}", begin, end):
             yield piece
 
     async def item_page(
@@ -150,60 +122,6 @@ class RedisResponses(ResponseStore):
         self._check(await self._run(BEGIN_LINES, lease.token, lease.job_id, _LINE), lease)
         found = await self._redis.call(self._redis.field(f"{PREFIX}falls:{lease.job_id}", str(_LINE)))
         return int(found or 0)
-
-    @asynccontextmanager
-    async def _given(self, parts: Mapping[Part, Pieces]) -> AsyncIterator[list[str | bytes]]:
-        """Yields a script's arguments for new parts. Large ones are sent before, in pieces; what the script did not
-        take is deleted after the block."""
-        args: list[str | bytes] = []
-        staged: list[str] = []
-        try:
-            for name, pieces in parts.items():
-                if (size := sum(map(len, pieces))) <= SMALL_BYTES:
-                    args += [name, "", b"".join(pieces)]
-                    continue
-                staged.append(secrets.token_hex(8))
-                args += [name, staged[-1], str(size)]
-                await self._stage(_STAGED + staged[-1], pieces)
-            yield args
-        finally:
-            if staged:
-                with suppress(StoreAway):
-                    await self._redis.call(self._redis.unlink([_STAGED + name for name in staged]))
-
-    async def _stage(self, key: str, pieces: Pieces) -> None:
-        offset = 0
-        for block in _blocks(pieces):
-            if await self._redis.call(self._redis.put_piece(key, offset, block, STAGED_S)) < offset:
-                raise _lost()
-            offset += len(block)
-
-    def _checked(self, done: int, lease: Lease | None = None) -> int:
-        """Raises the error that a script's answer stands for; otherwise returns the answer."""
-        if done == STAGED_BYTES_LOST:
-            raise _lost()
-        return self._check(done, lease)
-
-    def _run(self, script: str, *args: Any) -> Coroutine[Any, Any, Any]:
-        return self._redis.call(self._redis.run(script, *args))
-
-
-def _blocks(pieces: Pieces) -> Iterator[bytes]:
-    """Yields the same bytes in blocks of less than twice PIECE_BYTES."""
-    block = bytearray()
-    for piece in pieces:
-        view = memoryview(piece)
-        for first in range(0, len(view), PIECE_BYTES):
-            block += view[first : first + PIECE_BYTES]
-            if len(block) >= PIECE_BYTES:
-                yield bytes(block)
-                block.clear()
-    if block:
-        yield bytes(block)
-
-
-def _lost() -> StoreAway:
-    return StoreAway("bytes that it was sent are not there any more")
 
 
 def _encode(head: ResponseHead) -> bytes:

@@ -1,12 +1,9 @@
-"""Lua scripts for responses (see scripts.py). Beside its answers there is -6: bytes that were staged are not there, or
-not all of them."""
+"""Lua scripts for responses (see scripts.py)."""
 
 from __future__ import annotations
 
 from alignedserve.store.redis_deliveries import DELIVER
 from alignedserve.store.responses import PARTS
-
-STAGED_BYTES_LOST = -6
 
 _PARTS = (
     "local PARTS = {"

@@ -17,7 +17,7 @@ from alignedserve.gateway.openai.responses.kept import KeptResponses
 from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
 from alignedserve.store.redis_connection import RedisConnection
-from alignedserve.store.redis_responses import PIECE_BYTES
+from alignedserve.store.redis_parts import PIECE_BYTES
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import JSON, served
