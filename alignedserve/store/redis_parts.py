@@ -12,8 +12,8 @@ from typing import Any
 
 from alignedserve.store.base import Lease, StoreAway, StoreLimits
 from alignedserve.store.redis_connection import RedisConnection
-from alignedserve.store.responses import Pieces, ResponseGone
-from alignedserve.store.scripts import PREFIX, STAGED_BYTES_LOST
+from alignedserve.store.responses import ConversationFull, Pieces, ResponseGone
+from alignedserve.store.scripts import PREFIX, STAGED_BYTES_LOST, TOO_MANY_ITEMS
 
 _STAGED = f"{PREFIX}staged:"
 # Parts of this size at most go into the command that adds them.
@@ -33,6 +33,13 @@ class RedisParts:
         self._redis = redis
         self._limits = limits
         self._check = check
+
+    @property
+    def _byte_limits(self) -> tuple[int | str, int | str]:
+        """The limits of bytes as scripts take them: in all, and of the owner."""
+        limits = self._limits.max_bytes, self._limits.max_bytes_of_owner
+        most, most_of_owner = ("" if limit is None else limit for limit in limits)
+        return most, most_of_owner
 
     async def _read(self, key: str, begin: int, end: int) -> AsyncIterator[bytes]:
         """Yields the bytes between two places. Raises ResponseGone."""
@@ -74,6 +81,8 @@ class RedisParts:
         """Raises the error that a script's answer stands for; otherwise returns the answer."""
         if done == STAGED_BYTES_LOST:
             raise _lost()
+        if done == TOO_MANY_ITEMS:
+            raise ConversationFull
         return self._check(done, lease)
 
     def _run(self, script: str, *args: Any) -> Coroutine[Any, Any, Any]:

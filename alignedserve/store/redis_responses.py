@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 
 from alignedserve.store.base import NUM_AT_A_TIME, Lease, LeaseState, Order
+from alignedserve.store.conversations import ConversationStore
 from alignedserve.store.deliveries import Delivery
 from alignedserve.store.records import JobId
+from alignedserve.store.redis_conversations import RedisConversations
 from alignedserve.store.redis_deliveries import delivery_args
 from alignedserve.store.redis_parts import SMALL_BYTES, RedisParts
 from alignedserve.store.response_scripts import (
@@ -32,6 +34,7 @@ from alignedserve.store.responses import (
     ResponseHead,
     ResponseId,
     ResponseStore,
+    Turn,
     sizes_of,
 )
 from alignedserve.store.scripts import BEGIN_LINES, PREFIX, RELEASE, RENEW
@@ -44,22 +47,22 @@ _LINE = 1
 
 
 class RedisResponses(RedisParts, ResponseStore):
-    async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces]) -> None:
+    @property
+    def conversations(self) -> ConversationStore:
+        return RedisConversations(self._redis, self._limits, self._check)
+
+    async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces], turn: Turn | None = None) -> None:
         record, is_open, limits = _encode(head), int(not head.is_over), self._limits
-        bounds = [
-            limits.max_open_jobs,
-            limits.max_open_jobs_of_owner,
-            limits.max_bytes,
-            limits.max_bytes_of_owner,
-        ]
-        given_bounds = ["" if bound is None else bound for bound in bounds]
-        size = len(record) + sum(sizes_of(parts).values())
+        bounds = [limits.max_open_jobs, limits.max_open_jobs_of_owner]
+        given_bounds = ["" if bound is None else bound for bound in bounds] + [*self._byte_limits]
+        num_turn_bytes = _num_bytes_of(turn, parts) if turn else 0
+        size = len(record) + sum(sizes_of(parts).values()) + num_turn_bytes
         if size > SMALL_BYTES:
             # What is refused need not be sent.
             self._checked(await self._run(ADMIT, head.owner, is_open, size, *given_bounds))
         args = [record, head.id, head.owner, is_open, head.created_at, head.expires_at, *given_bounds]
         async with self._given(parts) as given:
-            self._checked(await self._run(ADD, *args, *given))
+            self._checked(await self._run(ADD, *args, *_turn_args(turn), num_turn_bytes, *given))
 
     async def head(self, response_id: ResponseId) -> ResponseHead | None:
         found = await self._redis.call(self._redis.get(_HEAD + response_id))
@@ -78,10 +81,7 @@ class RedisResponses(RedisParts, ResponseStore):
         found = await self._run(ITEM_PAGE, response_id, after or b"", limit, int(order == "desc"))
         if found is None:
             raise ResponseGone(response_id)
-        if not found:
-            return None
-        spans = list(zip(found[3::3], found[4::3], strict=True))
-        return ItemPage(spans, found[2] if spans else None, found[1] if spans else None, found[0] == b"1")
+        return ItemPage.of(found)
 
     async def replace(
         self,
@@ -90,10 +90,11 @@ class RedisResponses(RedisParts, ResponseStore):
         lease: Lease | None,
         deliveries: Sequence[Delivery] = (),
         parts: Mapping[Part, Pieces] | None = None,
+        turn: Turn | None = None,
     ) -> bool:
         args = [lease.token if lease else "", new.id, _encode(old), _encode(new), new.owner, int(new.is_over)]
         async with self._given(parts or {}) as given:
-            args += [len(parts or {}), *given, *delivery_args(deliveries)]
+            args += [len(parts or {}), *_turn_args(turn), *given, *delivery_args(deliveries)]
             return bool(self._checked(await self._run(REPLACE, *args), lease))
 
     async def delete(self, head: ResponseHead) -> None:
@@ -122,6 +123,20 @@ class RedisResponses(RedisParts, ResponseStore):
         self._check(await self._run(BEGIN_LINES, lease.token, lease.job_id, _LINE), lease)
         found = await self._redis.call(self._redis.field(f"{PREFIX}falls:{lease.job_id}", str(_LINE)))
         return int(found or 0)
+
+
+def _turn_args(turn: Turn | None) -> list[str | bytes | int]:
+    if turn is None:
+        return [""] * 6
+    spans = " ".join(f"{begin} {end}" for begin, end in turn.output_spans)
+    limits = [turn.max_items, turn.max_bytes]
+    return [turn.conversation_id, turn.expires_at, *limits, turn.output_index, spans]
+
+
+def _num_bytes_of(turn: Turn, parts: Mapping[Part, Pieces]) -> int:
+    sizes = sizes_of(parts)
+    num_said = sum(end - begin for begin, end in turn.output_spans)
+    return sizes["input_items"] + sizes["item_index"] + num_said + len(turn.output_index)
 
 
 def _encode(head: ResponseHead) -> bytes:
