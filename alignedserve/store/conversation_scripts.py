@@ -142,8 +142,8 @@ return 1
 """
 )
 
-# Arguments: id, name of the addition, when it expires, the most items, the most bytes of them, limits of bytes; items;
-# index. The answer is 0 if there is no such conversation.
+# Arguments: id, name of the addition, when it expires, the most items, the most bytes of them, limits of bytes; and any
+# number of: items; index. The answer is 0 if there is no such conversation.
 APPEND = (
     CONVERSATIONS
     + _NEW
@@ -152,13 +152,18 @@ APPEND = (
 local id, name, expires_at, max_items, max_bytes, max_bytes_all, max_bytes_of_owner = unpack(ARGV)
 if redis.call('EXISTS', conversation(id)) == 0 then return 0 end
 if redis.call('EXISTS', key('appended', name)) == 1 then return 1 end
-local items, index = new_part(8), new_part(11)
-if not items or not index then return -6 end
-if is_overfull(id, num_items_in(index), #items, max_items, max_bytes) then return -7 end
-local refused = full(field(id, 'owner'), #items + #index, max_bytes_all, max_bytes_of_owner)
+local new, num_items, num_bytes, size = {}, 0, 0, 0
+for at = 8, #ARGV, 6 do
+  local items, index = new_part(at), new_part(at + 3)
+  if not items or not index then return -6 end
+  new[#new + 1] = {items, index}
+  num_items, num_bytes, size = num_items + num_items_in(index), num_bytes + #items, size + #items + #index
+end
+if is_overfull(id, num_items, num_bytes, max_items, max_bytes) then return -7 end
+local refused = full(field(id, 'owner'), size, max_bytes_all, max_bytes_of_owner)
 if refused then return refused end
 redis.call('SET', key('appended', name), 1, 'EX', NAMED_S)
-append(id, items, index, expires_at)
+for _, each in ipairs(new) do append(id, each[1], each[2], expires_at) end
 return 1
 """
 )

@@ -8,11 +8,9 @@ in it are those of one layout. All methods raise StoreAway, and may be repeated.
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from alignedserve.store.base import Order
 from alignedserve.store.responses import ConversationId, ItemPage, Pieces, Span
@@ -45,12 +43,10 @@ class NewItems:
     items: Pieces = ()
     # A line for each of them: where it ends in the bytes of these, and its id as JSON.
     index: bytes = b""
-    # Names one addition: the same items are not added twice when a call is repeated.
-    token: str = field(default_factory=lambda: secrets.token_hex(12))
 
     @property
-    def parts(self) -> Mapping[Literal["items", "index"], Pieces]:
-        return {"items": self.items, "index": [self.index]}
+    def num_bytes(self) -> int:
+        return sum(map(len, self.items)) + len(self.index)
 
 
 class ConversationStore(ABC):
@@ -82,10 +78,17 @@ class ConversationStore(ABC):
 
     @abstractmethod
     async def append(
-        self, head: ConversationHead, new: NewItems, expires_at: int, max_items: int, max_bytes: int
+        self,
+        head: ConversationHead,
+        new: Sequence[NewItems],
+        name: str,
+        expires_at: int,
+        max_items: int,
+        max_bytes: int,
     ) -> bool:
-        """Returns False if the conversation is not there any more. Raises StoreFull, and ConversationFull if it would
-        have more items, or more bytes of them."""
+        """Adds all of them together, and does not add them again by the same `name` in the next minutes. Returns False
+        if the conversation is not there any more. Raises StoreFull, and ConversationFull if it would have more items,
+        or more bytes of them."""
 
     @abstractmethod
     async def delete_item(self, head: ConversationHead, name: bytes) -> None:

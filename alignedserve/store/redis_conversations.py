@@ -7,7 +7,8 @@ Keys: `conversation:ID` a hash with its head and counts; `conversation-items:ID:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from alignedserve.store import conversation_scripts as scripts
 from alignedserve.store.base import NUM_AT_A_TIME, Order
@@ -17,15 +18,14 @@ from alignedserve.store.conversations import (
     NewItems,
 )
 from alignedserve.store.redis_parts import SMALL_BYTES, RedisParts
-from alignedserve.store.responses import ConversationId, ItemPage, ResponseGone, Span
+from alignedserve.store.responses import ConversationId, ItemPage, Pieces, ResponseGone, Span
 
 
 class RedisConversations(RedisParts, ConversationStore):
     async def add(self, head: ConversationHead, new: NewItems, expires_at: int) -> None:
         args = [head.id, head.owner, head.created_at, head.state, expires_at, *self._byte_limits]
-        await self._admit(head.owner, new)
-        async with self._given(new.parts) as given:
-            self._checked(await self._run(scripts.ADD, *args, *given))
+        async with self._sent(head.owner, [new]) as sent:
+            self._checked(await self._run(scripts.ADD, *args, *sent))
 
     async def head(self, conversation_id: ConversationId) -> ConversationHead | None:
         found = await self._run(scripts.HEAD, conversation_id)
@@ -59,12 +59,17 @@ class RedisConversations(RedisParts, ConversationStore):
         self._checked(await self._run(scripts.PUT_STATE, head.id, state, *self._byte_limits))
 
     async def append(
-        self, head: ConversationHead, new: NewItems, expires_at: int, max_items: int, max_bytes: int
+        self,
+        head: ConversationHead,
+        new: Sequence[NewItems],
+        name: str,
+        expires_at: int,
+        max_items: int,
+        max_bytes: int,
     ) -> bool:
-        args = [head.id, new.token, expires_at, max_items, max_bytes, *self._byte_limits]
-        await self._admit(head.owner, new)
-        async with self._given(new.parts) as given:
-            return bool(self._checked(await self._run(scripts.APPEND, *args, *given)))
+        args = [head.id, name, expires_at, max_items, max_bytes, *self._byte_limits]
+        async with self._sent(head.owner, new) as sent:
+            return bool(self._checked(await self._run(scripts.APPEND, *args, *sent)))
 
     async def delete_item(self, head: ConversationHead, name: bytes) -> None:
         await self._run(scripts.DELETE_ITEM, head.id, name)
@@ -75,7 +80,15 @@ class RedisConversations(RedisParts, ConversationStore):
     async def drop_expired(self, now: float) -> None:
         await self._run(scripts.DROP_EXPIRED, now, NUM_AT_A_TIME)
 
-    async def _admit(self, owner: str, new: NewItems) -> None:
-        """Raises StoreFull: what is refused need not be sent."""
-        if (size := sum(map(len, new.items)) + len(new.index)) > SMALL_BYTES:
+    @asynccontextmanager
+    async def _sent(self, owner: str, new: Sequence[NewItems]) -> AsyncIterator[list[str | bytes]]:
+        """Yields a script's arguments for these. Raises StoreFull."""
+        size = sum(each.num_bytes for each in new)
+        if size > SMALL_BYTES:
+            # What is refused need not be sent.
             self._checked(await self._run(scripts.ADMIT, owner, size, *self._byte_limits))
+        parts: dict[str, Pieces] = {}
+        for number, each in enumerate(new):
+            parts |= {f"items{number}": each.items, f"index{number}": [each.index]}
+        async with self._given(parts) as given:
+            yield given

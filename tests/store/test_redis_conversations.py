@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,6 @@ from tests.store.test_redis_responses import NOW, head, leftovers, num_bytes
 
 ID = ConversationId("conv_1")
 CONVERSATION = ConversationHead(ID, "a", NOW, b'{"x":1}')
-MOST = {"max_items": 4096, "max_bytes": 8 << 20}
 
 
 def play(
@@ -55,6 +55,17 @@ def new(*names: str, size: int = 3) -> NewItems:
     """Items that are numbers, of `size` digits."""
     items = [b"%0*d" % (size, number) for number in range(1, len(names) + 1)]
     return NewItems([b",".join(items)], index_of(names, items))
+
+
+async def append(
+    conversations: ConversationStore,
+    *new: NewItems,
+    name: str = "",
+    expires_at: int = NOW,
+    limits: tuple[int, int] = (4096, 8 << 20),
+) -> bool:
+    name = name or secrets.token_hex(4)
+    return await conversations.append(CONVERSATION, new, name, expires_at, *limits)
 
 
 async def head_of(conversations: ConversationStore) -> ConversationHead:
@@ -93,7 +104,7 @@ def test_items_are_added_at_the_end_and_all_is_gone_when_it_is_deleted() -> None
         assert await head_of(conversations) == ConversationHead(
             ID, "a", NOW, b'{"x":1}', num_items=2, spans=[(0, 7)]
         )
-        assert await conversations.append(CONVERSATION, new("c"), NOW, **MOST)
+        assert await append(conversations, new("c"))
         assert await items_of(conversations) == b"001,002,001"
         assert await names_of(conversations) == [b'"a"', b'"b"', b'"c"', b'"c"']
         assert await names_of(conversations, "desc") == [b'"c"', b'"b"', b'"a"', b'"a"']
@@ -103,7 +114,7 @@ def test_items_are_added_at_the_end_and_all_is_gone_when_it_is_deleted() -> None
         assert await num_bytes(store) == before + 1
         for _ in range(2):
             await conversations.delete(CONVERSATION)
-        assert not await conversations.append(CONVERSATION, new("c"), NOW, **MOST)
+        assert not await append(conversations, new("c"))
         await conversations.put_state(CONVERSATION, b"{}")
         await conversations.delete_item(CONVERSATION, b'"a"')
         with pytest.raises(ResponseGone):
@@ -120,10 +131,10 @@ def test_an_addition_that_is_repeated_is_made_once() -> None:
     async def scenario(conversations: ConversationStore, store: RedisStore) -> None:
         await conversations.add(CONVERSATION, NewItems(), NOW)
         assert await items_of(conversations) == b"" and await names_of(conversations) == []
-        first, second = new("a"), new("a")
-        for each in (first, second, first):
-            assert await conversations.append(CONVERSATION, each, NOW, **MOST)
-        assert await items_of(conversations) == b"001,001"
+        for name in ("x", "y", "x"):
+            assert await append(conversations, new("a"), NewItems(), new("b", "c"), name=name)
+        assert await items_of(conversations) == b",".join([b"001,001,002"] * 2)
+        assert await names_of(conversations, limit=3) == [b'"a"', b'"c:3"', b'"a"', b'"c:6"']
 
     play(scenario)
 
@@ -132,14 +143,14 @@ def test_large_items_are_sent_in_pieces_and_counted() -> None:
     async def scenario(conversations: ConversationStore, store: RedisStore) -> None:
         size = 3 * PIECE_BYTES
         await conversations.add(CONVERSATION, new("a", size=size), NOW)
-        assert await conversations.append(CONVERSATION, new("b", size=size), NOW, **MOST)
+        assert await append(conversations, new("b", size=size))
         found = await head_of(conversations)
         sizes = [len(piece) async for piece in conversations.pieces(found, *found.spans[0])]
         assert max(sizes) == PIECE_BYTES and sum(sizes) == 2 * size + 1
         assert await num_bytes(store) > 2 * size
         assert not {key for key in await leftovers(store) if "staged" in key}
         with pytest.raises(StoreFull):
-            await conversations.append(CONVERSATION, new("c", size=size), NOW, **MOST)
+            await append(conversations, new("c", size=size))
         with pytest.raises(StoreFull):
             await conversations.add(replace_id(CONVERSATION), new("c", size=size), NOW)
         await conversations.delete(CONVERSATION)
@@ -166,7 +177,7 @@ def test_a_deleted_item_is_in_no_page_and_not_read() -> None:
         assert await conversations.item(found, b'"b"') is None
         assert await conversations.item_page(found, b'"b"', 5, "asc") is None
         # what is added goes on behind the gaps
-        assert await conversations.append(CONVERSATION, new("e"), NOW, **MOST)
+        assert await append(conversations, new("e"))
         assert await items_of(conversations) == b"001,003,005,001"
         # less than a half is left: all is written anew
         await conversations.delete_item(CONVERSATION, b'"a"')
@@ -181,7 +192,7 @@ def test_a_deleted_item_is_in_no_page_and_not_read() -> None:
         for name in (b'"c"', b'"d"', b'"e"'):
             await conversations.delete_item(CONVERSATION, name)
         assert await items_of(conversations) == b""
-        await conversations.append(CONVERSATION, new("f"), NOW, **MOST)
+        await append(conversations, new("f"))
         assert await items_of(conversations) == b"001"
         await conversations.delete(CONVERSATION)
         assert await num_bytes(store) == 0
@@ -208,12 +219,12 @@ def test_there_are_few_gaps() -> None:
 def test_a_conversation_has_a_size() -> None:
     async def scenario(conversations: ConversationStore, store: RedisStore) -> None:
         await conversations.add(CONVERSATION, new("a", "b"), NOW)
-        for limits in ({"max_items": 2, "max_bytes": 100}, {"max_items": 9, "max_bytes": 9}):
+        for limits in ((2, 100), (9, 9)):
             with pytest.raises(ConversationFull):
-                await conversations.append(CONVERSATION, new("c"), NOW, **limits)
+                await append(conversations, new("c"), limits=limits)
         # gaps count for neither
         await conversations.delete_item(CONVERSATION, b'"a"')
-        await conversations.append(CONVERSATION, new("c"), NOW, max_items=2, max_bytes=9)
+        await append(conversations, new("c"), limits=(2, 9))
         assert await items_of(conversations) == b"002,001"
 
     play(scenario)
@@ -222,7 +233,7 @@ def test_a_conversation_has_a_size() -> None:
 def test_it_expires_after_its_last_addition() -> None:
     async def scenario(conversations: ConversationStore, store: RedisStore) -> None:
         await conversations.add(CONVERSATION, new("a"), NOW + 1)
-        await conversations.append(CONVERSATION, new("b"), NOW + 3, **MOST)
+        await append(conversations, new("b"), expires_at=NOW + 3)
         await conversations.drop_expired(NOW + 2)
         assert await items_of(conversations) == b"001,001"
         await conversations.drop_expired(NOW + 3)
