@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
-from alignedserve.gateway.openai.responses.items import new_id
+from alignedserve.gateway.openai.responses.items import index_of, new_id
 from alignedserve.gateway.openai.responses.output_items import Call, Message, OutputItem, TextItem, Thoughts
 from alignedserve.gateway.openai.responses.written import Event, Stored, object_pieces
 from alignedserve.gateway.tools.calls import Read
@@ -25,7 +25,8 @@ class Output:
         # The items that have ended, as JSON with commas between them.
         self._done: list[Piece] = []
         self._places = array(PLACE)
-        self._num_done = 0
+        # Their ids.
+        self._ids: list[str] = []
         self._num_bytes = 0
         self._open: OutputItem | None = None
         # The log-probabilities of tokens that have no text yet, as JSON without the brackets.
@@ -37,6 +38,15 @@ class Output:
     def items(self) -> Sequence[Piece]:
         """The items that have ended, as JSON with commas between them."""
         return self._done
+
+    def index(self) -> bytes:
+        """Returns the index of these without their log-probabilities. See items.index_of."""
+        kept = []
+        for number, name in enumerate(self._ids):
+            at = PLACES * number
+            begin, _, _, logprobs_begin, logprobs_end, end = self._places[at : at + PLACES]
+            kept.append((name, end - begin - (logprobs_end - logprobs_begin)))
+        return index_of(kept)
 
     @property
     def num_bytes(self) -> int:
@@ -66,7 +76,7 @@ class Output:
                 # What has waited is of the call.
                 self._waiting.clear()
                 yield from self.end("completed")
-                index, call_id = self._num_done, f"call_{secrets.token_hex(12)}"
+                index, call_id = len(self._ids), f"call_{secrets.token_hex(12)}"
                 name = piece.name
                 yield from self._begin(Call(index, new_id("function_call"), name=name, call_id=call_id))
             if piece.arguments and self._open:
@@ -91,7 +101,7 @@ class Output:
         self._waiting += more
 
     def _keep(self, item: OutputItem, status: str) -> None:
-        if self._num_done:
+        if self._ids:
             self._done.append(b",")
             self._num_bytes += 1
         begin = self._num_bytes
@@ -107,12 +117,12 @@ class Output:
             self._num_bytes = end
         self._places.extend((begin, *text, *logprobs, self._num_bytes))
         self.num_logprob_bytes += logprobs[1] - logprobs[0]
-        self._num_done += 1
+        self._ids.append(item.id)
 
     def _go_on(self, kind: type[TextItem], name: str, text: str, logprobs: bytes) -> Iterator[Event]:
         if not isinstance(self._open, kind):
             yield from self.end("completed")
-            yield from self._begin(kind(self._num_done, new_id(name)))
+            yield from self._begin(kind(len(self._ids), new_id(name)))
         assert self._open
         yield self._open.add(_json_text(text), logprobs)
 

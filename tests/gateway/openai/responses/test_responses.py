@@ -196,7 +196,8 @@ def test_logprobs_come_with_the_text() -> None:
     [
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "x", "conversation": "conv_1"}, "conversation"),
+        ({"input": "x", "conversation": 5}, "conversation"),
+        ({"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),
         ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools"),
         ({"input": "x", "background": True}, "background"),
