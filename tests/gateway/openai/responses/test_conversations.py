@@ -13,7 +13,7 @@ import pytest
 from openai.types.conversations import ConversationItem
 from pydantic import TypeAdapter
 
-from alignedserve.store import ConversationHead, ResponseGone
+from alignedserve.store import ConversationHead, ResponseGone, StoreAway
 from alignedserve.store.redis_conversations import RedisConversations
 from alignedserve.store.redis_parts import PIECE_BYTES
 from tests.gateway.batching import System, gateway_on, play
@@ -384,18 +384,66 @@ def test_a_background_response_adds_its_turn_when_it_ends_and_a_cancelled_one_no
     play(scenario)
 
 
-def test_another_gateway_adds_the_turn_of_a_response_that_one_has_begun() -> None:
+def test_a_turn_that_two_gateways_answer_is_added_once() -> None:
+    """The first one hangs: its lease lapses, and what it has to add when it wakes up is not added."""
+
     async def scenario(at: System) -> None:
         made = await at.client.conversations.create()
         at.router.allow(0)
         create: Any = at.client.responses.create
-        done = await create(model="demo", input="x", conversation=made.id, background=True)
+        begun = await create(model="demo", input="x", conversation=made.id, background=True)
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        background = at.gateway.process._background
+        assert background
+        (first,) = background._held.values()
+
+        async def look() -> None:
+            raise StoreAway("it hangs")
+
+        background._looking._look = look
         async with gateway_on(at.router_port, at.redis.url, name="gateway-1"):
-            while not at.router.submitted:
+            while len(at.router.submitted) < 2:
                 await asyncio.sleep(0.01)
-            at.router.allow(1000)
-            await until_over(at, done)
+            at.router.allow(None)
+            await until_over(at, begun)
+            await first
         assert await texts_of(at, made.id) == ["x", SAID]
+
+    play(scenario)
+
+
+def test_a_conversation_that_is_gone_at_a_responses_turn_fails_it() -> None:
+    async def scenario(at: System) -> None:
+        made = await at.client.conversations.create()
+        background = at.gateway.process._background
+        assert background
+        look, is_away = background._looking._look, True
+
+        async def looking() -> None:
+            if not is_away:
+                await look()
+
+        background._looking._look = looking
+        create: Any = at.client.responses.create
+        begun = await create(model="demo", input="x", conversation=made.id, background=True)
+        await at.client.conversations.delete(made.id)
+        is_away = False
+        done = await until_over(at, begun)
+        assert done.status == "failed" and done.error and "Conversation" in done.error.message
+
+    play(scenario)
+
+
+def test_a_conversation_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(at: System) -> None:
+        made = await at.client.conversations.create(items=[HELLO])
+        monkeypatch.setattr("alignedserve.gateway.openai.responses.conversations.KEPT_S", -1)
+        await at.client.conversations.items.create(made.id, items=[HELLO])
+        with pytest.raises(openai.NotFoundError):
+            while True:
+                await at.client.conversations.retrieve(made.id)
+                await asyncio.sleep(0.02)
 
     play(scenario)
 

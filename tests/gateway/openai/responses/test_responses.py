@@ -594,6 +594,7 @@ def test_a_line_of_a_batch_job_can_be_a_response() -> None:
         bodies: list[dict[str, Any]] = [
             {"model": "demo", "input": "How far?"},
             {"model": "demo", "input": "And back?", "previous_response_id": "resp_1"},
+            {"model": "demo", "input": "And back?", "conversation": "conv_1"},
             {"model": "demo", "input": "How far?", "stream": True},
         ]
         lines = [
@@ -607,6 +608,6 @@ def test_a_line_of_a_batch_job_can_be_a_response() -> None:
         assert batch.usage and batch.usage.output_tokens == body["usage"]["output_tokens"]
         errors = await at.gateway.lines_of(batch.error_file_id)
         params = [each["response"]["body"]["error"]["param"] for each in errors]
-        assert params == ["previous_response_id", "stream"]
+        assert params == ["previous_response_id", "conversation", "stream"]
 
     play(scenario)
