@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import httpx
@@ -13,14 +14,19 @@ import pytest
 from openai.types.conversations import ConversationItem
 from pydantic import TypeAdapter
 
+from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.openai.responses.conversation_bodies import CREATE, Given
+from alignedserve.gateway.openai.responses.items import Items, messages_of
 from alignedserve.store import ConversationHead, ResponseGone, StoreAway
 from alignedserve.store.redis_conversations import RedisConversations
 from alignedserve.store.redis_parts import PIECE_BYTES
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.openai.responses.test_responses import streamed, until_over
-from tests.gateway.scripted import TOKENIZER
+from tests.gateway.scripted import MODEL, TOKENIZER
 from tests.gateway.served import JSON, served
 from tests.gateway.served import play as play_alone
+from tests.gateway.test_fuzz import with_odd_values
 
 CONVERSATIONS = "/v1/conversations"
 HELLO: Any = {"role": "user", "content": "Hello."}
@@ -222,6 +228,29 @@ def test_what_is_wrong_is_named(path: str, body: Any, param: str) -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
     play(scenario)
+
+
+def test_odd_values_are_kept_or_refused() -> None:
+    text = {"type": "input_text", "text": "x"}
+    items = [
+        {"type": "message", "role": "user", "content": [text], "id": "m", "status": "completed"},
+        {"role": "assistant", "content": "y"},
+        {"type": "reasoning", "id": "r", "summary": [text], "content": [text]},
+        CALL | {"id": "c", "status": "completed"},
+        OUTPUT | {"output": [text]},
+    ]
+    num_kept = 0
+    for body in with_odd_values({"items": items, "metadata": {"a": "b"}}):
+        with suppress(ApiError):
+            made = CREATE.prepare(json.dumps(body).encode(), MODEL, Limits())
+            assert isinstance(made, Given)
+            kept = json.loads(b"[%b]" % made.items)
+            assert [each["id"] for each in kept] == [
+                json.loads(line.partition(" ")[2]) for line in made.index.decode().splitlines()
+            ]
+            messages_of(Items(kept).all)
+            num_kept += 1
+    assert num_kept > 50
 
 
 def test_a_response_has_one_conversation() -> None:
