@@ -24,6 +24,7 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import Share
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
+from alignedserve.gateway.openai.responses.conversation_routes import add_conversation_routes
 from alignedserve.gateway.openai.responses.kept import Conversation, KeptResponses, not_found
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse, input_tokens, response
 from alignedserve.gateway.openai.responses.sending import page_of, response_of, stream_of
@@ -42,6 +43,7 @@ def response_routes(
 ) -> APIRouter:
     """Without a store, responses are answered and not kept."""
     routes, kept = APIRouter(), KeptResponses(store, request_builder.limits.max_body_bytes)
+    add_conversation_routes(routes, kept.conversations, request_builder)
 
     @routes.post(RESPONSES.path, responses=ANSWERED, openapi_extra=request_body(ResponseBody))
     async def create(http: Request) -> Response:
@@ -114,11 +116,11 @@ def response_routes(
         head = await kept.find(response_id, owner_of(http))
         try:
             page = await kept.item_page(head, after, limit, order)
+            if page is None:
+                raise ApiError(400, f"after={after!r}: there is no such item", param="after")
+            return await page_of(page, partial(kept.pieces, head, "input_items"))
         except ResponseGone:
             raise not_found(response_id) from None
-        if page is None:
-            raise ApiError(400, f"after={after!r}: there is no such item", param="after")
-        return await page_of(head, page, kept)
 
     return routes
 
@@ -137,7 +139,7 @@ async def _result(
     try:
         found = await preparer.result(endpoint, body, owner)
     except ConversationNeeded as needed:
-        before = await kept.conversation(needed.response_id, owner, share, sum(map(len, body)))
+        before = await kept.before(needed.needed, owner, share, sum(map(len, body)))
         found = await preparer.result(endpoint, body, owner, before.items)
         share.add(-before.num_bytes)
         before = replace(before, items=None)
