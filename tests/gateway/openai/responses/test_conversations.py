@@ -19,9 +19,10 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.openai.responses.conversation_bodies import CREATE, Given
 from alignedserve.gateway.openai.responses.conversations import MAX_LOOKS
 from alignedserve.gateway.openai.responses.items import Items, messages_of
-from alignedserve.store import ConversationHead, ResponseGone, StoreAway
+from alignedserve.store import ConversationHead, ResponseGone, StoreAway, StoreFull
 from alignedserve.store.redis_conversations import RedisConversations
 from alignedserve.store.redis_parts import PIECE_BYTES
+from alignedserve.store.redis_responses import RedisResponses
 from tests.gateway.batching import System, gateway_on, play
 from tests.gateway.openai.responses.test_responses import streamed, until_over
 from tests.gateway.scripted import MODEL, TOKENIZER
@@ -353,6 +354,34 @@ def test_a_turn_for_which_there_is_no_room_is_an_error(monkeypatch: pytest.Monke
         failure = (await until_over(at, later)).error
         # OpenAI's client knows no code of ours
         assert failure and failure.code == cast(Any, "conversation_full")
+        assert await items_of(at, made.id) == []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_turn_that_the_store_does_not_take_is_an_error(
+    is_stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error: Exception
+
+    async def refusing(*args: Any) -> None:
+        raise error
+
+    async def scenario(at: System) -> None:
+        nonlocal error
+        made = await at.client.conversations.create()
+        monkeypatch.setattr(RedisConversations, "append", refusing)
+        monkeypatch.setattr(RedisResponses, "add", refusing)
+        body: dict[str, Any] = {"model": "demo", "input": "x", "store": is_stored}
+        for error, status, code in (  # noqa: B007
+            (StoreFull("delete some"), 413, "storage_full"),
+            (StoreAway("it hangs"), 503, "overloaded"),
+        ):
+            refused = await at.gateway.http.post("/v1/responses", json=body | {"conversation": made.id})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (status, code), refused.text
+            plain = await at.gateway.http.post("/v1/responses", json=body)
+            assert plain.status_code == 200 and plain.json()["store"] is False
         assert await items_of(at, made.id) == []
 
     play(scenario)
