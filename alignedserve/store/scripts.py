@@ -2,7 +2,8 @@
 
 A script begins with COMMON and computes the names of the keys that it uses: a Redis cluster, which must be told of
 them, can't hold this store. The answer is -1 if the lease is lost, -2 if the store is full, -3 if the owner's share of
-it is; ADD_JOB has further ones for too many open jobs.
+it is, -4 and -5 if there are too many open jobs, -6 if bytes that were staged are not there, or not all of them, -7 if
+a conversation would have too many items, or too many bytes of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from alignedserve.store.base import PLACE_KEPT_S
 from alignedserve.store.records import MESSAGE_BATCH
 
 PREFIX = "alignedserve:"
+STAGED_BYTES_LOST = -6
+TOO_MANY_ITEMS = -7
 
 COMMON = (
     f"local PREFIX, MESSAGE_BATCH, PLACE_KEPT_S = '{PREFIX}', '{MESSAGE_BATCH}', {PLACE_KEPT_S}"

@@ -23,7 +23,8 @@ from alignedserve.store import (
 )
 from alignedserve.store.base import Order
 from alignedserve.store.redis_connection import RedisConnection
-from alignedserve.store.redis_responses import PIECE_BYTES, RedisResponses
+from alignedserve.store.redis_parts import PIECE_BYTES
+from alignedserve.store.redis_responses import RedisResponses
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.response_scripts import ADD
 from alignedserve.store.responses import ItemPage, ResponseStore, sizes_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -26,13 +26,19 @@ AnyBody = TypeVar("AnyBody", bound=BaseModel)
 Result = PreparedCall | Answered
 
 
-class ConversationNeeded(ApiError):
-    """A call goes on with an earlier response, and came without the conversation up to that."""
+class Needed(msgspec.Struct, frozen=True):
+    """The id that a call has in one of these parameters."""
 
-    def __init__(self, response_id: str) -> None:
-        message = "previous_response_id: not possible in a batch"
-        super().__init__(400, message, param="previous_response_id")
-        self.response_id = response_id
+    param: Literal["previous_response_id", "conversation"]
+    id: str
+
+
+class ConversationNeeded(ApiError):
+    """A call goes on with an earlier response or a conversation, and came without its items."""
+
+    def __init__(self, needed: Needed) -> None:
+        super().__init__(400, f"{needed.param}: not possible in a batch", param=needed.param)
+        self.needed = needed
 
 
 class Expands(Exception):

@@ -23,6 +23,7 @@ from alignedserve.gateway.generation.endpoint import (
     Endpoint,
     Endpoints,
     Expands,
+    Needed,
 )
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
@@ -119,8 +120,8 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     made: memoryview | None = None
     # (status, message, param, code) of an ApiError.
     error: tuple[int, str, str | None, str | None] | None = None
-    # The response whose conversation is needed.
-    needed: str | None = None
+    # What the call goes on with, which is needed.
+    needed: Needed | None = None
     # The size in bytes of what the call refers to, for which there is another lane.
     num_added_bytes: int | None = None
     # The name of an exception that is a bug of ours, and where it was raised.
@@ -175,7 +176,7 @@ def _told(endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, g
         made = endpoint.prepare(body, model, greeting.limits, greeting.is_strict, beside)
         return Told(made=memoryview(msgspec.msgpack.encode(made)))
     except ConversationNeeded as error:
-        return Told(needed=error.response_id)
+        return Told(needed=error.needed)
     except Expands as error:
         return Told(num_added_bytes=error.num_bytes)
     except ApiError as error:

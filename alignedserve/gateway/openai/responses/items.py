@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 from alignedserve.gateway.http.json_pieces import encode
@@ -43,14 +44,14 @@ class Items:
         for item in earlier:
             self._add(item)
 
-    def add(self, given: str | Sequence[Any]) -> list[tuple[str, bytes]]:
-        """Adds the items that a client sends. Returns the id of each, and what is kept of it, as JSON. Raises
-        InvalidRequest."""
+    def add(self, given: str | Sequence[Any], in_full: bool = False) -> list[tuple[str, bytes]]:
+        """Adds the items that a client sends. Returns the id of each, and what is kept of it, as JSON: as it was sent,
+        or `in_full`, as a conversation lists it. Raises InvalidRequest."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
         kept = []
         for item in given:
-            read = _item(item)
+            read = _in_full(_item(item)) if in_full else _item(item)
             self._add(read)
             kept.append((read["id"], kept_json("input", read)))
             if len(self.all) > MAX_ITEMS:
@@ -80,6 +81,16 @@ def kept_json(name: str, value: Any) -> bytes:
         raise InvalidRequest(f"{name}: a text in it has half of a surrogate pair") from None
     except RecursionError:
         raise InvalidRequest(f"{name}: it is nested too deeply") from None
+
+
+def index_of(kept: Sequence[tuple[str, int]]) -> bytes:
+    """Returns a line for each of these items, which are written with commas between them: where it ends, and its id as
+    JSON. `kept` has the id and the size of each."""
+    ends = accumulate((size + 1 for _, size in kept), initial=-1)
+    lines = (
+        b"%d %b\n" % (end, encode(name)) for (name, _), end in zip(kept, islice(ends, 1, None), strict=True)
+    )
+    return b"".join(lines)
 
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -130,13 +141,30 @@ def _item(item: Any) -> Item:
         case {"type": str(kind)}:
             raise InvalidRequest(f"input: an item of type {kind!r} is not complete, or not supported here")
         case _:
-            raise InvalidRequest("input: must be a text, or a list of items")
+            raise InvalidRequest("input: an item must be an object that has a type, or a message")
     kind = item.get("type", "message")
     return {
         "id": new_id(kind),
         **{key: value for key, value in item.items() if value is not None},
         "type": kind,
     }
+
+
+def _in_full(item: Item) -> Item:
+    """Returns the item with all that OpenAI's types of it need."""
+    match item["type"]:
+        case "message":
+            content = item["content"]
+            if isinstance(content, str):
+                is_output = item["role"] == "assistant"
+                part = {"type": "output_text", "annotations": []} if is_output else {"type": "input_text"}
+                content = [part | {"text": content}]
+            return {"status": "completed", **item, "content": content}
+        case "reasoning":
+            return {"summary": [], **item}
+        case "function_call" | "function_call_output":
+            return {"status": "completed", **item}
+    return item
 
 
 def _check_id(given: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
-from alignedserve.gateway.openai.responses.items import new_id
+from alignedserve.gateway.openai.responses.items import index_of, new_id
 from alignedserve.gateway.openai.responses.output_items import Call, Message, OutputItem, TextItem, Thoughts
 from alignedserve.gateway.openai.responses.written import Event, Stored, object_pieces
 from alignedserve.gateway.tools import calls
@@ -26,7 +26,8 @@ class Output:
         # The items that have ended, as JSON with commas between them.
         self._done: list[Piece] = []
         self._places = array(PLACE)
-        self._num_done = 0
+        # Their ids.
+        self._ids: list[str] = []
         self._num_bytes = 0
         self._open: OutputItem | None = None
         # The log-probabilities of tokens that have no text yet, as JSON without the brackets.
@@ -39,6 +40,15 @@ class Output:
     def items(self) -> Sequence[Piece]:
         """The items that have ended, as JSON with commas between them."""
         return self._done
+
+    def index(self) -> bytes:
+        """Returns the index of these without their log-probabilities. See items.index_of."""
+        kept = []
+        for number, name in enumerate(self._ids):
+            at = PLACES * number
+            begin, _, _, logprobs_begin, logprobs_end, end = self._places[at : at + PLACES]
+            kept.append((name, end - begin - (logprobs_end - logprobs_begin)))
+        return index_of(kept)
 
     @property
     def num_bytes(self) -> int:
@@ -91,7 +101,7 @@ class Output:
         self._waiting += more
 
     def _keep(self, item: OutputItem, status: str) -> None:
-        if self._num_done:
+        if self._ids:
             self._done.append(b",")
             self._num_bytes += 1
         begin = self._num_bytes
@@ -107,7 +117,7 @@ class Output:
             self._num_bytes = end
         self._places.extend((begin, *text, *logprobs, self._num_bytes))
         self.num_logprob_bytes += logprobs[1] - logprobs[0]
-        self._num_done += 1
+        self._ids.append(item.id)
 
     def _call(self, piece: calls.Piece) -> Iterator[Event]:
         if piece.name is not None:
@@ -115,7 +125,7 @@ class Output:
             self._waiting.clear()
             yield from self.end("completed")
             item_id, call_id = new_id("function_call"), self._call_id(piece.id)
-            yield from self._begin(Call(self._num_done, item_id, name=piece.name, call_id=call_id))
+            yield from self._begin(Call(len(self._ids), item_id, name=piece.name, call_id=call_id))
         if piece.arguments and self._open:
             yield self._open.add(_json_text(piece.arguments))
 
@@ -129,7 +139,7 @@ class Output:
     def _go_on(self, kind: type[TextItem], name: str, text: str, logprobs: bytes) -> Iterator[Event]:
         if not isinstance(self._open, kind):
             yield from self.end("completed")
-            yield from self._begin(kind(self._num_done, new_id(name)))
+            yield from self._begin(kind(len(self._ids), new_id(name)))
         assert self._open
         yield self._open.add(_json_text(text), logprobs)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from itertools import accumulate, islice
 from typing import Any
 
 from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
-from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands
+from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands, Needed
 from alignedserve.gateway.generation.prepared import Answered, Answering
 from alignedserve.gateway.http.json_pieces import encode
 from alignedserve.gateway.http.reading import too_large
@@ -16,7 +14,7 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
-from alignedserve.gateway.openai.responses.items import Items, kept_json
+from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json
 from alignedserve.types import InvalidRequest
 
 
@@ -30,6 +28,7 @@ class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
     is_stored: bool
     is_background: bool
     previous_response_id: str | None
+    conversation_id: str | None
     num_logprobs: int | None
 
     def response_builder(self, answering: Answering) -> ResponsesBuilder:
@@ -59,10 +58,11 @@ def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Bes
             **found,
             repeated=repeated,
             input_items=input_items,
-            item_index=_index_of(kept),
+            item_index=index_of([(name, len(item)) for name, item in kept]),
             is_stored=body.store is not False,
             is_background=bool(body.background),
             previous_response_id=body.previous_response_id,
+            conversation_id=body.conversation_id,
             num_logprobs=body.num_logprobs,
         )
 
@@ -80,11 +80,11 @@ def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside:
 def _items_of(body: ResponseBody, beside: Beside) -> tuple[Items, list[tuple[str, bytes]]]:
     """Returns the items of the conversation with those of the call, and what is kept of the latter. Raises
     ConversationNeeded, InvalidRequest and Expands."""
-    if body.previous_response_id is not None and beside.earlier is None:
-        raise ConversationNeeded(body.previous_response_id)
+    if beside.earlier is None and (needed := _needed(body)):
+        raise ConversationNeeded(needed)
     # What was kept came from clients, and is read as they are.
     items = Items(json.loads(beside.earlier or b"[]"))
-    kept = items.add(body.input)
+    kept = items.add(body.input, in_full=body.conversation is not None)
     if beside.room is not None and items.num_added_bytes > beside.room:
         raise Expands(items.num_added_bytes)
     return items, kept
@@ -95,18 +95,20 @@ def _foreign_tools(body: ResponseBody) -> list[str]:
     return [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
 
 
+def _needed(body: ResponseBody) -> Needed | None:
+    """Raises InvalidRequest."""
+    if body.conversation_id is None:
+        previous = body.previous_response_id
+        return None if previous is None else Needed("previous_response_id", previous)
+    if body.previous_response_id is not None:
+        raise InvalidRequest("conversation: not together with previous_response_id")
+    return Needed("conversation", body.conversation_id)
+
+
 def _written(repeated: dict[str, Any]) -> bytes:
     """Raises InvalidRequest."""
     members = (encode(name) + b":" + kept_json(name, value) for name, value in repeated.items())
     return b"{%b}" % b",".join(members)
-
-
-def _index_of(kept: Sequence[tuple[str, bytes]]) -> bytes:
-    ends = accumulate((len(item) + 1 for _, item in kept), initial=-1)
-    lines = (
-        b"%d %b\n" % (end, encode(name)) for (name, _), end in zip(kept, islice(ends, 1, None), strict=True)
-    )
-    return b"".join(lines)
 
 
 def _repeated(body: ResponseBody) -> dict[str, Any]:
@@ -114,6 +116,7 @@ def _repeated(body: ResponseBody) -> dict[str, Any]:
     choice = body.tool_choice
     return {
         "background": bool(body.background),
+        "conversation": None if body.conversation is None else {"id": body.conversation_id},
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,

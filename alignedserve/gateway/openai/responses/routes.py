@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Result
+from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Needed, Result
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
@@ -26,6 +26,7 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import Share
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
+from alignedserve.gateway.openai.responses.conversation_routes import add_conversation_routes
 from alignedserve.gateway.openai.responses.kept import Conversation, KeptResponses, not_found
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse, input_tokens, response
 from alignedserve.gateway.openai.responses.sending import page_of, response_of, stream_of
@@ -47,6 +48,7 @@ def response_routes(
 ) -> APIRouter:
     """Without a store, responses are answered and not kept."""
     routes, kept = APIRouter(), KeptResponses(store, request_builder.limits.max_body_bytes)
+    add_conversation_routes(routes, kept.conversations, request_builder)
 
     @routes.post(RESPONSES.path, responses=ANSWERED, openapi_extra=request_body(ResponseBody))
     async def create(http: Request) -> Response:
@@ -119,11 +121,11 @@ def response_routes(
         head = await kept.find(response_id, owner_of(http))
         try:
             page = await kept.item_page(head, after, limit, order)
+            if page is None:
+                raise ApiError(400, f"after={after!r}: there is no such item", param="after")
+            return await page_of(page, partial(kept.pieces, head, "input_items"))
         except ResponseGone:
             raise not_found(response_id) from None
-        if page is None:
-            raise ApiError(400, f"after={after!r}: there is no such item", param="after")
-        return await page_of(head, page, kept)
 
     return routes
 
@@ -139,29 +141,40 @@ async def _result(
     """Returns what the endpoint makes of a body, and the conversation before it without its items, which are in that.
     Raises ApiError."""
     num_bytes, before = sum(map(len, body)), Conversation()
-    if (previous_id := _previous_id(body, num_bytes)) is not None:
+    if (looked_up := _looked_up(body, num_bytes)) is not None:
         # If it can't be had, another error may come first: the body has not been checked.
         with suppress(ApiError):
-            before = await kept.conversation(previous_id, owner, share, num_bytes)
+            before = await kept.before(looked_up, owner, share, num_bytes)
     try:
         found = await preparer.result(endpoint, body, owner, before.items)
     except ConversationNeeded as needed:
-        before = await kept.conversation(needed.response_id, owner, share, num_bytes)
+        before = await kept.before(needed.needed, owner, share, num_bytes)
         found = await preparer.result(endpoint, body, owner, before.items)
     share.add(-before.num_bytes)
     return found, replace(before, items=None)
 
 
+class _Named(msgspec.Struct):
+    id: str
+
+
 class _Chained(msgspec.Struct):
     previous_response_id: str | None = None
+    conversation: str | _Named | None = None
 
 
-def _previous_id(body: Sequence[bytes], num_bytes: int) -> str | None:
-    """Returns the response with which the call goes on, so that it takes one turn at the process for bodies; None if
-    there is none, or only that process can tell."""
+def _looked_up(body: Sequence[bytes], num_bytes: int) -> Needed | None:
+    """Returns what the call goes on with, so that it takes one turn at the process for bodies; None if that is nothing,
+    or only that process can tell."""
     if num_bytes > MAX_LOOKED_AT_BYTES:
         return None
     try:
-        return msgspec.json.decode(b"".join(body), type=_Chained).previous_response_id
+        chained = msgspec.json.decode(b"".join(body), type=_Chained)
     except (msgspec.MsgspecError, RecursionError):
         return None
+    previous_id, conversation = chained.previous_response_id, chained.conversation
+    if conversation is None:
+        return None if previous_id is None else Needed("previous_response_id", previous_id)
+    # Both together are refused.
+    name = conversation.id if isinstance(conversation, _Named) else conversation
+    return None if previous_id is not None else Needed("conversation", name)

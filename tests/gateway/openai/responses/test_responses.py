@@ -19,7 +19,8 @@ from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
 from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
 from alignedserve.store.redis_connection import RedisConnection
-from alignedserve.store.redis_responses import PIECE_BYTES, RedisResponses
+from alignedserve.store.redis_parts import PIECE_BYTES
+from alignedserve.store.redis_responses import RedisResponses
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from tests.gateway.batching import System, gateway_on, play
@@ -200,7 +201,8 @@ def test_logprobs_come_with_the_text() -> None:
     [
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "x", "conversation": "conv_1"}, "conversation"),
+        ({"input": "x", "conversation": 5}, "conversation"),
+        ({"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),
         ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools"),
         ({"input": "x", "background": True}, "background"),
@@ -696,6 +698,7 @@ def test_a_line_of_a_batch_job_can_be_a_response() -> None:
         bodies: list[dict[str, Any]] = [
             {"model": "demo", "input": "How far?"},
             {"model": "demo", "input": "And back?", "previous_response_id": "resp_1"},
+            {"model": "demo", "input": "And back?", "conversation": "conv_1"},
             {"model": "demo", "input": "How far?", "stream": True},
         ]
         lines = [
@@ -709,6 +712,6 @@ def test_a_line_of_a_batch_job_can_be_a_response() -> None:
         assert batch.usage and batch.usage.output_tokens == body["usage"]["output_tokens"]
         errors = await at.gateway.lines_of(batch.error_file_id)
         params = [each["response"]["body"]["error"]["param"] for each in errors]
-        assert params == ["previous_response_id", "stream"]
+        assert params == ["previous_response_id", "conversation", "stream"]
 
     play(scenario)
