@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# A part with so many gaps is written anew, and so is one of which less than half is left: each time the store writes
-# all of it to its disk.
+# The number of gaps at which a part is written anew. So is one of which more than half is gaps. The store writes all of
+# it to its disk each time.
 MAX_GAPS = 64
 # The seconds for which the name of an addition is kept, so that it is not made twice.
 NAMED_S = 600

@@ -81,7 +81,7 @@ end
 
 local function spans_in(text) return string.gmatch(text, '(%d+) (%d+)') end
 
--- `input_index` is the index of the input items, which have so many bytes
+-- `input_index` is the index of the input items
 local function is_turn_too_large(first, input_index, num_input_bytes)
   local id, _, max_items, max_bytes, output_index, spans = unpack(ARGV, first, first + 5)
   local num_bytes = num_input_bytes

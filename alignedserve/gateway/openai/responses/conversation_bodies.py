@@ -58,7 +58,8 @@ def _kept(found: Sequence[Any], limits: Limits) -> tuple[bytes, bytes]:
         # What a response could not go on with is not taken.
         messages_of(items.all)
     except InvalidRequest as error:
-        raise InvalidRequest("items" + str(error).removeprefix("input")) from None
+        message = str(error).removeprefix("input").replace("a text, or a list", "a list")
+        raise InvalidRequest(f"items{message}") from None
     written = b",".join(item for _, item in kept)
     if len(written) > limits.max_body_bytes:
         # A number of three letters may be written as twenty.

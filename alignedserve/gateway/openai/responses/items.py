@@ -141,7 +141,7 @@ def _item(item: Any) -> Item:
         case {"type": str(kind)}:
             raise InvalidRequest(f"input: an item of type {kind!r} is not complete, or not supported here")
         case _:
-            raise InvalidRequest("input: an item must be an object that has a type, or a message")
+            raise InvalidRequest("input: must be a text, or a list of items")
     kind = item.get("type", "message")
     return {
         "id": new_id(kind),

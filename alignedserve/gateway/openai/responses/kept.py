@@ -77,7 +77,8 @@ class KeptResponses:
         self, call: PreparedResponse, owner: str, before: Conversation, builder: ResponseBuilder, usage: Usage
     ) -> None:
         """Stores the response, which has ended, and adds it to its conversation. If that is not possible, the response
-        says that it is not stored. Raises ApiError if it has a conversation: the next turn would not know of it."""
+        says that it is not stored. Raises ApiError if it has a conversation: the next turn would be answered without
+        it."""
         assert isinstance(builder, ResponsesBuilder)
         output, name = builder.output, call.conversation_id
         if self._store is None or not call.is_stored:

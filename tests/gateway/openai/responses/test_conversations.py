@@ -340,7 +340,7 @@ def test_items_are_listed_however_large_they_are_and_wherever_there_are_gaps() -
 
 
 def test_a_turn_for_which_there_is_no_room_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the next turn would not know of it."""
+    """The next turn would be answered without it."""
 
     async def scenario(at: System) -> None:
         made = await at.client.conversations.create()
@@ -352,7 +352,7 @@ def test_a_turn_for_which_there_is_no_room_is_an_error(monkeypatch: pytest.Monke
         assert failed[-1].type == "response.failed"
         later = await create(model="demo", input="x", conversation=made.id, background=True)
         failure = (await until_over(at, later)).error
-        # OpenAI's client knows no code of ours
+        # which OpenAI's type does not have
         assert failure and failure.code == cast(Any, "conversation_full")
         assert await items_of(at, made.id) == []
 
