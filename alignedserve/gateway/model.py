@@ -19,7 +19,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.tools.harmony import is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of
 from alignedserve.gateway.tools.reasoning import Thinking, thinking_of
-from alignedserve.models.locate import locate_model
+from alignedserve.models.locate import Location, locate_model
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.template_marks import harmless_chats
 from alignedserve.text.tokenizer import Tokenizer
@@ -56,8 +56,12 @@ class ServedModel:
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ServedModel:
-        """Raises ValueError when there is no such model."""
-        found = locate_model(config.model, config.load_format, config.revision)
+        """Downloads what is missing of the model. Raises ValueError when there is no such model."""
+        return cls.located(name, locate_model(config.model, config.load_format, config.revision), config)
+
+    @classmethod
+    def located(cls, name: str, found: Location, config: EngineConfig) -> ServedModel:
+        """Returns the model that was found, of which nothing is downloaded. Raises ValueError."""
         directory = config.tokenizer or found.directory
         tokenizer = None
         if directory is not None and not config.skip_tokenizer_init:
