@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -18,8 +20,10 @@ from tokenizers.models import WordLevel
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation import preparer as preparer_module
 from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.prepare_process import NICENESS
+from alignedserve.gateway.generation.prepare_process import __name__ as PROCESS
 from alignedserve.gateway.generation.prepared import Prepared, ids_of
-from alignedserve.gateway.generation.preparer import SMALL_BYTES, Preparer
+from alignedserve.gateway.generation.preparer import SMALL_BYTES, Lane, Preparer
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
@@ -28,6 +32,7 @@ from alignedserve.gateway.openai.completions import COMPLETIONS as COMPLETION_EN
 from alignedserve.gateway.openai.prepared import PreparedCompletion
 from alignedserve.gateway.prepare_process import MODULE
 from alignedserve.gateway.process import GatewayProcess
+from alignedserve.protocol.rate_limited_log import RateLimitedLog
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
 from tests.gateway.scripted import MODEL, TOKENIZER
@@ -225,6 +230,46 @@ def test_a_template_that_hangs_costs_its_own_chats_only() -> None:
     preparing(scenario, with_template(LOOPS_IF_TOLD))
 
 
+def process_of(lane: Lane) -> asyncio.subprocess.Process:
+    assert lane.child._process
+    return lane.child._process
+
+
+async def spare_of(preparer: Preparer) -> asyncio.subprocess.Process:
+    """Returns the spare process, when it is ready."""
+    spare = preparer._small.child._starter._spare
+    assert spare
+    return await asyncio.shield(spare)
+
+
+def niceness_of(process: asyncio.subprocess.Process) -> int:
+    return os.getpriority(os.PRIO_PROCESS, process.pid) - os.nice(0)
+
+
+def test_a_small_body_that_takes_long_leaves_its_lane_to_a_process_that_is_ready() -> None:
+    async def scenario(preparer: Preparer) -> None:
+        spare, first = await spare_of(preparer), process_of(preparer._small)
+        hanging = asyncio.create_task(preparer.call(CHAT_ENDPOINT, chat("hang"), ""))
+        assert await first.wait() == -signal.SIGPROF
+        await preparer.call(CHAT_ENDPOINT, chat("go on"), "")
+        assert process_of(preparer._small) is spare and niceness_of(spare) == 0
+        assert not hanging.done()
+        hanging.cancel()
+
+    preparing(scenario, with_template(LOOPS_IF_TOLD))
+
+
+def test_the_first_body_that_is_not_small_finds_a_process_that_is_ready() -> None:
+    async def scenario(preparer: Preparer) -> None:
+        spare = await spare_of(preparer)
+        await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
+        assert process_of(preparer._medium) is spare and niceness_of(spare) == NICENESS
+        await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
+        assert niceness_of(spare) == NICENESS
+
+    preparing(scenario)
+
+
 def test_a_template_that_hangs_with_any_chat_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparer_module, "START_S", 0.2)
 
@@ -240,6 +285,46 @@ def test_a_template_that_hangs_with_any_chat_is_refused(monkeypatch: pytest.Monk
             assert raised.value.status == 503
 
     play(scenario)
+
+
+def test_a_machine_without_a_process_to_spare_is_not_the_models_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with contextlib.aclosing(Preparer(MODEL, Limits(), MODULE)) as preparer:
+            with monkeypatch.context() as patch:
+                patch.setattr("alignedserve.process.child.sys.executable", "/nothing/here")
+                with pytest.raises(FileNotFoundError, match="/nothing/here"):
+                    await preparer.start()
+                for _ in range(3):
+                    with pytest.raises(ApiError, match="no process reads bodies"):
+                        await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")
+            await preparer.start()
+
+    monkeypatch.setattr(preparer_module, "_log", RateLimitedLog(preparer_module._log._logger))
+    play(scenario)
+    # Every call could write such a line.
+    (line,) = [record for record in caplog.records if "can't be prepared" in record.message]
+    assert "/nothing/here" in line.message
+
+
+def test_a_machine_that_is_too_busy_is_not_the_models_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer_module, "START_CLOCK_S", 0.1)
+
+    async def scenario() -> None:
+        async with contextlib.aclosing(Preparer(with_template(LOOPS), Limits(), MODULE)) as preparer:
+            with pytest.raises(TimeoutError, match=r"not ready after 0.1 s: the machine is too busy"):
+                await preparer.start()
+
+    play(scenario)
+
+
+def test_the_memory_of_the_process_that_started_it_is_not_its_own() -> None:
+    program = f"import {PROCESS} as process; print(process.most_bytes())"
+    # What this process has had counts in what getrusage says of those that it starts.
+    held = b"x" * (256 << 20)
+    most = int(subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout)
+    assert 0 < most < len(held)
 
 
 def test_a_template_that_takes_too_much_memory_costs_its_own_chats_only() -> None:
