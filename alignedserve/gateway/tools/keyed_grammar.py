@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from alignedserve.gateway.tools.bodies import Function
 from alignedserve.gateway.tools.schemas import (
     ALL_KINDS,
+    NOTES,
     Arguments,
     Document,
     kind_of,
@@ -46,7 +47,7 @@ _READABLE_IN_PYTHONIC = re.compile(r"""[^\s=()\[\]{},"']{1,256}""")
 
 
 class JsonRules:
-    """The rules of JSON of one grammar: there is one for all arguments that have the same schema."""
+    """The rules of values of one grammar: there is one for all arguments that have the same schema."""
 
     def __init__(self) -> None:
         # Their numbers by their bodies.
@@ -74,35 +75,46 @@ def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark, shared: 
     the mark that ends it. Raises InvalidRequest."""
     values = _Values(function)
     key, found = f"{name.upper()}_KEY", []
+    # What stands for the values of an argument, by the alternatives that it has.
+    written: dict[int, str] = {}
     for each in values.arguments.known:
         if not re.fullmatch(_TAGGED_NAME, each.name):
             raise _unwritable(each.name)
-        texts, parts = values.alternatives(each.schema)
-        yield from shared.new(parts or ())
-        part = f"{tags.before(literal(each.name))} {_tagged(texts, parts, tags, mark, shared)} {tags.after}"
+        alternatives = values.alternatives(each.schema)
+        if id(alternatives) not in written:
+            written[id(alternatives)] = yield from _tagged(*alternatives, tags, mark, shared)
+        part = f"{tags.before(literal(each.name))} {written[id(alternatives)]} {tags.after}"
         found.append(part if each.is_required else f"({part})?")
     others = values.arguments.others
     if others is not None:
         # The reader doesn't know their types.
         texts, parts = values.alternatives(others, ALL_KINDS)
-        yield from shared.new(parts or ())
+        value = yield from _tagged(texts, parts, tags, mark, shared)
         yield rule(key, values.other_names(_TAGGED_NAME))
-        found.append(f"({tags.before(key)} {_tagged(texts, parts, tags, mark, shared)} {tags.after})*")
+        found.append(f"({tags.before(key)} {value} {tags.after})*")
     yield rule(name, " ".join(found) or '""')
 
 
 def _tagged(
     texts: Sequence[str], parts: Sequence[str] | None, tags: Tags, mark: Mark, shared: JsonRules
-) -> str:
-    """Returns what stands for a value, and the mark that ends it."""
+) -> Generator[str, None, str]:
+    """Yields the rules of a value that the grammar does not have yet, and returns what stands for it, and for the mark
+    that ends it."""
     if parts is None:
         return "value"
     for text in texts:
         if any(mark in text for mark in (tags.closing, *tags.barred)):
             raise InvalidRequest(f"tools: {text!r}: this model can't write a value with its own marks")
+    yield from shared.new(parts)
     bodies = [*map(literal, texts), *(shared.name_of(part) for part in parts)]
+    value = bodies[0]
+    if len(bodies) > 1:
+        # Each argument that has these alternatives refers to one rule of them.
+        either = " | ".join(bodies)
+        yield from shared.new([either])
+        value = shared.name_of(either)
     edge = f"{literal(tags.edge)} " if tags.edge else ""
-    return f"{edge}({' | '.join(bodies)}) {edge}{mark(tags.closing)}"
+    return f"{edge}{value} {edge}{mark(tags.closing)}"
 
 
 def pythonic_rules(name: str, function: Function, shared: JsonRules) -> Iterator[str]:
@@ -133,35 +145,69 @@ def _unwritable(name: str) -> InvalidRequest:
     return InvalidRequest(f"tools: {name!r}: this model can't write an argument of this name")
 
 
+# The texts that a value may be, and the bodies of rules of JSON; None in place of those if any text is allowed.
+Alternatives = tuple[Sequence[str], Sequence[str] | None]
+
+
 class _Values:
-    """The arguments of one function, and the rules of their values."""
+    """The arguments of one function, and the rules of their values. What is found out about a schema is kept: many
+    arguments may refer to one that is large."""
 
     def __init__(self, function: Function) -> None:
         self._document = Document(function.parameters or {})
         self.arguments = self._document.arguments() if function.strict else Arguments(others=True)
+        # By schema (`_key`), and by type of the value besides.
+        self._json: dict[object, str] = {}
+        self._alternatives: dict[object, Alternatives] = {}
+        # The texts and the bodies of a schema without alternatives.
+        self._single: dict[int, Alternatives] = {}
+        # The types as which texts are read; None: as texts.
+        self._kind_read: dict[str, str | None] = {}
 
     def json(self, schema: Any) -> str:
-        return json_rule(self._document.part(schema))
+        key = _key(schema)
+        if key not in self._json:
+            self._json[key] = json_rule(self._document.part(schema))
+        return self._json[key]
 
-    def alternatives(
-        self, schema: Any, kinds: frozenset[str] | None = None
-    ) -> tuple[list[str], list[str] | None]:
-        """Returns the texts that a value may be, and the bodies of rules of JSON; None in place of those if any text
-        is allowed. `kinds` are the types by which it is read, if not by the schema."""
-        texts: list[str] = []
-        parts: list[str] = []
-        kinds = self._document.kinds(schema) if kinds is None else kinds
+    def alternatives(self, schema: Any, kinds: frozenset[str] | None = None) -> Alternatives:
+        """`kinds` are the types by which a value is read, if not by the schema."""
+        key = _key(schema), kinds
+        if key not in self._alternatives:
+            self._alternatives[key] = self._found_alternatives(schema, kinds)
+        return self._alternatives[key]
+
+    def _found_alternatives(self, schema: Any, kinds: frozenset[str] | None) -> Alternatives:
+        # Each stands once, in the order in which they are found.
+        texts: dict[str, None] = {}
+        parts: dict[str, None] = {}
         for each in self._document.alternatives(schema):
-            listed = texts_and_values(each)
-            if listed:
-                texts += listed[0]
-                parts += [json_rule({"enum": listed[1]})] if listed[1] else []
-            elif "string" in self._document.kinds(each):
+            if id(each) not in self._single:
+                self._single[id(each)] = self._found_single(each)
+            found, bodies = self._single[id(each)]
+            if bodies is None:
                 return [], None
-            elif each is not False:
-                parts.append(self.json(each))
-        read_back = [text for text in texts if not _is_other_value(text, kinds)]
-        return read_back, parts if read_back or parts else [self.json(schema)]
+            texts |= dict.fromkeys(found)
+            parts |= dict.fromkeys(bodies)
+        kinds = self._document.kinds(schema) if kinds is None else kinds
+        read_back = [text for text in texts if not self._is_other_value(text, kinds)]
+        return read_back, [*parts] if read_back or parts else [self.json(schema)]
+
+    def _found_single(self, schema: Any) -> Alternatives:
+        listed = texts_and_values(schema)
+        if listed:
+            return listed[0], [json_rule({"enum": listed[1]})] if listed[1] else []
+        if "string" in self._document.kinds(schema):
+            return [], None
+        return [], [] if schema is False else [self.json(schema)]
+
+    def _is_other_value(self, text: str, kinds: frozenset[str]) -> bool:
+        """Whether the text, of a value that may be of these types, would be read as something else."""
+        if text not in self._kind_read:
+            self._kind_read[text] = _kind_read(text)
+        kind = self._kind_read[text]
+        # Where anything is allowed, JSON is read as such.
+        return kind is not None and (kinds == ALL_KINDS or kind in kinds - {"string"})
 
     def other_names(self, allowed: str) -> str:
         """Returns the body of a terminal of the names that arguments may have beside the known ones."""
@@ -169,14 +215,19 @@ class _Values:
         return f"/{allowed}/" + (f" & ~({names})" if names else "")
 
 
-def _is_other_value(text: str, kinds: frozenset[str]) -> bool:
-    """Whether the text, of a value that may be of these types, would be read as something else."""
+def _key(schema: Any) -> object:
+    """Returns what two schemas of one document have in common only if they allow the same."""
+    if isinstance(schema, dict) and set(schema) - set(NOTES) == {"$ref"} and isinstance(schema["$ref"], str):
+        return schema["$ref"]
+    return id(schema)
+
+
+def _kind_read(text: str) -> str | None:
+    """Returns the type of the JSON value that the text is; None if it is none."""
     try:
-        found = json.loads(text)
+        return kind_of(json.loads(text))
     except (ValueError, RecursionError):
-        return False
-    # Where anything is allowed, JSON is read as such.
-    return kinds == ALL_KINDS or kind_of(found) in kinds - {"string"}
+        return None
 
 
 def rule(name: str, body: str) -> str:

@@ -18,7 +18,7 @@ ALL_KINDS = frozenset(("string", "integer", "number", "boolean", "array", "objec
 _MAX_DEPTH = 32
 _DEFINITIONS = ("$defs", "definitions")
 # These restrict no value.
-_NOTES = ("$comment", "$schema", "default", "deprecated", "description", "example", "examples", "title")
+NOTES = ("$comment", "$schema", "default", "deprecated", "description", "example", "examples", "title")
 # Their fields are names, each with a schema.
 _NAMED = ("properties", "patternProperties", "dependentSchemas")
 # Their values are no schemas.
@@ -53,13 +53,17 @@ class Document:
         self._whole = whole
         # The kinds of values that the references allow, as far as that is known.
         self._kinds: dict[int, frozenset[str]] = {}
+        # The references and the lists that schemas consist of, as far as that is known; None: of something else.
+        self._inner: dict[int, str | list[Any] | None] = {}
+        # The schemas to which references point.
+        self._targets: dict[str, Any] = {}
 
     @property
     def top(self) -> dict[str, Any]:
         """The schema of the parameters, behind references."""
         found: Any = self._whole
         for _ in range(_MAX_DEPTH):
-            if not isinstance(found, dict) or set(found) - {*_NOTES, *_DEFINITIONS, "type"} != {"$ref"}:
+            if not isinstance(found, dict) or set(found) - {*NOTES, *_DEFINITIONS, "type"} != {"$ref"}:
                 break
             found = self._target(found["$ref"])
         return found if isinstance(found, dict) else {}
@@ -116,15 +120,13 @@ class Document:
         left, seen = [schema], set()
         # (It grows meanwhile.)
         for each in left:
-            keys = set(each) - set(_NOTES) if isinstance(each, dict) else set()
-            key = keys.pop() if len(keys) == 1 else ""
-            inner = each[key] if key else None
-            if key == "$ref" and isinstance(inner, str):
+            if id(each) not in self._inner:
+                self._inner[id(each)] = _inner(each)
+            inner = self._inner[id(each)]
+            if isinstance(inner, str):
                 left += [] if inner in seen else [self._target(inner)]
                 seen.add(inner)
-            elif isinstance(inner, list) and (
-                key in ("anyOf", "oneOf") or (key == "allOf" and len(inner) == 1)
-            ):
+            elif inner is not None:
                 left += inner
             else:
                 found.append(each)
@@ -156,6 +158,8 @@ class Document:
 
     def _target(self, reference: Any, is_needed: bool = False) -> Any:
         """Returns the schema to which a local reference points; one that allows anything where there is none."""
+        if isinstance(reference, str) and reference in self._targets:
+            return self._targets[reference]
         found = self._whole
         try:
             head, *keys = unquote(str(reference)).split("/")
@@ -168,7 +172,20 @@ class Document:
             if is_needed:
                 raise InvalidRequest(f"tools: $ref={reference!r} points to nothing") from None
             return True
+        if isinstance(reference, str):
+            self._targets[reference] = found
         return found
+
+
+def _inner(schema: Any) -> str | list[Any] | None:
+    """Returns the reference, or the list of alternatives, that the schema consists of; None: of something else."""
+    keys = set(schema) - set(NOTES) if isinstance(schema, dict) else set()
+    key = keys.pop() if len(keys) == 1 else ""
+    inner = schema[key] if key else None
+    if key == "$ref" and isinstance(inner, str):
+        return inner
+    is_list = isinstance(inner, list) and (key in ("anyOf", "oneOf") or (key == "allOf" and len(inner) == 1))
+    return inner if is_list else None
 
 
 def texts_and_values(schema: Any) -> tuple[list[str], list[Any]] | None:
@@ -221,7 +238,7 @@ def _stripped(schema: Any, named: Callable[[str], str]) -> Any:
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _NOTES or key in _DEFINITIONS:
+        if key in NOTES or key in _DEFINITIONS:
             continue
         if key in _DATA:
             found[key] = value
