@@ -77,13 +77,14 @@ class Lane:
         owner: str,
         earlier: Sequence[Piece] | None = None,
         room: int | None = None,
+        is_best_effort: bool = False,
     ) -> bytes:
         """Returns the process's answer. Raises ApiError, and TookTooLong."""
         num_earlier_bytes = None if earlier is None else sum(map(len, earlier))
         niceness = NICENESS if self._cpu_s is None else 0
         asked = Asked(path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
         try:
-            async with self._turns.turn(owner, TURN_S):
+            async with self._turns.turn(owner, TURN_S, is_best_effort):
                 return await self._asked(asked.head, *(earlier or ()), *body)
         except QueueTimeout:
             raise unavailable("others' bodies are being read") from None
@@ -167,16 +168,18 @@ class Preparer:
         body: Sequence[bytes],
         owner: str,
         earlier: Sequence[Piece] | None = None,
+        is_best_effort: bool = False,
     ) -> Result:
-        """Returns what `endpoint.make` makes of the body. Raises ApiError."""
+        """Returns what `endpoint.make` makes of the body. Best effort waits for others, beyond a small share of the
+        time. Raises ApiError."""
         num_bytes = sum(map(len, [*body, *(earlier or ())]))
         try:
-            return await self.made(endpoint, body, owner, earlier, num_bytes)
+            return await self.made(endpoint, body, owner, earlier, num_bytes, is_best_effort=is_best_effort)
         except Expands as found:
             num_added = found.num_bytes
         if num_bytes + num_added > self.limits.max_body_bytes:
             raise too_large(self.limits.max_body_bytes, "with all that it refers to, ")
-        return await self.made(endpoint, body, owner, earlier, num_bytes, num_added)
+        return await self.made(endpoint, body, owner, earlier, num_bytes, num_added, is_best_effort)
 
     async def made(
         self,
@@ -186,6 +189,7 @@ class Preparer:
         earlier: Sequence[Piece] | None,
         num_bytes: int,
         num_added: int = 0,
+        is_best_effort: bool = False,
     ) -> Result:
         """Has the call made where calls of this size are, with `num_added` bytes that it refers to. Raises ApiError,
         and Expands if it is larger."""
@@ -193,12 +197,14 @@ class Preparer:
         if size <= SMALL_BYTES:
             with contextlib.suppress(TookTooLong):
                 room = SMALL_BYTES - num_bytes
-                return _result_of(await self._small.told(endpoint.path, body, owner, earlier, room), endpoint)
+                answer = await self._small.told(endpoint.path, body, owner, earlier, room, is_best_effort)
+                return _result_of(answer, endpoint)
         lane, most = (self._medium, MEDIUM_BYTES) if size <= MEDIUM_BYTES else (self._large, sys.maxsize)
         # The brackets around a conversation do not count for its limit.
         room = max(0, min(most, self.limits.max_body_bytes) - num_bytes)
         try:
-            return _result_of(await lane.told(endpoint.path, body, owner, earlier, room), endpoint)
+            answer = await lane.told(endpoint.path, body, owner, earlier, room, is_best_effort)
+            return _result_of(answer, endpoint)
         except TookTooLong:
             raise ApiError(400, f"the body is not read within {TIMEOUT_S:g} s") from None
 

@@ -9,21 +9,26 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
+from alignedserve.gateway import fair_queue
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation import preparer as preparer_module
 from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.lines import LineAnswers
 from alignedserve.gateway.generation.prepare_process import NICENESS
 from alignedserve.gateway.generation.prepare_process import __name__ as PROCESS
 from alignedserve.gateway.generation.prepared import Prepared, ids_of
 from alignedserve.gateway.generation.preparer import SMALL_BYTES, Lane, Preparer
+from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
@@ -377,6 +382,35 @@ def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPa
         os.kill(process.pid, signal.SIGCONT)
         assert num_given(await first) == 1
         assert process is preparer._small.child._process
+
+    preparing(scenario)
+
+
+def test_chats_go_before_lines_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_queue, "BE_SHARE", 0.0)
+
+    async def scenario(preparer: Preparer) -> None:
+        process, order = process_of(preparer._small), list[str]()
+        lines = LineAnswers(cast(RequestBuilder, SimpleNamespace(preparer=preparer)), ENDPOINTS)
+
+        def begin(name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
+            task = asyncio.create_task(work)
+            task.add_done_callback(lambda _: order.append(name))
+            return task
+
+        os.kill(process.pid, signal.SIGSTOP)
+        begun = [begin("first", preparer.call(COMPLETION_ENDPOINT, [SHORT], ""))]
+        while not preparer._small.child._at_work:
+            await asyncio.sleep(0)
+        # It is refused when it has been prepared, as it asks for a stream.
+        streamed = json.dumps({"prompt": "x", "stream": True}).encode()
+        begun += [begin("line", lines.ask(COMPLETIONS, streamed, time.time() + 60, "")) for _ in range(3)]
+        begun += [begin("chat", preparer.call(CHAT_ENDPOINT, chat("x"), "")) for _ in range(3)]
+        while sum(map(len, preparer._small._turns._waiting.values())) < 6:
+            await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGCONT)
+        await asyncio.gather(*begun)
+        assert order == ["first"] + ["chat"] * 3 + ["line"] * 3
 
     preparing(scenario)
 
