@@ -332,13 +332,26 @@ def test_the_memory_of_the_process_that_started_it_is_not_its_own() -> None:
     assert 0 < most < len(held)
 
 
+LARGE = "{{ 'x' * 9999999999 }}"
+LARGE_IF_TOLD = f"{{% if messages[0].content == 'much' %}}{LARGE}{{% endif %}}{{{{ messages[0].content }}}}"
+
+
 def test_a_template_that_takes_too_much_memory_costs_its_own_chats_only() -> None:
     async def scenario(preparer: Preparer) -> None:
-        with pytest.raises(ApiError, match="rejects these messages: MemoryError"):
-            await preparer.call(CHAT_ENDPOINT, chat("x"), "")
-        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
+        with pytest.raises(ApiError, match="takes too much memory to read"):
+            await preparer.call(CHAT_ENDPOINT, chat("much"), "")
+        assert isinstance(await preparer.call(CHAT_ENDPOINT, chat("x"), ""), Prepared)
 
-    preparing(scenario, with_template("{{ 'x' * 9999999999 }}"))
+    preparing(scenario, with_template(LARGE_IF_TOLD))
+
+
+def test_a_template_that_takes_too_much_memory_for_any_chat_is_refused() -> None:
+    async def scenario() -> None:
+        async with contextlib.aclosing(Preparer(with_template(LARGE), Limits(), MODULE)) as preparer:
+            with pytest.raises(ValueError, match="takes more than 4 GiB of memory for chats of a few words"):
+                await preparer.start()
+
+    play(scenario)
 
 
 def test_a_tokenizer_without_a_token_for_every_word_is_not_refused() -> None:
