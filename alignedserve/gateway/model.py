@@ -150,9 +150,8 @@ class ServedModel:
 
     def thinking_after(self, prompt: Sequence[int], has_tools: bool) -> Thinking | None:
         """Returns how thoughts are marked in the answer to a chat's prompt, if it may have any."""
-        tokenizer = self._need_tokenizer("messages")
-        end = tokenizer.decode(prompt[-_END_TOKENS:], skip_special_tokens=False)
-        return thinking_of(tokenizer.chat_template(has_tools), end)
+        end = self._decode("messages", prompt[-_END_TOKENS:])
+        return thinking_of(self._need_tokenizer("messages").chat_template(has_tools), end)
 
     @property
     def has_place_for_tools(self) -> bool:
@@ -185,7 +184,7 @@ class ServedModel:
     def text_of(self, name: str, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`, which came in the parameter `name`."""
         check_ids(name, token_ids, self.vocabulary)
-        return self._need_tokenizer(name).decode(token_ids, skip_special_tokens=False)
+        return self._decode(name, token_ids)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
         if len(prompt) >= self.max_model_len:
@@ -210,6 +209,14 @@ class ServedModel:
         self._check_length(name, text)
         try:
             return encode()
+        except ValueError as error:
+            raise ApiError(400, f"{name}: {error}", param=name) from error
+
+    def _decode(self, name: str, token_ids: Sequence[int]) -> str:
+        """Raises ApiError if the tokenizer fails."""
+        tokenizer = self._need_tokenizer(name)
+        try:
+            return tokenizer.decode(token_ids, skip_special_tokens=False)
         except ValueError as error:
             raise ApiError(400, f"{name}: {error}", param=name) from error
 

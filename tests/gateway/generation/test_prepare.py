@@ -16,7 +16,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tokenizers import Regex
 from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Replace
 from tokenizers.models import WordLevel
 
 from alignedserve.gateway import fair_queue
@@ -109,6 +111,26 @@ def test_what_is_wrong_is_named() -> None:
         with pytest.raises(ApiError) as raised:
             prepare(endpoint, json.dumps(body).encode())
         assert raised.value.status in (400, 404) and raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/detokenize", {"tokens": [0]}, "tokens"),
+        (COMPLETIONS, {"prompt": [0], "echo": True}, "prompt"),
+        (CHAT, {"messages": QUESTION}, "messages"),
+    ],
+)
+def test_a_decoder_that_panics_is_an_error_of_the_call(path: str, body: dict[str, Any], param: str) -> None:
+    long = "x" * 200
+    backend = Backend(WordLevel({long: 0, "<s>": 1}, unk_token="<s>"))
+    # Its number of retries for this word is above the limit.
+    backend.decoder = Replace(Regex("(x+x+)+y"), "")
+    files = TokenizerFiles(backend, {}, {"default": long})
+    model = replace(MODEL, tokenizer=Tokenizer(files))
+    with pytest.raises(ApiError, match="the model's tokenizer failed") as raised:
+        ENDPOINTS[path].prepare(json.dumps(body).encode(), model, Limits())
+    assert raised.value.status == 400 and raised.value.param == param
 
 
 def test_prompts_are_what_was_sent() -> None:
