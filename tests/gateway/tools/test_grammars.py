@@ -406,9 +406,12 @@ def test_alternatives_that_many_arguments_have_are_written_once(
     """250 alternatives of 150 arguments, as they may come in a small body."""
     rendered: list[Any] = []
     json_rule = keyed_grammar.json_rule
-    monkeypatch.setattr(
-        keyed_grammar, "json_rule", lambda schema: rendered.append(schema) or json_rule(schema)
-    )
+
+    def noted(schema: Mapping[str, Any]) -> str:
+        rendered.append(schema)
+        return json_rule(schema)
+
+    monkeypatch.setattr(keyed_grammar, "json_rule", noted)
     names = [f"a{n}" for n in range(150)]
     definition = {"anyOf": [*({"type": "null"} for _ in range(247)), *({"const": n} for n in (7, 8, 9))]}
     parameters = {
