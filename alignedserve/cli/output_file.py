@@ -50,7 +50,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         return
     # A link stays, and leads to what is new.
     place = path.resolve()
-    part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    # A name as long as may be has no room for more.
+    part = place.with_name(f".alignedserve.{secrets.token_hex(8)}.part")
     try:
         with part.open("xb") as file:
             if place.exists():

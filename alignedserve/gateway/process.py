@@ -122,8 +122,8 @@ class GatewayProcess:
         return listen(http.host, http.port)
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
-        """With `is_prepared`, child processes are started first, so that the first grammar or body does not wait
-        for them."""
+        """With `is_prepared`, child processes are started first: neither the first grammar nor the first body waits for
+        one. The spare process, which prepares the first body of more than 8 KiB, starts in the background."""
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)

@@ -135,6 +135,30 @@ def test_no_file_is_written_over_another(tmp_path: Path) -> None:
     commands(scenario)
 
 
+def test_names_may_be_as_long_as_the_file_system_has_them(tmp_path: Path) -> None:
+    async def scenario(at: System, run: Run) -> None:
+        source = written(tmp_path / "in.jsonl", [question(0), question(1, max_tokens=-1)])
+        longest = os.pathconf(tmp_path, "PC_NAME_MAX")
+        output, errors = tmp_path / ("o" * longest), tmp_path / ("e" * longest)
+        code, _, err = await run("run", "-i", source, "-o", str(output), "-e", str(errors))
+        assert code == 1 and err.endswith("1 of 2 lines failed\n"), err
+        assert len(ids_in(output)) == len(ids_in(errors)) == 1
+        num_jobs = len((await at.gateway.client.batches.list()).data)
+        for words, said in (
+            (
+                ["-o", str(output)],
+                f"{output}.errors: File name too long: --errors has to say where errors go",
+            ),
+            (["-o", f"{output}o", "-e", str(errors)], f"{output}o: File name too long"),
+            (["-o", str(output), "-e", f"{errors}e"], f"{errors}e: File name too long"),
+        ):
+            code, _, err = await run("run", "-i", source, *words)
+            assert code == 2 and err.endswith(f"Error: {said}\n"), err
+        assert len((await at.gateway.client.batches.list()).data) == num_jobs
+
+    commands(scenario)
+
+
 def test_devices_links_and_rights_stay_what_they_are(tmp_path: Path) -> None:
     """As root, `-o /dev/null` once left a plain file in its place."""
 

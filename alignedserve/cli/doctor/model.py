@@ -101,7 +101,7 @@ def check_tokenizer(case: Case) -> Iterator[Finding]:
         yield note("none: token ids in and out, no text")
         return
     tokenizer, rows = Tokenizer.from_directory(directory), case.model.config.vocab_size
-    asyncio.run(_try_out(ServedModel.load(case.model.name, case.engine)))
+    asyncio.run(_try_out(ServedModel.located(case.model.name, case.model, case.engine)))
     if tokenizer.vocab_size > rows:
         yield fail(
             f"{tokenizer.vocab_size} tokens, and the model knows {rows}",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,35 +94,46 @@ def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark, shared: 
     the mark that ends it. Raises InvalidRequest."""
     values = _Values(function, shared)
     key, found = f"{name.upper()}_KEY", []
+    # What stands for the values of an argument, by the alternatives that it has.
+    written: dict[int, str] = {}
     for each in values.arguments.known:
         if not re.fullmatch(_TAGGED_NAME, each.name):
             raise _unwritable(each.name)
-        texts, parts = values.alternatives(each.schema)
-        yield from shared.new(parts or ())
-        part = f"{tags.before(literal(each.name))} {_tagged(texts, parts, tags, mark, shared)} {tags.after}"
+        alternatives = values.alternatives(each.schema)
+        if id(alternatives) not in written:
+            written[id(alternatives)] = yield from _tagged(*alternatives, tags, mark, shared)
+        part = f"{tags.before(literal(each.name))} {written[id(alternatives)]} {tags.after}"
         found.append(part if each.is_required else f"({part})?")
     others = values.arguments.others
     if others is not None:
         # The reader doesn't know their types.
         texts, parts = values.alternatives(others, ALL_KINDS)
-        yield from shared.new(parts or ())
+        value = yield from _tagged(texts, parts, tags, mark, shared)
         yield rule(key, values.other_names(_TAGGED_NAME))
-        found.append(f"({tags.before(key)} {_tagged(texts, parts, tags, mark, shared)} {tags.after})*")
+        found.append(f"({tags.before(key)} {value} {tags.after})*")
     yield rule(name, " ".join(found) or '""')
 
 
 def _tagged(
     texts: Sequence[str], parts: Sequence[str] | None, tags: Tags, mark: Mark, shared: JsonRules
-) -> str:
-    """Returns what stands for a value, and the mark that ends it."""
+) -> Generator[str, None, str]:
+    """Yields the rules of a value that the grammar does not have yet, and returns what stands for it, and for the mark
+    that ends it."""
     if parts is None:
         return "value"
     for text in texts:
         if any(mark in text for mark in (tags.closing, *tags.barred)):
             raise InvalidRequest(f"tools: {text!r}: this model can't write a value with its own marks")
+    yield from shared.new(parts)
     bodies = [*map(literal, texts), *(shared.name_of(part) for part in parts)]
+    value = bodies[0]
+    if len(bodies) > 1:
+        # Each argument that has these alternatives refers to one rule of them.
+        either = " | ".join(bodies)
+        yield from shared.new([either])
+        value = shared.name_of(either)
     edge = f"{literal(tags.edge)} " if tags.edge else ""
-    return f"{edge}({' | '.join(bodies)}) {edge}{mark(tags.closing)}"
+    return f"{edge}{value} {edge}{mark(tags.closing)}"
 
 
 def pythonic_rules(name: str, function: Function, shared: JsonRules) -> Iterator[str]:
@@ -182,21 +193,22 @@ class _Values:
         return self._alternatives[key]
 
     def _found(self, schema: Any, kinds: frozenset[str] | None) -> _Alternatives:
-        texts: list[str] = []
-        parts: list[str] = []
+        # Each stands once, in the order in which they are found.
+        texts: dict[str, None] = {}
+        parts: dict[str, None] = {}
         kinds = self._document.kinds(schema) if kinds is None else kinds
         for each in self._document.alternatives(schema):
             self._shared.look_at(self._document.key(each))
             listed = texts_and_values(each)
             if listed:
-                texts += listed[0]
-                parts += [self._shared.written({"enum": listed[1]})] if listed[1] else []
+                texts |= dict.fromkeys(listed[0])
+                parts |= {self._shared.written({"enum": listed[1]}): None} if listed[1] else {}
             elif "string" in self._document.kinds(each):
                 return [], None
             elif each is not False:
-                parts.append(self.json(each))
+                parts[self.json(each)] = None
         read_back = [text for text in texts if not _is_other_value(text, kinds)]
-        return read_back, parts if read_back or parts else [self.json(schema)]
+        return read_back, [*parts] if read_back or parts else [self.json(schema)]
 
     def other_names(self, allowed: str) -> str:
         """Returns the body of a terminal of the names that arguments may have beside the known ones."""

@@ -18,8 +18,9 @@ class PreparerInPlace(Preparer):
         earlier: Sequence[Piece] | None,
         num_bytes: int,
         num_added: int = 0,
+        is_best_effort: bool = False,
     ) -> Result:
         if num_bytes + num_added > SMALL_BYTES:
-            return await super().made(endpoint, body, owner, earlier, num_bytes, num_added)
+            return await super().made(endpoint, body, owner, earlier, num_bytes, num_added, is_best_effort)
         beside = Beside(None if earlier is None else b"".join(earlier), SMALL_BYTES - num_bytes)
         return endpoint.prepare(b"".join(body), self.model, self.limits, self.is_strict, beside)

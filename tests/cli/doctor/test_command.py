@@ -112,12 +112,17 @@ def test_a_model_in_the_hubs_cache(
     snapshot = copytree(demo.MODEL_DIR, folder / "snapshots" / ("0" * 40))
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("0" * 40)
-    assert failures("someone/demo") == {}
-    # serve fetches what is missing
-    (snapshot / "model.safetensors").unlink()
-    assert failures("someone/demo") == {}
-    (snapshot / "config.json").write_text("{}")
-    assert set(failures("someone/demo")) == {"model"}
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.setblocking(False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        assert failures("someone/demo") == {}
+        # `serve` downloads what is missing, and this command does not.
+        (snapshot / "model.safetensors").unlink()
+        assert failures("someone/demo") == {}
+        (snapshot / "config.json").write_text("{}")
+        assert set(failures("someone/demo")) == {"model"}
+        with pytest.raises(BlockingIOError):
+            hub.accept()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools import schemas
+from alignedserve.gateway.tools import keyed_grammar, schemas
 from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.families import family_of
 from alignedserve.gateway.tools.keyed_readers import types_of
@@ -428,6 +428,34 @@ def test_definitions_take_room_where_they_are_needed(family: str) -> None:
     assert len(grammar(family, parameters).text) < 40000
     with pytest.raises(InvalidRequest, match="more than 4000 bytes"):
         grammar(family, parameters, max_bytes=4000)
+
+
+@pytest.mark.parametrize("family", KEYED)
+@pytest.mark.parametrize("reference", [{"$ref": "#/$defs/d"}, {"anyOf": [{"$ref": "#/$defs/d"}]}])
+def test_alternatives_that_many_arguments_have_are_written_once(
+    family: str, reference: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """250 alternatives of 150 arguments, as they may come in a small body."""
+    rendered: list[Any] = []
+    json_rule = keyed_grammar.json_rule
+
+    def noted(schema: Mapping[str, Any]) -> str:
+        rendered.append(schema)
+        return json_rule(schema)
+
+    monkeypatch.setattr(keyed_grammar, "json_rule", noted)
+    names = [f"a{n}" for n in range(150)]
+    definition = {"anyOf": [*({"type": "null"} for _ in range(247)), *({"const": n} for n in (7, 8, 9))]}
+    parameters = {
+        "properties": dict.fromkeys(names, reference),
+        "required": names,
+        "$defs": {"d": definition},
+    }
+    found = grammar(family, parameters)
+    assert len(rendered) <= 250
+    values = [(name, ("null", "7", "8", "9")[n % 4]) for n, name in enumerate(names)]
+    assert allowed(found, call(family, *values))
+    assert not allowed(found, call(family, *values[:-1], (names[-1], "6")))
 
 
 @pytest.mark.parametrize("family", KEYED)
