@@ -258,6 +258,20 @@ def test_a_strict_function_is_held_and_messages_may_come_before_it() -> None:
     play(scenario)
 
 
+def test_what_is_strict_is_no_reason_to_refuse_where_another_format_holds() -> None:
+    properties = {f"a{number}": {"type": "integer", "minimum": number} for number in range(2000)}
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": properties}}
+    body = {"messages": QUESTION, "tools": [{"type": "function", "function": function}]}
+
+    async def scenario() -> None:
+        async with served(said(FINAL), model=HARMONY) as at:
+            response = await at.post("/v1/chat/completions", body)
+            assert response.status_code == 400 and "grammar has more than" in response.text
+            await told(at, "/v1/chat/completions", body | {"response_format": {"type": "json_object"}})
+
+    play(scenario)
+
+
 def allows(wanted: Any, text: str) -> bool:
     matcher = Grammars(lambda: HARMONY.tokenizer, 384, frozenset([EOS])).matcher(wanted)
     output = HARMONY.tokenizer.encode(text)

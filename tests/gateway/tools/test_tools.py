@@ -310,6 +310,45 @@ def test_a_strict_function_is_called_as_its_schema_has_it(
     play(scenario)
 
 
+ANY_TEXT: dict[str, Any] = {"structured_outputs": {"regex": "(.|\n)*"}}
+QWEN_CODER_TEMPLATE = TEMPLATE.replace('{"name"', "<function=")
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, LLAMA_TEMPLATE, QWEN_CODER_TEMPLATE])
+@pytest.mark.parametrize(
+    "other",
+    [ANY_TEXT, {"response_format": {"type": "json_object"}}],
+    ids=["structured_outputs", "response_format"],
+)
+def test_what_is_strict_is_no_reason_to_refuse_where_another_format_holds(
+    template: str, other: dict[str, Any]
+) -> None:
+    large = {f"a{number}": {"type": "integer", "minimum": number} for number in range(2000)}
+    function = tool("clock", **large)["function"] | {"strict": True}
+    body = ASKED | {"tools": [WEATHER, {"type": "function", "function": function}]}
+    # The prompt has no room for it.
+    model = model_with(template.replace("{{ tool | tojson }}", ""))
+
+    async def scenario() -> None:
+        async with served(ScriptedRouter(answer=answer_of("{}")), model=model) as at:
+            response = await at.post("/v1/chat/completions", body)
+            assert response.status_code == 400 and "grammar has more than" in response.text
+            response = await at.post("/v1/chat/completions", body | other)
+            assert response.status_code == 200, response.text
+
+    play(scenario)
+
+
+def test_calls_that_another_format_holds_are_read_like_free_ones() -> None:
+    strict = {"type": "function", "function": CLOCK["function"] | {"strict": True}}
+
+    async def scenario() -> None:
+        found = await ask(f"Hm. {LLAMA_CALL}", False, LLAMA_TEMPLATE, tools=[strict], extra_body=ANY_TEXT)
+        assert found[1] == [("clock", "{}")]
+
+    play(scenario)
+
+
 def test_one_call_at_most_is_one_call() -> None:
     async def scenario() -> None:
         for template, one, two in (
