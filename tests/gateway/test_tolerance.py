@@ -149,6 +149,31 @@ def test_what_would_change_the_answer_is_refused_by_name(
     gateway.play(scenario)
 
 
+OTHER_TOOLS: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "How far?"},
+    "/v1/messages": {"messages": QUESTION, "max_tokens": 50},
+    "/v1/messages/count_tokens": {"messages": QUESTION},
+}
+
+
+@pytest.mark.parametrize("path", OTHER_TOOLS)
+def test_the_header_does_not_grow_with_kinds_of_tools(path: str, gateway: SharedGateway) -> None:
+    kinds = [{"type": f"kind_{number}", "name": "x"} for number in range(MAX_UNKNOWN + 1)]
+    body = {"model": "demo"} | OTHER_TOOLS[path]
+
+    async def scenario(at: Served) -> None:
+        response = await at.post(path, body | {"tools": kinds[1:]})
+        assert response.status_code == 200, response.text
+        assert response.headers[HEADER].count("tools.kind_") == MAX_UNKNOWN
+        for more in ({"tools": kinds}, {"tools": kinds[1:], "new_in_2027": 1}):
+            response = await at.post(path, body | more)
+            assert response.status_code == 400, response.headers
+            message = response.json()["error"]["message"]
+            assert message.startswith(f"tools.kind_{MAX_UNKNOWN}: unknown, or ignored"), message
+
+    gateway.play(scenario)
+
+
 def test_what_asks_for_nothing_is_no_reason_to_refuse() -> None:
     nothing = {
         "audio": None,
