@@ -92,6 +92,17 @@ class Endpoint:
         _check_ignored(made.ignored, is_strict)
         return msgspec.structs.replace(made, ignored=ignored) if unknown else made
 
+    def prepare_encoded(
+        self, data: bytes, model: ServedModel, limits: Limits, is_strict: bool, beside: Beside
+    ) -> bytes:
+        """Returns what `prepare` does, as it is sent to another process. Raises what that does."""
+        made = self.prepare(data, model, limits, is_strict, beside)
+        try:
+            return msgspec.msgpack.encode(made)
+        except UnicodeEncodeError:
+            # Names that nothing else has had to encode: of tools, of their kinds and of their parameters.
+            raise ApiError(400, "the body: a text in it has half of a surrogate pair") from None
+
 
 # By path.
 Endpoints = Mapping[str, Endpoint]

@@ -172,8 +172,7 @@ def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: 
 
 def _told(endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, greeting: Greeting) -> Told:
     try:
-        made = endpoint.prepare(body, model, greeting.limits, greeting.is_strict, beside)
-        return Told(made=msgspec.msgpack.encode(made))
+        return Told(made=endpoint.prepare_encoded(body, model, greeting.limits, greeting.is_strict, beside))
     except ConversationNeeded as error:
         return Told(needed=error.response_id)
     except Expands as error:
