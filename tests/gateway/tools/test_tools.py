@@ -189,7 +189,20 @@ def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
                 await at.post("/v1/chat/completions", ASKED | more)
                 counted = (await at.post("/tokenize", ASKED | more)).json()
                 assert counted["tokens"] == list(at.router.submitted[-1].request.prompt), more
-            assert (await at.post("/tokenize", ASKED | {"tools": []})).status_code == 200
+            await at.post("/v1/chat/completions", {"messages": QUESTION})
+            plain = list(at.router.submitted[-1].request.prompt)
+            # without tools there is nothing to choose
+            for choice in (
+                {},
+                {"tool_choice": "auto"},
+                {"tool_choice": "required"},
+                {"tool_choice": allowed("auto", "x")},
+            ):
+                for more in ({}, {"tools": []}, {"tools": None}):
+                    response = await at.post("/tokenize", {"messages": QUESTION} | choice | more)
+                    assert response.json().get("tokens") == plain, response.text
+            response = await at.post("/tokenize", ASKED | {"tool_choice": allowed("auto", "x")})
+            assert response.status_code == 400 and "is none of the tools" in response.text
             response = await at.post("/tokenize", ASKED | {"continue_final_message": True})
             assert (response.status_code, response.json()["error"]["param"]) == (
                 400,
