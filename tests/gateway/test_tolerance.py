@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from alignedserve.gateway.fields import MAX_UNKNOWN
-from alignedserve.gateway.telemetry.ignored_parameters import HEADER, MAX_LOGGED, IgnoredParameters
+from alignedserve.gateway.openai.bodies import ChatBody
+from alignedserve.gateway.telemetry.ignored_parameters import HEADER, MAX_LOGGED, NAMES, IgnoredParameters
 from tests.gateway.scripted import TOKENIZER
 from tests.gateway.served import QUESTION, Served, SharedGateway, play, served
 from tests.gateway.tools.test_tools import model_with
@@ -57,6 +58,10 @@ def test_the_log_does_not_grow_with_what_clients_think_up(caplog: pytest.LogCapt
         assert ignored.note([f"p{number}"]) == {HEADER: f"p{number}"}
     assert len(caplog.records) == MAX_LOGGED and ignored.counts == {"other": 2 * MAX_LOGGED}
     assert ignored.note(["line\nbreak"]) == {HEADER: "other"} and ignored.note([]) == {}
+
+
+def test_the_metric_names_what_a_chat_ignores() -> None:
+    assert NAMES.isdisjoint(ChatBody.model_fields)
 
 
 TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
