@@ -113,6 +113,19 @@ CASES: list[tuple[str, str, str, list[Piece]]] = [
     (THOUGHT.removesuffix("<|end|>") + FINAL, "Hm.", "It is far.", []),
     (THOUGHT + FINAL.removeprefix("<|start|>assistant"), "Hm.", "It is far.", []),
     (f"{THOUGHT}<|return|>\n<|start|>assistant<|channel|>analysis<|end|>{FINAL}", "Hm.", "It is far.", []),
+    # a channel's name without its mark, after a call
+    (f"{CALL}<|call|>analysis<|message|>Hm.", "Hm.", "", WEATHER_CALL),
+    (f"{CALL}<|call|>\nanalysis<|message|>Hm.<|end|>{FINAL}", "Hm.", "It is far.", WEATHER_CALL),
+    (f"{CALL}<|call|>final<|message|>It is far.", "", "It is far.", WEATHER_CALL),
+    (f"{CALL}<|call|>commentary<|message|>It is far.", "", "It is far.", WEATHER_CALL),
+    (
+        f"{CALL}<|call|>commentary to=functions.clock<|message|>{{}}",
+        "",
+        "",
+        [*WEATHER_CALL, Piece("clock", "{}")],
+    ),
+    (f"{CALL}<|call|>analysis<|channel|>final<|message|>It is far.", "", "It is far.", WEATHER_CALL),
+    (f"{CALL}<|call|>analysis of it", "", "analysis of it", WEATHER_CALL),
     # marks that are spelt out
     (
         f"{FINAL} <|end|> ends, <|start|> `starts`, <|message|>, <|channel|>final to x, <|x|>, <|e",
