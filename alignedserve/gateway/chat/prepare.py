@@ -18,8 +18,7 @@ from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, structure_of
 from alignedserve.gateway.tools.families import HarmonyFamily, family_of
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
-from alignedserve.gateway.tools.keyed_readers import types_of
-from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, Reading
+from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, Reading, types_for
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
@@ -132,9 +131,9 @@ def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_form
     free = None
     if not has_format:
         free = family.structure(tools, chat.one_call_at_most, limits.max_grammar_bytes)
-    types = types_of({tool.function.name: tool.function.parameters for tool in tools})
     name = family.held_name if free and family.held_name else family.name
-    return _Tooling(variables, Reading(name, types=types), None, free, family.has_special_marks)
+    reading = Reading(name, types=types_for(name, tools))
+    return _Tooling(variables, reading, None, free, family.has_special_marks)
 
 
 def _harmony(
@@ -142,7 +141,6 @@ def _harmony(
 ) -> _Tooling:
     """The whole of the output has this form, a call that has to be made too, and its marks are needed to read it."""
     family = HarmonyFamily(model.special_id)
-    types = types_of({tool.function.name: tool.function.parameters for tool in chat.tools})
     name, forced, free, most = "", None, None, limits.max_grammar_bytes
     if isinstance(chat.choice, ChosenTool):
         name = chat.choice.function.name
@@ -151,7 +149,8 @@ def _harmony(
         forced = family.forced(chat.tools, most)
     elif chat.tools and not has_format:
         free = family.structure(chat.tools, chat.one_call_at_most, most)
-    return _Tooling(variables, Reading(HARMONY, name, types), forced, free, family.has_special_marks)
+    reading = Reading(HARMONY, name, types_for(HARMONY, chat.tools))
+    return _Tooling(variables, reading, forced, free, family.has_special_marks)
 
 
 def _constrain(params: SamplingParams, body: ConversationBody, tooling: _Tooling) -> str:

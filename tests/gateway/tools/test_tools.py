@@ -14,6 +14,9 @@ import pydantic
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from alignedserve.gateway.chat.prepare import PreparedChat
+from alignedserve.gateway.endpoints import ENDPOINTS
+from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.tools.bodies import Tool, structure_of
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
@@ -360,6 +363,27 @@ def test_calls_that_another_format_holds_are_read_like_free_ones() -> None:
         assert found[1] == [("clock", "{}")]
 
     play(scenario)
+
+
+TYPES = {"weather": {"city": "string", "days": "integer"}, "clock": {}}
+
+
+@pytest.mark.parametrize(
+    ("shown", "types"),
+    [
+        ("<function=", TYPES),
+        ("<arg_key>", TYPES),
+        ("<|python_tag|>", {"weather": {}, "clock": {}}),
+        ("<|start|><|channel|><|message|>", {"weather": {}, "clock": {}}),
+        ("<tool_call>", {}),
+        ("(params_name1=", {}),
+        ("[TOOL_CALLS]", {}),
+    ],
+)
+def test_a_reader_gets_of_the_tools_what_it_needs(shown: str, types: dict[str, Any]) -> None:
+    model = model_with(shown + "{{ messages[0].content }}{% if tools %}{% endif %}")
+    made = ENDPOINTS["/v1/chat/completions"].prepare(json.dumps(ASKED).encode(), model, Limits())
+    assert isinstance(made, PreparedChat) and made.reading.types == types
 
 
 def test_one_call_at_most_is_one_call() -> None:
