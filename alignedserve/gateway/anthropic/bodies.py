@@ -213,8 +213,9 @@ def _asked(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
     for block in blocks:
         match block:
             case {"type": "tool_result", "tool_use_id": str(call_id)}:
+                # (Clients send false or 0 for nothing, too.)
                 content = block.get("content")
-                text = "" if content is None else _text(content, "messages")
+                text = _text(content, "messages") if content else ""
                 yield {"role": "tool", "tool_call_id": call_id, "content": text}
             case _:
                 rest.append(block)

@@ -182,8 +182,8 @@ def _answer(
 
 def _told(endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, greeting: Greeting) -> Told:
     try:
-        made = endpoint.prepare(body, model, greeting.limits, greeting.is_strict, beside)
-        return Told(made=memoryview(msgspec.msgpack.encode(made)))
+        made = endpoint.prepare_encoded(body, model, greeting.limits, greeting.is_strict, beside)
+        return Told(made=memoryview(made))
     except ConversationNeeded as error:
         return Told(needed=error.needed)
     except Expands as error:

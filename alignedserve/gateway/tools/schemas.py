@@ -1,6 +1,7 @@
 """What the JSON schema of a function's parameters says of each argument.
 
-A reference is followed where it is local (`#/$defs/NAME`). What is not understood restricts nothing here.
+A reference is followed where it is local (`#/$defs/NAME`). One place may be referred to in many spellings, so places
+are told apart by the schemas that are there. What is not understood restricts nothing here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +20,12 @@ ALL_KINDS = frozenset(("string", "integer", "number", "boolean", "array", "objec
 # The most references and alternatives within each other that are followed.
 _MAX_DEPTH = 32
 _DEFINITIONS = ("$defs", "definitions")
+# The most that is taken from a document, for each unit of its own size, and the most if it is small. Arguments that all
+# refer to one large definition could take the square of its size.
+_MAX_TIMES = 16
+_MIN_TAKEN = 128 << 10
+# The characters of a text, or bits of a number, that count as one unit more.
+_UNIT = 64
 # These restrict no value.
 _NOTES = ("$comment", "$schema", "default", "deprecated", "description", "example", "examples", "title")
 # Their fields are names, each with a schema.
@@ -56,6 +64,18 @@ class Document:
         self._kinds: dict[int, frozenset[str]] = {}
         # The keys of schemas, by the ids of these.
         self._keys: dict[int, str] = {}
+        # The size of all that has been taken so far.
+        self._taken = 0
+
+    @cached_property
+    def _max_taken(self) -> int:
+        return max(_MIN_TAKEN, _MAX_TIMES * _size_of(self._whole))
+
+    def _take(self, size: int) -> None:
+        """Raises InvalidRequest."""
+        self._taken += size
+        if self._taken > self._max_taken:
+            raise InvalidRequest("tools: a schema refers to large parts of it too often")
 
     @property
     def top(self) -> dict[str, Any]:
@@ -75,7 +95,9 @@ class Document:
         properties, required = top.get("properties"), top.get("required")
         others = top.get("additionalProperties", not isinstance(properties, dict))
         schemas = dict(properties) if isinstance(properties, dict) else {}
-        names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        given = required if isinstance(required, list) else []
+        # (As a dict: each of the properties is looked up in it.)
+        names = {name: None for name in given if isinstance(name, str)}
         for name in names:
             if others is False and name not in schemas:
                 raise InvalidRequest(f"tools: {name!r} is required, and not among the properties")
@@ -105,7 +127,6 @@ class Document:
         return found
 
     def _kinds_behind(self, reference: str, depth: int) -> frozenset[str]:
-        # One place may be spelt in many ways.
         target = self._target(reference)
         if id(target) not in self._kinds:
             # A reference that leads back to itself restricts nothing.
@@ -114,21 +135,27 @@ class Document:
         return self._kinds[id(target)]
 
     def alternatives(self, schema: Any) -> list[Any]:
-        """Returns schemas without `anyOf` around them; the schema allows what one of them does."""
+        """Returns schemas without `anyOf` around them; the schema allows what one of them does. Raises
+        InvalidRequest."""
         found: list[Any] = []
-        left, seen = [schema], set()
+        left: list[Any] = [schema]
+        seen: set[int] = set()
         # (It grows meanwhile.)
         for each in left:
             keys = set(each) - set(_NOTES) if isinstance(each, dict) else set()
             key = keys.pop() if len(keys) == 1 else ""
             inner = each[key] if key else None
-            if key == "$ref" and isinstance(inner, str):
-                left += [] if inner in seen else [self._target(inner)]
-                seen.add(inner)
-            elif isinstance(inner, list) and (
+            if isinstance(inner, list) and (
                 key in ("anyOf", "oneOf") or (key == "allOf" and len(inner) == 1)
             ):
+                self._take(1)
                 left += inner
+                continue
+            self._take(_size_of(each))
+            if key == "$ref" and isinstance(inner, str):
+                target = self._target(inner)
+                left += [] if id(target) in seen else [target]
+                seen.add(id(target))
             else:
                 found.append(each)
         # A reference that only leads back to itself restricts nothing.
@@ -144,25 +171,25 @@ class Document:
     def part(self, schema: Any) -> dict[str, Any]:
         """Returns the schema for itself: with the definitions that it needs, and without what restricts no value.
         Raises InvalidRequest."""
-        names: dict[str, str] = {}
-        references: list[str] = []
+        names: dict[int, str] = {}
+        targets: list[Any] = []
 
         def named(reference: str) -> str:
             if not reference.startswith("#"):
                 return reference
-            if reference not in names:
-                names[reference] = f"d{len(names)}"
-                references.append(reference)
-            return f"#/$defs/{names[reference]}"
+            target = self._target(reference, is_needed=True)
+            if id(target) not in names:
+                names[id(target)] = f"d{len(names)}"
+                targets.append(target)
+            return f"#/$defs/{names[id(target)]}"
 
         found = _stripped(schema, named)
         # (They become more meanwhile.)
-        definitions = {
-            names[reference]: _stripped(self._target(reference, is_needed=True), named)
-            for reference in references
-        }
+        definitions = {names[id(target)]: _stripped(target, named) for target in targets}
         known = found if isinstance(found, dict) else {} if found is True else {"allOf": [found]}
-        return known | ({"$defs": definitions} if definitions else {})
+        whole = known | ({"$defs": definitions} if definitions else {})
+        self._take(_size_of(whole))
+        return whole
 
     def _target(self, reference: Any, is_needed: bool = False) -> Any:
         """Returns the schema to which a local reference points; one that allows anything where there is none."""
@@ -200,6 +227,24 @@ def texts_and_values(schema: Any) -> tuple[list[str], list[Any]] | None:
 def _listed(schema: Mapping[str, Any]) -> list[list[Any]]:
     lists = [[schema["const"]]] if "const" in schema else []
     return [*lists, schema["enum"]] if isinstance(schema.get("enum"), list) else lists
+
+
+def _size_of(value: Any) -> int:
+    """Returns the size of a value in JSON, in units that take about the same time to walk through and to write."""
+    size, left = 0, [value]
+    while left:
+        each = left.pop()
+        size += 1
+        if isinstance(each, dict):
+            left += each.keys()
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+        elif isinstance(each, str):
+            size += len(each) // _UNIT
+        elif isinstance(each, int):
+            size += each.bit_length() // _UNIT
+    return size
 
 
 def kind_of(value: Any) -> str:

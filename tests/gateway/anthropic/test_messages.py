@@ -292,7 +292,7 @@ def test_tokens_of_a_prompt_that_does_not_fit_are_counted(num_words: int) -> Non
 
 
 # What clients have sent as a tool's result.
-ODD = (True, False, 0, -1, 1e308, {"type": "text", "text": "x"})
+ODD = (True, 1, -1, 1e308, {"type": "text", "text": "x"})
 
 
 def asked_with_result(content: Any) -> list[dict[str, Any]]:
@@ -306,6 +306,21 @@ def test_odd_results_are_not_counted(content: Any, with_tools: SharedGateway) ->
         body = {"model": "demo", "messages": asked_with_result(content)}
         response = await at.post(f"{MESSAGES}/count_tokens", body)
         assert response.status_code == 400 and "must be a string or a list" in response.text
+
+    with_tools.play(scenario)
+
+
+@pytest.mark.parametrize("content", [None, False, 0, 0.0, "", [], {}])
+def test_what_is_nothing_is_an_empty_result(content: Any, with_tools: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        messages = asked_with_result(content)
+        for path, body in (
+            (MESSAGES, ASKED | {"messages": messages}),
+            (f"{MESSAGES}/count_tokens", {"model": "demo", "messages": messages}),
+        ):
+            response = await at.post(path, body)
+            assert response.status_code == 200, response.text
+        assert TOKENIZER.decode(at.router.submitted[0].request.prompt).endswith("tool: ")
 
     with_tools.play(scenario)
 

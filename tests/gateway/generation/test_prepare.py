@@ -44,6 +44,7 @@ from alignedserve.gateway.process import GatewayProcess
 from alignedserve.protocol.rate_limited_log import RateLimitedLog
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
+from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from tests.gateway.scripted import MODEL, TOKENIZER
 from tests.gateway.served import ASKED, JSON, QUESTION, play, served
 
@@ -476,3 +477,29 @@ def test_a_process_that_hangs_is_killed_and_its_body_begun_again() -> None:
         assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
 
     preparing(scenario)
+
+
+# Half of a surrogate pair in names, which no prompt has.
+PROPERTIES = {"type": "object", "properties": {"\ud800": {"type": "integer"}}}
+HALVES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {"max_tokens": 5, "tools": [{"name": "x", "type": "\ud800"}]}),
+    ("/v1/messages", {"max_tokens": 5, "tools": [{"name": "\ud800"}]}),
+    ("/v1/messages", {"max_tokens": 5, "tools": [{"name": "x", "input_schema": PROPERTIES}]}),
+    ("/v1/messages/count_tokens", {"tools": [{"name": "x", "type": "\udfff"}]}),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "x", "parameters": PROPERTIES}}]}),
+]
+
+
+def test_half_of_a_surrogate_pair_is_refused_wherever_it_is() -> None:
+    async def scenario(preparer: Preparer) -> None:
+        for path, more in HALVES:
+            body = json.dumps({"messages": QUESTION} | more).encode()
+            ask = preparer.answer if path.endswith("count_tokens") else preparer.call
+            with pytest.raises(ApiError, match="half of a surrogate pair") as raised:
+                await ask(ENDPOINTS[path], [body], "")
+            assert raised.value.status == 400
+            in_place = PreparerInPlace(preparer.model, Limits(), MODULE)
+            with pytest.raises(ApiError, match="half of a surrogate pair"):
+                await in_place.result(ENDPOINTS[path], [body], "")
+
+    preparing(scenario, with_template("{% if tools %}<function={% endif %}{{ messages[0].content }}"))

@@ -113,6 +113,19 @@ CASES: list[tuple[str, str, str, list[Piece]]] = [
     (THOUGHT.removesuffix("<|end|>") + FINAL, "Hm.", "It is far.", []),
     (THOUGHT + FINAL.removeprefix("<|start|>assistant"), "Hm.", "It is far.", []),
     (f"{THOUGHT}<|return|>\n<|start|>assistant<|channel|>analysis<|end|>{FINAL}", "Hm.", "It is far.", []),
+    # a channel's name without its mark, after a call
+    (f"{CALL}<|call|>analysis<|message|>Hm.", "Hm.", "", WEATHER_CALL),
+    (f"{CALL}<|call|>\nanalysis<|message|>Hm.<|end|>{FINAL}", "Hm.", "It is far.", WEATHER_CALL),
+    (f"{CALL}<|call|>final<|message|>It is far.", "", "It is far.", WEATHER_CALL),
+    (f"{CALL}<|call|>commentary<|message|>It is far.", "", "It is far.", WEATHER_CALL),
+    (
+        f"{CALL}<|call|>commentary to=functions.clock<|message|>{{}}",
+        "",
+        "",
+        [*WEATHER_CALL, Piece("clock", "{}")],
+    ),
+    (f"{CALL}<|call|>analysis<|channel|>final<|message|>It is far.", "", "It is far.", WEATHER_CALL),
+    (f"{CALL}<|call|>analysis of it", "", "analysis of it", WEATHER_CALL),
     # marks that are spelt out
     (
         f"{FINAL} <|end|> ends, <|start|> `starts`, <|message|>, <|channel|>final to x, <|x|>, <|e",
@@ -255,6 +268,20 @@ def test_a_strict_function_is_held_and_messages_may_come_before_it() -> None:
         for text, is_held in ((SAID, True), (SAID.replace("city", "town"), False)):
             assert allows(wanted, text.removesuffix("<|call|>")) == is_held
         assert allows(wanted, f"{THOUGHT}<|start|>assistant<|channel|>final<|message|>No call.")
+
+    play(scenario)
+
+
+def test_what_is_strict_is_no_reason_to_refuse_where_another_format_holds() -> None:
+    properties = {f"a{number}": {"type": "integer", "minimum": number} for number in range(2000)}
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": properties}}
+    body = {"messages": QUESTION, "tools": [{"type": "function", "function": function}]}
+
+    async def scenario() -> None:
+        async with served(said(FINAL), model=HARMONY) as at:
+            response = await at.post("/v1/chat/completions", body)
+            assert response.status_code == 400 and "grammar has more than" in response.text
+            await told(at, "/v1/chat/completions", body | {"response_format": {"type": "json_object"}})
 
     play(scenario)
 
