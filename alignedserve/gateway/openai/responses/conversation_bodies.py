@@ -48,7 +48,7 @@ def given(body: Any, model: ServedModel, limits: Limits) -> Given:
     """Raises ApiError and InvalidRequest."""
     items, index = _kept(getattr(body, "items", None) or [], limits)
     metadata = kept_json("metadata", getattr(body, "metadata", None) or {})
-    return Given(b"", [], items, index, metadata)
+    return Given(memoryview(b""), [], items, index, metadata)
 
 
 def _kept(found: Sequence[Any], limits: Limits) -> tuple[bytes, bytes]:

@@ -476,10 +476,10 @@ def test_a_call_that_goes_on_takes_one_turn_at_the_process_for_bodies(
     made = PreparerInPlace.made
 
     async def noted(
-        self: PreparerInPlace, endpoint: Any, body: Any, owner: str, earlier: Any, *sizes: int
+        self: PreparerInPlace, endpoint: Any, body: Any, owner: str, earlier: Any, *more: Any
     ) -> Any:
         asked.append(earlier is not None)
-        return await made(self, endpoint, body, owner, earlier, *sizes)
+        return await made(self, endpoint, body, owner, earlier, *more)
 
     monkeypatch.setattr(PreparerInPlace, "made", noted)
 
