@@ -4,8 +4,8 @@
 
 `--minutes`: those of a machine that does nothing else and has a core for each job. It is the processors' time
 that counts, so that the machine may do other things. `--only`: mutants with one of the texts in their name or file.
-`--continue`: not those that were found before, as DIR says; all of them take hours. Writes mutants.md and mutants.json.
-Exit status 1: not all were found.
+`--continue`: not those that were looked for before, as DIR says; all of them take hours. Writes mutants.md and
+mutants.json. Exit status 1: not all were found.
 
 With `--random N` or `--named` mutants are tried against the tests instead: see command.py.
 """
@@ -88,7 +88,7 @@ class _Search:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,
+            process_group=0,
         )
 
     def __enter__(self) -> _Search:
@@ -151,10 +151,10 @@ def save(hunts: Sequence[Hunt], to: Path, minutes: float, num_jobs: int) -> None
     (to / "mutants.json").write_text(json.dumps([asdict(each) for each in hunts], indent=1) + "\n")
 
 
-def found_before(directory: Path) -> dict[str, Hunt]:
+def hunted_before(directory: Path) -> dict[str, Hunt]:
     path = directory / "mutants.json"
     hunts = [Hunt(**each) for each in json.loads(path.read_text())] if path.exists() else []
-    return {each.name: each for each in hunts if each.is_found}
+    return {each.name: each for each in hunts}
 
 
 def main() -> None:
@@ -177,7 +177,7 @@ def main() -> None:
     if args.random or args.named:
         command.run(args)
         return
-    before = found_before(args.out) if args.goes_on else {}
+    before = hunted_before(args.out) if args.goes_on else {}
     chosen = [each for each in mutants() if any(text in each.name or text in each.file for text in args.only)]
     hunts: list[Hunt] = []
     with tempfile.TemporaryDirectory() as directory:
