@@ -37,7 +37,8 @@ class OutputFile(click.Path):
 
 def is_replaced(path: Path) -> bool:
     """Returns whether a new file takes the place of what is there, or of nothing; False if that is written to."""
-    return (path.is_file() or not path.exists()) and not _proc_link(path)
+    # (What can't be looked at, as its name is too long or its folder somebody else's, is told when it is opened.)
+    return (os.path.isfile(path) or not os.path.exists(path)) and not _proc_link(path)
 
 
 @contextmanager
@@ -77,7 +78,7 @@ def _proc_link(path: Path) -> Path | None:
     have no other name."""
     for _ in range(_MAX_LINKS):
         path = path.parent.resolve() / path.name
-        if not path.is_symlink():
+        if not os.path.islink(path):
             return None
         if path.is_relative_to(_PROC):
             return path

@@ -66,10 +66,14 @@ def test_required_names_are_found_without_a_search() -> None:
     assert CountedName.num_compared <= 10 * len(names)
 
 
-def refers(definition: Any, num: int, **beside: Any) -> dict[str, Any]:
-    """Returns parameters of which each refers to the definition `a`."""
+def refers(definition: Any, num: int, *, are_equal: bool = False, **beside: Any) -> dict[str, Any]:
+    """Returns parameters of which each refers to the definition `a`. Equal ones are gone through once."""
+    to_it = {"$ref": "#/$defs/a"}
     return {
-        "properties": {f"k{number}": {"$ref": "#/$defs/a"} for number in range(num)},
+        "properties": {
+            f"k{number}": to_it if are_equal else {"anyOf": [to_it, {"const": number}]}
+            for number in range(num)
+        },
         "$defs": {"a": definition, **beside},
     }
 
@@ -97,4 +101,4 @@ def test_a_definition_that_many_arguments_share_is_no_reason_to_refuse() -> None
         "type": "object",
         "properties": fields | {"all": {"type": "array", "items": {"$ref": "#/$defs/a"}}},
     }
-    assert grammar("qwen-coder", refers(filters, 80), max_bytes=1 << 20)
+    assert grammar("qwen-coder", refers(filters, 80, are_equal=True), max_bytes=1 << 20)

@@ -476,10 +476,10 @@ def test_a_call_that_goes_on_takes_one_turn_at_the_process_for_bodies(
     made = PreparerInPlace.made
 
     async def noted(
-        self: PreparerInPlace, endpoint: Any, body: Any, owner: str, earlier: Any, *more: Any
+        self: PreparerInPlace, endpoint: Any, body: Any, owner: str, earlier: Any, *more: Any, **named: Any
     ) -> Any:
         asked.append(earlier is not None)
-        return await made(self, endpoint, body, owner, earlier, *more)
+        return await made(self, endpoint, body, owner, earlier, *more, **named)
 
     monkeypatch.setattr(PreparerInPlace, "made", noted)
 
@@ -504,6 +504,10 @@ def test_what_is_wrong_with_a_body_comes_before_what_it_goes_on_with() -> None:
         assert (await at.gateway.http.post("/v1/responses", content=text, headers=JSON)).status_code == 200
         text = '{"input": "x", "previous_response_id": null, "previous\\u005fresponse_id": "resp_1"}'
         assert (await at.gateway.http.post("/v1/responses", content=text, headers=JSON)).status_code == 400
+        for name in ("previous_response_id", "conversation"):
+            data = b'{"input": "x", "%b": "\xff"}' % name.encode()
+            refused = await at.gateway.http.post("/v1/responses", content=data, headers=JSON)
+            assert refused.status_code == 400 and "JSON" in refused.json()["error"]["message"]
 
     play(scenario)
 
