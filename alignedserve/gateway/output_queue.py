@@ -3,7 +3,7 @@
 An iteration of the engine has tokens for all requests that run, and each request takes a moment to write and send them:
 a few requests have their turn in each turn of the event loop. Real time comes before best effort. Where tokens come
 faster than they can be sent, those of a request that wait are joined: then sending them costs a fraction, and what
-waits grows with the number of open requests, not with the number of iterations.
+waits grows with a sixteenth of the tokens (MAX_JOINED_TOKENS).
 """
 
 from __future__ import annotations

@@ -79,7 +79,10 @@ class Starter:
     async def take(self) -> asyncio.subprocess.Process:
         """Returns a child that has answered its greeting, and belongs to the caller. Raises NotStarted."""
         found, self._spare = self._spare, None
-        if found is None or _is_over(found):
+        if found is not None and _is_over(found):
+            self._untaken.discard(found)
+            found = None
+        if found is None:
             found = self._begin()
         if self._keeps_spare:
             # Its start does not slow this one's.

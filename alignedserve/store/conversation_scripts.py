@@ -159,6 +159,7 @@ for at = 8, #ARGV, 6 do
   new[#new + 1] = {items, index}
   num_items, num_bytes, size = num_items + num_items_in(index), num_bytes + #items, size + #items + #index
 end
+if num_items == 0 then return 1 end
 if is_overfull(id, num_items, num_bytes, max_items, max_bytes) then return -7 end
 local refused = full(field(id, 'owner'), size, max_bytes_all, max_bytes_of_owner)
 if refused then return refused end

@@ -104,8 +104,10 @@ local function add_turn(first, response_id)
   local id, expires_at, _, _, output_index, spans = unpack(ARGV, first, first + 5)
   local function read(name) return redis.call('GET', part(response_id, name)) or '' end
   append(id, read('input_items'), read('item_index'), expires_at)
-  local output, said = read('output'), {}
-  for begin, stop in spans_in(spans) do said[#said + 1] = string.sub(output, begin + 1, stop) end
+  local said = {}
+  for begin, stop in spans_in(spans) do
+    if stop - begin > 0 then said[#said + 1] = redis.call('GETRANGE', part(response_id, 'output'), begin, stop - 1) end
+  end
   append(id, table.concat(said), output_index, expires_at)
 end
 """

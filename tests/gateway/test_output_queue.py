@@ -105,7 +105,7 @@ def test_tokens_that_wait_are_joined_and_nothing_of_them_is_lost() -> None:
     play(scenario)
 
 
-def test_what_waits_grows_with_the_requests_and_not_with_the_iterations() -> None:
+def test_what_waits_grows_with_a_sixteenth_of_the_tokens() -> None:
     num_requests, num_iterations = 50, 4 * MAX_JOINED_TOKENS
 
     def scenario(crowd: Crowd) -> Callable[[], None]:

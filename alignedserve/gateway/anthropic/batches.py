@@ -71,19 +71,22 @@ def message_batch_routes(
         answer.headers.update(request_builder.ignored_parameters.note(asked.ignored))
         job_id = job_id_of(owner, idempotency_key, MESSAGE_BATCH)
         if idempotency_key and (earlier := await store.job(job_id)):
-            if (earlier.model, earlier.num_lines) != (asked.model, asked.num_lines):
-                raise used_key(idempotency_key)
+            _check_repeats(earlier, asked, idempotency_key)
             return await described(earlier)
         async with Upload(store, contents, owner, max_file_bytes) as upload:
             file = await _stored(upload, job_id, asked.body)
-        job = _new_job(job_id, file, asked)
         try:
-            await add_job(store, job)
+            job = await add_job(store, _new_job(job_id, file, asked))
         except BaseException:
             # It stays if the batch is there after all.
             with suppress(StoreAway):
                 await contents.delete(file.id)
             raise
+        if job.input_file_id != file.id:
+            # A call at the same time came first.
+            with suppress(StoreAway):
+                await contents.delete(file.id)
+            _check_repeats(job, asked, str(idempotency_key))
         runner.wake()
         return await described(job)
 
@@ -161,6 +164,12 @@ async def _stored(upload: Upload, job_id: JobId, data: memoryview) -> FileRecord
     for start in range(0, len(data), CHUNK_BYTES):
         await upload.add(data[start : start + CHUNK_BYTES])
     return await upload.commit()
+
+
+def _check_repeats(job: JobRecord, asked: PreparedBatch, idempotency_key: str) -> None:
+    """Raises ApiError if the call with this key is for something else than the job that was made by it."""
+    if (job.model, job.num_lines) != (asked.model, asked.num_lines):
+        raise used_key(idempotency_key)
 
 
 def _new_job(job_id: JobId, file: FileRecord, asked: PreparedBatch) -> JobRecord:

@@ -1,8 +1,7 @@
 """Anthropic's message, complete or as its events: blocks of thoughts, text and calls, one after the other.
 
 Anthropic's clients parse a call's arguments as they come, and end the stream with an error if they are no JSON. So a
-stream has them when the call is complete, as in Anthropic's API, unless its tool is to
-be streamed eagerly.
+stream has them when the call is complete, as in Anthropic's API, unless its tool is to be streamed eagerly.
 """
 
 from __future__ import annotations

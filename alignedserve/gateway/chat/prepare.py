@@ -78,8 +78,8 @@ def count_prompt(
     says of the output is not looked at. Raises ApiError and InvalidRequest."""
     model.check_name(body.model)
     chat, ignored = _usable(chat, model)
-    # (A grammar of calls would be of the output.)
-    tooling = _tooling_of(chat, model, limits, has_format=True)
+    # (Which call has to be made, and a grammar of calls, are of the output.)
+    tooling = _tooling_of(replace(chat, choice="auto"), model, limits, has_format=True)
     return len(_prompt_of(body, chat, tooling, model, is_bounded=False)), ignored
 
 

@@ -100,7 +100,7 @@ class Lane:
         except ChildEnded as ended:
             if not ended.is_timed_out or isinstance(ended, NotStarted):
                 raise
-        # The next process starts in the turn of the owner that has made it necessary.
+        # The next process is taken, or started, in the turn of the owner that has made it necessary.
         await self.child.prepare()
         raise TookTooLong
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import time
@@ -40,13 +39,12 @@ from alignedserve.store import (
     JobRecord,
     PlacedInput,
     Store,
-    StoreAway,
     StoreFull,
     Tally,
     TooManyJobs,
 )
 from alignedserve.store.records import new_job_id
-from alignedserve.store.retry import RETRY_S
+from alignedserve.store.retry import repeated
 
 # Message batches are jobs too, and are described here as any other.
 _ID = re.compile(r"(msg)?batch_[0-9a-f]{24}")
@@ -54,8 +52,6 @@ _ID = re.compile(r"(msg)?batch_[0-9a-f]{24}")
 # The number of jobs of a listing that are read at a time.
 JOBS_AT_A_TIME = 250
 
-# The seconds for which adding a job is repeated while the store is away: a Redis that is started again takes no longer.
-ADD_PATIENCE_S = 10.0
 # A client that repeats a creation with the same key gets the job that it has created.
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
@@ -117,8 +113,10 @@ def batch_routes(
                 raise used_key(idempotency_key)
             return body_of(earlier, await store.tally(job_id))
         job = await _new_job(store, body, endpoints, placed_inputs, owner, viewer(http, is_shared))
-        job = replace(job, id=job_id, webhook_url=webhook_url)
-        await add_job(store, job)
+        job = await add_job(store, replace(job, id=job_id, webhook_url=webhook_url))
+        if _asked_of(job) != (body.input_file_id, body.endpoint, body.completion_window):
+            # A call at the same time came first.
+            raise used_key(str(idempotency_key))
         runner.wake()
         return body_of(job, Tally())
 
@@ -229,29 +227,18 @@ def used_key(idempotency_key: str) -> ApiError:
     return ApiError(400, f"Idempotency-Key={idempotency_key!r}: another batch was created with it")
 
 
-async def add_job(store: Store, job: JobRecord) -> None:
-    """Adds the job; once more if the store is away, as it may have been added by then, and the client would create
-    another one. Raises ApiError and StoreAway."""
-    clock = asyncio.get_running_loop().time
-    until_s = clock() + ADD_PATIENCE_S
-    while True:
-        try:
-            return await _add_job(store, job)
-        except StoreAway:
-            if clock() >= until_s:
-                raise
-            await asyncio.sleep(RETRY_S)
-
-
-async def _add_job(store: Store, job: JobRecord) -> None:
+async def add_job(store: Store, job: JobRecord) -> JobRecord:
+    """Adds the job, and returns the one of this id that is there then: of two calls at the same time with the same
+    `Idempotency-Key`, the first has added its own. Raises ApiError and StoreAway."""
     try:
-        is_added = await store.add_job(job)
+        is_added = await repeated(store.add_job, job)
     except TooManyJobs as error:
         raise ApiError(429, str(error), code="too_many_batches") from None
     except StoreFull as error:
         raise ApiError(413, str(error), code="storage_full") from None
     if not is_added:
         raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
+    return await repeated(store.job, job.id) or job
 
 
 def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:

@@ -26,8 +26,9 @@ _MAX_LIST_CHARS = 17
 # What may begin a call in text, as far as it has come.
 _BEGUN = re.compile(r'\{\s*(?:\Z|"(?:\Z|[nt]))')
 # The most characters of a call in another form. It is kept until its end, and read again if it is none, which takes
-# 5 ms for this length: a longer one is text.
-MAX_OBJECT_CHARS = 1 << 14
+# 20 ms for this length: a longer one is text. After so many characters that were read again nothing is looked at as a
+# call in another form any more.
+MAX_OBJECT_CHARS = 1 << 16
 
 
 class JsonCalls(Cursor):
@@ -44,6 +45,8 @@ class JsonCalls(Cursor):
         self._num_object_chars = 0
         # Up to this place of the whole text, no object is looked at as a whole again.
         self._seen_to = 0
+        # The characters of objects that were read again.
+        self._num_dropped_chars = 0
 
     @property
     def open_text(self) -> Rest | None:
@@ -83,7 +86,8 @@ class JsonCalls(Cursor):
     @property
     def _takes_whole(self) -> bool:
         """Whether a call in another form may stand here."""
-        return self._num_before + self._at >= self._seen_to
+        is_new = self._num_before + self._at >= self._seen_to
+        return is_new and self._num_dropped_chars < MAX_OBJECT_CHARS
 
     def _give_up(self) -> bool:
         if self._text[self._at : self._at + 1] == "{":
@@ -128,6 +132,7 @@ class JsonCalls(Cursor):
         closing = self.closings.whole.search(text) if self.closings else None
         num_seen = closing.start() if closing else len(text)
         self._seen_to = max(self._seen_to, self._num_before + self._at - len(text) + num_seen)
+        self._num_dropped_chars += len(text)
         self._put_back(text)
         return self._give_up()
 

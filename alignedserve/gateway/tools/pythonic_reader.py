@@ -107,14 +107,16 @@ class _Calls:
 
     def _has_next(self, end: re.Pattern[str], is_first: bool) -> bool:
         """Goes past the comma before the next one, or past the end."""
-        self._num_parts += 1
-        if self._num_parts > MAX_PARTS:
-            raise ValueError("too many calls and arguments")
         if self._may_pass(end):
             return False
         if not is_first:
             self._past(_COMMA)
-        return is_first or not self._may_pass(end)
+            if self._may_pass(end):
+                return False
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise ValueError("too many calls and arguments")
+        return True
 
     def _value(self) -> str:
         """Returns the value as JSON: as it is written, where it is that."""

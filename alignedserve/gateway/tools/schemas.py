@@ -64,6 +64,8 @@ class Document:
         self._kinds: dict[int, frozenset[str]] = {}
         # The keys of schemas, by the ids of these.
         self._keys: dict[int, str] = {}
+        # The schemas to which references point, and whether they point to one.
+        self._targets: dict[str, tuple[Any, bool]] = {}
         # The size of all that has been taken so far.
         self._taken = 0
 
@@ -165,7 +167,7 @@ class Document:
         """Returns the same text for schemas of this document that are equal but for what restricts no value. What they
         refer to is not looked at: equal ones refer to the same places, however these are spelt."""
         if id(schema) not in self._keys:
-            self._keys[id(schema)] = json.dumps(_stripped(schema, lambda name: f"#{id(self._target(name))}"))
+            self._keys[id(schema)] = json.dumps(_stripped(schema, self._place))
         return self._keys[id(schema)]
 
     def part(self, schema: Any) -> dict[str, Any]:
@@ -191,21 +193,35 @@ class Document:
         self._take(_size_of(whole))
         return whole
 
+    def _place(self, reference: str) -> str:
+        """Returns the same text for references to the same schema, however they are spelt."""
+        target, is_there = self._found(reference)
+        return f"#{id(target)}" if is_there else reference
+
     def _target(self, reference: Any, is_needed: bool = False) -> Any:
         """Returns the schema to which a local reference points; one that allows anything where there is none."""
+        target, is_there = self._found(str(reference))
+        if is_needed and not is_there:
+            raise InvalidRequest(f"tools: $ref={reference!r} points to nothing")
+        return target
+
+    def _found(self, reference: str) -> tuple[Any, bool]:
+        if reference not in self._targets:
+            self._targets[reference] = self._looked_up(reference)
+        return self._targets[reference]
+
+    def _looked_up(self, reference: str) -> tuple[Any, bool]:
         found = self._whole
         try:
-            head, *keys = unquote(str(reference)).split("/")
+            head, *keys = unquote(reference).split("/")
             if head != "#":
-                raise LookupError(reference)
+                return True, False
             for key in keys:
                 key = key.replace("~1", "/").replace("~0", "~")
                 found = found[int(key)] if isinstance(found, list) else found[key]
         except (LookupError, TypeError, ValueError):
-            if is_needed:
-                raise InvalidRequest(f"tools: $ref={reference!r} points to nothing") from None
-            return True
-        return found
+            return True, False
+        return found, True
 
 
 def texts_and_values(schema: Any) -> tuple[list[str], list[Any]] | None:

@@ -643,9 +643,10 @@ def listed(number: int, value: str) -> str:
         (listed(MAX_PYTHON_CHARS // 2, "''"), False),
         (f"[{', '.join(['f(a=None)'] * 200)}]", False),
         (f"[{', '.join(['f(a=None)'] * 100)}]", True),
-        (f"[{', '.join(['f()'] * MAX_PARTS)}]", False),
+        (f"[{', '.join(['f()'] * MAX_PARTS)}]", True),
+        (f"[{', '.join(['f()'] * (MAX_PARTS + 1))}]", False),
         (f"[f({', '.join(f'a{n}=1' for n in range(MAX_PARTS))})]", False),
-        (f"[{', '.join(['f(a=1)'] * (MAX_PARTS // 4))}]", True),
+        (f"[{', '.join(['f(a=1)'] * (MAX_PARTS // 2))}]", True),
         (f"[f(a=f'{{[{'1, ' * 1000}]}}')]", False),
         (f"[f(a=rf'{{[{'1, ' * 1000}]}}')]", False),
         # No JSON can have it.

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Content, Piece, Read, ReadPart, Thought
+from alignedserve.gateway.tools.calls import (
+    MAX_HEAD_CHARS,
+    Content,
+    Nesting,
+    Piece,
+    Read,
+    ReadPart,
+    Thought,
+)
 from alignedserve.gateway.tools.json_readers import MAX_OBJECT_CHARS, JsonInTextReader, JsonReader
 from alignedserve.gateway.tools.marked_readers import HermesReader
 from alignedserve.gateway.tools.readers import NamedReader, Reader
@@ -195,6 +203,26 @@ def test_a_call_in_another_form_is_kept_up_to_a_length_and_then_shown(
         inner = opening + '{"name": "x", "arguments": {}}' + closing
         read = read_all(kind(), [before + "b" * MAX_OBJECT_CHARS + inner])
         assert read.pieces == [Piece("x", "{}")]
+
+
+def test_objects_that_are_no_calls_are_read_again_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a bare word opens calls, each of many may have an object that goes on to the end of the text."""
+    num_chars, end = 0, Nesting.end
+
+    def counted(self: Nesting, text: str, start: int, stop: int) -> int | None:
+        nonlocal num_chars
+        found = end(self, text, start, stop)
+        num_chars += (stop if found is None else found) - start
+        return found
+
+    monkeypatch.setattr(Nesting, "end", counted)
+    text = 'functools{"<|/tool_call|>",' * 6000
+    reader = Reading("phi").new_reader()
+    read = Read()
+    for start in range(0, len(text), 4):
+        read.add(reader.feed(text[start : start + 4]))
+    read.add(reader.end())
+    assert read.content == text and num_chars < 4 * len(text)
 
 
 def test_arguments_are_told_as_they_come() -> None:

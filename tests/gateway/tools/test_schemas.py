@@ -102,3 +102,30 @@ def test_a_definition_that_many_arguments_share_is_no_reason_to_refuse() -> None
         "properties": fields | {"all": {"type": "array", "items": {"$ref": "#/$defs/a"}}},
     }
     assert grammar("qwen-coder", refers(filters, 80, are_equal=True), max_bytes=1 << 20)
+
+
+def test_a_long_reference_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_followed, plain = 0, Document._looked_up
+
+    def counted(self: Document, reference: str) -> Any:
+        nonlocal num_followed
+        num_followed += 1
+        return plain(self, reference)
+
+    monkeypatch.setattr(Document, "_looked_up", counted)
+    long = {"type": "integer", "allOf": [{"$ref": "#/%24defs/b/anyOf/" + 400 * "%30"}] * 10}
+    definitions = {f"to{number}": {"$ref": "#/$defs/a"} for number in range(50)} | {
+        "a": long,
+        "b": {"anyOf": [A]},
+    }
+    properties = {f"k{number}": {"$ref": f"#/$defs/to{number}"} for number in range(50)}
+    assert grammar("pythonic", {"properties": properties, "$defs": definitions})
+    assert num_followed <= 2 * 50 + 10
+
+
+def test_references_to_nothing_are_equal_to_none_that_leads_somewhere() -> None:
+    properties = {name: {"$ref": f"#/$defs/{name}"} for name in ("any", "missing")}
+    for names in (("any", "missing"), ("missing", "any")):
+        parameters = {"properties": {name: properties[name] for name in names}, "$defs": {"any": True}}
+        with pytest.raises(InvalidRequest, match="points to nothing"):
+            grammar("pythonic", parameters)

@@ -23,7 +23,8 @@ from alignedserve.types import RequestKey
 
 # The most requests that an owner's calls have open together in real time, and each call of best effort: enough for
 # instances to have work, and few enough for others to have room in the router's queue, and to be computed soon. A call
-# that comes later gets its share at once, before the others have come down to theirs.
+# that comes when others have all of these opens a few more, its share of NUM_AT_ONCE: so n calls have
+# NUM_AT_ONCE * (1/2 + 1/3 + ... + 1/n) more of them open, at most, or one for each.
 MAX_OPEN = 4 * NUM_AT_ONCE
 
 
@@ -36,9 +37,9 @@ class _Calls:
     num_open: int = 0
 
     @property
-    def share(self) -> int:
+    def least(self) -> int:
         """The number of requests that each call may have open, whatever the others have."""
-        return max(1, MAX_OPEN // max(1, self.num_calls))
+        return max(1, NUM_AT_ONCE // max(1, self.num_calls))
 
 
 # The calls in real time, by owner; of each gateway.
@@ -106,9 +107,8 @@ class Embedding:
 
     def _has_room(self, calls: _Calls) -> bool:
         """Whether some more may be begun: few at a time would cost more."""
-        share = calls.share
-        has_its_share = len(self._open) > share - min(NUM_AT_ONCE, (share + 1) // 2)
-        return calls.num_open <= MAX_OPEN - NUM_AT_ONCE or not has_its_share
+        has_least = len(self._open) > calls.least // 2
+        return calls.num_open <= MAX_OPEN - NUM_AT_ONCE or not has_least
 
     async def _begin_some(self, calls: _Calls) -> None:
         """Raises ApiError when there is no router."""
@@ -116,7 +116,7 @@ class Embedding:
             if self._num_begun or self.service.tier != "rt":
                 await turn()
             num_tokens = 0
-            left = max(MAX_OPEN - calls.num_open, calls.share - len(self._open))
+            left = max(MAX_OPEN - calls.num_open, calls.least - len(self._open))
             # It had room before it waited for its turn, and others may have taken that.
             most = max(1, min(NUM_AT_ONCE, left))
             for prompt in islice(self.prompts, self._num_begun, self._num_begun + most):

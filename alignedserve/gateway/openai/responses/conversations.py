@@ -28,6 +28,7 @@ from alignedserve.store import (
     Turn,
 )
 from alignedserve.store.responses import Span
+from alignedserve.store.retry import repeated
 
 # They are kept as long as responses are, from their last addition on.
 KEPT_S = 30 * 86400
@@ -75,12 +76,26 @@ class KeptConversations:
             raise not_found(conversation_id, param)
         return head
 
-    async def append(self, head: ConversationHead, new: Sequence[NewItems], name: str | None = None) -> None:
-        """Adds items by the `name` of this addition. Raises ApiError."""
-        now, name = int(time.time()), name or secrets.token_hex(12)
+    async def append(self, head: ConversationHead, new: Sequence[NewItems]) -> None:
+        """Raises ApiError and StoreAway."""
+        if not await self._append(head, new, secrets.token_hex(12), growth=1):
+            raise not_found(head.id)
+
+    async def append_turn(
+        self, conversation_id: str, owner: str, new: Sequence[NewItems], response_id: str
+    ) -> None:
+        """Adds what a response adds that is not stored itself; nothing if the conversation is gone. Raises ApiError and
+        StoreAway."""
+        head = await repeated(self.store.head, ConversationId(conversation_id))
+        if head is not None and head.owner == owner:
+            await self._append(head, new, response_id, MAX_GROWTH)
+
+    async def _append(self, head: ConversationHead, new: Sequence[NewItems], name: str, growth: int) -> bool:
+        """`name` is that of this addition, which is repeated by it while the store is away. Returns False if the
+        conversation is gone. Raises ApiError and StoreAway."""
+        until, most = int(time.time()) + KEPT_S, (growth * MAX_ITEMS, growth * self._max_body_bytes)
         try:
-            if not await self.store.append(head, new, name, now + KEPT_S, MAX_ITEMS, self._max_body_bytes):
-                raise not_found(head.id)
+            return await repeated(self.store.append, head, new, name, until, *most)
         except StoreFull as error:
             raise storage_full(error) from None
         except ConversationFull:

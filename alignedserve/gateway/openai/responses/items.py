@@ -42,7 +42,9 @@ class Items:
         self._known: dict[str, Item] = {}
         self._sizes: dict[str, int] = {}
         for item in earlier:
-            self._add(item)
+            # What a reference was to may have been deleted since.
+            if item["type"] != _REFERENCE or item["id"] in self._known:
+                self._add(item)
 
     def add(self, given: str | Sequence[Any], in_full: bool = False) -> list[tuple[str, bytes]]:
         """Adds the items that a client sends. Returns the id of each, and what is kept of it, as JSON: as it was sent,
@@ -151,7 +153,9 @@ def _item(item: Any) -> Item:
 
 
 def _in_full(item: Item) -> Item:
-    """Returns the item with all that OpenAI's types of it need."""
+    """Returns the item with all that OpenAI's types of it need. Raises InvalidRequest."""
+    if "/" in item["id"] or not item["id"]:
+        raise InvalidRequest("input: an item's id is a part of a path: it must have a letter, and no slash")
     match item["type"]:
         case "message":
             content = item["content"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from alignedserve.gateway.generation.endpoint import Needed
 from alignedserve.gateway.generation.generation import Usage
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
-from alignedserve.gateway.http.errors import ApiError, unavailable
+from alignedserve.gateway.http.errors import ApiError, store_away
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.http.reading import Share, too_large
 from alignedserve.gateway.openai.responses.body import MAX_RESPONSE_ID_CHARS
@@ -40,6 +40,7 @@ from alignedserve.store import (
 )
 from alignedserve.store.base import Order
 from alignedserve.store.responses import ItemPage, Pieces, sizes_of
+from alignedserve.store.retry import repeated
 
 log = logging.getLogger(__name__)
 
@@ -90,18 +91,25 @@ class KeptResponses:
         head = head_of(call, owner, before, builder.finished(usage), parts, output.num_logprob_bytes)
         turn = None if name is None else self.conversations.turn_of(name, output)
         try:
-            await self._store.add(head, parts, turn)
+            if turn is None:
+                await self._store.add(head, parts)
+            else:
+                await repeated(self._store.add, head, parts, turn)
         except ConversationFull:
             raise self.conversations.full() from None
-        except (StoreFull, StoreAway) as error:
-            if name is not None:
-                raise (
-                    storage_full(error) if isinstance(error, StoreFull) else unavailable(str(error))
-                ) from None
-            builder.is_stored = False
-            log.warning(
-                "a response is not kept: %s", "there is no room" if isinstance(error, StoreFull) else error
-            )
+        except StoreFull as error:
+            if turn is not None:
+                raise storage_full(error) from None
+            self._is_not_kept(builder, "there is no room")
+        except StoreAway as error:
+            if turn is not None:
+                raise _no_turn(error) from None
+            self._is_not_kept(builder, str(error))
+
+    @staticmethod
+    def _is_not_kept(builder: ResponsesBuilder, reason: str) -> None:
+        builder.is_stored = False
+        log.warning("a response is not kept: %s", reason)
 
     async def before(self, needed: Needed, owner: str, share: Share, num_body_bytes: int) -> Conversation:
         """Returns what a call goes on with whose body has `num_body_bytes`. It is counted in `share` before it is read.
@@ -174,15 +182,13 @@ class KeptResponses:
         return await self._store.item_page(head.id, name, limit, order)
 
     async def _append(self, call: PreparedResponse, owner: str, name: str, builder: ResponsesBuilder) -> None:
-        """Adds a response that is not stored to its conversation. Raises ApiError."""
+        """Adds a response that is not stored to its conversation, unless that is deleted by then. Raises ApiError."""
+        said = NewItems(said_pieces(builder.output), builder.output.index())
+        new = [NewItems([call.input_items], call.item_index), said]
         try:
-            head = await self.conversations.find(name, owner, "conversation")
-            said = NewItems(said_pieces(builder.output), builder.output.index())
-            await self.conversations.append(
-                head, [NewItems([call.input_items], call.item_index), said], builder.id
-            )
+            await self.conversations.append_turn(name, owner, new, builder.id)
         except StoreAway as error:
-            raise unavailable(str(error)) from None
+            raise _no_turn(error) from None
 
     async def _spans(self, head: ResponseHead, part: Part) -> list[tuple[int, int]]:
         """Returns the places between which the conversation has the part: without log-probabilities."""
@@ -224,6 +230,11 @@ class KeptResponses:
 
 def not_found(response_id: str) -> ApiError:
     return ApiError(404, f"Response with id {response_id!r} not found.", param="response_id")
+
+
+def _no_turn(error: StoreAway) -> ApiError:
+    log.warning("a turn is not added to its conversation: %s", error)
+    return store_away("conversation")
 
 
 def _no_previous(response_id: str) -> ApiError:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.service import Service
+from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
+from alignedserve.gateway.openai.choices_builder import Shown
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.output import run, spans_without_logprobs
 from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
@@ -255,3 +257,55 @@ def test_the_mark_that_thoughts_begin_with_is_no_token_of_the_message() -> None:
     tokens = [each["token"] for each in message["content"][0]["logprobs"]]
     assert MODEL.token_text(40) in tokens
     assert not {MODEL.token_text(30 + number) for number in range(len(marks))} & {*tokens}
+
+
+@pytest.mark.parametrize("shows_reasoning", [True, False])
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool, data: st.DataObject) -> None:
+    """Tokens are joined where they come faster than they are sent: what is counted as thoughts, and whose
+    log-probabilities are shown, follows from each."""
+    texts = ["<think>", " a", " b", " c", "</think>", "\n", " Hello", " world", "!"]
+    reading = Reading(thinking=Thinking("<think>", "</think>", False))
+    by_token = [
+        delta_of(text, 30 + number, "stop" if text == "!" else None) for number, text in enumerate(texts)
+    ]
+    joined, rest = [], [*by_token]
+    while rest:
+        count = data.draw(st.integers(1, len(rest)))
+        some, rest = rest[:count], rest[count:]
+        joined.append(
+            Delta(
+                0,
+                "".join(each.text for each in some),
+                [token for each in some for token in each.token_ids],
+                [each.logprobs[0] for each in some],
+                some[-1].finish_reason,
+                texts=[each.text for each in some] if count > 1 else (),
+            )
+        )
+
+    def made(deltas: Sequence[Delta]) -> tuple[Any, Any]:
+        answering = Answering(MODEL, Service(), [[5]], created=0)
+        builder = ResponsesBuilder(
+            answering, b'{"tools":[]}', reading.new_reader, 1, shows_reasoning=shows_reasoning
+        )
+        for delta in deltas:
+            builder.add(delta)
+        found = json.loads(b"".join(builder.whole(USAGE)))
+        message = found["output"][-1]["content"][0]
+        return found["usage"]["output_tokens_details"], (message["text"], message["logprobs"])
+
+    def counted(deltas: Sequence[Delta]) -> Any:
+        builder = ChatResponseBuilder(
+            Answering(MODEL, Service(), [[5]], created=0),
+            Shown(1),
+            new_reader=reading.new_reader,
+            shows_reasoning=shows_reasoning,
+        )
+        for delta in deltas:
+            builder.add(delta)
+        return json.loads(b"".join(builder.whole(USAGE)))["usage"]["completion_tokens_details"]
+
+    assert made(joined) == made(by_token) and counted(joined) == counted(by_token)
+    assert counted(joined) == {"reasoning_tokens": 4}

@@ -410,15 +410,13 @@ def test_turns_of_two_responses_at_once_are_each_together_and_in_the_order_of_th
     play(scenario)
 
 
-@pytest.mark.parametrize("is_background", [False, True])
-def test_a_conversation_that_is_deleted_under_way_is_not_added_to(is_background: bool) -> None:
+@pytest.mark.parametrize("more", [{}, {"store": False}, {"background": True}], ids=str)
+def test_a_conversation_that_is_deleted_under_way_is_not_added_to(more: dict[str, Any]) -> None:
     async def scenario(at: System) -> None:
         made = await at.client.conversations.create(items=[HELLO])
         at.router.allow(0)
         create: Any = at.client.responses.create
-        asked = asyncio.create_task(
-            create(model="demo", input="x", conversation=made.id, background=is_background)
-        )
+        asked = asyncio.create_task(create(model="demo", input="x", conversation=made.id, **more))
         while not at.router.submitted:
             await asyncio.sleep(0.01)
         await at.client.conversations.delete(made.id)
@@ -427,6 +425,39 @@ def test_a_conversation_that_is_deleted_under_way_is_not_added_to(is_background:
         assert done.output_text == SAID
         with pytest.raises(openai.NotFoundError):
             await at.client.conversations.retrieve(made.id)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_turn_that_was_begun_in_a_conversation_is_not_refused_at_its_end(
+    is_stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignedserve.gateway.openai.responses.conversations.MAX_ITEMS", 3)
+
+    async def scenario(at: System) -> None:
+        made = await at.client.conversations.create(items=[HELLO, HELLO])
+        create: Any = at.client.responses.create
+        done = await create(model="demo", input="x", conversation=made.id, store=is_stored)
+        assert done.output_text == SAID
+        assert len([each async for each in at.client.conversations.items.list(made.id)]) == 4
+
+    play(scenario)
+
+
+def test_an_item_that_is_deleted_while_a_turn_refers_to_it_leaves_the_conversation_usable() -> None:
+    async def scenario(at: System) -> None:
+        made = await at.client.conversations.create(items=[HELLO | {"id": "msg_1"}])
+        at.router.allow(0)
+        create: Any = at.client.responses.create
+        refers: Any = [{"type": "item_reference", "id": "msg_1"}]
+        asked = asyncio.create_task(create(model="demo", input=refers, conversation=made.id))
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        await at.client.conversations.items.delete("msg_1", conversation_id=made.id)
+        at.router.allow(1000)
+        assert (await asked).output_text == SAID
+        assert (await create(model="demo", input="again", conversation=made.id)).output_text == SAID
 
     play(scenario)
 
