@@ -55,6 +55,7 @@ def test_run_answers_all_of_a_file(tmp_path: Path) -> None:
     commands(scenario)
 
 
+@pytest.mark.slow
 def test_lines_that_fail_are_in_a_file_of_their_own_and_in_the_exit_code(tmp_path: Path) -> None:
     async def scenario(at: System, run: Run) -> None:
         source = written(tmp_path / "in.jsonl", [question(1), question(2, top_p=2.0)])

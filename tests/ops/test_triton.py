@@ -135,6 +135,7 @@ def test_random_tokens_equal_those_of_plain_torch(tiny_model: Directory, kinds: 
     assert tokens(run(triton_engine(directory), some, params)) == tokens(run(plain, some, params))
 
 
+@pytest.mark.slow
 def test_broken_logits_end_their_request_alone(tiny_model: Directory) -> None:
     engine = triton_engine(tiny_model("llama-gqa-tied"))
     model = engine.engine._runner._model

@@ -330,6 +330,7 @@ def test_a_job_ends_and_its_files_appear_in_one_step() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_what_was_answered_survives_a_kill() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         job = await a_job(store)

@@ -330,6 +330,7 @@ ANY_TEXT: dict[str, Any] = {"structured_outputs": {"regex": "(.|\n)*"}}
 QWEN_CODER_TEMPLATE = TEMPLATE.replace('{"name"', "<function=")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [TEMPLATE, LLAMA_TEMPLATE, QWEN_CODER_TEMPLATE])
 @pytest.mark.parametrize(
     "other",

@@ -296,6 +296,7 @@ def test_without_a_store_there_are_none() -> None:
 # ---- sizes ----
 
 
+@pytest.mark.slow
 def test_a_conversation_counts_as_the_body_does() -> None:
     async def scenario(at: System) -> None:
         post = at.gateway.http.post
@@ -317,6 +318,7 @@ def test_a_conversation_counts_as_the_body_does() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_items_are_listed_however_large_they_are_and_wherever_there_are_gaps() -> None:
     async def scenario(at: System) -> None:
         items: Any = at.client.conversations.items

@@ -296,6 +296,7 @@ def test_a_response_before_is_found_however_its_name_is_written() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_references_and_conversations_count_as_the_body_does(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     ask = Child.ask
@@ -365,6 +366,7 @@ def test_an_answer_whose_rest_is_gone_ends_its_connection(
     play(scenario)
 
 
+@pytest.mark.slow
 def test_what_is_kept_counts_as_it_is_written() -> None:
     """A number of four letters may be written as twenty."""
 
@@ -407,6 +409,7 @@ def test_a_conversation_goes_on_without_log_probabilities(monkeypatch: pytest.Mo
     play(scenario)
 
 
+@pytest.mark.slow
 def test_items_are_listed_in_order_however_large_they_are() -> None:
     async def scenario(at: System) -> None:
         for size in (10, 50_000, 500_000):
@@ -549,6 +552,7 @@ def test_a_stream_of_a_response_that_is_deleted_ends_with_an_event() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_stream_that_waits_says_so_while_the_store_is_away() -> None:
     async def scenario(at: System) -> None:
         at.router.allow(0)
