@@ -72,9 +72,9 @@ class Decoded:
 
 
 def num_copied(found: Any) -> int:
-    """The bytes that are in a decoded value as they came: they were copied in one go."""
+    """The bytes that are in a decoded value as they came: they were copied in one go, or not at all."""
     match found:
-        case bytes():
+        case bytes() | memoryview():
             return len(found)
         case msgspec.Struct():
             return sum(num_copied(getattr(found, name)) for name in found.__struct_fields__)

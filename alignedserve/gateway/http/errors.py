@@ -98,11 +98,6 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="overloaded", retry=True)
 
 
-def store_away(what: str) -> ApiError:
-    """The reason is for the operator only: it names places on this machine."""
-    return unavailable(f"{what}: the store can't be reached now")
-
-
 def invalid(error: ValueError) -> ApiError:
     """The messages begin with the name of what is wrong: "top_p=2: must be ..."."""
     name = re.match(r"[a-z_]+(?=[=:\[ .])", str(error))
@@ -154,7 +149,8 @@ def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiErr
 
 
 async def _store_away(request: Request, error: Exception) -> JSONResponse:
-    return store_away("files and batches").response(request.url.path)
+    # The reason is for the operator only: it names places on this machine.
+    return unavailable("files and batches: the store can't be reached now").response(request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:

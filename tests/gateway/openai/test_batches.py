@@ -16,7 +16,6 @@ from openai.types import Batch
 
 from alignedserve.batch.results import Answer
 from alignedserve.gateway.generation.lines import LineAnswers
-from alignedserve.gateway.openai import batches
 from alignedserve.protocol.messages import NewTokens, Rejected, Request, Submit
 from alignedserve.store import JobId, JobRecord, StoreAway
 from alignedserve.store.redis_store import RedisStore
@@ -520,7 +519,7 @@ def test_a_lost_answer_of_the_store_makes_no_second_job(monkeypatch: pytest.Monk
 def test_a_creation_that_is_repeated_with_its_key_makes_no_second_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batches, "ADD_PATIENCE_S", 0.0)
+    monkeypatch.setattr("alignedserve.store.retry.PATIENCE_S", 0.0)
 
     async def scenario(at: System) -> None:
         lost = LostAnswers(monkeypatch)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from alignedserve.gateway.generation.endpoint import Needed
 from alignedserve.gateway.generation.generation import Usage
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
-from alignedserve.gateway.http.errors import ApiError, store_away
+from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.http.reading import Share, too_large
 from alignedserve.gateway.openai.responses.body import MAX_RESPONSE_ID_CHARS
@@ -234,7 +234,8 @@ def not_found(response_id: str) -> ApiError:
 
 def _no_turn(error: StoreAway) -> ApiError:
     log.warning("a turn is not added to its conversation: %s", error)
-    return store_away("conversation")
+    # (The reason is for the operator only.)
+    return unavailable("conversation: the store can't be reached now")
 
 
 def _no_previous(response_id: str) -> ApiError:

@@ -375,6 +375,7 @@ def test_a_turn_that_the_store_does_not_take_is_an_error(
         made = await at.client.conversations.create()
         monkeypatch.setattr(RedisConversations, "append", refusing)
         monkeypatch.setattr(RedisResponses, "add", refusing)
+        monkeypatch.setattr("alignedserve.store.retry.PATIENCE_S", 0.3)
         body: dict[str, Any] = {"model": "demo", "input": "x", "store": is_stored}
         for error, status, code in (  # noqa: B007
             (StoreFull("delete some"), 413, "storage_full"),
@@ -382,6 +383,7 @@ def test_a_turn_that_the_store_does_not_take_is_an_error(
         ):
             refused = await at.gateway.http.post("/v1/responses", json=body | {"conversation": made.id})
             assert (refused.status_code, refused.json()["error"]["code"]) == (status, code), refused.text
+            assert "hangs" not in refused.text
             plain = await at.gateway.http.post("/v1/responses", json=body)
             assert plain.status_code == 200 and plain.json()["store"] is False
         assert await items_of(at, made.id) == []
@@ -569,5 +571,37 @@ def test_what_changes_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyP
                 left = num_changes
                 response = await call()
                 assert (response.status_code, left) == (status, 0), response.text
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_turn_whose_answer_of_the_store_is_lost_is_added_once(
+    is_stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losing(method: Any) -> Any:
+        is_lost = False
+
+        async def call(*args: Any) -> Any:
+            nonlocal is_lost
+            found = await method(*args)
+            if not is_lost:
+                is_lost = True
+                raise StoreAway("the answer is lost")
+            return found
+
+        return call
+
+    async def scenario(at: System) -> None:
+        made = await at.client.conversations.create()
+        monkeypatch.setattr(RedisConversations, "append", losing(RedisConversations.append))
+        monkeypatch.setattr(RedisResponses, "add", losing(RedisResponses.add))
+        create: Any = at.client.responses.create
+        assert (
+            await create(model="demo", input="x", conversation=made.id, store=is_stored)
+        ).output_text == SAID
+        assert len(await items_of(at, made.id)) == 2
+        await at.client.conversations.items.create(made.id, items=[HELLO])
+        assert len(await items_of(at, made.id)) == 3
 
     play(scenario)
