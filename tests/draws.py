@@ -12,6 +12,8 @@ enough cases in it. No two files may have the same turn of the same number with 
 The mark may stand on single cases: `pytest.param(..., marks=pytest.mark.drawn(one_in=4))`. `--draw NUMBER` repeats the
 draw of another run, `--everything` runs all cases, and so does naming a test on the command line (`FILE::TEST`).
 
+`--few N` runs at most N cases of each function, drawn likewise, of those that are left by then: `make test` has it.
+
 A plugin of pytest, which conftest.py registers.
 """
 
@@ -57,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--draw", metavar="NUMBER", help="draw the cases of this run [default: the commit's number]"
     )
     group.addoption("--everything", action="store_true", help="run all cases of what is otherwise drawn")
+    group.addoption("--few", type=int, metavar="N", help="run at most N cases of each function")
 
 
 # What a worker of xdist's has found wrong.
@@ -73,6 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.draw = given
     elif config.option.draw is None:
         config.option.draw = commit_of(config.rootpath)
+    if config.option.few is not None:
+        config.pluginmanager.register(Few(config.option.few))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -121,6 +126,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         items[:] = [item for item in items if item not in set(others)]
         config.hook.pytest_deselected(items=others)
+
+
+class Few:
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leaves at most so many cases of each function, when other plugins have taken out theirs."""
+        if not _draws(config):
+            return
+        functions: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            functions[item.nodeid.split("[")[0]].append(item)
+        kept = {
+            case
+            for place, cases in functions.items()
+            for case in _varied(cases, min(len(cases), self._most), Random(f"{config.option.draw} {place}"))
+        }
+        others = [item for item in items if item not in kept]
+        if others:
+            items[:] = [item for item in items if item in kept]
+            config.hook.pytest_deselected(items=others)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -274,6 +274,7 @@ def test_parameters_are_told_of_as_they_are() -> None:
     assert set(SPAN.findall(re.sub(r"\([^)]*\)", "", listed))) == ChatBody.refused.keys()
 
 
+@pytest.mark.slow
 def test_messages_are_said() -> None:
     text = OPERATING.read_text()
     rows = [row for row in text[text.index("## Troubleshooting") :].split("\n") if row.startswith("| `")]

@@ -135,6 +135,22 @@ def test_a_run_says_how_to_repeat_its_draw(tmp_path: Path, options: list[str]) -
     assert "draw 1a2b: the same cases again by --draw 1a2b\n" in said
 
 
+def test_a_few_cases_of_each_function_are_drawn_from_those_that_are_left(tmp_path: Path) -> None:
+    text = """
+import pytest
+
+@pytest.mark.parametrize("case", [*range(9), *(pytest.param(n, marks=pytest.mark.slow) for n in range(9, 99))])
+def test_many(case):
+    print(f"<{case}>")
+
+def test_one():
+    print("<one>")
+"""
+    drawn = [run(tmp_path, text, "--draw", number, "--few", "3", "-m", "not slow") for number in "abcdefghi"]
+    assert all(len(cases) == 4 and "one" in cases for cases in drawn)
+    assert set().union(*drawn) == {"one", *map(str, range(9))}
+
+
 def test_a_run_that_draws_nothing_names_no_draw(tmp_path: Path) -> None:
     _, said = run_pytest(tmp_path, {"test_it.py": CASES}, "--everything", plugins=["tests.draws"])
     assert "--draw" not in said

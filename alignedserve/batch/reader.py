@@ -9,7 +9,7 @@ from alignedserve.batch.config import STEP_BYTES
 from alignedserve.batch.lines import Line
 from alignedserve.batch.parse import LineProblem, Parsed, parse
 from alignedserve.batch.parse_process import NUMBER_BYTES, Told
-from alignedserve.process.child import Child, ChildEnded
+from alignedserve.process.child import Child, ChildEnded, Starter
 from alignedserve.store import Problem
 
 # The longest line takes a fraction of a second: a process that takes so many seconds hangs.
@@ -20,7 +20,7 @@ class LineReader:
     """Parses lines; it starts its process when that is first needed."""
 
     def __init__(self) -> None:
-        self._child = Child(parse_process.__name__, TIMEOUT_S)
+        self._child = Child(Starter(parse_process.__name__), TIMEOUT_S)
 
     async def parsed(self, line: Line) -> Parsed:
         """Returns the parsed line. Raises LineProblem."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from alignedserve.cli.options import OutputFile
+from alignedserve.cli.output_file import OutputFile, is_replaced
 
 if TYPE_CHECKING:
     from alignedserve.cli.batch_client import BatchClient
@@ -178,22 +178,35 @@ def _run(
 def _download(client: BatchClient, batch: dict[str, Any], output: Path, errors: Path | None) -> None:
     for file_id, path in (
         (batch["output_file_id"], output),
-        (batch["error_file_id"], errors or output.with_name(output.name + ".errors")),
+        (batch["error_file_id"], errors or _beside(output)),
     ):
         if file_id:
             _say(f"{path}: {client.download(file_id, path)} bytes")
 
 
 def _check_places(source: Path | None, output: Path, errors: Path | None) -> None:
-    """Raises UsageError where one file would be written over another."""
-    if errors is None and output.exists() and not output.is_file():
+    """Raises UsageError where one file would be written over another, or can't have its name."""
+    places = [output, errors or _beside(output)]
+    for place in places:
+        try:
+            place.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            hint = "" if place in (output, errors) else ": --errors has to say where errors go"
+            raise click.UsageError(f"{place}: {error.strerror}{hint}") from None
+    if errors is None and not is_replaced(output):
         raise click.UsageError(f"{output} is no plain file: --errors has to say where errors go")
-    places = [output, errors or output.with_name(output.name + ".errors")]
-    plain = [each.resolve() for each in places if each.is_file() or not each.exists()]
+    plain = [each.resolve() for each in places if is_replaced(each)]
     if len(set(plain)) < len(plain):
         raise click.UsageError(f"{output}: answers and errors must go to different files")
     if source is not None and source.resolve() in plain:
         raise click.UsageError(f"{source}: is the input, and would be written over")
+
+
+def _beside(output: Path) -> Path:
+    """Returns where errors go unless they are told."""
+    return output.parent / f"{output.name}.errors"
 
 
 def _check_completed(batch: dict[str, Any]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
-import secrets
-import stat
 import subprocess
 import sys
 import tempfile
@@ -15,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import click
 import httpx
@@ -23,6 +20,7 @@ from tqdm import tqdm
 
 from alignedserve.cli.http import http_client, refusal
 from alignedserve.cli.options import writing
+from alignedserve.cli.output_file import whole_file
 
 Json = dict[str, Any]
 
@@ -78,12 +76,12 @@ class BatchClient:
 
     def download(self, file_id: str, path: Path) -> int:
         """Downloads the file to `path`, and returns how many bytes it has. A plain file gets all of it or is left as
-        it was; what else there is, such as a pipe or a device, gets what comes."""
+        it was; what else there is, such as a pipe or a device, gets what comes (output_file.py)."""
         try:
             with (
                 self._http.stream("GET", f"/v1/files/{file_id}/content") as answer,
                 writing(path),
-                _whole_file(path) as file,
+                whole_file(path) as file,
             ):
                 if answer.is_error:
                     answer.read()
@@ -143,27 +141,6 @@ def _endpoint_of(source: Path) -> str:
         return str(json.loads(first)["url"])
     except (ValueError, KeyError, TypeError):
         raise click.ClickException(f"{source}: its first line is not a request with a url") from None
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file that takes the place of `path` if the block ends without an error. Raises OSError."""
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
-        return
-    # A link stays, and leads to what is new.
-    place = path.resolve()
-    part = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("xb") as file:
-            if place.exists():
-                os.fchmod(file.fileno(), stat.S_IMODE(place.stat().st_mode))
-            yield file
-        part.replace(place)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from alignedserve.bench.config import BenchConfig
-from alignedserve.cli.options import OutputFile, engine_options, options_of, writing
+from alignedserve.cli.options import engine_options, options_of, writing
+from alignedserve.cli.output_file import OutputFile
 
 if TYPE_CHECKING:
     from alignedserve import LLM

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
@@ -43,20 +42,6 @@ def flag_by_flag(args: Sequence[str]) -> list[str]:
 
 def _is_value(arg: str) -> bool:
     return not arg.startswith("-") and ("=" in arg or arg.lstrip().startswith("{"))
-
-
-class OutputFile(click.Path):
-    """A path which is checked at once, and not only when all has been computed."""
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        folder = path.absolute().parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            self.fail(f"'{folder}' is no directory that can be written to.", param, ctx)
-        return path
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import alignedserve
-from alignedserve.cli.options import OutputFile, options_of, writing
+from alignedserve.cli.options import options_of, writing
+from alignedserve.cli.output_file import OutputFile
 from alignedserve.engine.choices import block_format, choose_layer_groups, choose_max_model_len
 from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.settings import taken

@@ -9,6 +9,7 @@ from alignedserve.gateway.anthropic.routes import COUNT_TOKENS, MESSAGES
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
 from alignedserve.gateway.openai.embeddings.routes import EMBEDDING_ENDPOINTS
+from alignedserve.gateway.openai.responses.conversation_bodies import ADD_ITEMS, CREATE, UPDATE
 from alignedserve.gateway.openai.responses.routes import INPUT_TOKENS, RESPONSES
 from alignedserve.gateway.openai.tokens import DETOKENIZE, TOKENIZE
 
@@ -16,6 +17,7 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
     endpoint.path: endpoint
     for endpoint in (
         *(CHAT, COMPLETIONS, RESPONSES, INPUT_TOKENS, TOKENIZE, DETOKENIZE),
+        *(CREATE, UPDATE, ADD_ITEMS),
         *(MESSAGES, COUNT_TOKENS, MESSAGE_BATCHES),
         *EMBEDDING_ENDPOINTS,
     )

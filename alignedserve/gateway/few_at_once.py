@@ -18,37 +18,53 @@ class FewAtOnce:
     def __init__(self, at_once: int) -> None:
         """At most `at_once` pieces of work are done in a turn of the event loop."""
         self._at_once = at_once
-        # The work that waits, by its owner; the owner whose turn is next comes first.
-        self._waiting: dict[str, deque[Work]] = {}
-        # The number of pieces that were done in this turn.
-        self._num_done = 0
+        self._urgent, self._patient = _Waiting(), _Waiting()
+        # The weight of the pieces that were done in this turn.
+        self._done = 0
 
-    def do(self, work: Work, owner: str = "") -> None:
+    def do(self, work: Work, owner: str = "", *, weight: int = 1, is_patient: bool = False) -> None:
         """Does the work now, unless enough was done in this turn; otherwise in one of the next turns. Owners take
-        turns, and the work of one owner is done in the order of the calls."""
-        if self._num_done < self._at_once and not self._waiting:
-            self._count()
-            work()
+        turns, and the work of one owner is done in the order of the calls. A piece counts as `weight` of them. Patient
+        work has what other work leaves of a turn, and one piece in each turn at least."""
+        can_pass = not is_patient or not self._patient
+        if self._done < self._at_once and not self._urgent and can_pass:
+            self._do(work, weight)
         else:
-            self._waiting.setdefault(owner, deque()).append(work)
+            (self._patient if is_patient else self._urgent).add(owner, work, weight)
 
-    def _count(self) -> None:
-        if not self._num_done:
+    def _do(self, work: Work, weight: int) -> None:
+        if not self._done:
             asyncio.get_running_loop().call_soon(self._next_turn)
-        self._num_done += 1
+        # What the work raises ends this turn alone: the next one is due by now.
+        self._done += weight
+        work()
 
     def _next_turn(self) -> None:
-        self._num_done = 0
-        while self._waiting and self._num_done < self._at_once:
-            work = self._taken()
-            # What it raises ends this turn alone: the next one is due by now.
-            self._count()
-            work()
+        self._done = 0
+        num_kept = 1 if self._patient else 0
+        while self._urgent and self._done < max(self._at_once - num_kept, 1):
+            self._do(*self._urgent.take())
+        while self._patient and (num_kept or self._done < self._at_once):
+            num_kept = 0
+            self._do(*self._patient.take())
 
-    def _taken(self) -> Work:
-        owner = next(iter(self._waiting))
-        works = self._waiting.pop(owner)
-        work = works.popleft()
+
+class _Waiting:
+    """The work that waits, by its owner; the owner whose turn is next comes first."""
+
+    def __init__(self) -> None:
+        self._works: dict[str, deque[tuple[Work, int]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._works)
+
+    def add(self, owner: str, work: Work, weight: int) -> None:
+        self._works.setdefault(owner, deque()).append((work, weight))
+
+    def take(self) -> tuple[Work, int]:
+        owner = next(iter(self._works))
+        works = self._works.pop(owner)
+        found = works.popleft()
         if works:
-            self._waiting[owner] = works
-        return work
+            self._works[owner] = works
+        return found

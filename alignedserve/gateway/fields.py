@@ -6,14 +6,15 @@ asks for strictness. A field that is known to change what the answer would be is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from alignedserve.types import InvalidRequest
 
-# The most unknown fields of a body. Real clients send a few.
+# The most unknown fields of a body, with others that are ignored. Real clients send a few.
 MAX_UNKNOWN = 64
 
 
@@ -33,9 +34,15 @@ def take_unknown(body: BaseModel) -> list[str]:
     names: dict[str, None] = {}
     for name in _taken(body, ""):
         names[name] = None
-        if len(names) > MAX_UNKNOWN:
-            raise InvalidRequest(f"{name}: unknown, like {MAX_UNKNOWN} parameters before it")
+        check_number(names)
     return list(names)
+
+
+def check_number(names: Collection[str]) -> None:
+    """Checks the number of ignored fields. Raises InvalidRequest."""
+    if len(names) > MAX_UNKNOWN:
+        name = next(islice(names, MAX_UNKNOWN, None))
+        raise InvalidRequest(f"{name}: unknown, or ignored, like {MAX_UNKNOWN} parameters before it")
 
 
 def _taken(found: Any, prefix: str) -> Iterator[str]:

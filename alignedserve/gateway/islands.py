@@ -11,8 +11,9 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
-from alignedserve.gateway.island import Island, News, Telling
+from alignedserve.gateway.island import Island
 from alignedserve.gateway.island_choice import best
+from alignedserve.gateway.output_queue import News, OutputQueue
 from alignedserve.gateway.telemetry.telemetry import Telemetry
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.protocol.address import RouterAddress
@@ -40,7 +41,7 @@ class Islands:
         self._me = me
         self._fingerprint = fingerprint
         self._on_drain = on_drain
-        self._telling = Telling()
+        self._outputs = OutputQueue()
         # By the island's number.
         self._islands: dict[int, Island] = {
             number: self._make(router) for number, router in enumerate(routers, first_number)
@@ -167,7 +168,7 @@ class Islands:
         return clusters
 
     def _make(self, router: RouterAddress) -> Island:
-        return Island(router, self._me, self._fingerprint, self._rescue, self._on_drain, self._telling)
+        return Island(router, self._me, self._fingerprint, self._rescue, self._on_drain, self._outputs)
 
     def _start(self, island: Island) -> None:
         task = asyncio.create_task(island.run())

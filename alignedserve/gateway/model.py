@@ -19,7 +19,7 @@ from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.tools.harmony import is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of
 from alignedserve.gateway.tools.reasoning import Thinking, thinking_of
-from alignedserve.models.locate import locate_model
+from alignedserve.models.locate import Location, locate_model
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.template_marks import harmless_chats
 from alignedserve.text.tokenizer import Tokenizer
@@ -56,8 +56,12 @@ class ServedModel:
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ServedModel:
-        """Raises ValueError when there is no such model."""
-        found = locate_model(config.model, config.load_format, config.revision)
+        """Downloads what is missing of the model. Raises ValueError when there is no such model."""
+        return cls.located(name, locate_model(config.model, config.load_format, config.revision), config)
+
+    @classmethod
+    def located(cls, name: str, found: Location, config: EngineConfig) -> ServedModel:
+        """Returns the model that was found, of which nothing is downloaded. Raises ValueError."""
         directory = config.tokenizer or found.directory
         tokenizer = None
         if directory is not None and not config.skip_tokenizer_init:
@@ -124,16 +128,18 @@ class ServedModel:
         if not isinstance(prompt, str):
             return prompt
         encode = self._need_tokenizer(name).encode
-        return self._encode(name, prompt, lambda: encode(prompt, add_special_tokens))
+        self._check_length(name, prompt)
+        return self._encode(name, lambda: encode(prompt, add_special_tokens))
 
     def chat_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
         add_special_tokens: bool = False,
+        is_bounded: bool = True,
     ) -> list[int]:
         """Returns the tokens of a chat. The template writes its special tokens itself; `add_special_tokens` adds the
-        tokenizer's."""
+        tokenizer's. If it `is_bounded`, a text that can't fit is refused."""
         tokenizer = self._need_tokenizer("messages")
         parses = self.parses_special_tokens
         try:
@@ -142,13 +148,14 @@ class ServedModel:
             chat = tokenizer.render_chat(messages, parses_special_tokens=parses, **variables)
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
-        return self._encode("messages", chat.text, lambda: tokenizer.rendered_ids(chat, add_special_tokens))
+        if is_bounded:
+            self._check_length("messages", chat.text)
+        return self._encode("messages", lambda: tokenizer.rendered_ids(chat, add_special_tokens))
 
     def thinking_after(self, prompt: Sequence[int], has_tools: bool) -> Thinking | None:
         """Returns how thoughts are marked in the answer to a chat's prompt, if it may have any."""
-        tokenizer = self._need_tokenizer("messages")
-        end = tokenizer.decode(prompt[-_END_TOKENS:], skip_special_tokens=False)
-        return thinking_of(tokenizer.chat_template(has_tools), end)
+        end = self._decode("messages", prompt[-_END_TOKENS:])
+        return thinking_of(self._need_tokenizer("messages").chat_template(has_tools), end)
 
     @property
     def has_place_for_tools(self) -> bool:
@@ -181,7 +188,7 @@ class ServedModel:
     def text_of(self, name: str, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`, which came in the parameter `name`."""
         check_ids(name, token_ids, self.vocabulary)
-        return self._need_tokenizer(name).decode(token_ids, skip_special_tokens=False)
+        return self._decode(name, token_ids)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
         if len(prompt) >= self.max_model_len:
@@ -202,10 +209,17 @@ class ServedModel:
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if self.tokenizer is None else self.tokenizer.detokenizer_tables.token_bytes(token_id)
 
-    def _encode(self, name: str, text: str, encode: Callable[[], list[int]]) -> list[int]:
-        self._check_length(name, text)
+    def _encode(self, name: str, encode: Callable[[], list[int]]) -> list[int]:
         try:
             return encode()
+        except ValueError as error:
+            raise ApiError(400, f"{name}: {error}", param=name) from error
+
+    def _decode(self, name: str, token_ids: Sequence[int]) -> str:
+        """Raises ApiError if the tokenizer fails."""
+        tokenizer = self._need_tokenizer(name)
+        try:
+            return tokenizer.decode(token_ids, skip_special_tokens=False)
         except ValueError as error:
             raise ApiError(400, f"{name}: {error}", param=name) from error
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AbstractContextManager
@@ -84,6 +85,9 @@ class GatewayProcess:
             config.first_island,
         )
         self.drain_state = DrainState()
+        # The name of the holder of leases. Places are counted by it: gateways in containers may have the same name and
+        # the same number of their process.
+        self._holder = f"{config.instance_id}-{os.getpid()}-{secrets.token_hex(4)}"
         # The runner of batch jobs, and its task.
         self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
         # What answers responses in the background.
@@ -118,8 +122,8 @@ class GatewayProcess:
         return listen(http.host, http.port)
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
-        """With `is_prepared`, child processes are started first, so that the first grammar or body does not wait
-        for them."""
+        """With `is_prepared`, child processes are started first: neither the first grammar nor the first body waits for
+        one. The spare process, which prepares the first body of more than 8 KiB, starts in the background."""
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
@@ -283,11 +287,6 @@ class GatewayProcess:
         finally:
             deliverer.stop()
             await running
-
-    @property
-    def _holder(self) -> str:
-        """The name of the holder of leases, for people to read."""
-        return f"{self._config.instance_id}-{os.getpid()}"
 
     async def _count_jobs(self) -> Mapping[str, int]:
         return self._runner[0].num_open_jobs if self._runner else {}

@@ -2,7 +2,8 @@
 
 Requests and answers are frames: four bytes of length and then the content. The child ends when its stdin does. If
 something else ends it, a signal of its own timer or of the kernel, the caller is told so. `Child` makes one request
-after the other; callers which need it otherwise use `start`, `tell` and `hear`.
+after the other, and its `Starter` can start the next child before it is needed; callers which need it otherwise use
+`start`, `tell` and `hear`.
 """
 
 from __future__ import annotations
@@ -29,36 +30,135 @@ ENDED = (asyncio.IncompleteReadError, ConnectionError)
 class ChildEnded(Exception):
     """The child ended while it worked on a request, twice unless its own timer ended it."""
 
-    def __init__(self, status: int) -> None:
-        """`status` is its exit status, or minus the number of the signal that ended it."""
+    def __init__(self, status: int, is_hung: bool = False) -> None:
+        """`status` is its exit status, or minus the number of the signal that ended it. `is_hung`: it did not answer in
+        time, and was killed here."""
         super().__init__(f"it ended with status {status}")
         self.status = status
+        self.is_hung = is_hung
 
     @property
     def is_timed_out(self) -> bool:
-        """Whether its own timer ended it, by the clock or by the processor's time."""
-        return self.status in (-signal.SIGALRM, -signal.SIGPROF)
+        """Whether its time was up, by its own timer or by the patience here."""
+        return self.is_hung or self.status in (-signal.SIGALRM, -signal.SIGPROF)
 
 
 class NotStarted(ChildEnded):
     """The child ended before it had answered its greeting, or there is none."""
 
+    def __init__(self, status: int, is_hung: bool = False, error: OSError | None = None) -> None:
+        """`error`: why there is none."""
+        super().__init__(status, is_hung)
+        self.error = error
+
+
+class Starter:
+    """Starts children, and keeps a spare one if asked to: whoever needs the next then need not wait for its start."""
+
+    def __init__(
+        self,
+        module: str,
+        greeting: Callable[[], Sequence[bytes]] | None = None,
+        patience_s: float = 60.0,
+        keeps_spare: bool = False,
+    ) -> None:
+        """`module` is their program. Each is sent the pieces of `greeting` first, if there is one, and answers that
+        with an empty frame. One that does not within `patience_s` seconds is killed.
+        With `keeps_spare`, the next is started as soon as one is taken."""
+        self._module = module
+        self._greeting = greeting
+        self._patience_s = patience_s
+        self._keeps_spare = keeps_spare
+        self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
+        # The starts whose process nobody has taken, the spare's among them.
+        self._untaken: set[asyncio.Task[asyncio.subprocess.Process]] = set()
+        # The children that have not answered their greeting yet.
+        self._greeted: set[asyncio.subprocess.Process] = set()
+        self._is_closed = False
+
+    async def take(self) -> asyncio.subprocess.Process:
+        """Returns a child that has answered its greeting, and belongs to the caller. Raises NotStarted."""
+        found, self._spare = self._spare, None
+        if found is not None and _is_over(found):
+            self._untaken.discard(found)
+            found = None
+        if found is None:
+            found = self._begin()
+        if self._keeps_spare:
+            # Its start does not slow this one's.
+            found.add_done_callback(self._keep_spare)
+        # A start that is cancelled midway may never end.
+        process = await asyncio.shield(found)
+        self._untaken.discard(found)
+        return process
+
+    async def aclose(self) -> None:
+        """Ends the children that nobody has taken. Safe to repeat."""
+        self._is_closed, self._spare = True, None
+        for process in self._greeted:
+            _kill(process)
+        while self._untaken:
+            with contextlib.suppress(NotStarted):
+                process = await self._untaken.pop()
+                _kill(process)
+                await process.wait()
+
+    def _begin(self) -> asyncio.Task[asyncio.subprocess.Process]:
+        task = asyncio.create_task(self._started())
+        self._untaken.add(task)
+        task.add_done_callback(self._note)
+        return task
+
+    def _note(self, task: asyncio.Task[asyncio.subprocess.Process]) -> None:
+        # One that waits for it gets the exception; the next that needs a spare starts one anew.
+        if task.cancelled() or task.exception() is not None:
+            self._untaken.discard(task)
+
+    def _keep_spare(self, taken: asyncio.Task[asyncio.subprocess.Process]) -> None:
+        failed = taken.cancelled() or taken.exception() is not None
+        if self._spare is None and not failed and not self._is_closed:
+            self._spare = self._begin()
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        try:
+            process = await start(self._module)
+        except OSError as error:
+            raise NotStarted(error.errno or 0, error=error) from error
+        if self._greeting is not None:
+            await self._greet(process, self._greeting())
+        return process
+
+    async def _greet(
+        self, process: asyncio.subprocess.Process, pieces: Sequence[bytes | bytearray | memoryview]
+    ) -> None:
+        self._greeted.add(process)
+        if self._is_closed:
+            _kill(process)
+        try:
+            await _exchanged(process, self._patience_s, pieces)
+        except ChildEnded as ended:
+            raise NotStarted(ended.status, ended.is_hung) from None
+        finally:
+            self._greeted.discard(process)
+
+
+def _is_over(start: asyncio.Task[asyncio.subprocess.Process]) -> bool:
+    """Whether the start has failed, or its process has ended since."""
+    if not start.done():
+        return False
+    return start.cancelled() or start.exception() is not None or start.result().returncode is not None
+
 
 class Child:
     """A child process which starts when it is first needed, and again when it has ended."""
 
-    def __init__(
-        self, module: str, patience_s: float, greeting: Callable[[], Sequence[bytes]] | None = None
-    ) -> None:
-        """`module` is its program. It is sent the pieces of `greeting` first, if there is one, and answers that with an
-        empty frame.
+    def __init__(self, starter: Starter, patience_s: float) -> None:
+        """Children that share a starter are closed together.
         A child which answers nothing for `patience_s` seconds, which is longer than its own timer, hangs: it is
         killed."""
-        self._module = module
-        self._greeting = greeting
+        self._starter = starter
         self._patience_s = patience_s
         self._process: asyncio.subprocess.Process | None = None
-        self._starting: asyncio.Task[asyncio.subprocess.Process] | None = None
         # There is one request at a time.
         self._turn = asyncio.Lock()
         self._at_work: set[asyncio.Task[bytes]] = set()
@@ -76,14 +176,12 @@ class Child:
         for task in self._at_work:
             task.cancel()
         await asyncio.gather(*self._at_work, return_exceptions=True)
-        if self._starting is not None:
-            with contextlib.suppress(OSError):
-                self._process = await self._starting
         if self._process is not None:
             # The child may be in the middle of something.
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._status()
+            _kill(self._process)
+            await self._process.wait()
+            self._process = None
+        await self._starter.aclose()
 
     async def _in_turn(self, work: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
         """Does the work after all that was asked for before. A caller that is cancelled before its turn causes no
@@ -109,39 +207,17 @@ class Child:
 
     async def _ready(self) -> asyncio.subprocess.Process:
         if self._process is None:
-            self._starting = self._starting or asyncio.create_task(start(self._module))
-            try:
-                process = await asyncio.shield(self._starting)
-            except OSError as error:
-                self._starting = None
-                raise NotStarted(error.errno or 0) from error
-            self._starting, self._process = None, process
-            if self._greeting is not None:
-                try:
-                    await self._told(process, self._greeting())
-                except ChildEnded as ended:
-                    raise NotStarted(ended.status) from None
+            self._process = await self._starter.take()
         return self._process
 
     async def _told(
         self, process: asyncio.subprocess.Process, pieces: Sequence[bytes | bytearray | memoryview]
     ) -> bytes:
         try:
-            async with asyncio.timeout(self._patience_s):
-                await tell(process, *pieces)
-                return await hear(process)
-        except TimeoutError:
-            process.kill()
-            await self._status()
-            raise ChildEnded(-signal.SIGALRM) from None
-        except ENDED:
-            raise ChildEnded(await self._status()) from None
-
-    async def _status(self) -> int:
-        """Returns the status of the child, which has ended. (To kill it once more could take its status from the task
-        which waits for it.)"""
-        process, self._process = self._process, None
-        return 0 if process is None else await process.wait()
+            return await _exchanged(process, self._patience_s, pieces)
+        except ChildEnded:
+            self._process = None
+            raise
 
     def _over(self, task: asyncio.Task[bytes]) -> None:
         self._at_work.discard(task)
@@ -149,6 +225,30 @@ class Child:
         if not task.cancelled():
             # The caller sees the exception, if it still waits; here it only must not be reported as unseen.
             task.exception()
+
+
+async def _exchanged(
+    process: asyncio.subprocess.Process,
+    patience_s: float,
+    pieces: Sequence[bytes | bytearray | memoryview],
+) -> bytes:
+    """Sends the pieces as one frame and returns the answer. Raises ChildEnded."""
+    try:
+        async with asyncio.timeout(patience_s):
+            await tell(process, *pieces)
+            return await hear(process)
+    except TimeoutError:
+        _kill(process)
+        await process.wait()
+        raise ChildEnded(-signal.SIGALRM, is_hung=True) from None
+    except ENDED:
+        raise ChildEnded(await process.wait()) from None
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    # It may have ended by itself just now.
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
 
 
 async def start(

@@ -92,6 +92,9 @@ class _File(WatchedFileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         was_failing, self._is_failing = self._is_failing, False
+        if self.stream is not None and self.stream.closed:
+            # It failed as it was closed, and the next one is not open.
+            self.stream = None
         try:
             super().emit(record)
         except OSError as error:

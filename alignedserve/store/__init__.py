@@ -15,6 +15,7 @@ from alignedserve.store.base import (
     TooManyJobs,
 )
 from alignedserve.store.contents import Contents, ContentsInStore
+from alignedserve.store.conversations import ConversationHead, ConversationStore, NewItems
 from alignedserve.store.deliveries import Delivery, DeliveryId, DeliveryStore
 from alignedserve.store.homes import BrokenOff
 from alignedserve.store.records import (
@@ -29,13 +30,26 @@ from alignedserve.store.records import (
     Status,
     Tally,
 )
-from alignedserve.store.responses import Part, ResponseGone, ResponseHead, ResponseId, ResponseStore
+from alignedserve.store.responses import (
+    ConversationFull,
+    ConversationId,
+    Part,
+    ResponseGone,
+    ResponseHead,
+    ResponseId,
+    ResponseStore,
+    Turn,
+)
 
 __all__ = [
     "STAGES",
     "BrokenOff",
     "Contents",
     "ContentsInStore",
+    "ConversationFull",
+    "ConversationHead",
+    "ConversationId",
+    "ConversationStore",
     "Delivery",
     "DeliveryId",
     "DeliveryStore",
@@ -47,6 +61,7 @@ __all__ = [
     "LeaseLost",
     "LeaseState",
     "LineResult",
+    "NewItems",
     "Part",
     "PlacedInput",
     "Problem",
@@ -63,4 +78,5 @@ __all__ = [
     "StoreLimits",
     "Tally",
     "TooManyJobs",
+    "Turn",
 ]

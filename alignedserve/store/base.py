@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Chunks of a file that was never committed are deleted so many seconds after the last one.
 UNCOMMITTED_S = 3600
+# The seconds for which the place of a job that was deleted is known: somebody may be listing jobs page by page.
+PLACE_KEPT_S = 3600
 # The number of records that are deleted at a time, while other calls wait.
 NUM_AT_A_TIME = 64
 # The bytes of results that are fetched together.
@@ -224,6 +226,10 @@ class Store(ABC):
     async def tally(self, job_id: JobId) -> Tally: ...
 
     @abstractmethod
+    async def jobs(self, job_ids: Sequence[JobId]) -> list[tuple[JobRecord, Tally]]:
+        """Returns those of the jobs that exist, in this order, each with its tally; all in one round trip."""
+
+    @abstractmethod
     async def list_jobs(
         self,
         owner: str | None,
@@ -233,7 +239,7 @@ class Store(ABC):
         of_messages: bool = False,
     ) -> Page | None:
         """Lists an owner's jobs, or all (None), by age; with `of_messages`, message batches alone. Returns None if
-        there is no job `after`."""
+        there is no job `after`, and was none in the last PLACE_KEPT_S seconds."""
 
     @abstractmethod
     async def delete_job(self, job: JobRecord) -> bool:

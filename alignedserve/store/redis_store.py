@@ -4,9 +4,9 @@ Keys, all under one prefix: `file:ID` a record, `data:ID` a hash of its chunks b
 files whose content is not here, `uses:ID` the open jobs that read a file; `uploads` the files that are not committed by
 when they lapse, `uploaders` a hash of their owners; `job:ID` a record, `holder:ID` the token of its last holder,
 `lease:ID` the same until it lapses, `running:ID` its lines that have begun and have no result, `falls:ID` a hash of
-counts by line number, `results:ID` a hash by line number, `tally:ID` a hash of counts; `bytes` and `bytes@OWNER` what
-is stored, `bytes-apart` and `bytes-apart@OWNER` what is kept apart; `state:NAME` bytes; `identity` the store's own
-name; `format` the version of all this.
+counts by line number, `results:ID` a hash by line number, `tally:ID` a hash of counts, `place:ID` the place of a job
+that was deleted, and its owner; `bytes` and `bytes@OWNER` what is stored, `bytes-apart` and `bytes-apart@OWNER` what is
+kept apart; `state:NAME` bytes; `identity` the store's own name; `format` the version of all this.
 
 Listings are sorted sets of ids: `files`, `files:PURPOSE`, `jobs` and `jobs:messages` by age, `open` by deadline, and of
 each one an owner's part with `@OWNER` at its end; `open:STATUS` and `expiring` by deadline.
@@ -39,7 +39,16 @@ from alignedserve.store.base import (
     StoreLimits,
 )
 from alignedserve.store.deliveries import Delivery, DeliveryStore
-from alignedserve.store.records import FileId, FileRecord, JobId, JobRecord, LineResult, Purpose, Tally
+from alignedserve.store.records import (
+    MESSAGE_BATCH,
+    FileId,
+    FileRecord,
+    JobId,
+    JobRecord,
+    LineResult,
+    Purpose,
+    Tally,
+)
 from alignedserve.store.redis_connection import RedisConnection, asks
 from alignedserve.store.redis_deliveries import DELIVER, RedisDeliveries, delivery_args
 from alignedserve.store.redis_responses import RedisResponses
@@ -172,8 +181,17 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def tally(self, job_id: JobId) -> Tally:
-        found = await self._redis.hgetall(_key("tally", job_id))
-        return Tally(**{name.decode(): int(count) for name, count in found.items()})
+        return _tally(await self._redis.hgetall(_key("tally", job_id)))
+
+    @asks
+    async def jobs(self, job_ids: Sequence[JobId]) -> list[tuple[JobRecord, Tally]]:
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.get(_key("job", job_id))
+                pipe.hgetall(_key("tally", job_id))
+            found = await pipe.execute()
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return [(_decode(job, JobRecord), _tally(tally)) for job, tally in pairs if job is not None]
 
     @asks
     async def list_jobs(
@@ -184,8 +202,11 @@ class RedisStore(RedisConnection, Store):
         order: Order = "desc",
         of_messages: bool = False,
     ) -> Page | None:
-        name = "jobs:messages" if of_messages else "jobs"
-        return await self._page(_listing(name, owner), after, limit, order == "desc")
+        listing = _listing("jobs:messages" if of_messages else "jobs", owner)
+        page = await self._page(listing, after, limit, order == "desc")
+        if page is None and (not of_messages or str(after).startswith(MESSAGE_BATCH)):
+            return await self._page_from_place(listing, str(after), owner, limit, order == "desc")
+        return page
 
     @asks
     async def delete_job(self, job: JobRecord) -> bool:
@@ -378,6 +399,20 @@ class RedisStore(RedisConnection, Store):
         found = await self._redis.zrange(listing, start, start + limit, desc=newest_first)
         return Page([each.decode() for each in found[:limit]], has_more=len(found) > limit)
 
+    async def _page_from_place(
+        self, listing: str, after: str, owner: str | None, limit: int, newest_first: bool
+    ) -> Page | None:
+        """Returns the page after a job that was deleted; None if it was another owner's, or too long ago."""
+        place = await self._redis.get(_key("place", after))
+        score, _, owner_then = (place or b"").decode().partition(" ")
+        if not score or owner not in (None, owner_then):
+            return None
+        end = "-inf" if newest_first else "+inf"
+        found = await self._redis.zrange(
+            listing, f"({score}", end, desc=newest_first, byscore=True, offset=0, num=limit + 1
+        )
+        return Page([each.decode() for each in found[:limit]], has_more=len(found) > limit)
+
     def _byte_limits(self, is_bounded: bool = True, is_apart: bool = False) -> tuple[int | str, int | str]:
         limits = self._limits
         if not is_bounded:
@@ -428,6 +463,12 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 def _decode(data: bytes, kind: type[Record]) -> Record:
     return msgspec.msgpack.decode(data, type=kind)
+
+
+def _tally(found: Mapping[bytes, bytes]) -> Tally:
+    counts = {name.decode(): int(count) for name, count in found.items()}
+    # A gateway of a later version may count more.
+    return Tally(**{name: count for name, count in counts.items() if name in Tally.__struct_fields__})
 
 
 def _milliseconds(seconds: float) -> int:

@@ -1,12 +1,10 @@
-"""Lua scripts for responses (see scripts.py). Beside its answers there is -6: bytes that were staged are not there, or
-not all of them."""
+"""Lua scripts for responses (see scripts.py)."""
 
 from __future__ import annotations
 
+from alignedserve.store.conversation_scripts import CONVERSATIONS, PAGE
 from alignedserve.store.redis_deliveries import DELIVER
 from alignedserve.store.responses import PARTS
-
-STAGED_BYTES_LOST = -6
 
 _PARTS = (
     "local PARTS = {"
@@ -71,6 +69,50 @@ end
 """
 )
 
+# For scripts after which a response may have ended. Its turn is six arguments from `first` on: the conversation or '';
+# when that expires, the most items that it may have, the most bytes of these; the index of the output, and the places
+# between which that is said: pairs of numbers.
+_TURN = (
+    CONVERSATIONS
+    + """
+local function has_turn(first)
+  return ARGV[first] ~= '' and redis.call('EXISTS', conversation(ARGV[first])) == 1
+end
+
+local function spans_in(text) return string.gmatch(text, '(%d+) (%d+)') end
+
+-- `input_index` is the index of the input items
+local function is_turn_too_large(first, input_index, num_input_bytes)
+  local id, _, max_items, max_bytes, output_index, spans = unpack(ARGV, first, first + 5)
+  local num_bytes = num_input_bytes
+  for begin, stop in spans_in(spans) do num_bytes = num_bytes + stop - begin end
+  local num_items = num_items_in(input_index) + num_items_in(output_index)
+  return is_overfull(id, num_items, num_bytes, max_items, max_bytes)
+end
+
+-- the bytes of a turn whose input is stored
+local function turn_size(first, response_id)
+  local size = #ARGV[first + 4]
+  for begin, stop in spans_in(ARGV[first + 5]) do size = size + stop - begin end
+  for _, name in ipairs({'input_items', 'item_index'}) do
+    size = size + redis.call('STRLEN', part(response_id, name))
+  end
+  return size
+end
+
+local function add_turn(first, response_id)
+  local id, expires_at, _, _, output_index, spans = unpack(ARGV, first, first + 5)
+  local function read(name) return redis.call('GET', part(response_id, name)) or '' end
+  append(id, read('input_items'), read('item_index'), expires_at)
+  local said = {}
+  for begin, stop in spans_in(spans) do
+    if stop - begin > 0 then said[#said + 1] = redis.call('GETRANGE', part(response_id, 'output'), begin, stop - 1) end
+  end
+  append(id, table.concat(said), output_index, expires_at)
+end
+"""
+)
+
 # Arguments: owner, '1' if it is open, its size in bytes; limits. The answer is that of ADD.
 ADMIT = (
     _PARTS
@@ -80,19 +122,28 @@ return refusal(owner, is_open, tonumber(size), 4) or 1
 """
 )
 
-# Arguments: head, id, owner, '1' if it is open; when it was created, when it expires; limits; and parts.
+# Arguments: head, id, owner, '1' if it is open; when it was created, when it expires; limits; its turn, and the size of
+# that; and parts.
 ADD = (
     _PARTS
+    + _TURN
     + """
 local record, id, owner, is_open, created_at, expires_at = unpack(ARGV)
 if redis.call('EXISTS', head(id)) == 1 then return 1 end
-local size = #record + size_given(11, #ARGV)
+local size = #record + size_given(18, #ARGV) + ARGV[17]
 local refused = refusal(owner, is_open, size, 7)
 if refused then return refused end
-if not are_staged(11, #ARGV) then return -6 end
-charge(owner, size)
+if not are_staged(18, #ARGV) then return -6 end
+if has_turn(11) then
+  local at = {}
+  for each = 18, #ARGV, 3 do at[ARGV[each]] = each end
+  local items, index = at['input_items'], at['item_index']
+  local input_index = ARGV[index + 1] == '' and ARGV[index + 2] or redis.call('GET', key('staged', ARGV[index + 1]))
+  if is_turn_too_large(11, input_index, size_given(items, items)) then return -7 end
+end
+charge(owner, #record + size_given(18, #ARGV))
 redis.call('SET', head(id), record)
-put_parts(id, 11, #ARGV)
+put_parts(id, 18, #ARGV)
 redis.call('ZADD', key('expiring-heads'), expires_at, id)
 if is_open == '1' then
   redis.call('ZADD', key('open', 'responses'), created_at, id)
@@ -100,28 +151,41 @@ if is_open == '1' then
   -- an owner that had none waiting has its turn before the others
   redis.call('ZADD', key('asking'), 'NX', 0, owner)
 end
+if has_turn(11) then add_turn(11, id) end
 return 1
 """
 )
 
-# Arguments: token or ''; id, old head, new head, owner, '1' if it is over, the number of parts; the parts; and per
-# delivery: id, record, when it is due.
+# Arguments: token or ''; id, old head, new head, owner, '1' if it is over; limits of bytes, in all and of the owner,
+# which hold if there are parts; the number of parts; its turn; the parts; and per delivery: id, record, when it is due.
 REPLACE = (
     _PARTS
+    + _TURN
     + DELIVER
     + """
-local token, id, old, new, owner, is_over, num_parts = unpack(ARGV, 1, 7)
+local token, id, old, new, owner, is_over, max_bytes, max_bytes_of_owner, num_parts = unpack(ARGV, 1, 9)
 if token ~= '' and not is_held(id, token) then return -1 end
 if redis.call('GET', head(id)) ~= old then return 0 end
-local before, last = size_stored(id), 7 + 3 * tonumber(num_parts)
-if not are_staged(8, last) then return -6 end
+local before, last = size_stored(id), 15 + 3 * tonumber(num_parts)
+if num_parts ~= '0' then
+  local num_freed = #old + (is_over == '1' and redis.call('STRLEN', part(id, 'call')) or 0)
+  local more = #new + size_given(16, last) + (has_turn(10) and turn_size(10, id) or 0) - num_freed
+  local refused = full(owner, more, max_bytes, max_bytes_of_owner)
+  if refused then return refused end
+end
+if not are_staged(16, last) then return -6 end
+if has_turn(10) then
+  local input_index = redis.call('GET', part(id, 'item_index')) or ''
+  if is_turn_too_large(10, input_index, redis.call('STRLEN', part(id, 'input_items'))) then return -7 end
+end
 redis.call('SET', head(id), new)
-put_parts(id, 8, last)
+put_parts(id, 16, last)
 if is_over == '1' then
   redis.call('UNLINK', part(id, 'call'))
   close(id, owner)
 end
 charge(owner, size_stored(id) - before)
+if has_turn(10) then add_turn(10, id) end
 deliver(last + 1)
 return 1
 """
@@ -179,52 +243,14 @@ return found
 """
 
 # Arguments: id; where the page begins: '', or after which item, as JSON, its id or that with its place;
-# the most items, '1' for the last ones first. The answer: nil if the response is not there, nothing if there is no such
-# item; otherwise '1' if there are more; after what the next page begins; and of each item: its id, where it begins,
-# where it ends.
-#
-# Ids may be equal, since a reference has that of its item. The place of such an item is added to its id, after a colon
-# (and that of an id which looks as if it had one), for the next page to begin there. Clients that take the plain id of
-# a page's last item go on after the last item which has that id, so that they come to an end.
+# the most items, '1' for the last ones first. The answer: nil if the response is not there; otherwise the page.
 ITEM_PAGE = (
     _PARTS
+    + PAGE
     + """
 local id, after, limit, is_desc = unpack(ARGV)
-local names, ends, counts = {}, {[0] = -1}, {}
 local index = redis.call('GET', part(id, 'item_index'))
-if not index then return false end
-for stop, name in string.gmatch(index, '(%d+) ([^\\n]*)\\n') do
-  names[#names + 1], ends[#ends + 1] = name, tonumber(stop)
-  counts[name] = (counts[name] or 0) + 1
-end
-local first, last, step = 1, #names, 1
-if is_desc == '1' then first, last, step = #names, 1, -1 end
-if after ~= '' then
-  local place = nil
-  local name, number = string.match(after, '^(".*):(%d+)"$')
-  if name and names[tonumber(number)] == name .. '"' then
-    place = tonumber(number)
-  else
-    for at = first, last, step do
-      if names[at] == after then place = at end
-    end
-  end
-  if not place then return {} end
-  first = place + step
-end
-local found, stop = {'0', ''}, first + step * (tonumber(limit) - 1)
-for at = first, last, step do
-  if (at - stop) * step > 0 then
-    found[1] = '1'
-    break
-  end
-  found[2] = names[at]
-  if counts[names[at]] > 1 or string.find(names[at], ':%d+"$') then
-    found[2] = string.sub(names[at], 1, -2) .. ':' .. at .. '"'
-  end
-  for _, value in ipairs({names[at], ends[at - 1] + 1, ends[at]}) do found[#found + 1] = value end
-end
-return found
+return index and page(index, after, limit, is_desc)
 """
 )
 

@@ -14,14 +14,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NewType
+from typing import TYPE_CHECKING, Any, Final, Literal, NewType, Self
 
 import msgspec
 
 from alignedserve.store.base import Lease, LeaseState, Order
 from alignedserve.store.deliveries import Delivery
 
+if TYPE_CHECKING:
+    from alignedserve.store.conversations import ConversationStore
+
 ResponseId = NewType("ResponseId", str)
+
+ConversationId = NewType("ConversationId", str)
 
 ResponseStatus = Literal["queued", "completed", "incomplete", "failed", "cancelled"]
 OVER = ("completed", "incomplete", "failed", "cancelled")
@@ -32,6 +37,8 @@ OVER = ("completed", "incomplete", "failed", "cancelled")
 # output.
 Part = Literal["call", "input_items", "item_index", "repeated", "output", "places"]
 PARTS: Final[tuple[Part, ...]] = ("call", "input_items", "item_index", "repeated", "output", "places")
+# A place where something begins, and the one where it ends.
+Span = tuple[int, int]
 # A part, in pieces.
 Pieces = Sequence[bytes | bytearray | memoryview]
 
@@ -46,6 +53,8 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     expires_at: int
     # The response before it: its conversation goes on here.
     previous_id: ResponseId | None = None
+    # The conversation that it belongs to (conversations.py).
+    conversation_id: ConversationId | None = None
     is_background: bool = False
     # The number of responses in the conversation up to this one, which counts too.
     num_turns: int = 1
@@ -76,16 +85,43 @@ class ItemPage:
     """Some of a response's input items, in order."""
 
     # Where each begins and ends in the part.
-    spans: list[tuple[int, int]]
+    spans: list[Span]
     # The first one's id, and after what the next page begins: the last one's id, with its place if others have the
     # same id. As JSON; None: there are none.
     first_id: bytes | None
     last_id: bytes | None
     has_more: bool
 
+    @classmethod
+    def of(cls, found: Sequence[Any]) -> Self | None:
+        """Returns the page that a script has found (conversation_scripts.PAGE)."""
+        if not found:
+            return None
+        spans = list(zip(found[3::3], found[4::3], strict=True))
+        return cls(spans, found[2] if spans else None, found[1] if spans else None, found[0] == b"1")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The addition of a response which has ended to its conversation: its input items, and those of its output."""
+
+    conversation_id: ConversationId
+    # A line for each item of the output, and where these are in the output: without log-probabilities. See item_index.
+    output_index: bytes
+    output_spans: Sequence[Span]
+    # When the conversation expires after it.
+    expires_at: int
+    # The most items that the conversation may have after it, and the most bytes of them.
+    max_items: int
+    max_bytes: int
+
 
 class ResponseGone(Exception):
-    """The response was deleted while it was read."""
+    """The response or the conversation was deleted, or changed its layout, while it was read."""
+
+
+class ConversationFull(Exception):
+    """A conversation would have too many items, or too many bytes of them."""
 
 
 def sizes_of(parts: Mapping[Part, Pieces]) -> dict[str, int]:
@@ -93,9 +129,15 @@ def sizes_of(parts: Mapping[Part, Pieces]) -> dict[str, int]:
 
 
 class ResponseStore(ABC):
+    @property
     @abstractmethod
-    async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces]) -> None:
-        """Raises StoreFull, and TooManyJobs if it is not over and there are as many of those as there may be."""
+    def conversations(self) -> ConversationStore:
+        """Returns the store of conversations, which has the same limits."""
+
+    @abstractmethod
+    async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces], turn: Turn | None = None) -> None:
+        """Adds the `turn` to its conversation in the same step, if that is still there. Raises StoreFull,
+        ConversationFull, and TooManyJobs if it is not over and there are as many of those as there may be."""
 
     @abstractmethod
     async def head(self, response_id: ResponseId) -> ResponseHead | None: ...
@@ -121,10 +163,13 @@ class ResponseStore(ABC):
         lease: Lease | None,
         deliveries: Sequence[Delivery] = (),
         parts: Mapping[Part, Pieces] | None = None,
+        turn: Turn | None = None,
     ) -> bool:
-        """Replaces the head, and stores `deliveries` and new `parts` in the same step; returns False if it is not `old`
-        any more. `lease` is the holder's (LeaseLost is raised if it was lost); None for other callers. When the
-        response is over after this, its lease and its call are deleted."""
+        """Replaces the head, stores `deliveries` and new `parts`, and adds the `turn` to its conversation, if that is
+        still there, in the same step; returns False if the head is not `old` any more. `lease` is the holder's
+        (LeaseLost is raised if it was lost); None for other callers. When the response is over after this, its lease
+        and its call are deleted. Raises ConversationFull, and StoreFull if there is no room for `parts`; without any it
+        never does, so that a response can always end."""
 
     @abstractmethod
     async def delete(self, head: ResponseHead) -> None: ...
@@ -136,8 +181,9 @@ class ResponseStore(ABC):
     @abstractmethod
     async def take(self, holder: str, seconds: float, count: int, max_of_owner: int) -> list[Lease]:
         """Takes the leases of at most `count` responses which are not over and which nobody holds: by owner in turn,
-        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is a name for
-        people to read, which has leases of at most `max_of_owner` responses of an owner; of "" it has any number."""
+        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is the
+        name of one process, which has leases of at most `max_of_owner` responses of an owner; of "" it has any
+        number."""
 
     @abstractmethod
     async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]: ...

@@ -9,6 +9,9 @@ from typing import ParamSpec, TypeVar
 from alignedserve.store import BrokenOff, StoreAway
 
 RETRY_S = 0.2
+# What a client would repeat in another way, such as under another name, is repeated here for so long: a Redis that is
+# started again takes no longer.
+PATIENCE_S = 10.0
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -23,4 +26,22 @@ async def retried(call: Callable[Args, Awaitable[Result]], *args: Args.args, **k
         except BrokenOff:
             raise
         except StoreAway:
+            await asyncio.sleep(RETRY_S)
+
+
+async def repeated(
+    call: Callable[Args, Awaitable[Result]], *args: Args.args, **kwargs: Args.kwargs
+) -> Result:
+    """Returns the result. A call that the store has carried out may seem to have failed, and its caller would begin
+    again with another id: so this one is repeated for a while. Raises StoreAway."""
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + PATIENCE_S
+    while True:
+        try:
+            return await call(*args, **kwargs)
+        except BrokenOff:
+            raise
+        except StoreAway:
+            if clock() >= until_s:
+                raise
             await asyncio.sleep(RETRY_S)

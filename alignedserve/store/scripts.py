@@ -2,17 +2,21 @@
 
 A script begins with COMMON and computes the names of the keys that it uses: a Redis cluster, which must be told of
 them, can't hold this store. The answer is -1 if the lease is lost, -2 if the store is full, -3 if the owner's share of
-it is; ADD_JOB has further ones for too many open jobs.
+it is, -4 and -5 if there are too many open jobs, -6 if bytes that were staged are not there, or not all of them, -7 if
+a conversation would have too many items, or too many bytes of them.
 """
 
 from __future__ import annotations
 
+from alignedserve.store.base import PLACE_KEPT_S
 from alignedserve.store.records import MESSAGE_BATCH
 
 PREFIX = "alignedserve:"
+STAGED_BYTES_LOST = -6
+TOO_MANY_ITEMS = -7
 
 COMMON = (
-    f"local PREFIX, MESSAGE_BATCH = '{PREFIX}', '{MESSAGE_BATCH}'"
+    f"local PREFIX, MESSAGE_BATCH, PLACE_KEPT_S = '{PREFIX}', '{MESSAGE_BATCH}', {PLACE_KEPT_S}"
     + """
 local function key(...) return PREFIX .. table.concat({...}, ':') end
 
@@ -106,8 +110,10 @@ local function job_listings(id, owner)
   return found
 end
 
--- a job that is over
+-- a job that is over; its place in the listings is known for a while
 local function forget_job(id, owner)
+  local score = redis.call('ZSCORE', key('jobs'), id)
+  if score then redis.call('SET', key('place', id), score .. ' ' .. owner, 'EX', PLACE_KEPT_S) end
   charge(owner, -redis.call('STRLEN', key('job', id)))
   redis.call('DEL', key('job', id), key('tally', id))
   for _, listing in ipairs(job_listings(id, owner)) do redis.call('ZREM', listing, id) end
@@ -200,6 +206,7 @@ local refused = full(owner, #record, ARGV[8], ARGV[9])
 if refused then return refused end
 charge(owner, #record)
 redis.call('SET', key('job', id), record)
+redis.call('DEL', key('place', id))
 local score = redis.call('INCR', key('sequence'))
 for _, listing in ipairs(job_listings(id, owner)) do redis.call('ZADD', listing, score, id) end
 for _, listing in ipairs({key('open'), listed('open', owner)}) do redis.call('ZADD', listing, ARGV[5], id) end

@@ -41,7 +41,8 @@ class ChatTemplates:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **variables: Any
     ) -> str:
-        """Renders the prompt. Raises ValueError when there is no template, or when it does not accept the messages."""
+        """Renders the prompt. Raises ValueError when there is no template, or when it does not accept the messages, and
+        MemoryError."""
         source = self.source(has_tools=bool(tools))
         return self._render(source, None, {"messages": messages, "tools": tools, **variables})
 
@@ -110,7 +111,7 @@ class ChatTemplates:
         values: Mapping[str, Any],
         whole: Callable[[str], str] = str,
     ) -> str:
-        """`whole` removes from an error text what was put into `values`."""
+        """`whole` removes from an error text what was put into `values`. Raises ValueError, and MemoryError."""
         template = _compile(source, marks)
         named = self._special_tokens
         if marks:
@@ -120,12 +121,16 @@ class ChatTemplates:
             given = {"documents": None, **named, **values, "tools": list(values["tools"] or ()) or None}
             try:
                 return template.render(given, messages=messages)
+            except MemoryError:
+                raise
             except Exception:
                 if not any(_lacks_content(message) for message in messages):
                     raise
                 # The template may need a text in each turn.
                 filled = [m | {"content": ""} if _lacks_content(m) else m for m in messages]
                 return template.render(given, messages=filled)
+        except MemoryError:
+            raise
         except Exception as error:
             # The template is foreign code: whatever it raises means that it does not accept these messages.
             reason = whole(str(error) or type(error).__name__)
@@ -240,6 +245,8 @@ def _compile(template: str, marks: ControlTokens | None) -> jinja2.Template:
     environment.globals["strftime_now"] = _strftime_now
     try:
         return environment.from_string(template)
+    except MemoryError:
+        raise
     except Exception as error:
         # Besides Jinja's own errors, there are those of Python's compiler about the code that Jinja generated.
         raise ValueError(f"the chat template is not valid Jinja: {error}") from error

@@ -57,6 +57,8 @@ class Launcher:
         self._stoppable = stoppable or {}
         # The number of each process's deaths and hangs: it is not woken up from an earlier one.
         self._num_hangs: Counter[InstanceId] = Counter()
+        # The number of its starts and deaths here: one that was asked to stop is awaited until it ends, hung or not.
+        self._num_turns: Counter[InstanceId] = Counter()
         self.num_fenced = 0
 
     def kill(self, action: Kill) -> None:
@@ -86,29 +88,32 @@ class Launcher:
         """It ends by itself when it has done what it is at, and is started again."""
         if (process := self._stoppable[action.process]).is_up:
             process.stop()
-            self._await_end(action, self._num_hangs[action.process], self._clock.now + STOP_S)
+            self._await_end(action, self._num_turns[action.process], self._clock.now + STOP_S)
 
     def fenced(self, name: InstanceId) -> None:
         """A router has killed the process."""
         self.num_fenced += 1
-        self._num_hangs[name] += 1
+        self._count_death(name)
         self._start_after(self._plan.restart_s or 1e-4, name)
 
     def calm(self) -> None:
         """Everything is up, and awake."""
-        for process in self.processes.values():
+        for name, process in self.processes.items():
             process.wake_up()
-            if not process.is_up:
-                process.start()
+            self._start(name)
 
     def _kill(self, name: InstanceId) -> None:
-        self._num_hangs[name] += 1
+        self._count_death(name)
         self.processes[name].kill()
+
+    def _count_death(self, name: InstanceId) -> None:
+        self._num_hangs[name] += 1
+        self._num_turns[name] += 1
 
     def _await_end(self, action: Stop, number: int, limit_s: float) -> None:
         name = action.process
-        if self._num_hangs[name] != number:
-            # It hung or was killed meanwhile, and is started again for that reason.
+        if self._num_turns[name] != number:
+            # It was killed or started meanwhile.
             return
         if self.processes[name].is_up and self._clock.now < limit_s:
             self._clock.after(LOOK_S, partial(self._await_end, action, number, limit_s))
@@ -124,6 +129,7 @@ class Launcher:
 
     def _start(self, name: InstanceId) -> None:
         if not self.processes[name].is_up:
+            self._num_turns[name] += 1
             self.processes[name].start()
 
     def _wake_up(self, name: InstanceId, number: int) -> None:

@@ -1,9 +1,11 @@
 """Lets `alignedserve vopr` look for each mutant until it is found or the time is up.
 
-    python -m benchmarks.mutants [--minutes 10] [--only TEXT ...] [--jobs N] [--out DIR] [--continue]
+    python -m benchmarks.mutants [--minutes 5] [--only TEXT ...] [--jobs 2] [--out DIR] [--continue]
 
-`--only`: those with one of the texts in their name or file. `--continue`: not those that were found before, as DIR
-says; all of them take hours. Writes mutants.md and mutants.json. Exit status 1: not all were found.
+`--minutes`: those of a machine that does nothing else and has a core for each job. It is the processors' time
+that counts, so that the machine may do other things. `--only`: mutants with one of the texts in their name or file.
+`--continue`: not those that were looked for before, as DIR says; all of them take hours. Writes mutants.md and
+mutants.json. Exit status 1: not all were found.
 
 With `--random N` or `--named` mutants are tried against the tests instead: see command.py.
 """
@@ -13,20 +15,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.mutants import command
 from benchmarks.mutants.catch import Bounds
+from benchmarks.mutants.family import load_of
 from benchmarks.mutants.mutant import Mutant, copy_packages, living, mutants
 
 # `alignedserve vopr` ends with this status when something did not hold.
 FOUND = 1
+# With this one when it was stopped here.
+STOPPED = -signal.SIGKILL
+# How long it may take on a machine that does other things as well, in multiples of what it would take otherwise.
+_MOST_TIMES = 6
+_LOOK_S = 1.0
 # And its last line says how to see that again.
 REPLAYS = "alignedserve vopr --seed"
 
@@ -40,7 +50,8 @@ class Hunt:
     # The systems in which it was looked for; None: in all.
     system: str | None
     is_found: bool
-    seconds: float
+    # The processors' time.
+    cpu_s: float
     # What did not hold, and the command that shows it.
     failure: str
     command: str
@@ -48,26 +59,68 @@ class Hunt:
 
 def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
     """Raises RuntimeError if the search itself fails."""
-    flags = ["--minutes", str(minutes), "--jobs", str(num_jobs), "--no-shrink", "--out", str(copy / "out")]
+    most_cpu_s = 60 * minutes * num_jobs
+    flags = ["--minutes", str(_MOST_TIMES * minutes), "--jobs", str(num_jobs), "--no-shrink"]
+    flags += ["--out", str(copy / "out")]
     if mutant.system:
         flags += ["--system", mutant.system]
-    begun_s = time.monotonic()
-    with living(mutant, copy):
-        ran = subprocess.run(
+    with living(mutant, copy), _Search(copy, flags) as search:
+        out, errors, cpu_s = search.until_it_ends(most_cpu_s)
+    status, lines = search.status, out.strip().splitlines()
+    # Python ends with the same status when vopr itself fails.
+    is_found = status == FOUND and bool(lines) and lines[-1].startswith(REPLAYS)
+    if is_found:
+        return Hunt(mutant.name, mutant.file, mutant.system, cpu_s <= most_cpu_s, cpu_s, lines[-2], lines[-1])
+    if status != STOPPED:
+        took = f"after {cpu_s:.0f} of {most_cpu_s:.0f} CPU seconds"
+        raise RuntimeError(f"{mutant.name}: vopr ended with status {status} {took}: {errors[-2000:]}")
+    return Hunt(mutant.name, mutant.file, mutant.system, False, cpu_s, "", "")
+
+
+class _Search:
+    """`alignedserve vopr` with its processes. At the end of the block none of them is left."""
+
+    def __init__(self, copy: Path, flags: Sequence[str]) -> None:
+        self._vopr = subprocess.Popen(
             [sys.executable, "-m", "alignedserve", "vopr", *flags],
             cwd=copy,
             env=os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
+            process_group=0,
         )
-    seconds, lines = time.monotonic() - begun_s, ran.stdout.strip().splitlines()
-    # Python ends with the same status when vopr itself fails.
-    is_found = ran.returncode == FOUND and lines[-1:] and lines[-1].startswith(REPLAYS)
-    if not is_found and (ran.returncode or not lines):
-        raise RuntimeError(f"{mutant.name}: vopr ended with status {ran.returncode}: {ran.stderr[-2000:]}")
-    if not is_found:
-        return Hunt(mutant.name, mutant.file, mutant.system, False, seconds, "", "")
-    return Hunt(mutant.name, mutant.file, mutant.system, True, seconds, lines[-2], lines[-1])
+
+    def __enter__(self) -> _Search:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._vopr.pid, signal.SIGKILL)
+        self._vopr.communicate()
+
+    @property
+    def status(self) -> int | None:
+        return self._vopr.returncode
+
+    def until_it_ends(self, most_cpu_s: float) -> tuple[str, str, float]:
+        """Returns its output, its errors and the processors' time that it took. It is ended after `most_cpu_s`."""
+        before_s, seen_s = _children_cpu_s(), 0.0
+        while True:
+            try:
+                out, errors = self._vopr.communicate(timeout=_LOOK_S)
+            except subprocess.TimeoutExpired:
+                seen_s = load_of(self._vopr.pid).cpu_s
+                if seen_s > most_cpu_s:
+                    os.killpg(self._vopr.pid, signal.SIGKILL)
+            else:
+                # Those that were killed with it were waited for by nobody.
+                return out, errors, max(seen_s, _children_cpu_s() - before_s)
+
+
+def _children_cpu_s() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
 
 
 def page(hunts: Sequence[Hunt], minutes: float, num_jobs: int) -> str:
@@ -77,15 +130,16 @@ def page(hunts: Sequence[Hunt], minutes: float, num_jobs: int) -> str:
     )
     head = (
         f"# Mutants\n\n{num_found} of {len(hunts)} one-line mutants of the deciding code are found by `alignedserve "
-        f"vopr` within {minutes:g} minutes on {num_jobs} cores (`python -m benchmarks.mutants`).\n\n"
+        f"vopr` within {minutes:g} minutes on {num_jobs} cores: {60 * minutes * num_jobs:g} s of processors' time "
+        "(`python -m benchmarks.mutants`).\n\n"
         "Those of gateways and batch jobs, whose lines run in no others, are looked for in whole systems alone "
         "(`--system whole`), the others in all.\n\n"
-        "| mutant | file | systems | seconds | what did not hold, or what else holds |\n"
+        "| mutant | file | systems | CPU seconds | what did not hold, or what else holds |\n"
         "| --- | --- | --- | --- | --- |\n"
     )
     return head + "".join(
         f"| {each.name} | `{each.file}` | {each.system or 'all'} "
-        f"| {f'{each.seconds:.0f}' if each.is_found else 'not found'} "
+        f"| {f'{each.cpu_s:.0f}' if each.is_found else 'not found'} "
         f"| {each.failure.replace('|', '/')[:160] or survives.get(each.name, '')} |\n"
         for each in hunts
     )
@@ -97,17 +151,17 @@ def save(hunts: Sequence[Hunt], to: Path, minutes: float, num_jobs: int) -> None
     (to / "mutants.json").write_text(json.dumps([asdict(each) for each in hunts], indent=1) + "\n")
 
 
-def found_before(directory: Path) -> dict[str, Hunt]:
+def hunted_before(directory: Path) -> dict[str, Hunt]:
     path = directory / "mutants.json"
     hunts = [Hunt(**each) for each in json.loads(path.read_text())] if path.exists() else []
-    return {each.name: each for each in hunts if each.is_found}
+    return {each.name: each for each in hunts}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--continue", action="store_true", dest="goes_on")
     # options of mutants that are tried against the tests
@@ -123,7 +177,7 @@ def main() -> None:
     if args.random or args.named:
         command.run(args)
         return
-    before = found_before(args.out) if args.goes_on else {}
+    before = hunted_before(args.out) if args.goes_on else {}
     chosen = [each for each in mutants() if any(text in each.name or text in each.file for text in args.only)]
     hunts: list[Hunt] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -132,7 +186,7 @@ def main() -> None:
             found = before.get(mutant.name) or hunt(mutant, Path(directory), args.minutes, args.jobs)
             hunts.append(found)
             verdict = "found" if found.is_found else "NOT FOUND"
-            print(f"{found.seconds:6.0f} s  {verdict:9}  {mutant.name}: {found.failure}", flush=True)
+            print(f"{found.cpu_s:6.0f} s  {verdict:9}  {mutant.name}: {found.failure}", flush=True)
             save(hunts, args.out, args.minutes, args.jobs)
     print(f"{sum(each.is_found for each in hunts)} of {len(hunts)} found")
     sys.exit(0 if all(each.is_found for each in hunts) else 1)

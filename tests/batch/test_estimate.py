@@ -167,6 +167,7 @@ def _part_done(count: int, share: float, seed: int) -> Job:
     return plan.job
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(jobs, min_size=1, max_size=6), st.lists(jobs, max_size=6), st.floats(1, 1e6))
 def test_all_work_is_done_when_the_last_job_is(running: list[Job], waiting: list[Job], speed: float) -> None:

@@ -129,6 +129,7 @@ def test_moves_are_checked_and_measured_beside_decoding(
     assert beside["moved_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_what_did_not_arrive_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save = Mover.save
 

@@ -412,6 +412,7 @@ def test_a_mutant_that_is_executed_when_it_is_imported(
     assert (tests.copy / FILE).read_text() == LIMIT
 
 
+@pytest.mark.slow
 def test_one_that_was_imported_goes_on_where_its_tests_stopped(toy: tuple[CollectedTests, Reach]) -> None:
     tests, reach = toy
 

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.forked import forked
 from tests.gateway.batching import QUICK, System, jsonl, play, question, questions
 
@@ -40,6 +42,7 @@ def ids_in(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_run_answers_all_of_a_file(tmp_path: Path) -> None:
     async def scenario(at: System, run: Run) -> None:
         source, output = written(tmp_path / "in.jsonl", questions(20)), tmp_path / "out.jsonl"
@@ -52,6 +55,7 @@ def test_run_answers_all_of_a_file(tmp_path: Path) -> None:
     commands(scenario)
 
 
+@pytest.mark.slow
 def test_lines_that_fail_are_in_a_file_of_their_own_and_in_the_exit_code(tmp_path: Path) -> None:
     async def scenario(at: System, run: Run) -> None:
         source = written(tmp_path / "in.jsonl", [question(1), question(2, top_p=2.0)])
@@ -123,10 +127,35 @@ def test_no_file_is_written_over_another(tmp_path: Path) -> None:
             (["-o", str(output), "-e", source], "is the input, and would be written over"),
             (["-o", str(output), "-e", str(output)], "answers and errors must go to different files"),
             (["-o", "/dev/null"], "is no plain file: --errors has to say where errors go"),
+            (["-o", "/dev/stdout"], "is no plain file: --errors has to say where errors go"),
         ):
             code, _, err = await run("run", "-i", source, *places)
             assert code == 2 and problem in err
         assert (await at.gateway.client.batches.list()).data == []
+
+    commands(scenario)
+
+
+def test_names_may_be_as_long_as_the_file_system_has_them(tmp_path: Path) -> None:
+    async def scenario(at: System, run: Run) -> None:
+        source = written(tmp_path / "in.jsonl", [question(0), question(1, max_tokens=-1)])
+        longest = os.pathconf(tmp_path, "PC_NAME_MAX")
+        output, errors = tmp_path / ("o" * longest), tmp_path / ("e" * longest)
+        code, _, err = await run("run", "-i", source, "-o", str(output), "-e", str(errors))
+        assert code == 1 and err.endswith("1 of 2 lines failed\n"), err
+        assert len(ids_in(output)) == len(ids_in(errors)) == 1
+        num_jobs = len((await at.gateway.client.batches.list()).data)
+        for words, said in (
+            (
+                ["-o", str(output)],
+                f"{output}.errors: File name too long: --errors has to say where errors go",
+            ),
+            (["-o", f"{output}o", "-e", str(errors)], f"{output}o: File name too long"),
+            (["-o", str(output), "-e", f"{errors}e"], f"{errors}e: File name too long"),
+        ):
+            code, _, err = await run("run", "-i", source, *words)
+            assert code == 2 and err.endswith(f"Error: {said}\n"), err
+        assert len((await at.gateway.client.batches.list()).data) == num_jobs
 
     commands(scenario)
 
@@ -145,6 +174,8 @@ def test_devices_links_and_rights_stay_what_they_are(tmp_path: Path) -> None:
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
         code, _, err = await run("run", "-i", source, "-o", "/dev/null", "-e", str(tmp_path / "errors"))
         assert code == 0 and Path("/dev/null").is_char_device(), err
+        code, out, err = await run("run", "-i", source, "-o", "/dev/stdout", "-e", str(tmp_path / "errors"))
+        assert code == 0 and [json.loads(line)["custom_id"] for line in out.splitlines()] == ["q0", "q1"], err
         # A full disk is a line, and the file is what it was.
         code, _, err = await run("run", "-i", source, "-o", "/dev/full", "-e", str(tmp_path / "errors"))
         assert code == 1 and err.endswith("Error: /dev/full: No space left on device\n")

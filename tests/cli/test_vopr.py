@@ -17,6 +17,7 @@ def vopr(out: Path, *options: str) -> Result:
     return CliRunner().invoke(command, [*options, "--out", str(out)])
 
 
+@pytest.mark.slow
 def test_a_seed_with_several_aims_is_replayed(tmp_path: Path) -> None:
     options = ["--seed", "8", "--system", "island", *(part for aim in AIMS for part in ("--aim", aim))]
     result = vopr(tmp_path, *options)

@@ -12,9 +12,11 @@ from typing import NewType
 
 from alignedserve.protocol.messages import Submit
 from alignedserve.types import InstanceId
+from tests.gateway.batching import gateway_on
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import served
 from tests.gateway.tools.test_tools import TEMPLATE, model_with
+from tests.store.redis_process import redis_running
 
 # The prompt holds all arguments of a call, whatever the tool.
 ANY_TOOL = TEMPLATE.replace("{{ call.function.arguments.city }}", "{{ call.function.arguments | tojson }}")
@@ -40,6 +42,14 @@ class Conversation(ScriptedRouter):
         """Returns the address of a gateway, without a path."""
         async with served(self, model=MODEL) as at:
             yield Url(str(at.http.base_url).rstrip("/"))
+
+    @asynccontextmanager
+    async def served_with_store(self) -> AsyncIterator[Url]:
+        """The same, of a gateway that keeps responses and conversations."""
+        port = await self.hub.listen("127.0.0.1", 0)
+        async with redis_running() as redis, gateway_on(port, redis.url, model=MODEL) as at:
+            yield Url(str(at.http.base_url).rstrip("/"))
+        self.hub.close()
 
     def _submit(self, gateway: InstanceId, submit: Submit) -> None:
         self.answer = self._answers[min(len(self.submitted), len(self._answers) - 1)]

@@ -115,6 +115,25 @@ def test_an_agent(name: str, tmp_path: Path) -> None:
     play(scenario)
 
 
+@SOMETIMES
+def test_an_agent_whose_conversation_is_kept_here(tmp_path: Path) -> None:
+    command = (python_of("agents"), SCRIPTS / "openai_agents_session.py")
+
+    async def scenario() -> None:
+        router = Conversation(*[CALL.said, ANSWER.said] * 4)
+        async with router.served_with_store() as url:
+            await run_beside(*command, cwd=tmp_path, env=variables_of(url, tmp_path))
+        prompts = router.prompts
+        for first, called, again, last in (prompts[:4], prompts[4:]):
+            (of_call,) = CALL.kept
+            assert QUESTION in first and QUESTION in called and of_call in called
+            for later in (again, last):
+                assert QUESTION in later and of_call in later and f"{ANSWER.said}user: And in Milan?" in later
+            assert last.count(of_call) == 2
+
+    play(scenario)
+
+
 def test_each_is_listed() -> None:
     page = (ROOT / "docs/clients.md").read_text()
     assert not [name for name in AGENTS if f"\n| {name} | " not in page]

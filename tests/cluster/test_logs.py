@@ -49,6 +49,7 @@ def check_nothing_is_told(lines: Lines) -> None:
         assert said not in text
 
 
+@pytest.mark.slow
 def test_each_process_names_the_call_at_debug_level(tiny_model: Directory, tmp_path: Path) -> None:
     lines = lines_of_a_call(tiny_model, tmp_path, "debug")
     assert lines.keys() == NAMES

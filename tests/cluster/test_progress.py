@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from random import Random
 
+import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import PromptProgress, Request
@@ -47,6 +48,7 @@ def test_it_grows_chunk_by_chunk(slow_processes: Processes) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_it_goes_on_elsewhere(slow_processes: Processes) -> None:
     victim = COLOCATED if slow_processes.setup.num_colocated else PREFILLS[0]
 

@@ -17,6 +17,7 @@ from alignedserve import demo
 from alignedserve.batch.config import BatchConfig
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway.config import GatewayConfig, HttpConfig
+from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress
@@ -71,7 +72,12 @@ class System:
 
 @asynccontextmanager
 async def gateway_on(
-    router_port: int, store_url: str, config: BatchConfig = QUICK, name: str = "gateway-0", **settings: Any
+    router_port: int,
+    store_url: str,
+    config: BatchConfig = QUICK,
+    name: str = "gateway-0",
+    model: ServedModel = MODEL,
+    **settings: Any,
 ) -> AsyncIterator[Gateway]:
     """`settings`: GatewayConfig's."""
     with listen("127.0.0.1", 0) as sock:
@@ -88,7 +94,7 @@ async def gateway_on(
                 **settings,
             )
         )
-        serving = asyncio.create_task(process.serve(MODEL, sock))
+        serving = asyncio.create_task(process.serve(model, sock))
         url = f"http://127.0.0.1:{port}"
         async with (
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,

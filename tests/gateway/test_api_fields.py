@@ -101,6 +101,7 @@ VALUES: dict[str, Any] = {
     "background": True,
     "best_of": 2,
     "cache_control": {"type": "ephemeral"},
+    "conversation": "conv_x",
     "echo": True,
     "frequency_penalty": 0.5,
     "include": ["message.output_text.logprobs"],

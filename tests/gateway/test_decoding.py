@@ -29,7 +29,7 @@ JUNK = "x" * 4_000_000
 MAX_BYTES = 8 << 10
 RESPONSES, BATCHES, FILES = "/v1/responses", "/v1/batches", "/v1/files"
 RESPONSE = RESPONSES + "/{response_id}"
-MESSAGE_BATCHES = "/v1/messages/batches"
+MESSAGE_BATCHES, CONVERSATIONS = "/v1/messages/batches", "/v1/conversations"
 
 # What each of them is asked, besides JUNK.
 ASKED: dict[str, dict[str, Any]] = {
@@ -72,9 +72,9 @@ class Decoded:
 
 
 def num_copied(found: Any) -> int:
-    """The bytes that are in a decoded value as they came: they were copied in one go."""
+    """The bytes that are in a decoded value as they came: they were copied in one go, or not at all."""
     match found:
-        case bytes():
+        case bytes() | memoryview():
             return len(found)
         case msgspec.Struct():
             return sum(num_copied(getattr(found, name)) for name in found.__struct_fields__)
@@ -164,6 +164,26 @@ async def try_responses(trying: Trying, more: dict[str, Any]) -> None:
     await trying.call("DELETE", one)
 
 
+async def try_conversations(trying: Trying) -> None:
+    items = [{"role": "user", "content": "How far?", "junk": JUNK[::20]}] * 20
+    metadata = {f"{number:064}": "\u00e9" * 512 for number in range(16)}
+    body = {"items": items, "metadata": metadata}
+    name = id_in(await trying.call("POST", CONVERSATIONS, json=body))
+    one = f"{CONVERSATIONS}/{{conversation_id={name}}}"
+    await trying.call("GET", one)
+    await trying.call("POST", one, json={"metadata": metadata, "junk": JUNK})
+    more = await trying.call("POST", f"{one}/items", json={"items": items[:15]})
+    await trying.call("GET", f"{one}/items", "?limit=100")
+    await trying.call("GET", f"{one}/items/{{item_id={id_in(more)}}}")
+    goes_on: dict[str, Any] = {"input": "x", "conversation": name}
+    await trying.call("POST", f"{RESPONSES}/input_tokens", json=goes_on)
+    for options in ({}, {"store": False}, {"background": True}):
+        answer = await trying.call("POST", RESPONSES, json=goes_on | options)
+    await trying.until_completed(RESPONSE.replace("}", f"={id_in(answer)}}}"))
+    await trying.call("DELETE", f"{one}/items/{{item_id={id_in(more)}}}")
+    await trying.call("DELETE", one)
+
+
 async def try_batches(trying: Trying) -> None:
     async def upload(lines: list[Any]) -> str:
         file = {"file": ("in.jsonl", jsonl(lines))}
@@ -223,6 +243,7 @@ def test_nothing_large_is_decoded_where_streams_are_served(monkeypatch: pytest.M
         for path in SHOWN:
             await trying.call("GET", re.sub(r"(?<=page/)(.*)", r"{name=\1}", path))
         await trying.call("GET", "/v1/models/{name:path=demo}")
+        await try_conversations(trying)
         await try_message_batches(trying)
         await try_batches(trying)
         assert trying.tried == set(routes_of(apps[0])), "a route has no entry here"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from alignedserve.gateway.fair_queue import HALF_LIFE_S, FairQueue, QueueTimeout
+from alignedserve.gateway.fair_queue import BE_SHARE, HALF_LIFE_S, FairQueue, QueueTimeout
 
 
 class Clock:
@@ -17,8 +17,15 @@ class Clock:
         return self.now_s
 
 
-async def use(turns: FairQueue, clock: Clock, owner: str, seconds: float, order: list[str]) -> None:
-    async with turns.turn(owner, patience_s=60):
+async def use(
+    turns: FairQueue,
+    clock: Clock,
+    owner: str,
+    seconds: float,
+    order: list[str],
+    is_best_effort: bool = False,
+) -> None:
+    async with turns.turn(owner, 60, is_best_effort):
         order.append(owner)
         await asyncio.sleep(0)
         clock.now_s += seconds
@@ -98,5 +105,39 @@ def test_the_turn_of_one_who_left_with_others_goes_to_who_is_left() -> None:
         await asyncio.wait_for(staying, 30)
         await use(turns, clock, "chat", 1.0, order)
         assert order == ["job", "chat", "chat"]
+
+    asyncio.run(scenario())
+
+
+def test_best_effort_waits_for_others_that_have_used_more() -> None:
+    async def scenario() -> None:
+        clock, order = Clock(), list[str]()
+        turns = FairQueue(clock)
+        await use(turns, clock, "chat", 10.0, order)
+        await use(turns, clock, "job", 1.0, order, is_best_effort=True)
+        order.clear()
+        async with turns.turn("another", 60):
+            tasks = [use(turns, clock, "job", 0.1, order, is_best_effort=True) for _ in range(3)]
+            tasks += [use(turns, clock, "chat", 0.1, order) for _ in range(5)]
+            waiting = asyncio.gather(*tasks)
+            await asyncio.sleep(0)
+        await waiting
+        assert order == ["chat"] * 5 + ["job"] * 3
+
+    asyncio.run(scenario())
+
+
+def test_best_effort_gets_its_share_while_others_always_wait() -> None:
+    async def scenario() -> None:
+        clock, order = Clock(), list[str]()
+        turns = FairQueue(clock)
+        tasks = [asyncio.create_task(use(turns, clock, "chat", 0.01, order)) for _ in range(2000)]
+        tasks += [
+            asyncio.create_task(use(turns, clock, "job", 0.01, order, is_best_effort=True))
+            for _ in range(2000)
+        ]
+        await asyncio.gather(*tasks)
+        before = order[: len(order) - 1 - order[::-1].index("chat")]
+        assert before.count("job") / len(before) == pytest.approx(BE_SHARE, rel=0.1)
 
     asyncio.run(scenario())

@@ -15,13 +15,13 @@ import pytest
 from alignedserve import demo
 from alignedserve.engine.config import EngineConfig
 from alignedserve.gateway import island as island_module
-from alignedserve.gateway.config import GatewayConfig
+from alignedserve.gateway.config import GatewayConfig, HttpConfig
 from alignedserve.gateway.process import GatewayProcess
 from alignedserve.process.listening import listen
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.messages import Rejected, Request
 from alignedserve.types import InstanceId
-from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of, process_status
+from tests.gateway.scripted import MODEL, TOKEN, TOKENIZER, ScriptedRouter, answer_of, process_status
 from tests.gateway.served import (
     ASKED,
     GATEWAY,
@@ -657,6 +657,14 @@ def test_a_taken_port_and_a_missing_model_are_named() -> None:
     config = GatewayConfig(GATEWAY, (RouterAddress("127.0.0.1", 1, ""),), EngineConfig("/nothing"), "x")
     with pytest.raises(ValueError, match="model is '/nothing'"):
         GatewayProcess(config).run()
+
+
+def test_gateways_of_one_name_hold_leases_by_names_of_their_own() -> None:
+    """In containers of two hosts they have the same number of their process, too: here it is that of the tests."""
+    address = RouterAddress("127.0.0.1", 1, TOKEN)
+    config = GatewayConfig(GATEWAY, (address,), EngineConfig(str(demo.MODEL_DIR)), "demo", HttpConfig())
+    holders = {GatewayProcess(config)._holder for _ in range(2)}
+    assert len(holders) == 2 and all(each.startswith(f"{GATEWAY}-") for each in holders)
 
 
 def test_what_a_lost_island_had_goes_on_at_another() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from alignedserve.gateway.fields import MAX_UNKNOWN
-from alignedserve.gateway.telemetry.ignored_parameters import HEADER, MAX_LOGGED, IgnoredParameters
+from alignedserve.gateway.openai.bodies import ChatBody
+from alignedserve.gateway.telemetry.ignored_parameters import HEADER, MAX_LOGGED, NAMES, IgnoredParameters
 from tests.gateway.scripted import TOKENIZER
 from tests.gateway.served import QUESTION, Served, SharedGateway, play, served
 from tests.gateway.tools.test_tools import model_with
@@ -57,6 +58,10 @@ def test_the_log_does_not_grow_with_what_clients_think_up(caplog: pytest.LogCapt
         assert ignored.note([f"p{number}"]) == {HEADER: f"p{number}"}
     assert len(caplog.records) == MAX_LOGGED and ignored.counts == {"other": 2 * MAX_LOGGED}
     assert ignored.note(["line\nbreak"]) == {HEADER: "other"} and ignored.note([]) == {}
+
+
+def test_the_metric_names_what_a_chat_ignores() -> None:
+    assert NAMES.isdisjoint(ChatBody.model_fields)
 
 
 TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
@@ -145,6 +150,31 @@ def test_what_would_change_the_answer_is_refused_by_name(
     async def scenario(at: Served) -> None:
         response = await at.post(CHAT, {"messages": QUESTION} | more)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+    gateway.play(scenario)
+
+
+OTHER_TOOLS: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "How far?"},
+    "/v1/messages": {"messages": QUESTION, "max_tokens": 50},
+    "/v1/messages/count_tokens": {"messages": QUESTION},
+}
+
+
+@pytest.mark.parametrize("path", OTHER_TOOLS)
+def test_the_header_does_not_grow_with_kinds_of_tools(path: str, gateway: SharedGateway) -> None:
+    kinds = [{"type": f"kind_{number}", "name": "x"} for number in range(MAX_UNKNOWN + 1)]
+    body = {"model": "demo"} | OTHER_TOOLS[path]
+
+    async def scenario(at: Served) -> None:
+        response = await at.post(path, body | {"tools": kinds[1:]})
+        assert response.status_code == 200, response.text
+        assert response.headers[HEADER].count("tools.kind_") == MAX_UNKNOWN
+        for more in ({"tools": kinds}, {"tools": kinds[1:], "new_in_2027": 1}):
+            response = await at.post(path, body | more)
+            assert response.status_code == 400, response.headers
+            message = response.json()["error"]["message"]
+            assert message.startswith(f"tools.kind_{MAX_UNKNOWN}: unknown, or ignored"), message
 
     gateway.play(scenario)
 

@@ -115,6 +115,7 @@ print(json.dumps([resolve(*arguments) for arguments in json.loads(sys.argv[1])])
 """
 
 
+@pytest.mark.slow
 def test_offline_the_cache_is_used_and_nothing_else(tmp_path: Path) -> None:
     repository = tmp_path / "models--some--model"
     snapshot = write_model(repository / "snapshots" / COMMIT)
@@ -181,6 +182,7 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_only_what_is_needed_is_downloaded_and_never_a_pickle(hub: str, tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": hub, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     small = {"config.json", "chat_template.jinja", "merges.txt"}

@@ -42,6 +42,7 @@ class Counting:
         monkeypatch.setattr(engine, "adopt", counting)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=3)
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("policy", ["apt", NAME])

@@ -93,6 +93,7 @@ def check_used(num_ops: Counter[str]) -> None:
     assert all(num_ops[name] for name in ("Lend", "Checkpoint", "GiveUp", "Renew", "Restore")), num_ops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 @pytest.mark.parametrize("num_blocks", [MAX_LEN // BLOCK_SIZE, MAX_LEN // BLOCK_SIZE + 20])
 def test_tokens_are_transformers_when_real_time_overwrites(

@@ -40,6 +40,7 @@ def expected(directory: Path, numbers: Sequence[int]) -> list[list[int]]:
     return [greedy(directory)[number][:NUM_NEW] for number in numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [
@@ -134,6 +135,7 @@ def test_random_tokens_equal_those_of_plain_torch(tiny_model: Directory, kinds: 
     assert tokens(run(triton_engine(directory), some, params)) == tokens(run(plain, some, params))
 
 
+@pytest.mark.slow
 def test_broken_logits_end_their_request_alone(tiny_model: Directory) -> None:
     engine = triton_engine(tiny_model("llama-gqa-tied"))
     model = engine.engine._runner._model

@@ -271,6 +271,7 @@ def test_a_short_job_waits_for_no_long_one_that_begins_alike() -> None:
     assert run.started() == [key(short)]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from(list(POLICIES)), st.integers(1, 300))
 def test_everybody_ends_and_no_more_is_computed_than_without_sharing(

@@ -8,17 +8,18 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from alignedserve.process.child import Child, ChildEnded, NotStarted
+from alignedserve.process.child import Child, ChildEnded, NotStarted, Starter
 from tests.process import echo_process
 
 PROGRAM = echo_process.__name__
 
 
 def child(patience_s: float = 60, greeting: Callable[[], Sequence[bytes]] | None = None) -> Child:
-    return Child(PROGRAM, patience_s, greeting)
+    return Child(Starter(PROGRAM, greeting), patience_s)
 
 
 async def pid_of(echo: Child) -> int:
@@ -130,5 +131,104 @@ def test_one_that_ends_over_its_greeting_is_none_that_ended_over_its_work() -> N
             with pytest.raises(NotStarted) as raised:
                 await echo.ask(b"pid")
             assert raised.value.status == 7
+
+    asyncio.run(scenario())
+
+
+def sharing(num: int, **options: Any) -> tuple[Starter, list[Child]]:
+    starter = Starter(PROGRAM, keeps_spare=True, **options)
+    return starter, [Child(starter, 60) for _ in range(num)]
+
+
+async def spare_of(starter: Starter) -> int:
+    """Returns the pid of the spare child, when it is ready."""
+    assert starter._spare
+    return (await asyncio.shield(starter._spare)).pid
+
+
+def test_a_spare_one_takes_the_place_of_one_that_has_ended_and_is_followed_by_another() -> None:
+    async def scenario() -> None:
+        starter, (first, second) = sharing(2)
+        async with aclosing(first), aclosing(second):
+            pids = [await pid_of(first)]
+            for child in (first, second, first):
+                spare = await spare_of(starter)
+                if child is first:
+                    os.kill(pids[-1], signal.SIGKILL)
+                assert await pid_of(child) == spare
+                pids += [spare] if child is first else []
+            spare = await spare_of(starter)
+            assert spare not in pids and len(set(pids)) == 3
+        for pid in (*pids, spare):
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_spare_one_that_has_ended_is_not_taken() -> None:
+    async def scenario() -> None:
+        starter, (echo,) = sharing(1)
+        async with aclosing(echo):
+            pid = await pid_of(echo)
+            spare = await spare_of(starter)
+            os.kill(spare, signal.SIGKILL)
+            assert starter._spare
+            await starter._spare.result().wait()
+            os.kill(pid, signal.SIGKILL)
+            assert await pid_of(echo) not in (pid, spare)
+
+    asyncio.run(scenario())
+
+
+def test_a_spare_one_that_can_not_be_started_leaves_the_others_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        starter, (echo,) = sharing(1)
+        async with aclosing(echo):
+            pid = await pid_of(echo)
+            spare = await spare_of(starter)
+            with monkeypatch.context() as patch:
+                patch.setattr("alignedserve.process.child.sys.executable", "/nothing/here")
+                os.kill(pid, signal.SIGKILL)
+                assert await pid_of(echo) == spare
+                with pytest.raises(NotStarted) as raised:
+                    await spare_of(starter)
+                assert isinstance(raised.value.error, FileNotFoundError)
+            assert await pid_of(echo) == spare
+            os.kill(spare, signal.SIGKILL)
+            assert await pid_of(echo) not in (pid, spare)
+            assert await spare_of(starter)
+
+    asyncio.run(scenario())
+
+
+def test_those_that_hang_in_their_greeting_end_with_the_rest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "greeting"
+        os.mkfifo(path)
+        starter, (echo,) = sharing(1, greeting=lambda: (b"greeting ", os.fsencode(path)), patience_s=3600)
+        preparing = asyncio.create_task(echo.prepare())
+        while not starter._greeted:
+            await asyncio.sleep(0.01)
+        (process,) = starter._greeted
+        await echo.aclose()
+        await asyncio.wait({preparing})
+        assert preparing.cancelled() and not starter._untaken
+        assert process.returncode == -signal.SIGKILL
+
+    asyncio.run(scenario())
+
+
+def test_one_that_hangs_in_its_greeting_is_told_apart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "greeting"
+        os.mkfifo(path)
+        starter = Starter(PROGRAM, lambda: (b"greeting ", os.fsencode(path)), patience_s=0.2)
+        async with aclosing(Child(starter, 60)) as echo:
+            with pytest.raises(NotStarted) as raised:
+                await echo.prepare()
+            assert raised.value.is_hung and raised.value.error is None
 
     asyncio.run(scenario())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +52,31 @@ def test_a_full_disk_stops_no_one_and_is_told_once(capsys: pytest.CaptureFixture
     for _ in range(3):
         logger.info("lost")
     assert capsys.readouterr().err == "/dev/full: no lines can be written now: No space left on device\n"
+
+
+class FailsToClose(io.FileIO):
+    """A file on a server, say, which finds out as it is closed that there is no room."""
+
+    def close(self) -> None:
+        was_closed = self.closed
+        super().close()
+        if not was_closed:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+def test_a_file_that_can_not_be_closed_stops_no_one_and_is_followed_by_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.log"
+    set_up_logging("text", path=str(path))
+    (handler,) = (each for each in logging.getLogger().handlers if isinstance(each, _File))
+    handler.close()
+    handler.stream = io.TextIOWrapper(io.BufferedWriter(FailsToClose(path, "w")))
+    path.rename(tmp_path / "x.log.1")
+    logger.info("lost")
+    logger.info("written again")
+    assert capsys.readouterr().err == f"{path}: no lines can be written now: Disk quota exceeded\n"
+    assert path.read_text().endswith("] written again\n") and path.read_text().count("\n") == 1
 
 
 def test_what_is_wrong_with_a_line_itself_is_still_said(

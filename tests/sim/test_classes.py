@@ -81,6 +81,7 @@ def test_nothing_is_computed_twice_however_often_somebody_has_to_leave(link: str
     assert island.router.core and island.router.core.counters.num_recomputed == 0
 
 
+@pytest.mark.slow
 def test_what_a_router_with_classes_did_replays() -> None:
     island = small_island(pool_blocks=120, decode=limits(num_blocks=40), scheduling={"be_share": 0.2})
     steps: list[tuple[float, Event, bytes]] = []

@@ -34,6 +34,7 @@ def test_two_of_each_instance_work_together() -> None:
     assert all(stream.is_complete for stream in island.streams)
 
 
+@pytest.mark.slow
 def test_short_memory_delays_but_loses_nothing() -> None:
     island = small_island(decode=limits(num_blocks=34), pool_blocks=40)
     island.submit(requests(30, every_s=0.0, prompt_len=200, output_len=200))

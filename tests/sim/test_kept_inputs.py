@@ -50,6 +50,7 @@ class Watched:
         finish(self.island, num, limit_s=4000.0)
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 @POLICIES
 @pytest.mark.parametrize("prefix", [False, True], ids=["", "prefix-caching"])

@@ -46,6 +46,7 @@ def test_an_answer_ends_by_itself_or_at_its_limit_or_the_models(
     assert nothing(request) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relative_error", [0.1, 0.267, 0.478])
 def test_a_rough_guess_is_as_wrong_as_it_should_be_on_average_and_right_at_the_median(
     relative_error: float,

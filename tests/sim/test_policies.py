@@ -43,6 +43,7 @@ def run(policy: str, attention: Attention, workload: list[Arrival]) -> Report:
     return scenario.run(workload)
 
 
+@pytest.mark.slow
 def test_where_the_longest_holds_up_the_others_alike_ones_decode_faster() -> None:
     workload = mixed(300, rate=100.0)
     fcfs, aligned = (run(policy, "padded", workload) for policy in ("fcfs", "aligned"))
@@ -69,6 +70,7 @@ def test_best_effort_alone_runs_one_batch_at_a_time() -> None:
     assert reports["aligned"].decode_tokens_per_busy_s > 1.05 * reports["fcfs"].decode_tokens_per_busy_s
 
 
+@pytest.mark.slow
 @pytest.mark.drawn(one_in=2)
 def test_with_room_for_everybody_nobody_waits_for_a_batch() -> None:
     workload = mixed(100, rate=4.0)

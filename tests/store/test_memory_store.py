@@ -215,6 +215,7 @@ class Compared(RuleBasedStateMachine):
     )
     def list_jobs(self, **asked: Any) -> None:
         self.ask("list_jobs", *asked.values())
+        self.ask("jobs", JOB_IDS)
 
     @rule(job_id=job_ids)
     def delete_job(self, job_id: str) -> None:
@@ -339,6 +340,7 @@ def runner() -> Iterator[asyncio.Runner]:
             runner.run(running.__aexit__(None, None, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_examples", [25])
 def test_both_answer_the_same(runner: asyncio.Runner, num_examples: int) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]

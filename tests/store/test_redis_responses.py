@@ -23,7 +23,8 @@ from alignedserve.store import (
 )
 from alignedserve.store.base import Order
 from alignedserve.store.redis_connection import RedisConnection
-from alignedserve.store.redis_responses import PIECE_BYTES, RedisResponses
+from alignedserve.store.redis_parts import PIECE_BYTES
+from alignedserve.store.redis_responses import RedisResponses
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.response_scripts import ADD
 from alignedserve.store.responses import ItemPage, ResponseStore, sizes_of
@@ -343,6 +344,28 @@ def test_there_are_limits() -> None:
         assert not {key for key in await leftovers(store) if "staged" in key}
 
     limits = StoreLimits(5000, None, max_open_jobs=2, max_open_jobs_of_owner=1)
+    play(scenario, limits)
+
+
+@pytest.mark.parametrize("size", [5000, 100_000])
+@pytest.mark.parametrize("limits", [StoreLimits(5000, None), StoreLimits(None, 5000)])
+def test_there_are_limits_of_what_an_answer_adds(size: int, limits: StoreLimits) -> None:
+    async def scenario(responses: ResponseStore, store: RedisStore) -> None:
+        queued, over = head(1, "queued"), head(1, "completed")
+        await responses.add(queued, {**PARTS, "call": [b"x" * 2000]})
+        before = await num_bytes(store)
+        with pytest.raises(StoreFull):
+            await responses.replace(queued, over, None, (), {"output": [b"x" * size]})
+        assert await responses.head(queued.id) == queued and await num_bytes(store) == before
+        assert not {key for key in await leftovers(store) if "staged" in key or "output" in key}
+        # It is said that it failed in any case. A call makes room for what answers it.
+        failed = replace(queued, status="failed", state=b'{"x": "%b"}' % (b"y" * 5000))
+        assert await responses.replace(queued, failed, None)
+        await responses.delete(failed)
+        await responses.add(queued, {**PARTS, "call": [b"x" * 2000]})
+        assert await responses.replace(queued, over, None, (), {"output": [b"x" * 4000]})
+        assert before + 2000 <= await num_bytes(store) <= 5000
+
     play(scenario, limits)
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from alignedserve.store import (
     FileId,
     FileRecord,
+    JobId,
     JobRecord,
     Lease,
     LeaseLost,
@@ -25,7 +26,7 @@ from alignedserve.store import (
     Tally,
     TooManyJobs,
 )
-from alignedserve.store.base import UNCOMMITTED_S
+from alignedserve.store.base import PLACE_KEPT_S, UNCOMMITTED_S, Order, Page
 from alignedserve.store.records import MESSAGE_BATCH, new_file_id, new_job_id
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.scripts import PREFIX
@@ -296,7 +297,11 @@ def test_the_first_result_of_a_line_counts() -> None:
         assert await store.lines_done(job.id) == {7, 9}
         found = await store.results(job.id, [7, 8, 9])
         assert [each and each.text for each in found] == [b"one", None, b"three"]
-        assert replace(await store.tally(job.id), num_result_bytes=0) == Tally(1, 1, 3, 4, 2)
+        tally = await store.tally(job.id)
+        assert replace(tally, num_result_bytes=0) == Tally(1, 1, 3, 4, 2)
+        # what a later version counts besides
+        await store._redis.hset(f"alignedserve:tally:{job.id}", "num_thoughts", "3")
+        assert await store.tally(job.id) == tally
 
     play(scenario)
 
@@ -325,6 +330,7 @@ def test_a_job_ends_and_its_files_appear_in_one_step() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_what_was_answered_survives_a_kill() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         job = await a_job(store)
@@ -529,7 +535,41 @@ def test_a_job_that_is_over_is_deleted_from_all_listings() -> None:
             # the answer may have been lost, and it is asked again
             assert await store.delete_job(over) and await store.delete_job(over)
             assert await store.job(each.id) is None
-        assert (await keys_of(store), await stored_bytes(store)) == empty
+        # Its place is known for a while.
+        places = {f"place:{each.id}" for each in (job, plain)}
+        assert (await keys_of(store) - places, await stored_bytes(store)) == empty
+        assert {await store._redis.ttl(PREFIX + place) for place in places} <= {
+            PLACE_KEPT_S,
+            PLACE_KEPT_S - 1,
+        }
+
+    play(scenario)
+
+
+def test_a_list_goes_on_from_the_place_of_a_job_that_was_deleted() -> None:
+    async def scenario(redis: RedisProcess, store: RedisStore) -> None:
+        file = await a_file(store, b"x", owner="a")
+        jobs: list[JobRecord] = []
+        for number in range(6):
+            prefix = "batch_" if number == 2 else MESSAGE_BATCH
+            jobs.append(replace(await a_job(store, file), id=new_job_id(prefix), status="in_progress"))
+            assert await store.add_job(jobs[-1])
+        ids = [job.id for job in jobs]
+        for each in jobs[2:4]:
+            over = replace(each, status="cancelled")
+            assert await store.replace_job(each, over, None) and await store.delete_job(over)
+
+        async def page(after: JobId, order: Order, owner: str | None = "a", limit: int = 9) -> Page | None:
+            return await store.list_jobs(owner, after, limit, order, True)
+
+        for owner in ("a", None):
+            assert await page(ids[3], "desc", owner) == Page([ids[1], ids[0]], has_more=False)
+            assert await page(ids[3], "asc", owner) == Page([ids[4], ids[5]], has_more=False)
+        assert await page(ids[3], "desc", limit=1) == Page([ids[1]], has_more=True)
+        # Another owner's batch is as if it had never been there, and a job of another kind is in another list.
+        assert await page(ids[3], "desc", "b") is None
+        assert await page(ids[2], "desc") is None
+        assert await page(new_job_id(MESSAGE_BATCH), "desc") is None
 
     play(scenario)
 

@@ -81,5 +81,29 @@ def test_a_writer_that_fails_tells_it(tmp_path: Path, is_one: bool) -> None:
     asyncio.run(scenario())
 
 
+def test_a_piece_that_is_written_does_not_hide_that_files_cannot_be_finished(tmp_path: Path) -> None:
+    place = tmp_path / "files"
+
+    async def scenario() -> None:
+        home = WatchedHome(make_home(str(place)))
+        first, second = home.writer("folder/one"), home.writer("folder/two")
+        await first.write(b"some")
+        await second.write(b"some")
+        shutil.rmtree(place)
+        with pytest.raises(StoreAway):
+            await first.finish()
+        # The file was opened before: there is room in it still.
+        await second.write(b"more")
+        assert home.is_down
+        with pytest.raises(StoreAway):
+            await second.finish()
+        await first.abort()
+        await second.abort()
+        await home.probe("three")
+        assert not home.is_down
+
+    asyncio.run(scenario())
+
+
 def test_a_home_that_was_never_tried_is_not_down(tmp_path: Path) -> None:
     assert not WatchedHome(make_home(str(tmp_path))).is_down

@@ -77,6 +77,7 @@ def test_of_any_ids(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
     assert joined(tokenizer, ids, skip) == tokenizer.decode(ids, skip)
 
 
+@pytest.mark.slow
 @given(ids=st.lists(st.integers(3, 258), max_size=12))
 @settings(max_examples=200, deadline=None)
 def test_of_random_bytes(tokenizer: Tokenizer, ids: list[int]) -> None:

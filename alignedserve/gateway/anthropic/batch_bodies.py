@@ -58,7 +58,7 @@ def message_batch(body: MessageBatchBody, model: ServedModel, limits: Limits) ->
     result = validator.result()
     if isinstance(result, Invalid):
         raise _refused(result.problems[0])
-    return PreparedBatch(b"".join(lines), num_lines=result.num_lines, model=result.model)
+    return PreparedBatch(memoryview(b"".join(lines)), num_lines=result.num_lines, model=result.model)
 
 
 def _line(number: int, request: BatchedRequest) -> bytes:

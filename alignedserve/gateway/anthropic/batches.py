@@ -24,11 +24,18 @@ from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.streaming import Stream
-from alignedserve.gateway.openai.batches import add_job, find_job
+from alignedserve.gateway.openai.batches import (
+    JOBS_AT_A_TIME,
+    IdempotencyKey,
+    add_job,
+    find_job,
+    job_id_of,
+    used_key,
+)
 from alignedserve.gateway.openai.files import Upload, content_of, list_response, viewer
 from alignedserve.store import Contents, FileRecord, JobId, JobRecord, Store, StoreAway, Tally
 from alignedserve.store.contents import CHUNK_BYTES
-from alignedserve.store.records import MESSAGE_BATCH, new_job_id
+from alignedserve.store.records import MESSAGE_BATCH
 
 _PATH = MESSAGE_BATCHES.path
 _ID = re.compile(MESSAGE_BATCH + "[0-9a-f]{24}")
@@ -49,30 +56,37 @@ def message_batch_routes(
     """With `is_shared`, everyone sees all batches, whichever key made them."""
     routes = APIRouter()
 
-    async def found(http: Request, batch_id: str) -> JobRecord:
+    async def batch_of(http: Request, batch_id: str) -> JobRecord:
         return await find_job(store, batch_id, viewer(http, is_shared), "message_batch_id", _ID)
 
     async def described(job: JobRecord) -> Json:
         return batch_body(job, await store.tally(job.id) if job.is_over else Tally())
 
     @routes.post(_PATH, openapi_extra=request_body(MessageBatchBody))
-    async def create(http: Request, answer: Response) -> Json:
+    async def create(http: Request, answer: Response, idempotency_key: IdempotencyKey = None) -> Json:
         owner = owner_of(http)
         asked = await request_builder.preparer.answer(MESSAGE_BATCHES, await json_body(http), owner)
         assert isinstance(asked, PreparedBatch)
         share_of(http).add(len(asked.body))
         answer.headers.update(request_builder.ignored_parameters.note(asked.ignored))
-        job_id = new_job_id(MESSAGE_BATCH)
+        job_id = job_id_of(owner, idempotency_key, MESSAGE_BATCH)
+        if idempotency_key and (earlier := await store.job(job_id)):
+            _check_repeats(earlier, asked, idempotency_key)
+            return await described(earlier)
         async with Upload(store, contents, owner, max_file_bytes) as upload:
             file = await _stored(upload, job_id, asked.body)
-        job = _new_job(job_id, file, asked)
         try:
-            await add_job(store, job)
+            job = await add_job(store, _new_job(job_id, file, asked))
         except BaseException:
             # It stays if the batch is there after all.
             with suppress(StoreAway):
                 await contents.delete(file.id)
             raise
+        if job.input_file_id != file.id:
+            # A call at the same time came first.
+            with suppress(StoreAway):
+                await contents.delete(file.id)
+            _check_repeats(job, asked, str(idempotency_key))
         runner.wake()
         return await described(job)
 
@@ -97,16 +111,19 @@ def message_batch_routes(
             name = "after_id" if before_id is None else "before_id"
             raise ApiError(400, f"{name}={beside!r}: there is no such batch", param=name)
         ids = page.ids if before_id is None else page.ids[::-1]
-        jobs = [await store.job(JobId(each)) for each in ids]
-        return list_response([await described(job) for job in jobs if job], page.has_more)
+        bodies: list[Json] = []
+        for start in range(0, len(ids), JOBS_AT_A_TIME):
+            found = await store.jobs([JobId(each) for each in ids[start : start + JOBS_AT_A_TIME]])
+            bodies += [batch_body(job, tally) for job, tally in found]
+        return list_response(bodies, page.has_more)
 
     @routes.get(_PATH + "/{message_batch_id}")
     async def one_batch(message_batch_id: str, http: Request) -> Json:
-        return await described(await found(http, message_batch_id))
+        return await described(await batch_of(http, message_batch_id))
 
     @routes.post(_PATH + "/{message_batch_id}/cancel")
     async def cancel(message_batch_id: str, http: Request) -> Json:
-        job = await cancel_job(store, await found(http, message_batch_id))
+        job = await cancel_job(store, await batch_of(http, message_batch_id))
         if job.is_over and job.status != "cancelled":
             raise ApiError(400, f"message_batch_id={job.id!r}: it has ended, and can't be cancelled")
         runner.cancel(job.id)
@@ -114,7 +131,7 @@ def message_batch_routes(
 
     @routes.delete(_PATH + "/{message_batch_id}")
     async def delete(message_batch_id: str, http: Request) -> Json:
-        job = await found(http, message_batch_id)
+        job = await batch_of(http, message_batch_id)
         if not job.is_over:
             raise ApiError(400, f"message_batch_id={job.id!r}: it has not ended; cancel it first")
         for file_id in (job.input_file_id, job.output_file_id, job.error_file_id):
@@ -125,7 +142,7 @@ def message_batch_routes(
 
     @routes.get(_PATH + "/{message_batch_id}/results")
     async def results(message_batch_id: str, http: Request) -> Response:
-        job = await found(http, message_batch_id)
+        job = await batch_of(http, message_batch_id)
         if not job.is_over:
             raise ApiError(400, f"message_batch_id={job.id!r}: there are no results before it has ended")
         files = await _result_files(store, job)
@@ -138,7 +155,7 @@ def message_batch_routes(
     return routes
 
 
-async def _stored(upload: Upload, job_id: JobId, data: bytes) -> FileRecord:
+async def _stored(upload: Upload, job_id: JobId, data: memoryview) -> FileRecord:
     """Stores the input file. Raises ApiError and StoreFull."""
     upload.begin("file", f"{job_id}_input.jsonl")
     upload.field("purpose", "batch")
@@ -147,6 +164,12 @@ async def _stored(upload: Upload, job_id: JobId, data: bytes) -> FileRecord:
     for start in range(0, len(data), CHUNK_BYTES):
         await upload.add(data[start : start + CHUNK_BYTES])
     return await upload.commit()
+
+
+def _check_repeats(job: JobRecord, asked: PreparedBatch, idempotency_key: str) -> None:
+    """Raises ApiError if the call with this key is for something else than the job that was made by it."""
+    if (job.model, job.num_lines) != (asked.model, asked.num_lines):
+        raise used_key(idempotency_key)
 
 
 def _new_job(job_id: JobId, file: FileRecord, asked: PreparedBatch) -> JobRecord:
@@ -172,9 +195,11 @@ async def _result_files(store: Store, job: JobRecord) -> list[FileRecord]:
     """Returns the files that together have the results. Raises ApiError if one is gone."""
     files = [await store.file(each) for each in (job.output_file_id, job.error_file_id) if each]
     there = [file for file in files if file]
-    if not there or len(there) < len(files):
+    if job.status == "failed":
         why = "".join(f": {problem.message}" for problem in job.problems)
-        raise ApiError(404, f"message_batch_id={job.id!r}: its results are gone{why}")
+        raise ApiError(404, f"message_batch_id={job.id!r}: it failed, and has no results{why}")
+    if not there or len(there) < len(files):
+        raise ApiError(404, f"message_batch_id={job.id!r}: its results are gone")
     return there
 
 
@@ -187,7 +212,7 @@ async def _joined(contents: Contents, files: Sequence[FileRecord]) -> AsyncItera
 def batch_body(job: JobRecord, tally: Tally) -> Json:
     ended_at = job.completed_at or job.expired_at or job.cancelled_at or job.failed_at
     archived_at = None if ended_at is None or ended_at + KEPT_S > time.time() else ended_at + KEPT_S
-    has_results = ended_at is not None and archived_at is None
+    has_results = ended_at is not None and archived_at is None and job.status != "failed"
     return {
         "id": job.id,
         "type": "message_batch",
@@ -211,9 +236,12 @@ def _processing_status(job: JobRecord) -> str:
 
 
 def _counts(job: JobRecord, tally: Tally) -> dict[str, int]:
-    """As in Anthropic's API, all requests are being processed until the batch has ended."""
+    """As in Anthropic's API, all requests are being processed until the batch has ended, and the counts add up to all
+    of them. Of a batch that failed there are no results, whatever was answered: all its requests are errors."""
     if not job.is_over:
         return {"processing": job.num_lines, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
+    if job.status == "failed":
+        tally = Tally()
     num_answered = tally.num_completed + tally.num_cancelled + tally.num_expired
     return {
         "processing": 0,

@@ -33,7 +33,8 @@ class GivenTool(Fields):
     input_schema: dict[str, Any] | None = None
     type: str | None = None
     strict: bool | None = None
-    # Whether a stream has the call's arguments as the model writes them, before it is known that they are JSON.
+    # Whether a stream has the call's arguments as the model writes them, before it is known that they are JSON. None:
+    # as a header of the request says (routes.py).
     eager_input_streaming: bool | None = None
     # This is accepted, and changes nothing: KV is reused wherever prompts begin alike.
     cache_control: dict[str, Any] | None = None
@@ -165,8 +166,13 @@ class CountTokensBody(ConversationBody):
         return [_tool(each) for each in self.tools or [] if each.input_schema is not None]
 
     @property
-    def eager_tools(self) -> list[str]:
-        return [each.name for each in self.tools or [] if each.eager_input_streaming]
+    def eagerness(self) -> dict[str, bool | None]:
+        """Returns what the tools that are offered to the model say of eager streaming, by their names."""
+        return {
+            each.name: each.eager_input_streaming
+            for each in self.tools or []
+            if each.input_schema is not None
+        }
 
     @property
     def other_tools(self) -> list[str]:
@@ -207,8 +213,9 @@ def _asked(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
     for block in blocks:
         match block:
             case {"type": "tool_result", "tool_use_id": str(call_id)}:
+                # (Clients send false or 0 for nothing, too.)
                 content = block.get("content")
-                text = "" if content is None else _text(content, "messages")
+                text = _text(content, "messages") if content else ""
                 yield {"role": "tool", "tool_call_id": call_id, "content": text}
             case _:
                 rest.append(block)

@@ -1,7 +1,7 @@
 """Anthropic's message, complete or as its events: blocks of thoughts, text and calls, one after the other.
 
 Anthropic's clients parse a call's arguments as they come, and end the stream with an error if they are no JSON. So a
-stream has them when the call is complete, as in Anthropic's API, unless its tool has `eager_input_streaming`.
+stream has them when the call is complete, as in Anthropic's API, unless its tool is to be streamed eagerly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode, event_named
-from alignedserve.gateway.tools.calls import CollectedText, Read, arguments_of
+from alignedserve.gateway.tools import calls
+from alignedserve.gateway.tools.calls import CollectedText, Content, Read, Thought, arguments_of
 from alignedserve.gateway.tools.readers import Reader
 
 # The tiers by the names that they have in Anthropic's answers.
@@ -89,24 +90,25 @@ class MessageBuilder(ResponseBuilder):
 
     def _events(self, read: Read) -> Iterator[Event]:
         """Must be iterated to its end."""
-        pieces = list(read.pieces)
-        if pieces and pieces[0].name is None:
-            # It belongs to the call that is open: all else came after it.
-            yield self._argued(pieces.pop(0).arguments)
-        if read.reasoning:
-            yield from self._begin("thinking", {"thinking": "", "signature": ""})
-            yield self._delta({"type": "thinking_delta", "thinking": read.reasoning})
-        if read.content:
-            yield from self._begin("text", {"text": ""})
-            yield self._delta({"type": "text_delta", "text": read.content})
-        for piece in pieces:
-            if piece.name is not None:
-                yield from self._close()
-                block = {"id": _new_call_id(), "name": piece.name, "input": {}}
-                yield from self._begin("tool_use", block)
-                self._held = None if piece.name in self.eager_tools else []
-            if piece.arguments:
-                yield self._argued(piece.arguments)
+        for part in read.parts:
+            match part:
+                case Thought(text):
+                    yield from self._begin("thinking", {"thinking": "", "signature": ""})
+                    yield self._delta({"type": "thinking_delta", "thinking": text})
+                case Content(text):
+                    yield from self._begin("text", {"text": ""})
+                    yield self._delta({"type": "text_delta", "text": text})
+                case calls.Piece(name, arguments):
+                    yield from self._called(name, arguments)
+
+    def _called(self, name: str | None, arguments: str) -> Iterator[Event]:
+        """Must be iterated to its end."""
+        if name is not None:
+            yield from self._close()
+            yield from self._begin("tool_use", {"id": _new_call_id(), "name": name, "input": {}})
+            self._held = None if name in self.eager_tools else []
+        if arguments:
+            yield self._argued(arguments)
 
     def _argued(self, arguments: str) -> Event:
         if self._held is None:
@@ -146,7 +148,7 @@ class MessageBuilder(ResponseBuilder):
             self._finish_reason, self._stop_string = delta.finish_reason, delta.stop_string
             read.add(self._reader.end(is_cut=delta.is_cut))
         if not self.shows_reasoning:
-            read.reasoning = ""
+            read.drop_thoughts()
         self._has_calls |= bool(read.pieces)
         return read
 

@@ -8,9 +8,9 @@ from fastapi.responses import Response
 
 from alignedserve.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from alignedserve.gateway.anthropic.message import MessageBuilder
-from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields
+from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
 from alignedserve.gateway.generation.endpoint import Endpoint
-from alignedserve.gateway.generation.prepared import TOKEN_BYTES, Answered, Answering
+from alignedserve.gateway.generation.prepared import Answered, Answering
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.responding import ANSWERED, read_call, respond
 from alignedserve.gateway.http.description import request_body
@@ -22,11 +22,16 @@ from alignedserve.gateway.model import ServedModel
 
 
 class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
-    # The names of tools.
-    eager_tools: list[str]
+    # Whether calls of a tool are streamed as the model writes them, by the tools' names. None: by the request's header.
+    eagerness: dict[str, bool | None]
+    # Whether the request's header asks for it.
+    is_eager: bool = False
 
     def response_builder(self, answering: Answering) -> MessageBuilder:
-        return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning, self.eager_tools)
+        eager = {
+            name for name, asked in self.eagerness.items() if (self.is_eager if asked is None else asked)
+        }
+        return MessageBuilder(answering, self.reading.new_reader, self.shows_reasoning, eager)
 
 
 def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedMessage:
@@ -35,22 +40,30 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
         found = chat_fields(body, body.conversation(), model, limits)
         found["shows_reasoning"] = found["shows_reasoning"] and body.thinks
         found["service_tier"] = body.tier
-        found["eager_tools"] = body.eager_tools
+        found["eagerness"] = body.eagerness
         found["ignored"] += body.ignored
         return PreparedMessage(**found)
 
 
 def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> Answered:
-    """Raises ApiError and InvalidRequest."""
+    """Counts those of a prompt that does not fit, too: clients ask, to see how much they have to leave out. Raises
+    ApiError and InvalidRequest."""
     with body.naming():
-        found = chat_fields(body, body.conversation(), model, limits)
-        num_tokens = len(found["prompts"][0]) // TOKEN_BYTES
-        ignored = [*found["ignored"], *body.ignored]
-        return Answered(msgspec.json.encode({"input_tokens": num_tokens}), ignored=ignored)
+        num_tokens, ignored = count_prompt(body, body.conversation(), model, limits)
+        found = msgspec.json.encode({"input_tokens": num_tokens})
+        return Answered(memoryview(found), ignored=[*ignored, *body.ignored])
 
 
 MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)
 COUNT_TOKENS = Endpoint(f"{ANTHROPIC_PATH}/count_tokens", CountTokensBody, count_tokens)
+
+
+# The beta in which all tools whose `eager_input_streaming` is not given are streamed eagerly.
+EAGER_STREAMING = "fine-grained-tool-streaming-2025-05-14"
+
+
+def _betas(http: Request) -> set[str]:
+    return {name.strip() for header in http.headers.getlist("anthropic-beta") for name in header.split(",")}
 
 
 def message_routes(request_builder: RequestBuilder) -> APIRouter:
@@ -59,12 +72,13 @@ def message_routes(request_builder: RequestBuilder) -> APIRouter:
     @routes.post(MESSAGES.path, responses=ANSWERED, openapi_extra=request_body(MessagesBody))
     async def messages(http: Request) -> Response:
         call = await read_call(http, MESSAGES, request_builder)
+        call = msgspec.structs.replace(call, is_eager=EAGER_STREAMING in _betas(http))
         return await respond(http, call, request_builder)
 
     @routes.post(COUNT_TOKENS.path, openapi_extra=request_body(CountTokensBody))
     async def counted(http: Request) -> Response:
         found = await request_builder.preparer.answer(COUNT_TOKENS, await json_body(http), owner_of(http))
         headers = request_builder.ignored_parameters.note(found.ignored)
-        return Response(found.body, media_type="application/json", headers=headers)
+        return Response(bytes(found.body), media_type="application/json", headers=headers)
 
     return routes

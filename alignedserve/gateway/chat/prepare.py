@@ -18,8 +18,7 @@ from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.tools.bodies import ChosenTool, structure_of
 from alignedserve.gateway.tools.families import HarmonyFamily, family_of
 from alignedserve.gateway.tools.harmony import FINAL, effort_of, thoughts_before
-from alignedserve.gateway.tools.keyed_readers import types_of
-from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, Reading
+from alignedserve.gateway.tools.reading import HARMONY, JSON, NAMED, Reading, types_for
 from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams, Thoughts
@@ -53,16 +52,13 @@ def chat_fields(
 ) -> dict[str, Any]:
     """Returns the fields of a PreparedChat. Raises ApiError and InvalidRequest."""
     check_body(body, model, limits)
-    ignored = _useless_in(chat, model)
-    if ignored:
-        chat = replace(chat, tools=())
-    tooling = _tooling_of(chat, model, limits)
-    params, structure_name = _params(body, tooling)
+    chat, ignored = _usable(chat, model)
+    params = body.sampling_params()
+    tooling = _tooling_of(chat, model, limits, has_format=params.structured_outputs is not None)
+    structure_name = _constrain(params, body, tooling)
     limits.check(1, params)
     check_size(limits, params, structure_name)
-    effort = effort_of(chat.effort) if tooling.reading.name == HARMONY else chat.effort
-    variables = body.template_variables(effort) | tooling.variables
-    prompt = model.chat_ids(readable(chat.messages), variables)
+    prompt = _prompt_of(body, chat, tooling, model)
     params = checked_prompts(body, [prompt], params, model, limits)
     thinking = _thinking_of(chat, model, prompt, params, tooling)
     reading = msgspec.structs.replace(tooling.reading, thinking=thinking)
@@ -75,11 +71,31 @@ def chat_fields(
     }
 
 
-def _useless_in(chat: Conversation, model: ServedModel) -> list[str]:
-    """Returns the names of what this model can make nothing of, and may leave aside: tools that nobody tells it of, and
-    that it need not call. Many clients send some with every call."""
+def count_prompt(
+    body: ConversationBody, chat: Conversation, model: ServedModel, limits: Limits
+) -> tuple[int, list[str]]:
+    """Returns the number of tokens of the prompt, which need not fit, and the names of what is ignored. What the body
+    says of the output is not looked at. Raises ApiError and InvalidRequest."""
+    model.check_name(body.model)
+    chat, ignored = _usable(chat, model)
+    # (Which call has to be made, and a grammar of calls, are of the output.)
+    tooling = _tooling_of(replace(chat, choice="auto"), model, limits, has_format=True)
+    return len(_prompt_of(body, chat, tooling, model, is_bounded=False)), ignored
+
+
+def _prompt_of(
+    body: ConversationBody, chat: Conversation, tooling: _Tooling, model: ServedModel, is_bounded: bool = True
+) -> list[int]:
+    effort = effort_of(chat.effort) if tooling.reading.name == HARMONY else chat.effort
+    variables = body.template_variables(effort) | tooling.variables
+    return model.chat_ids(readable(chat.messages), variables, is_bounded=is_bounded)
+
+
+def _usable(chat: Conversation, model: ServedModel) -> tuple[Conversation, list[str]]:
+    """Returns the chat without what this model can make nothing of, and may leave aside, and the names of that: tools
+    that nobody tells it of, and that it need not call. Many clients send some with every call."""
     is_useless = bool(chat.tools) and chat.choice == "auto" and not model.has_place_for_tools
-    return ["tools"] if is_useless else []
+    return (replace(chat, tools=()), ["tools"]) if is_useless else (chat, [])
 
 
 def _thinking_of(
@@ -111,45 +127,52 @@ def _with_tags(reading: Reading, has_tools: bool) -> Reading:
     return Reading()
 
 
-def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits) -> _Tooling:
-    """Raises ApiError and InvalidRequest if this model makes no calls."""
+def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_format: bool) -> _Tooling:
+    """`has_format`: the client asks for a format of the output. Raises ApiError and InvalidRequest if this model makes
+    no calls."""
     tools, choice = chat.tools, chat.choice
     if not tools:
-        return _harmony({}, chat, model, limits) if model.writes_harmony(has_tools=False) else _Tooling()
+        harmony = model.writes_harmony(has_tools=False)
+        return _harmony({}, chat, model, limits, has_format) if harmony else _Tooling()
     template = model.tool_template
     variables = tool_variables(tools, model)
     forced = structure_of(tools, choice, chat.one_call_at_most)
     if model.writes_harmony(has_tools=True):
-        return _harmony(variables, chat, model, limits)
+        return _harmony(variables, chat, model, limits, has_format)
     if isinstance(choice, ChosenTool):
         return _Tooling(variables, Reading(NAMED, choice.function.name), forced)
     if choice == "required":
         return _Tooling(variables, Reading(JSON), forced)
     family = family_of(template, model.special_id)
-    free = family.structure(tools, chat.one_call_at_most, limits.max_grammar_bytes)
-    types = types_of({tool.function.name: tool.function.parameters for tool in tools})
+    free = None
+    if not has_format:
+        free = family.structure(tools, chat.one_call_at_most, limits.max_grammar_bytes)
     name = family.held_name if free and family.held_name else family.name
-    return _Tooling(variables, Reading(name, types=types), None, free, family.has_special_marks)
+    reading = Reading(name, types=types_for(name, tools))
+    return _Tooling(variables, reading, None, free, family.has_special_marks)
 
 
-def _harmony(variables: dict[str, Any], chat: Conversation, model: ServedModel, limits: Limits) -> _Tooling:
+def _harmony(
+    variables: dict[str, Any], chat: Conversation, model: ServedModel, limits: Limits, has_format: bool
+) -> _Tooling:
     """The whole of the output has this form, a call that has to be made too, and its marks are needed to read it."""
     family = HarmonyFamily(model.special_id)
-    types = types_of({tool.function.name: tool.function.parameters for tool in chat.tools})
     name, forced, free, most = "", None, None, limits.max_grammar_bytes
     if isinstance(chat.choice, ChosenTool):
         name = chat.choice.function.name
         forced = family.forced([tool for tool in chat.tools if tool.function.name == name][-1:], most)
     elif chat.choice == "required":
         forced = family.forced(chat.tools, most)
-    elif chat.tools:
+    elif chat.tools and not has_format:
         free = family.structure(chat.tools, chat.one_call_at_most, most)
-    return _Tooling(variables, Reading(HARMONY, name, types), forced, free, family.has_special_marks)
+    reading = Reading(HARMONY, name, types_for(HARMONY, chat.tools))
+    return _Tooling(variables, reading, forced, free, family.has_special_marks)
 
 
-def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, str]:
-    """Returns the parameters, and the name of the one that prescribes the form of the output."""
-    params, name = body.sampling_params(), body.structure_name
+def _constrain(params: SamplingParams, body: ConversationBody, tooling: _Tooling) -> str:
+    """Adds what tools ask of the output to its parameters. Returns the name of the parameter of the body that
+    prescribes its form. Raises InvalidRequest."""
+    name = body.structure_name
     if tooling.forced:
         # The API's own format applies to text, and a call is not text. vLLM's field applies to every output.
         if body.structured_outputs is not None:
@@ -157,8 +180,8 @@ def _params(body: ConversationBody, tooling: _Tooling) -> tuple[SamplingParams, 
                 "tool_choice: a call that has to be made leaves no room for structured_outputs"
             )
         params.structured_outputs, name = tooling.forced, "tools"
-    elif tooling.free and params.structured_outputs is None:
+    elif tooling.free:
         params.structured_outputs, name = tooling.free, "tools"
     if tooling.shows_special_tokens:
         params.skip_special_tokens = False
-    return params, name
+    return name

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from alignedserve.gateway.fields import take_unknown
+from alignedserve.gateway.fields import check_number, take_unknown
 from alignedserve.gateway.generation.prepared import Answered, PreparedCall
 from alignedserve.gateway.http.errors import ApiError, invalid, misshapen
 from alignedserve.gateway.limits import Limits
@@ -26,13 +26,19 @@ AnyBody = TypeVar("AnyBody", bound=BaseModel)
 Result = PreparedCall | Answered
 
 
-class ConversationNeeded(ApiError):
-    """A call goes on with an earlier response, and came without the conversation up to that."""
+class Needed(msgspec.Struct, frozen=True):
+    """The id that a call has in one of these parameters."""
 
-    def __init__(self, response_id: str) -> None:
-        message = "previous_response_id: not possible in a batch"
-        super().__init__(400, message, param="previous_response_id")
-        self.response_id = response_id
+    param: Literal["previous_response_id", "conversation"]
+    id: str
+
+
+class ConversationNeeded(ApiError):
+    """A call goes on with an earlier response or a conversation, and came without its items."""
+
+    def __init__(self, needed: Needed) -> None:
+        super().__init__(400, f"{needed.param}: not possible in a batch", param=needed.param)
+        self.needed = needed
 
 
 class Expands(Exception):
@@ -82,12 +88,26 @@ class Endpoint:
         body = _validated(_parsed(data), self.body)
         more = (beside,) if self.has_conversations else ()
         try:
-            ignored = unknown_in(body, is_strict)
+            unknown = unknown_in(body, is_strict)
             made = self.make(body, model, limits, *more)
+            ignored = [*unknown, *made.ignored]
+            # They are named in a header.
+            check_number(ignored)
         except InvalidRequest as error:
             raise invalid(error) from error
         _check_ignored(made.ignored, is_strict)
-        return msgspec.structs.replace(made, ignored=[*ignored, *made.ignored]) if ignored else made
+        return msgspec.structs.replace(made, ignored=ignored) if unknown else made
+
+    def prepare_encoded(
+        self, data: bytes, model: ServedModel, limits: Limits, is_strict: bool, beside: Beside
+    ) -> bytes:
+        """Returns what `prepare` does, as it is sent to another process. Raises what that does."""
+        made = self.prepare(data, model, limits, is_strict, beside)
+        try:
+            return msgspec.msgpack.encode(made)
+        except UnicodeEncodeError:
+            # Names that nothing else has had to encode: of tools, of their kinds and of their parameters.
+            raise ApiError(400, "the body: a text in it has half of a surrogate pair") from None
 
 
 # By path.

@@ -13,9 +13,9 @@ from typing import Any
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.generation.text_stream import TextStream
 from alignedserve.gateway.http.errors import ApiError, unavailable
-from alignedserve.gateway.island import News
 from alignedserve.gateway.islands import Islands
 from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.output_queue import News
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request
@@ -44,6 +44,15 @@ class Delta:
     stop_string: str | None = None
     # How far the prompt is, in place of tokens.
     progress: PromptProgress | None = None
+    # The text that each of several tokens has added: tokens are joined where they come faster than they are sent.
+    texts: Sequence[str] = ()
+
+    def steps(self) -> Iterator[tuple[str, int]]:
+        """Yields the text, and the number of its tokens: token by token, as far as that is known."""
+        if self.texts:
+            yield from ((text, 1) for text in self.texts)
+        else:
+            yield self.text, len(self.token_ids)
 
     @property
     def is_cut(self) -> bool:
@@ -194,13 +203,14 @@ class Generation:
         return ApiError(500, f"generation failed: {reason}")
 
     def _take(self, index: int, choice: _Choice, news: NewTokens) -> Delta:
-        text, taken, reason = "", 0, news.finish_reason
+        texts: list[str] = []
+        taken, reason = 0, news.finish_reason
         if index % self.params.n == 0:
             # A prompt counts once, however many answers it has.
             self.usage.num_cached_tokens += news.num_reused
         for taken, token_id in enumerate(news.tokens, 1):
             is_last = taken == len(news.tokens)
-            text += choice.text.append(token_id, news.finish_reason if is_last else None)
+            texts.append(choice.text.append(token_id, news.finish_reason if is_last else None))
             if choice.text.stop_string is not None:
                 reason = "stop"
                 self.islands.close(choice.key, reason)
@@ -208,8 +218,16 @@ class Generation:
         if not self.gives_output:
             return Delta(index, "", [], [], "length", news.prompt_logprobs)
         self.usage.num_completion_tokens += taken
-        found = news.tokens[:taken], news.logprobs[:taken]
-        return Delta(index, text, *found, reason, news.prompt_logprobs, choice.text.stop_string)
+        return Delta(
+            index,
+            "".join(texts),
+            news.tokens[:taken],
+            news.logprobs[:taken],
+            reason,
+            news.prompt_logprobs,
+            choice.text.stop_string,
+            texts=texts if taken > 1 else (),
+        )
 
 
 def rejection(rejected: Rejected, param: str = "prompt") -> ApiError:

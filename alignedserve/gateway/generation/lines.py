@@ -36,9 +36,8 @@ class LineAnswers:
         return LineAnswer(failure.status, failure.body_for(endpoint))
 
     async def _answer(self, endpoint: str, body: bytes, service: Service, owner: str) -> LineAnswer:
-        # Many lines come at once: an owner's chats take turns with them.
-        turns = f"{owner}: lines"
-        call = await self._request_builder.preparer.result(self._endpoints[endpoint], [body], turns)
+        preparer = self._request_builder.preparer
+        call = await preparer.result(self._endpoints[endpoint], [body], owner, is_best_effort=True)
         assert isinstance(call, PreparedCall)
         if isinstance(call, Prepared) and call.is_stream:
             raise InvalidRequest("stream=True: not possible in a batch")

@@ -1,7 +1,7 @@
 """A process that prepares bodies for the gateway (endpoint.py), within limits of time and memory.
 
-It gets its niceness and the model's description first, whose tokenizer and chat templates it tries, and then one body
-after the other (child.py). A signal of its timers ends it when that takes too long, whatever it is doing; where memory
+It gets the model's description first, whose tokenizer and chat templates it tries, and then one body after the other
+(child.py). A signal of its timers ends it when that takes too long, whatever it is doing; where memory
 runs out it reports that, or a library ends it.
 """
 
@@ -23,6 +23,7 @@ from alignedserve.gateway.generation.endpoint import (
     Endpoint,
     Endpoints,
     Expands,
+    Needed,
 )
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
@@ -89,6 +90,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     endpoint: str
     timeout_s: float
+    # What the process adds to the gateway's niceness, from this body on.
+    niceness: int
     # The seconds of a processor that it may take, if they are limited, too.
     cpu_s: float | None = None
     # The size of the conversation in bytes; None: there is none.
@@ -115,12 +118,12 @@ class Asked(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer; exactly one of these is set."""
 
-    # A call or an answer, encoded: its type is known to the endpoint.
-    made: bytes | None = None
+    # A call or an answer, encoded: its type is known to the endpoint. It is not copied, as it may have megabytes.
+    made: memoryview | None = None
     # (status, message, param, code) of an ApiError.
     error: tuple[int, str, str | None, str | None] | None = None
-    # The response whose conversation is needed.
-    needed: str | None = None
+    # What the call goes on with, which is needed.
+    needed: Needed | None = None
     # The size in bytes of what the call refers to, for which there is another lane.
     num_added_bytes: int | None = None
     # The name of an exception that is a bug of ours, and where it was raised.
@@ -132,8 +135,7 @@ def main(endpoints: Endpoints) -> None:
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     if (content := read_frame(source)) is None:
         return
-    os.nice(content[0])
-    told = msgspec.msgpack.decode(memoryview(content)[1:], type=Greeting)
+    told = msgspec.msgpack.decode(content, type=Greeting)
     del content
     signal.setitimer(signal.ITIMER_PROF, told.start_s)
     try:
@@ -143,22 +145,30 @@ def main(endpoints: Endpoints) -> None:
     except MemoryError:
         sys.exit(OUT_OF_MEMORY)
     signal.setitimer(signal.ITIMER_PROF, 0)
-    max_bytes = _most_bytes() + MAX_KEPT_BYTES
+    max_bytes, niceness = most_bytes() + MAX_KEPT_BYTES, os.nice(0)
     write_frame(answers, b"")
     while (content := read_frame(source)) is not None:
-        write_frame(answers, _answer(content, endpoints, model, told))
+        write_frame(answers, _answer(content, endpoints, model, told, niceness))
         del content
-        if _most_bytes() > max_bytes:
+        if most_bytes() > max_bytes:
             return
 
 
-def _most_bytes() -> int:
-    """Returns the most memory that this process has had."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def most_bytes() -> int:
+    """Returns the most memory that this process has had. (What getrusage says of that counts the process that started
+    it, too, which may have had more.)"""
+    with open("/proc/self/status", "rb") as file:
+        found = dict(line.split(b":", 1) for line in file)
+    # Not every sandbox counts the most.
+    return 1024 * int(found.get(b"VmHWM", found[b"VmRSS"]).split()[0])
 
 
-def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: Greeting) -> bytes:
+def _answer(
+    content: bytes, endpoints: Endpoints, model: ServedModel, greeting: Greeting, niceness: int
+) -> bytes:
+    """`niceness` is what this process started with."""
     asked, beside, body = Asked.taken_from(content)
+    os.nice(max(0, niceness + asked.niceness - os.nice(0)))
     signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
     signal.setitimer(signal.ITIMER_PROF, asked.cpu_s or 0)
     try:
@@ -172,10 +182,10 @@ def _answer(content: bytes, endpoints: Endpoints, model: ServedModel, greeting: 
 
 def _told(endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, greeting: Greeting) -> Told:
     try:
-        made = endpoint.prepare(body, model, greeting.limits, greeting.is_strict, beside)
-        return Told(made=msgspec.msgpack.encode(made))
+        made = endpoint.prepare_encoded(body, model, greeting.limits, greeting.is_strict, beside)
+        return Told(made=memoryview(made))
     except ConversationNeeded as error:
-        return Told(needed=error.response_id)
+        return Told(needed=error.needed)
     except Expands as error:
         return Told(num_added_bytes=error.num_bytes)
     except ApiError as error:

@@ -87,8 +87,8 @@ class Prepared(PreparedCall, frozen=True, kw_only=True):
 class Answered(msgspec.Struct, frozen=True):
     """The answer of an endpoint that needs no engine."""
 
-    # JSON.
-    body: bytes
+    # JSON. It may have megabytes, and is part of what the process for bodies answered.
+    body: memoryview
     ignored: list[str] = []
 
 

@@ -1,7 +1,8 @@
 """Where bodies are prepared: in child processes, since a model's chat template or tokenizer may take for ever, and
 those of a stranger may be made to. Each size class has a process of its own, so that a short chat does not wait behind
 a document, nor a chat with a document behind the largest bodies that there may be. A small body that takes long begins
-again among the medium ones.
+again among the medium ones. A spare process is ready for the size class that needs one next, whether its own has ended
+or it has had none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
@@ -33,11 +34,13 @@ from alignedserve.gateway.http.json_pieces import Piece
 from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
-from alignedserve.process.child import Child, ChildEnded, NotStarted
+from alignedserve.process.child import Child, ChildEnded, NotStarted, Starter
+from alignedserve.protocol.rate_limited_log import RateLimitedLog
 
-logger = logging.getLogger(__name__)
+_log = RateLimitedLog(logging.getLogger(__name__))
 
-# The slowest body of this size that was found, 8 KiB of text to be tokenised, takes 16 ms on a core of 2.5 GHz.
+# 8 KiB of text are tokenised in 16 ms on a core of 2.5 GHz. The slowest body of this size that was found takes 25 ms:
+# strict functions, of which more than a hundred arguments refer to one definition with hundreds of alternatives.
 SMALL_BYTES = 8 << 10
 # The seconds of a processor that one may take as a small one.
 SMALL_CPU_S = 0.25
@@ -48,6 +51,8 @@ TIMEOUT_S = 20.0
 # The seconds of a processor in which a process must be ready for bodies: it takes in the vocabulary, which takes up to
 # 2 s, and tries the chat template.
 START_S = 30.0
+# The seconds by the clock in which it must be: others may have the processors.
+START_CLOCK_S = 10 * START_S
 # The seconds for which a body waits for its turn; after that the client is asked to retry.
 TURN_S = 30.0
 
@@ -59,10 +64,9 @@ class TookTooLong(Exception):
 class Lane:
     """A process that prepares one body after the other, in fair turns."""
 
-    def __init__(self, module: str, greeting: Callable[[], bytes], cpu_s: float | None = None) -> None:
+    def __init__(self, starter: Starter, cpu_s: float | None = None) -> None:
         """`cpu_s`: the seconds of a processor that a body may take; None: as many as fit into TIMEOUT_S."""
-        niceness = bytes([NICENESS if cpu_s is None else 0])
-        self.child = Child(module, 2 * TIMEOUT_S, lambda: (niceness, greeting()))
+        self.child = Child(starter, 2 * TIMEOUT_S)
         self._turns = FairQueue()
         self._cpu_s = cpu_s
 
@@ -73,17 +77,19 @@ class Lane:
         owner: str,
         earlier: Sequence[Piece] | None = None,
         room: int | None = None,
+        is_best_effort: bool = False,
     ) -> bytes:
         """Returns the process's answer. Raises ApiError, and TookTooLong."""
         num_earlier_bytes = None if earlier is None else sum(map(len, earlier))
-        asked = Asked(path, TIMEOUT_S, self._cpu_s, num_earlier_bytes, room)
+        niceness = NICENESS if self._cpu_s is None else 0
+        asked = Asked(path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
         try:
-            async with self._turns.turn(owner, TURN_S):
+            async with self._turns.turn(owner, TURN_S, is_best_effort):
                 return await self._asked(asked.head, *(earlier or ()), *body)
         except QueueTimeout:
             raise unavailable("others' bodies are being read") from None
         except NotStarted as error:
-            logger.error("bodies can't be prepared", extra={"status": error.status})
+            _log.warning(f"bodies can't be prepared: {error.error or error}")
             raise unavailable("no process reads bodies at the moment") from None
         except ChildEnded:
             raise ApiError(400, "the body takes too much memory to read") from None
@@ -94,7 +100,7 @@ class Lane:
         except ChildEnded as ended:
             if not ended.is_timed_out or isinstance(ended, NotStarted):
                 raise
-        # The next process starts in the turn of the owner that has made it necessary.
+        # The next process is taken, or started, in the turn of the owner that has made it necessary.
         await self.child.prepare()
         raise TookTooLong
 
@@ -106,15 +112,23 @@ class Preparer:
         self.model = model
         self.limits = limits
         self.is_strict = is_strict
-        self._small = Lane(module, self._greeting, SMALL_CPU_S)
-        self._medium, self._large = (Lane(module, self._greeting) for _ in range(2))
+        starter = Starter(module, lambda: (self._greeting,), START_CLOCK_S, keeps_spare=True)
+        self._small = Lane(starter, SMALL_CPU_S)
+        self._medium, self._large = (Lane(starter) for _ in range(2))
 
     async def start(self) -> None:
-        """Starts the process for small bodies, which tries the model's tokenizer and templates. Raises ValueError if
-        they take too long, or too much memory, even for a few words."""
+        """Starts the process for small bodies, which tries the model's tokenizer and templates, and then, in the
+        background, one for the bodies that need it first. Raises ValueError if tokenizer or templates take too long, or
+        too much memory, even for a few words; OSError if the machine has no process for that."""
         try:
             await self._small.child.prepare()
-        except ChildEnded as ended:
+        except NotStarted as ended:
+            if ended.error is not None:
+                raise ended.error from None
+            if ended.is_hung:
+                raise TimeoutError(
+                    f"the process that reads bodies is not ready after {START_CLOCK_S:g} s: the machine is too busy"
+                ) from None
             if ended.is_timed_out:
                 reason = f"takes more than {START_S:g} s"
             elif ended.status in (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL):
@@ -154,16 +168,18 @@ class Preparer:
         body: Sequence[bytes],
         owner: str,
         earlier: Sequence[Piece] | None = None,
+        is_best_effort: bool = False,
     ) -> Result:
-        """Returns what `endpoint.make` makes of the body. Raises ApiError."""
+        """Returns what `endpoint.make` makes of the body. Best effort waits for others, beyond a small share of the
+        time. Raises ApiError."""
         num_bytes = sum(map(len, [*body, *(earlier or ())]))
         try:
-            return await self.made(endpoint, body, owner, earlier, num_bytes)
+            return await self.made(endpoint, body, owner, earlier, num_bytes, is_best_effort=is_best_effort)
         except Expands as found:
             num_added = found.num_bytes
         if num_bytes + num_added > self.limits.max_body_bytes:
             raise too_large(self.limits.max_body_bytes, "with all that it refers to, ")
-        return await self.made(endpoint, body, owner, earlier, num_bytes, num_added)
+        return await self.made(endpoint, body, owner, earlier, num_bytes, num_added, is_best_effort)
 
     async def made(
         self,
@@ -173,6 +189,7 @@ class Preparer:
         earlier: Sequence[Piece] | None,
         num_bytes: int,
         num_added: int = 0,
+        is_best_effort: bool = False,
     ) -> Result:
         """Has the call made where calls of this size are, with `num_added` bytes that it refers to. Raises ApiError,
         and Expands if it is larger."""
@@ -180,20 +197,19 @@ class Preparer:
         if size <= SMALL_BYTES:
             with contextlib.suppress(TookTooLong):
                 room = SMALL_BYTES - num_bytes
-                return _result_of(await self._small.told(endpoint.path, body, owner, earlier, room), endpoint)
+                answer = await self._small.told(endpoint.path, body, owner, earlier, room, is_best_effort)
+                return _result_of(answer, endpoint)
         lane, most = (self._medium, MEDIUM_BYTES) if size <= MEDIUM_BYTES else (self._large, sys.maxsize)
         # The brackets around a conversation do not count for its limit.
         room = max(0, min(most, self.limits.max_body_bytes) - num_bytes)
         try:
-            return _result_of(await lane.told(endpoint.path, body, owner, earlier, room), endpoint)
+            answer = await lane.told(endpoint.path, body, owner, earlier, room, is_best_effort)
+            return _result_of(answer, endpoint)
         except TookTooLong:
             raise ApiError(400, f"the body is not read within {TIMEOUT_S:g} s") from None
 
-    def _greeting(self) -> bytes:
-        return self._encoded_greeting
-
     @cached_property
-    def _encoded_greeting(self) -> bytes:
+    def _greeting(self) -> bytes:
         """Returns the greeting, which is kept: encoding a large vocabulary takes a second, for which streams would
         wait each time."""
         model = self.model

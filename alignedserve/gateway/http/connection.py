@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from alignedserve.gateway.http.connections import READ_BYTES, Connections, Doing
 from alignedserve.gateway.http.errors import ApiError, BrokenOff, unavailable
-from alignedserve.gateway.http.framing import BadRequest, Framing
+from alignedserve.gateway.http.framing import BadRequest, Framing, asked_path
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ LINGER_S = 10.0
 LINGER_BYTES = 1 << 30
 # If no more than this is left of a body that is not needed, the connection is kept.
 MAX_UNREAD_BYTES = 64 << 10
-_PROBE = b"GET /health "
+# What load balancers and Kubernetes ask for, to see whether the system can answer, and whether this process hangs.
+PROBED = frozenset({"/health", "/"})
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -204,7 +205,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         """Reads on when it is this connection's turn to begin a request."""
         self._awaits_turn = True
         # Behind a thousand others, a load balancer would take this server for dead.
-        is_probe = self._arrived.startswith(_PROBE)
+        is_probe = asked_path(self._arrived) in PROBED
         self._crowd.beginnings.do(self._begin, "probes" if is_probe else "")
         if self._awaits_turn:
             self.flow.pause_reading()

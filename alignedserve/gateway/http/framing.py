@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
+from urllib.parse import unquote
 
 # The most bytes of the request line and all headers together. Browsers also send the cookies of other servers on the
 # same machine.
@@ -224,6 +225,16 @@ class Framing:
             raise BadRequest(400, "a line behind the body is no header")
         self._num_trailer_bytes = num_bytes + 2
         return end + 2
+
+
+def asked_path(arrived: bytearray) -> str:
+    """Returns the path that the request asks for whose head these bytes begin with, as uvicorn reads it; "" if its
+    first line is no request."""
+    line = bytes(arrived[: max(arrived.find(b"\r\n"), 0)])
+    if len(line) > MAX_LINE_BYTES or not _REQUEST.fullmatch(line):
+        return ""
+    _, target, _ = _in_origin_form([line])[0].split(b" ")
+    return unquote(target.partition(b"?")[0].decode("ascii"))
 
 
 def _in_origin_form(lines: list[bytes]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""A JSON body in bytes: it is parsed elsewhere (openai/prepare.py)."""
+"""A JSON body in bytes: it is parsed elsewhere (generation/preparer.py)."""
 
 from __future__ import annotations
 

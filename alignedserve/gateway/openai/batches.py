@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+import msgspec
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
 from pydantic import Field
@@ -42,9 +44,16 @@ from alignedserve.store import (
     TooManyJobs,
 )
 from alignedserve.store.records import new_job_id
+from alignedserve.store.retry import repeated
 
 # Message batches are jobs too, and are described here as any other.
 _ID = re.compile(r"(msg)?batch_[0-9a-f]{24}")
+
+# The number of jobs of a listing that are read at a time.
+JOBS_AT_A_TIME = 250
+
+# A client that repeats a creation with the same key gets the job that it has created.
+IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
@@ -91,13 +100,23 @@ def batch_routes(
         return batch_body(job, tally) | {"alignedserve": _forecast(job, tally, runner.forecast)}
 
     @routes.post("/v1/batches")
-    async def create(body: BatchBody, http: Request, answer: Response) -> Json:
+    async def create(
+        body: BatchBody, http: Request, answer: Response, idempotency_key: IdempotencyKey = None
+    ) -> Json:
         answer.headers.update(ignored_parameters.note(unknown_in(body, is_strict)))
         webhook_url = body.alignedserve.webhook_url if body.alignedserve else None
         _check_webhook(webhook_url, allowed_urls)
-        job = await _new_job(store, body, endpoints, placed_inputs, owner_of(http), viewer(http, is_shared))
-        job = replace(job, webhook_url=webhook_url)
-        await add_job(store, job)
+        owner = owner_of(http)
+        job_id = job_id_of(owner, idempotency_key)
+        if idempotency_key and (earlier := await store.job(job_id)):
+            if _asked_of(earlier) != (body.input_file_id, body.endpoint, body.completion_window):
+                raise used_key(idempotency_key)
+            return body_of(earlier, await store.tally(job_id))
+        job = await _new_job(store, body, endpoints, placed_inputs, owner, viewer(http, is_shared))
+        job = await add_job(store, replace(job, id=job_id, webhook_url=webhook_url))
+        if _asked_of(job) != (body.input_file_id, body.endpoint, body.completion_window):
+            # A call at the same time came first.
+            raise used_key(str(idempotency_key))
         runner.wake()
         return body_of(job, Tally())
 
@@ -108,9 +127,8 @@ def batch_routes(
         page = await store.list_jobs(viewer(http, is_shared), after and JobId(after), limit)  # type: ignore[arg-type]
         if page is None:
             raise ApiError(400, f"after={after!r}: there is no such batch", param="after")
-        found = [await store.job(JobId(each)) for each in page.ids]
-        bodies = [body_of(job, await store.tally(job.id)) for job in found if job]
-        return list_response(bodies, page.has_more)
+        found = await store.jobs([JobId(each) for each in page.ids])
+        return list_response([body_of(job, tally) for job, tally in found], page.has_more)
 
     @routes.get("/v1/batches/{batch_id}")
     async def one_batch(batch_id: str, http: Request) -> Json:
@@ -174,6 +192,10 @@ async def _new_job(
     )
 
 
+def _asked_of(job: JobRecord) -> tuple[str, str, str]:
+    return job.input_file_id, job.endpoint, job.completion_window
+
+
 async def _check_uploaded(store: Store, file_id: str, viewer: str | None) -> None:
     file = await find_file(store, file_id, viewer, "input_file_id", status=400)
     if file.purpose != "batch":
@@ -192,16 +214,31 @@ async def find_job(
     return job
 
 
-async def add_job(store: Store, job: JobRecord) -> None:
-    """Raises ApiError."""
+def job_id_of(owner: str, idempotency_key: str | None, prefix: str = "batch_") -> JobId:
+    """Returns the id of the job that is to be created: one for all calls of an owner with the same key."""
+    if not idempotency_key:
+        return new_job_id(prefix)
+    named = msgspec.json.encode([owner, idempotency_key])
+    return JobId(prefix + hashlib.sha256(named).hexdigest()[:24])
+
+
+def used_key(idempotency_key: str) -> ApiError:
+    """Returns the error for a key with which something else was created."""
+    return ApiError(400, f"Idempotency-Key={idempotency_key!r}: another batch was created with it")
+
+
+async def add_job(store: Store, job: JobRecord) -> JobRecord:
+    """Adds the job, and returns the one of this id that is there then: of two calls at the same time with the same
+    `Idempotency-Key`, the first has added its own. Raises ApiError and StoreAway."""
     try:
-        is_added = await store.add_job(job)
+        is_added = await repeated(store.add_job, job)
     except TooManyJobs as error:
         raise ApiError(429, str(error), code="too_many_batches") from None
     except StoreFull as error:
         raise ApiError(413, str(error), code="storage_full") from None
     if not is_added:
         raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
+    return await repeated(store.job, job.id) or job
 
 
 def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:

@@ -96,14 +96,16 @@ class ChatResponseBuilder(ChoicesBuilder):
         reader = self._readers.get(delta.index)
         if reader is None:
             reader = self._readers[delta.index] = self.new_reader()
-        read = reader.feed(delta.text)
-        if reader.is_thinking is not None:
-            num_tokens = len(delta.token_ids) if reader.is_thinking else 0
-            self._num_reasoning_tokens = (self._num_reasoning_tokens or 0) + num_tokens
+        read = Read()
+        for text, num_tokens in delta.steps():
+            read.add(reader.feed(text))
+            if reader.is_thinking is not None:
+                num_thoughts = num_tokens if reader.is_thinking else 0
+                self._num_reasoning_tokens = (self._num_reasoning_tokens or 0) + num_thoughts
         if delta.finish_reason is not None:
             read.add(reader.end(is_cut=delta.is_cut))
         if not self.shows_reasoning:
-            read.reasoning = ""
+            read.drop_thoughts()
         return read
 
     def _piece_bodies(self, index: int, pieces: Sequence[CallPiece]) -> list[Json]:

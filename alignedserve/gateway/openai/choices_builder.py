@@ -144,10 +144,9 @@ class ChoicesBuilder(ResponseBuilder):
         # The tokens of this delta are those of the next chunk.
         before = replace(usage, num_completion_tokens=usage.num_completion_tokens - len(delta.token_ids))
         members = {"choices": array_of([choice])} | self._opening_members()
-        chunk = object_of(self._chunk(before), members)
-        return chain([b"data: "], chunk, [b"\n\n"])
+        return _large_event(object_of(self._chunk(before), members))
 
-    def events(self, delta: Delta, usage: Usage) -> bytes:
+    def events(self, delta: Delta, usage: Usage) -> bytes | Iterable[Piece]:
         logprobs = None if self.num_logprobs is None else self._logprobs(delta)
         is_first, has_ids = delta.index not in self._lengths, self.shown.token_ids and bool(delta.token_ids)
         self._lengths[delta.index] = self._lengths.get(delta.index, 0) + len(delta.text)
@@ -157,8 +156,11 @@ class ChoicesBuilder(ResponseBuilder):
         if not (logprobs or delta.finish_reason or has_ids or self._has_news(choice)):
             return b""
         if self.shown.token_ids:
-            choice |= self._chunk_ids(delta, is_first)
-        return _event(self._chunk(usage) | {"choices": [choice]})
+            choice["token_ids"] = delta.token_ids
+        chunk, members = self._chunk(usage), self._first_members(delta) if is_first else {}
+        if not members:
+            return _event(chunk | {"choices": [choice]})
+        return _large_event(object_of(chunk, {"choices": array_of([object_of(choice, members)])}))
 
     def progress(self, delta: Delta, usage: Usage) -> bytes:
         """llama.cpp's fields."""
@@ -188,9 +190,9 @@ class ChoicesBuilder(ResponseBuilder):
         """Returns what that chunk has besides its choice."""
         return {}
 
-    def _chunk_ids(self, delta: Delta, is_first: bool) -> Json:
-        """Returns the ids of tokens in a chunk's choice, which may be its first."""
-        return {"token_ids": delta.token_ids}
+    def _first_members(self, first: Delta) -> dict[str, Iterable[Piece]]:
+        """Returns what the first chunk with tokens of a choice has besides, which may be large."""
+        return {}
 
     def _has_news(self, choice: Json) -> bool:
         """Whether a chunk's choice shows anything: text may be a part of a mark."""
@@ -229,3 +231,7 @@ class ChoicesBuilder(ResponseBuilder):
 
 def _event(body: Json) -> bytes:
     return b"data: " + encode(body) + b"\n\n"
+
+
+def _large_event(body: Iterable[Piece]) -> Iterable[Piece]:
+    return chain([b"data: "], body, [b"\n\n"])

@@ -91,9 +91,8 @@ class CompletionResponseBuilder(ChoicesBuilder):
             "finish_reason": delta.finish_reason,
         }
 
-    def _chunk_ids(self, delta: Delta, is_first: bool) -> Json:
-        found = super()._chunk_ids(delta, is_first)
-        return found | ({"prompt_token_ids": self.prompts[delta.index // self.num_made]} if is_first else {})
+    def _first_members(self, first: Delta) -> dict[str, Iterable[Piece]]:
+        return self._prompt_ids(self.prompts[first.index // self.num_made])
 
     def _logprobs(self, delta: Delta) -> Json:
         # Text appears when its last token does: the offsets of tokens that come together are counted from there.

@@ -205,7 +205,7 @@ class Upload:
             raise ApiError(400, "file: there must be one", param="file")
         self._filename = filename
 
-    async def add(self, data: bytes) -> None:
+    async def add(self, data: bytes | memoryview) -> None:
         self._num_bytes += len(data)
         if self._num_bytes > self._max_bytes:
             raise _too_large(self._max_bytes)

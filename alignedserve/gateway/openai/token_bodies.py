@@ -66,12 +66,12 @@ def tokenized(body: TokenizeBody, model: ServedModel, limits: Limits) -> Answere
         "tokens": tokens,
         "token_strs": strings,
     }
-    return Answered(msgspec.json.encode(found), ignored=ignored)
+    return Answered(memoryview(msgspec.json.encode(found)), ignored=ignored)
 
 
 def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> Answered:
     model.check_name(body.model)
-    return Answered(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)}))
+    return Answered(memoryview(msgspec.json.encode({"prompt": model.text_of("tokens", body.tokens)})))
 
 
 def _tokens(model: ServedModel, body: TokenizeBody) -> tuple[list[int], list[str]]:
@@ -80,7 +80,8 @@ def _tokens(model: ServedModel, body: TokenizeBody) -> tuple[list[int], list[str
         raise ApiError(400, "prompt: exactly one of prompt and messages must be given", param="prompt")
     if body.prompt is not None:
         return model.prompt_ids(body.prompt, body.add_special_tokens is not False), []
-    tools, _ = offered(body.tools or None, body.tool_choice)
+    # (Without tools a choice among them changes no prompt.)
+    tools, _ = offered(body.tools, body.tool_choice) if body.tools else ([], "none")
     ignored = ["tools"] if tools and not model.has_place_for_tools else []
     if ignored:
         tools = []

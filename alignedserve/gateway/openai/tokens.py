@@ -9,6 +9,7 @@ from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.json_body import json_body
+from alignedserve.gateway.http.json_pieces import json_response
 from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.openai.token_bodies import (
     DetokenizeAnswer,
@@ -43,6 +44,6 @@ def tokens_router(request_builder: RequestBuilder) -> APIRouter:
     async def answered(endpoint: Endpoint, http: Request) -> Response:
         found = await request_builder.preparer.answer(endpoint, await json_body(http), owner_of(http))
         headers = request_builder.ignored_parameters.note(found.ignored)
-        return Response(found.body, media_type="application/json", headers=headers)
+        return await json_response([found.body], headers)
 
     return router

@@ -19,8 +19,8 @@ OTHER = "other"
 NAMES = frozenset(
     (
         *("early_stopping", "kv_transfer_params", "length_penalty", "lora_path", "mm_processor_kwargs"),
-        *("num_beams", "prediction", "priority", "prompt_cache_retention", "request_id", "return_token_ids"),
-        *("return_tokens_as_token_ids", "rid", "separate_reasoning", "spaces_between_special_tokens"),
+        *("num_beams", "prediction", "priority", "prompt_cache_retention", "request_id"),
+        *("return_tokens_as_token_ids", "rid", "spaces_between_special_tokens"),
         *("stop_regex", "truncate_prompt_tokens", "typical_p", "vllm_xargs", "web_search_options"),
     )
 )

@@ -6,8 +6,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
-from alignedserve.gateway.tools.calls import Nesting, Read
+from alignedserve.gateway.tools.calls import STRING, Nesting, Read
 from alignedserve.gateway.tools.readers import Reader
+from alignedserve.gateway.tools.tags import Rest
 
 
 class Cursor(Reader):
@@ -30,30 +31,35 @@ class Cursor(Reader):
         self._arguments = Nesting()
         # Whether there is no more text, and whether it was not the model that ended it.
         self._is_ended = self._is_cut = False
-        # The content of this step; the blanks since the last call, or the beginning; whether there were only blanks.
+        # The content that `read` has not got yet; the blanks since the last call, or the beginning; whether there were
+        # only blanks.
         self._content: list[str] = []
         self._blanks: list[str] = []
         self._is_blank = True
         self._has_calls = False
 
+    @property
+    def open_text(self) -> Rest | None:
+        return STRING if self._phase == self._send and self._arguments.is_in_string else None
+
     def feed(self, text: str) -> Read:
-        self._num_before += self._at
-        self._text, self._at = self._text[self._at :] + text, 0
+        self._text += text
         return self._read()
 
     def end(self, *, is_cut: bool = False) -> Read:
         self._is_ended, self._is_cut = True, is_cut
         read = self._read()
         if not self._has_calls:
-            read.content += "".join(self._blanks)
+            read.say("".join(self._blanks))
         return read
 
     def _read(self) -> Read:
         read = Read()
         while self._phase(read):
             pass
-        read.content = "".join(self._content)
-        self._content.clear()
+        self._num_before += self._at
+        self._text, self._at = self._text[self._at :], 0
+        self._show_content(read)
         return read
 
     @abstractmethod
@@ -102,7 +108,12 @@ class Cursor(Reader):
             self._blanks.clear()
         self._content.append(text)
 
+    def _show_content(self, read: Read) -> None:
+        read.say("".join(self._content))
+        self._content.clear()
+
     def _begin(self, read: Read, name: str, arguments: str = "", call_id: str | None = None) -> None:
+        self._show_content(read)
         read.begin(name, arguments, call_id)
         self._opened.clear()
         self._blanks.clear()

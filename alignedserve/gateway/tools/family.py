@@ -46,7 +46,7 @@ class Family(ABC):
         self, rules: Iterable[str], functions: Sequence[Function], max_bytes: int
     ) -> StructuredOutputsParams:
         calls = rule("call", " | ".join(f"call_{n}" for n in range(len(functions))))
-        shared = JsonRules()
+        shared = JsonRules(max_bytes)
         each = (self._call_rules(number, function, shared) for number, function in enumerate(functions))
         found, num_bytes = [], 0
         try:

@@ -42,7 +42,7 @@ _WORD = r"[\w.-]{0,80}"
 # any mark at times.
 _BARE = beginnings(*map(spelt, _CHANNELS)).pattern
 _HEADER = re.compile(
-    rf"(?:<\|(?:end|return)\|>\s{{0,8}}|<\|call\|>\s{{0,8}}(?:{_BARE}))?"
+    rf"(?:<\|(?:end|return)\|>\s{{0,8}}|<\|call\|>\s{{0,8}}(?P<bare>{_BARE}))?"
     rf"(?:<\|start\|>{_WORD})? ?(?:t|to|to=(?P<early>{_WORD}) ?)?"
     rf"(?:<\|channel\|>(?P<channel>\w{{0,80}})(?: (?:t|to|to=(?P<late>{_WORD}))?)?"
     rf"(?(early) ?{_WORD})(?(late) ?{_WORD}))?(?:<\|constrain\|>{_WORD} ?)?",
@@ -162,7 +162,8 @@ class HarmonyReader(Reader):
             self._kind, self._arguments = "call", Nesting()
             read.begin(name)
         else:
-            self._kind = "reasoning" if found["channel"] == "analysis" else "content"
+            channel = found["channel"] or found["bare"]
+            self._kind = "reasoning" if channel == "analysis" else "content"
 
     def _called(self, recipient: str) -> str:
         """Returns the name of the tool; empty if it is none."""
@@ -183,6 +184,6 @@ class HarmonyReader(Reader):
         self._is_new = False
         self._kinds.add(self._kind)
         if self._kind == "reasoning":
-            read.reasoning += gap + text
+            read.think(gap + text)
         else:
-            read.content += gap + text
+            read.say(gap + text)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from alignedserve.gateway.tools.calls import HEAD, HEAD_BEGUN, MAX_HEAD_CHARS, Nesting, Read, calls_in
+from alignedserve.gateway.tools.calls import (
+    HEAD,
+    HEAD_BEGUN,
+    MAX_HEAD_CHARS,
+    STRING,
+    Nesting,
+    Read,
+    calls_in,
+)
 from alignedserve.gateway.tools.cursor import Cursor
-from alignedserve.gateway.tools.tags import Tags
+from alignedserve.gateway.tools.tags import Rest, Tags
 
 # What stands before a call, the beginning of a list, and after one.
 _BEFORE = re.compile(r"[\s\[]*")
@@ -15,6 +23,12 @@ _AFTER = re.compile(r"[\s,;\]}]*")
 # The beginning of a list, at the end of a text.
 _LIST = re.compile(r"\[[\s\[]{0,16}\Z")
 _MAX_LIST_CHARS = 17
+# What may begin a call in text, as far as it has come.
+_BEGUN = re.compile(r'\{\s*(?:\Z|"(?:\Z|[nt]))')
+# The most characters of a call in another form. It is kept until its end, and read again if it is none, which takes
+# 20 ms for this length: a longer one is text. After so many characters that were read again nothing is looked at as a
+# call in another form any more.
+MAX_OBJECT_CHARS = 1 << 16
 
 
 class JsonCalls(Cursor):
@@ -28,8 +42,17 @@ class JsonCalls(Cursor):
         # been sent.
         self._nesting = Nesting()
         self._object: list[str] = []
+        self._num_object_chars = 0
         # Up to this place of the whole text, no object is looked at as a whole again.
         self._seen_to = 0
+        # The characters of objects that were read again.
+        self._num_dropped_chars = 0
+
+    @property
+    def open_text(self) -> Rest | None:
+        if self._phase == self._go_on and self._nesting.is_in_string:
+            return STRING
+        return super().open_text
 
     def _may_call(self, name: str) -> bool:
         return True
@@ -55,14 +78,16 @@ class JsonCalls(Cursor):
             return self._wait()
         if self._text[self._at] != "{" or not self._takes_whole:
             return self._give_up()
-        self._object, self._nesting = [self._take(self._at + 1)], Nesting(depth=1)
+        self._object, self._nesting = [self._take(self._at + 1)], Nesting(depth=1, is_strict=True)
+        self._num_object_chars = 1
         self._phase = self._begin_object
         return True
 
     @property
     def _takes_whole(self) -> bool:
         """Whether a call in another form may stand here."""
-        return self._num_before + self._at >= self._seen_to
+        is_new = self._num_before + self._at >= self._seen_to
+        return is_new and self._num_dropped_chars < MAX_OBJECT_CHARS
 
     def _give_up(self) -> bool:
         if self._text[self._at : self._at + 1] == "{":
@@ -72,7 +97,7 @@ class JsonCalls(Cursor):
     def _begin_object(self, read: Read) -> bool:
         """Every call has a name, and so a string comes first."""
         blanks = len(self._text) - len(self._text[self._at :].lstrip())
-        self._object.append(self._take(blanks))
+        self._add(self._take(blanks))
         if self._is_empty and not self._is_ended:
             return False
         if self._text[self._at : self._at + 1] != '"':
@@ -81,10 +106,14 @@ class JsonCalls(Cursor):
         return True
 
     def _go_on(self, read: Read) -> bool:
-        part, is_ended = self._nested()
-        self._object.append(part)
-        if not is_ended:
-            return self._is_ended and self._drop_object()
+        """A mark that closes calls is text where it stands in a string."""
+        room = max(0, MAX_OBJECT_CHARS - self._num_object_chars)
+        stop = min(len(self._text), self._at + room)
+        end = self._nesting.end(self._text, self._at, stop)
+        self._add(self._take(stop if end is None else end))
+        if end is None:
+            is_long = self._num_object_chars >= MAX_OBJECT_CHARS
+            return (self._is_ended or is_long) and self._drop_object()
         calls = calls_in("".join(self._object))
         for call in calls:
             self._begin(read, *call)
@@ -93,10 +122,17 @@ class JsonCalls(Cursor):
         self._phase = self._after
         return True
 
+    def _add(self, text: str) -> None:
+        self._object.append(text)
+        self._num_object_chars += len(text)
+
     def _drop_object(self) -> bool:
-        """The object is no call, but there may be some in it."""
+        """The object is no call, but there may be some in it, and any after what closes it."""
         text = "".join(self._object)
-        self._seen_to = max(self._seen_to, self._num_before + self._at)
+        closing = self.closings.whole.search(text) if self.closings else None
+        num_seen = closing.start() if closing else len(text)
+        self._seen_to = max(self._seen_to, self._num_before + self._at - len(text) + num_seen)
+        self._num_dropped_chars += len(text)
         self._put_back(text)
         return self._give_up()
 
@@ -106,13 +142,7 @@ class JsonCalls(Cursor):
         return True
 
     def _skip(self, read: Read) -> bool:
-        _, is_ended = self._nested()
-        if is_ended:
-            self._phase = self._after
-        return is_ended
-
-    def _nested(self) -> tuple[str, bool]:
-        """Takes the object's text. Returns it, and whether the object has ended, be it with what closes calls."""
+        """Goes past the rest of the object. What closes calls ends it, even in a string: nothing is lost by that."""
         start, stop = self._at, len(self._text)
         if self.closings and not self._is_ended:
             stop = self.closings.held(self._text, start)
@@ -124,7 +154,10 @@ class JsonCalls(Cursor):
         )
         if closing:
             end = closing.start()
-        return self._take(stop if end is None else end), end is not None
+        self._take(stop if end is None else end)
+        if end is not None:
+            self._phase = self._after
+        return end is not None
 
     def _after(self, read: Read) -> bool:
         """Goes on after a call."""
@@ -192,10 +225,10 @@ class JsonInTextReader(JsonReader):
 
     def _find(self, read: Read) -> bool:
         self._is_in_text = True
-        place = self._text.find("{", self._at)
-        end = len(self._text) if place < 0 else place
+        begun = _BEGUN.search(self._text, self._at)
+        place = end = begun.start() if begun else len(self._text)
         first = _LIST.search(self._text, max(self._at, end - _MAX_LIST_CHARS), end)
-        if place < 0:
+        if begun is None:
             self._show(self._take(first.start() if first and not self._is_ended else end))
             return False
         self._show(self._take(first.start() if first else place))

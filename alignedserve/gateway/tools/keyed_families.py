@@ -17,6 +17,7 @@ from alignedserve.gateway.tools.keyed_grammar import (
     tagged_rules,
 )
 from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN
+from alignedserve.gateway.tools.pythonic_reader import BLANKS, LETTERS
 
 
 class TaggedFamily(Family):
@@ -99,10 +100,16 @@ class PythonicFamily(Family):
         more = "" if one_at_most else '(", " call)* '
         calls = f'call {more}"]" ({end})?'
         return [
-            rule("start", f'TEXT | {start} "[" {calls} | "[" (LISTED | {calls})'),
+            rule("start", f'TEXT | {start} "[" {calls} | OPENING (LISTED | {calls})'),
+            rule("OPENING", rf"/[{BLANKS}]*\[/"),
             # A text that begins like a mark, or like the list of calls, is none.
-            rule("TEXT", r"/(\s*([^\s\[<]|<[^|])(.|\n)*)?/"),
-            rule("LISTED", r"/\s*([\w.-]*\s*|([^\s\w.-]|[\w.-]+\s*[^\s\w.(-])(.|\n)*)/"),
+            rule("TEXT", rf"/[{BLANKS}]*(<|([^{BLANKS}\[<]|<[^|])(.|\n)*)?/"),
+            # A word may stand there too, with anything else than a bracket after it.
+            rule(
+                "LISTED",
+                rf"/[{BLANKS}]*([{LETTERS}]*[{BLANKS}]*|"
+                rf"([^{BLANKS}{LETTERS}]|[{LETTERS}]+([{BLANKS}]+[^{BLANKS}(]|[^{BLANKS}({LETTERS}]))(.|\n)*)/",
+            ),
         ]
 
     def _call_rules(self, number: int, function: Function, shared: JsonRules) -> Iterable[str]:

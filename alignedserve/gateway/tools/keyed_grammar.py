@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from alignedserve.gateway.tools.bodies import Function
+from alignedserve.gateway.tools.calls import json_of
 from alignedserve.gateway.tools.schemas import (
     ALL_KINDS,
     Arguments,
@@ -45,12 +46,31 @@ _PYTHONIC_NAME = r"[a-zA-Z_][a-zA-Z0-9_.-]{0,255}"
 _READABLE_IN_PYTHONIC = re.compile(r"""[^\s=()\[\]{},"']{1,256}""")
 
 
+# The most bytes of schemas that are gone through for a grammar, per byte that it may have. Schemas may be spelt in many
+# ways that are found to be equal only when they are written, and each of them takes its time.
+_LOOKED_AT_PER_BYTE = 64
+
+
 class JsonRules:
     """The rules of JSON of one grammar: there is one for all arguments that have the same schema."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes` is what the grammar may have."""
         # Their numbers by their bodies.
         self._numbers: dict[str, int] = {}
+        self._room = _LOOKED_AT_PER_BYTE * max_bytes
+
+    def written(self, schema: Mapping[str, Any]) -> str:
+        """Returns the body of a rule. Raises InvalidRequest when it is one too many."""
+        body = json_rule(schema)
+        self.look_at(body)
+        return body
+
+    def look_at(self, text: str) -> None:
+        """Counts the text. Raises InvalidRequest when it is one too many."""
+        self._room -= len(text)
+        if self._room < 0:
+            raise InvalidRequest("tools: their schemas are too large, with what they refer to")
 
     def new(self, bodies: Iterable[str]) -> Iterator[str]:
         """Yields the rules with these bodies that the grammar does not have yet."""
@@ -72,42 +92,53 @@ def free_value(tags: Tags) -> str:
 def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark, shared: JsonRules) -> Iterator[str]:
     """Yields the rule `name` of a function's arguments, and those that it needs. `value` is that of a free text, up to
     the mark that ends it. Raises InvalidRequest."""
-    values = _Values(function)
+    values = _Values(function, shared)
     key, found = f"{name.upper()}_KEY", []
+    # What stands for the values of an argument, by the alternatives that it has.
+    written: dict[int, str] = {}
     for each in values.arguments.known:
         if not re.fullmatch(_TAGGED_NAME, each.name):
             raise _unwritable(each.name)
-        texts, parts = values.alternatives(each.schema)
-        yield from shared.new(parts or ())
-        part = f"{tags.before(literal(each.name))} {_tagged(texts, parts, tags, mark, shared)} {tags.after}"
+        alternatives = values.alternatives(each.schema)
+        if id(alternatives) not in written:
+            written[id(alternatives)] = yield from _tagged(*alternatives, tags, mark, shared)
+        part = f"{tags.before(literal(each.name))} {written[id(alternatives)]} {tags.after}"
         found.append(part if each.is_required else f"({part})?")
     others = values.arguments.others
     if others is not None:
         # The reader doesn't know their types.
         texts, parts = values.alternatives(others, ALL_KINDS)
-        yield from shared.new(parts or ())
+        value = yield from _tagged(texts, parts, tags, mark, shared)
         yield rule(key, values.other_names(_TAGGED_NAME))
-        found.append(f"({tags.before(key)} {_tagged(texts, parts, tags, mark, shared)} {tags.after})*")
+        found.append(f"({tags.before(key)} {value} {tags.after})*")
     yield rule(name, " ".join(found) or '""')
 
 
 def _tagged(
     texts: Sequence[str], parts: Sequence[str] | None, tags: Tags, mark: Mark, shared: JsonRules
-) -> str:
-    """Returns what stands for a value, and the mark that ends it."""
+) -> Generator[str, None, str]:
+    """Yields the rules of a value that the grammar does not have yet, and returns what stands for it, and for the mark
+    that ends it."""
     if parts is None:
         return "value"
     for text in texts:
         if any(mark in text for mark in (tags.closing, *tags.barred)):
             raise InvalidRequest(f"tools: {text!r}: this model can't write a value with its own marks")
+    yield from shared.new(parts)
     bodies = [*map(literal, texts), *(shared.name_of(part) for part in parts)]
+    value = bodies[0]
+    if len(bodies) > 1:
+        # Each argument that has these alternatives refers to one rule of them.
+        either = " | ".join(bodies)
+        yield from shared.new([either])
+        value = shared.name_of(either)
     edge = f"{literal(tags.edge)} " if tags.edge else ""
-    return f"{edge}({' | '.join(bodies)}) {edge}{mark(tags.closing)}"
+    return f"{edge}{value} {edge}{mark(tags.closing)}"
 
 
 def pythonic_rules(name: str, function: Function, shared: JsonRules) -> Iterator[str]:
     """Yields the rule `name` of a function's arguments as Python has them, with values as JSON has them."""
-    values = _Values(function)
+    values = _Values(function, shared)
     known, others = values.arguments.known, values.arguments.others
     more = ""
     if others is not None:
@@ -133,35 +164,51 @@ def _unwritable(name: str) -> InvalidRequest:
     return InvalidRequest(f"tools: {name!r}: this model can't write an argument of this name")
 
 
+_Alternatives = tuple[Sequence[str], Sequence[str] | None]
+
+
 class _Values:
     """The arguments of one function, and the rules of their values."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, shared: JsonRules) -> None:
         self._document = Document(function.parameters or {})
+        self._shared = shared
         self.arguments = self._document.arguments() if function.strict else Arguments(others=True)
+        # What was found, by the schemas' keys: many arguments may have equal ones.
+        self._bodies: dict[str, str] = {}
+        self._alternatives: dict[tuple[str, frozenset[str] | None], _Alternatives] = {}
 
     def json(self, schema: Any) -> str:
-        return json_rule(self._document.part(schema))
+        key = self._document.key(schema)
+        if key not in self._bodies:
+            self._bodies[key] = self._shared.written(self._document.part(schema))
+        return self._bodies[key]
 
-    def alternatives(
-        self, schema: Any, kinds: frozenset[str] | None = None
-    ) -> tuple[list[str], list[str] | None]:
+    def alternatives(self, schema: Any, kinds: frozenset[str] | None = None) -> _Alternatives:
         """Returns the texts that a value may be, and the bodies of rules of JSON; None in place of those if any text
         is allowed. `kinds` are the types by which it is read, if not by the schema."""
-        texts: list[str] = []
-        parts: list[str] = []
+        key = self._document.key(schema), kinds
+        if key not in self._alternatives:
+            self._alternatives[key] = self._found(schema, kinds)
+        return self._alternatives[key]
+
+    def _found(self, schema: Any, kinds: frozenset[str] | None) -> _Alternatives:
+        # Each stands once, in the order in which they are found.
+        texts: dict[str, None] = {}
+        parts: dict[str, None] = {}
         kinds = self._document.kinds(schema) if kinds is None else kinds
         for each in self._document.alternatives(schema):
+            self._shared.look_at(self._document.key(each))
             listed = texts_and_values(each)
             if listed:
-                texts += listed[0]
-                parts += [json_rule({"enum": listed[1]})] if listed[1] else []
+                texts |= dict.fromkeys(listed[0])
+                parts |= {self._shared.written({"enum": listed[1]}): None} if listed[1] else {}
             elif "string" in self._document.kinds(each):
                 return [], None
             elif each is not False:
-                parts.append(self.json(each))
+                parts[self.json(each)] = None
         read_back = [text for text in texts if not _is_other_value(text, kinds)]
-        return read_back, parts if read_back or parts else [self.json(schema)]
+        return read_back, [*parts] if read_back or parts else [self.json(schema)]
 
     def other_names(self, allowed: str) -> str:
         """Returns the body of a terminal of the names that arguments may have beside the known ones."""
@@ -172,7 +219,7 @@ class _Values:
 def _is_other_value(text: str, kinds: frozenset[str]) -> bool:
     """Whether the text, of a value that may be of these types, would be read as something else."""
     try:
-        found = json.loads(text)
+        found = json_of(text, is_kept=True)
     except (ValueError, RecursionError):
         return False
     # Where anything is allowed, JSON is read as such.

@@ -11,10 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from alignedserve.gateway.tools.calls import Read, json_of
+from alignedserve.gateway.tools.calls import Read, json_of, object_of
 from alignedserve.gateway.tools.keyed_tags import Keyed
 from alignedserve.gateway.tools.marked_readers import BLANKS, HERMES_CLOSE, HermesReader
 from alignedserve.gateway.tools.schemas import ALL_KINDS, Document, kind_of
+from alignedserve.gateway.tools.tags import Rest
 
 # The types of each tool's parameters, by names; "" where the schema says nothing simple.
 Types = Mapping[str, Mapping[str, str]]
@@ -27,14 +28,18 @@ class KeyedReader(HermesReader):
         super().__init__()
         self._keyed = keyed
         self._types = types
-        # The call that is being read: its name, its arguments so far, and whether something else than blanks has come
-        # since its last tag.
+        # The call that is being read: its name, its arguments so far in JSON, and whether something else than blanks
+        # has come since its last tag.
         self._name = ""
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, str] = {}
         self._has_more = False
         # The argument that is being read.
         self._key = ""
         self._value: list[str] = []
+
+    @property
+    def open_text(self) -> Rest | None:
+        return self._keyed.value if self._phase == self._in_value else super().open_text
 
     def _find(self, read: Read) -> bool:
         """A call without a mark is of a tool that is known: a text may well show what a call looks like."""
@@ -73,7 +78,7 @@ class KeyedReader(HermesReader):
         more = self._take(found.start() if found else tags.held(self._text, self._at))
         self._opened.append(more)
         self._has_more |= bool(more.strip())
-        if self._has_more and not self._values:
+        if self._keyed.argument_opening in more or (self._has_more and not self._values):
             # A text about calls, and none.
             return self._give_up()
         if found is None:
@@ -101,7 +106,7 @@ class KeyedReader(HermesReader):
         return self._give_up()
 
     def _send_call(self, read: Read) -> None:
-        self._begin(read, self._name, json.dumps(self._values, ensure_ascii=False))
+        self._begin(read, self._name, object_of(self._values))
         self._phase = self._after
 
     def _in_value(self, read: Read) -> bool:
@@ -143,19 +148,26 @@ class KeyedReader(HermesReader):
         return super()._may_be_mark or bool(self._keyed.openings.begun.fullmatch(self._text, self._at))
 
 
-def _value(text: str, kind: str) -> Any:
-    """Returns the value that the text stands for: the text itself for a string, and where it is no JSON."""
+def _value(text: str, kind: str) -> str:
+    """Returns the JSON of the value that the text stands for: that of a string, also where it is no JSON, or the text
+    itself."""
     kinds = kind.split()
     if kinds == ["string"]:
-        return text
+        return _string(text)
     try:
-        found = json_of(text)
+        found = json_of(text, is_kept=True)
         is_text = "string" in kinds and (isinstance(found, str) or kind_of(found) not in kinds)
-        return text if is_text else found
+        return _string(text) if is_text else text.strip()
     except (ValueError, RecursionError):
-        if "string" in kinds:
-            return text
-        return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
+        named = None if "string" in kinds else _PYTHONS.get(text.strip().lower())
+        return _string(text) if named is None else named
+
+
+_PYTHONS = {"true": "true", "false": "false", "none": "null"}
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def types_of(schemas: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.gateway.tools.marked_readers import HERMES_CLOSE, HERMES_OPEN, Head
-from alignedserve.gateway.tools.tags import Tags, beginnings, spelt
+from alignedserve.gateway.tools.tags import Rest, Tags, beginnings, spelt
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,14 @@ class Keyed:
     tags: Tags
     # What may end a value: what closes it, or the next argument, with the group `key`.
     value_ends: Tags
+    # The rest of a value that is closed before another argument or call begins.
+    value: Rest
     # Finds the end of the call in a value that nothing closes.
     call_end: re.Pattern[str]
     # What closes calls.
     closings: Sequence[str]
+    # What begins an argument. A call with one that goes on in another way is none: it would lack that argument.
+    argument_opening: str
     # What begins a further call, beside the mark.
     bare_opening: str | None = None
     # Whether a value stands in lines of its own.
@@ -37,6 +41,11 @@ _NAME = "[a-zA-Z0-9_.-]{1,64}"
 
 def _tags(whole: str, *begun: Sequence[str], max_len: int) -> Tags:
     return Tags(re.compile(whole), beginnings(*begun), first="<", max_len=max_len)
+
+
+def _value_up_to(tag: str, argument_opening: str) -> Rest:
+    inner = rf"(?:(?!{HERMES_OPEN}|{argument_opening}).)*?"
+    return Rest(re.compile(inner + tag, re.DOTALL), re.compile(inner, re.DOTALL))
 
 
 _FUNCTION, _FUNCTION_END, _PARAMETER_END = "<function=", "</function>", "</parameter>"
@@ -61,18 +70,21 @@ QWEN_CODER = Keyed(
     value_ends=_tags(
         rf"{_PARAMETER_END}|<parameter=(?P<key>{_KEY})>", spelt(_PARAMETER_END), _PARAMETER, max_len=300
     ),
+    value=_value_up_to(_PARAMETER_END, "<parameter="),
     call_end=re.compile(rf"{_FUNCTION_END}|{HERMES_CLOSE}|{HERMES_OPEN}\s*{_FUNCTION}"),
     closings=(_FUNCTION_END, HERMES_CLOSE),
+    argument_opening="<parameter=",
     bare_opening=_FUNCTION,
     has_lines=True,
 )
 
-_ARGUMENT = r"<arg_key>(?P<key>[^<]{0,256})</arg_key>\s{0,8}<arg_value>"
+# A model may write something between a key and its value; it is left out, as it is between arguments.
+_ARGUMENT = r"<arg_key>(?P<key>[^<]{0,256})</arg_key>[^<]{0,64}<arg_value>"
 _ARGUMENT_BEGUN = [
     *spelt("<arg_key>"),
     "[^<]{0,256}",
     *spelt("</arg_key>"),
-    r"\s{0,8}",
+    "[^<]{0,64}",
     *spelt("<arg_value>"),
 ]
 _VALUE_END = "</arg_value>"
@@ -90,6 +102,8 @@ GLM = Keyed(
         max_len=400,
     ),
     value_ends=_tags(rf"{_VALUE_END}|{_ARGUMENT}", spelt(_VALUE_END), _ARGUMENT_BEGUN, max_len=400),
+    value=_value_up_to(_VALUE_END, "<arg_key>"),
     call_end=re.compile(rf"{HERMES_CLOSE}|{HERMES_OPEN}\s*{_NAME}\s*(?:{HERMES_CLOSE}|\Z)"),
     closings=(HERMES_CLOSE,),
+    argument_opening="<arg_key>",
 )

@@ -1,25 +1,31 @@
-"""Parses calls that are written as Python: `[weather(city="Rome"), clock()]`, as Llama 4 and some of Llama 3.2 do."""
+"""Parses calls that are written as Python: `[weather(city="Rome"), clock()]`, as Llama 4 and some of Llama 3.2 do.
+
+A value is JSON, or one of Python's literals. What has come is parsed in 5 ms at most: a list with more in it is text.
+"""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import re
-from typing import Never
 
-from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Read
+from alignedserve.gateway.tools.calls import DECODER, MAX_HEAD_CHARS, Read, object_of
 from alignedserve.gateway.tools.readers import Reader
 from alignedserve.gateway.tools.tags import beginnings, spelt
 
-# Parsing a longer text could take long.
-_MAX_CHARS = 1 << 16
-_NAMES = {"true": True, "false": False, "null": None}
+# The most characters of a list of calls; the most calls and arguments in it; and the most characters of Python's
+# literals in it that are no JSON, without the texts among them.
+MAX_CHARS, MAX_PARTS, MAX_PYTHON_CHARS = 1 << 16, 1 << 10, 1 << 11
+# Each such literal takes the time of this number of characters besides its own, and each text in one that of these.
+_CHARS_OF_A_LITERAL, _CHARS_OF_A_TEXT = 8, 2
 _AROUND = ("<|python_start|>", "<|python_end|>")
+# Blanks, and the letters of names, for expressions; the grammar has the same (keyed_families.py).
+BLANKS, LETTERS = r" \t\n\r\f\v", "a-zA-Z0-9_.-"
+_BLANKS = " \t\n\r\f\v"
 # How calls begin, and what may become that.
-_HEAD = re.compile(rf"(?:{re.escape(_AROUND[0])}\s*)?\[\s*[\w.-]+\s*\(")
-_FIRST = [r"\[", r"\s*", r"[\w.-]+", r"\s*", r"\("]
-_HEAD_BEGUN = beginnings(_FIRST, [*spelt(_AROUND[0]), r"\s*", *_FIRST])
+_FIRST = [r"\[", f"[{BLANKS}]*", f"[{LETTERS}]+", f"[{BLANKS}]*", r"\("]
+_HEAD = re.compile(rf"(?:{re.escape(_AROUND[0])}[{BLANKS}]*)?{''.join(_FIRST)}")
+_HEAD_BEGUN = beginnings(_FIRST, [*spelt(_AROUND[0]), f"[{BLANKS}]*", *_FIRST])
 
 
 class PythonicReader(Reader):
@@ -27,26 +33,29 @@ class PythonicReader(Reader):
 
     def __init__(self) -> None:
         self._text: list[str] = []
+        self._num_chars = 0
         # Its first letters, without the blanks before them, until they say whether calls may come.
         self._first = ""
         self._is_text = self._is_list = False
 
     def feed(self, text: str) -> Read:
         if self._is_text:
-            return Read(text)
+            return Read.of(text)
         self._text.append(text)
+        self._num_chars += len(text)
         if not self._is_list:
-            self._first += text if self._first else text.lstrip()
+            self._first += text if self._first else text.lstrip(_BLANKS)
             self._is_list = _HEAD.match(self._first, 0, MAX_HEAD_CHARS) is not None
             may_be_list = len(self._first) < MAX_HEAD_CHARS and _HEAD_BEGUN.fullmatch(self._first)
             self._is_text = not self._is_list and not may_be_list
-        return Read(self._taken()) if self._is_text else Read()
+        self._is_text |= self._is_list and self._num_chars > MAX_CHARS
+        return Read.of(self._taken()) if self._is_text else Read()
 
     def end(self, *, is_cut: bool = False) -> Read:
         text, read = self._taken(), Read()
         for name, arguments in _calls_in(text):
             read.begin(name, arguments)
-        return read if read.pieces else Read(text)
+        return read if read.pieces else Read.of(text)
 
     def _taken(self) -> str:
         text = "".join(self._text)
@@ -56,61 +65,93 @@ class PythonicReader(Reader):
 
 def _calls_in(text: str) -> list[tuple[str, str]]:
     """Returns names and arguments; nothing if the text is anything else than calls."""
-    if len(text) > _MAX_CHARS:
-        return []
-    text = text.strip().removeprefix(_AROUND[0]).removesuffix(_AROUND[1]).strip()
-    with contextlib.suppress(ValueError, RecursionError):
-        return _Json(text).calls()
+    text = text.strip(_BLANKS).removeprefix(_AROUND[0]).removesuffix(_AROUND[1]).strip(_BLANKS)
     try:
-        found = ast.parse(text, mode="eval").body
-        return [_call(each) for each in found.elts] if isinstance(found, ast.List) else []
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _Calls(text).all()
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return []
 
 
 _BRACKET, _CLOSING, _COMMA = re.compile(r"\[\s*"), re.compile(r"\s*\]"), re.compile(r"\s*,\s*")
-_NAME = re.compile(r"([\w.-]+)\s*\(\s*")
+_NAME = re.compile(rf"([{LETTERS}]+)\s*\(\s*")
 _KEY = re.compile(r"""([^\s=()\[\]{},"']+)\s*=\s*""")
 _END = re.compile(r"\s*\)")
+_VALUE_END = re.compile(r"\s*[,)]")
 
 
-def _refuse(constant: str) -> Never:
-    raise ValueError(f"{constant} is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
-
-
-class _Json:
-    """Reads a list of calls in which all values are JSON. Names need be none of Python's: `[f(from="x", a-b=1)]`."""
+class _Calls:
+    """Reads a list of calls. Names need be none of Python's: `[f(from="x", a-b=1)]`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._num_parts = self._num_python_chars = 0
 
-    def calls(self) -> list[tuple[str, str]]:
-        """Raises ValueError for anything else."""
+    def all(self) -> list[tuple[str, str]]:
+        """Raises ValueError, or what `ast` raises, for anything else."""
+        calls: list[tuple[str, str]] = []
         self._past(_BRACKET)
-        calls = [self._call()]
-        while self._may_pass(_COMMA):
+        while self._has_next(_CLOSING, is_first=not calls):
             calls.append(self._call())
-        self._past(_CLOSING)
         if self._at != len(self._text):
             raise ValueError("more than a list")
         return calls
 
     def _call(self) -> tuple[str, str]:
-        name, values = self._past(_NAME)[1], {}
-        is_first = True
-        while not self._may_pass(_END):
-            if not is_first:
-                self._past(_COMMA)
-            key, start = self._past(_KEY)[1], self._at
-            _, self._at = _DECODER.raw_decode(self._text, start)
-            # (As it is written.)
-            values[key], is_first = self._text[start : self._at], False
-        body = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items())
-        return name, f"{{{body}}}"
+        name = self._past(_NAME)[1]
+        values: dict[str, str] = {}
+        while self._has_next(_END, is_first=not values):
+            key = self._past(_KEY)[1]
+            values[key] = self._value()
+        return name, object_of(values)
+
+    def _has_next(self, end: re.Pattern[str], is_first: bool) -> bool:
+        """Goes past the comma before the next one, or past the end."""
+        if self._may_pass(end):
+            return False
+        if not is_first:
+            self._past(_COMMA)
+            if self._may_pass(end):
+                return False
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise ValueError("too many calls and arguments")
+        return True
+
+    def _value(self) -> str:
+        """Returns the value as JSON: as it is written, where it is that."""
+        start = self._at
+        try:
+            _, end = DECODER.raw_decode(self._text, start)
+        except ValueError:
+            return self._literal()
+        if not _VALUE_END.match(self._text, end):
+            return self._literal()
+        self._at = end
+        return self._text[start:end]
+
+    def _literal(self) -> str:
+        start, self._at = self._at, self._literal_end()
+        written = self._text[start : self._at]
+        if not written.strip():
+            raise ValueError("a value expected")
+        tree = _AsPython().visit(ast.parse(f"({written})", mode="eval").body)
+        return json.dumps(ast.literal_eval(tree), ensure_ascii=False, allow_nan=False)
+
+    def _literal_end(self) -> int:
+        at, depth = self._at, 0
+        self._num_python_chars += _CHARS_OF_A_LITERAL
+        while True:
+            part = _PART.match(self._text, at)
+            if part is None or _F_STRING.match(part[0]):
+                raise ValueError("no literal")
+            depth += (part[0] in "([{") - (part[0] in ")]}")
+            if depth < 0 or (depth == 0 and part[0] == ","):
+                return at
+            self._num_python_chars += _CHARS_OF_A_TEXT if part["text"] else len(part[0])
+            if self._num_python_chars > MAX_PYTHON_CHARS:
+                raise ValueError("literals that would take long to parse")
+            at = part.end()
 
     def _past(self, pattern: re.Pattern[str]) -> re.Match[str]:
         found = pattern.match(self._text, self._at)
@@ -125,6 +166,20 @@ class _Json:
         return found is not None
 
 
+# A part of a literal: a text, what is around values, or anything else. What is in an f-string would be parsed.
+_PART = re.compile(
+    r"(?P<text>[a-zA-Z]{0,2}(?:"
+    r'"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*"""|'
+    r"'''[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*'''|"
+    r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|'
+    r"'[^'\\\n]*(?:\\.[^'\\\n]*)*'))|"
+    r"[()\[\]{},]|\w+|[^\w'\"#()\[\]{},]+",
+    re.DOTALL,
+)
+_F_STRING = re.compile(r"[a-zA-Z]?[fF][a-zA-Z]?[\"']")
+_NAMES = {"true": True, "false": False, "null": None}
+
+
 class _AsPython(ast.NodeTransformer):
     """JSON's names for what Python calls True, False and None, and surrogate pairs written as two escapes."""
 
@@ -135,18 +190,3 @@ class _AsPython(ast.NodeTransformer):
         if not isinstance(node.value, str):
             return node
         return ast.Constant(node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-
-
-def _call(node: ast.expr) -> tuple[str, str]:
-    """Raises ValueError if it is no call with literals by name."""
-    if not isinstance(node, ast.Call) or node.args:
-        raise ValueError("no call")
-    arguments = {}
-    for each in node.keywords:
-        if each.arg is None:
-            raise ValueError("an argument without a name")
-        arguments[each.arg] = ast.literal_eval(_AsPython().visit(each.value))
-    try:
-        return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False)
-    except TypeError as error:
-        raise ValueError("a value that JSON has not") from error

@@ -4,8 +4,8 @@ A call is streamed from its name on if name and arguments come in this order, as
 another form is sent when it is complete. What was sent can't be taken back: arguments that end in the middle, or are
 no JSON, are sent as they were written, as OpenAI does.
 
-However the text is cut, it is read in the same way, and each letter is read a few times at most, however long the text
-becomes: a client may have made the model write it.
+However the text is cut, it is read in the same way, and what is found has the order in which it was written. Each
+letter is read a few times at most, however long the text becomes: a client may have made the model write it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools.tags import Rest
 
 
 class Reader(ABC):
@@ -24,6 +25,11 @@ class Reader(ABC):
     is_thinking: bool | None = None
     # Whether marks begin calls, so that these can be told from thoughts.
     is_marked = False
+
+    @property
+    def open_text(self) -> Rest | None:
+        """The rest of a text within a call, if one is open: a tag could be a part of it."""
+        return None
 
     @abstractmethod
     def feed(self, text: str) -> Read: ...
@@ -37,7 +43,7 @@ class TextReader(Reader):
     """All of the text is content."""
 
     def feed(self, text: str) -> Read:
-        return Read(text)
+        return Read.of(text)
 
     def end(self, *, is_cut: bool = False) -> Read:
         return Read()

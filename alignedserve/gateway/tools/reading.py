@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from alignedserve.gateway.tools import keyed_tags, marked_readers
-from alignedserve.gateway.tools.families import HarmonyFamily
+from alignedserve.gateway.tools.bodies import Tool
+from alignedserve.gateway.tools.families import HarmonyFamily, LlamaFamily
 from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.json_readers import JsonInTextReader, JsonReader
-from alignedserve.gateway.tools.keyed_readers import KeyedReader, Types
+from alignedserve.gateway.tools.keyed_families import GlmFamily, QwenCoderFamily
+from alignedserve.gateway.tools.keyed_readers import KeyedReader, Types, types_of
 from alignedserve.gateway.tools.marked_readers import HermesReader, marked_reader
 from alignedserve.gateway.tools.pythonic_reader import PythonicReader
 from alignedserve.gateway.tools.readers import NamedReader, Reader, TextReader
@@ -42,6 +44,17 @@ _READERS: Mapping[str, Callable[[str, Types], Reader]] = {
     HARMONY: lambda tool, types: HarmonyReader(types.keys(), "stop" if tool else "tool_calls"),
 }
 
+# The readers that need the types of the tools' parameters, and those that need the tools' names alone.
+_TYPED = (QwenCoderFamily.name, GlmFamily.name)
+_NAMING = (LlamaFamily.name, HARMONY)
+
+
+def types_for(name: str, tools: Sequence[Tool]) -> dict[str, dict[str, str]]:
+    """Returns what the reader of this name needs to know of the tools, as `types` of its Reading."""
+    if name in _TYPED:
+        return types_of({tool.function.name: tool.function.parameters for tool in tools})
+    return {tool.function.name: {} for tool in tools} if name in _NAMING else {}
+
 
 class Reading(msgspec.Struct, frozen=True):
     """How the text of a choice is read."""
@@ -50,7 +63,7 @@ class Reading(msgspec.Struct, frozen=True):
     name: str = TEXT
     # The only tool that can be called, if one was named.
     tool: str = ""
-    # The types of the tools' parameters by the tools' names, for a reader that has to know either.
+    # The types of the tools' parameters by the tools' names, as far as the reader needs them (types_for).
     types: dict[str, dict[str, str]] = {}
     # How thoughts are marked in the output, if it may have any.
     thinking: Thinking | None = None

@@ -17,6 +17,8 @@ from alignedserve.gateway.tools.tags import overlap
 
 # The tags of the models that are known. A template has both where it strips the thoughts of earlier turns.
 TAGS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("<reasoning>", "</reasoning>"))
+# A closing tag in a text within a call is a part of this text if it ends within so many characters, as such texts do.
+MAX_WAIT_CHARS = 1 << 10
 
 
 class Thinking(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class ReasoningReader(Reader):
     """Separates thoughts from what comes after them, which another reader reads.
 
     A call in thoughts that are closed later is a draft. If the model ends them without closing them, calls in them are
-    calls, and what else there is are thoughts."""
+    calls, and what else there is are thoughts. A closing tag in a text within a call closes nothing."""
 
     def __init__(self, thinking: Thinking, new_answer: Callable[[], Reader]) -> None:
         self._thinking = thinking
@@ -103,13 +105,15 @@ class ReasoningReader(Reader):
         read = Read()
         if not self._is_over and not self._is_thinking:
             self._open(is_end=True)
+        if self._is_thinking:
+            self._think(read, is_end=True)
         if self._is_thinking and self._has_called(is_cut):
-            read.reasoning = self._trail.add(self._drafted.content)
+            read.think(self._trail.add(self._drafted.content))
             for (name, arguments), call_id in zip(self._drafted.calls, self._drafted.call_ids, strict=True):
                 read.begin(name, arguments, call_id)
             return read
         if self._is_thinking:
-            read.reasoning = "".join((*self._trail.blanks, *self._held))
+            read.think("".join((*self._trail.blanks, *self._held)))
         else:
             self._pass_on(read)
         read.add(self._answer.end(is_cut=is_cut))
@@ -135,20 +139,38 @@ class ReasoningReader(Reader):
             self._space.append(self._text)
             self._text = ""
 
-    def _think(self, read: Read) -> None:
+    def _think(self, read: Read, *, is_end: bool = False) -> None:
         if self._skips_space:
             self._text = self._text.lstrip()
             self._skips_space = not self._text
         close = self._thinking.close
-        place = self._text.find(close)
-        end = place if place >= 0 else len(self._text) - overlap(self._text, 0, close)
+        while (place := self._text.find(close)) >= 0:
+            self._consider(self._text[:place], read)
+            self._text = self._text[place:]
+            is_closing = self._is_closing(self._text[len(close) :], is_end)
+            if is_closing is None:
+                return
+            self._text = self._text[len(close) :]
+            if is_closing:
+                read.think(self._trail.add("".join(self._held)))
+                self._held.clear()
+                self._is_thinking, self._is_over, self._skips_space = False, True, True
+                return
+            self._consider(close, read)
+        end = len(self._text) - overlap(self._text, 0, close)
         self._consider(self._text[:end], read)
         self._text = self._text[end:]
-        if place >= 0:
-            read.reasoning += self._trail.add("".join(self._held))
-            self._text = self._text[len(close) :]
-            self._held.clear()
-            self._is_thinking, self._is_over, self._skips_space = False, True, True
+
+    def _is_closing(self, after: str, is_end: bool) -> bool | None:
+        """Returns whether the closing tag that stands before `after` closes the thoughts, or is a part of a text within
+        a call in them. None: more text decides."""
+        rest = self._draft.open_text
+        if rest is None:
+            return True
+        if rest.whole.match(after[:MAX_WAIT_CHARS]):
+            return False
+        may_go_on = not is_end and len(after) < MAX_WAIT_CHARS and rest.begun.fullmatch(after)
+        return None if may_go_on else True
 
     def _consider(self, text: str, read: Read) -> None:
         """Shows the thoughts up to where a call may begin."""
@@ -158,7 +180,7 @@ class ReasoningReader(Reader):
             self._num_calls = self._drafted.add(draft)
         elif draft.content:
             held = "".join(self._held)
-            read.reasoning += self._trail.add(held[: len(draft.content)])
+            read.think(self._trail.add(held[: len(draft.content)]))
             self._held = [held[len(draft.content) :]]
 
     def _pass_on(self, read: Read) -> None:

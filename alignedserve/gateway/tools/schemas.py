@@ -1,13 +1,16 @@
 """What the JSON schema of a function's parameters says of each argument.
 
-A reference is followed where it is local (`#/$defs/NAME`). What is not understood restricts nothing here.
+A reference is followed where it is local (`#/$defs/NAME`). One place may be referred to in many spellings, so places
+are told apart by the schemas that are there. What is not understood restricts nothing here.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,6 +20,12 @@ ALL_KINDS = frozenset(("string", "integer", "number", "boolean", "array", "objec
 # The most references and alternatives within each other that are followed.
 _MAX_DEPTH = 32
 _DEFINITIONS = ("$defs", "definitions")
+# The most that is taken from a document, for each unit of its own size, and the most if it is small. Arguments that all
+# refer to one large definition could take the square of its size.
+_MAX_TIMES = 16
+_MIN_TAKEN = 128 << 10
+# The characters of a text, or bits of a number, that count as one unit more.
+_UNIT = 64
 # These restrict no value.
 _NOTES = ("$comment", "$schema", "default", "deprecated", "description", "example", "examples", "title")
 # Their fields are names, each with a schema.
@@ -53,6 +62,22 @@ class Document:
         self._whole = whole
         # The kinds of values that the references allow, as far as that is known.
         self._kinds: dict[int, frozenset[str]] = {}
+        # The keys of schemas, by the ids of these.
+        self._keys: dict[int, str] = {}
+        # The schemas to which references point, and whether they point to one.
+        self._targets: dict[str, tuple[Any, bool]] = {}
+        # The size of all that has been taken so far.
+        self._taken = 0
+
+    @cached_property
+    def _max_taken(self) -> int:
+        return max(_MIN_TAKEN, _MAX_TIMES * _size_of(self._whole))
+
+    def _take(self, size: int) -> None:
+        """Raises InvalidRequest."""
+        self._taken += size
+        if self._taken > self._max_taken:
+            raise InvalidRequest("tools: a schema refers to large parts of it too often")
 
     @property
     def top(self) -> dict[str, Any]:
@@ -72,7 +97,9 @@ class Document:
         properties, required = top.get("properties"), top.get("required")
         others = top.get("additionalProperties", not isinstance(properties, dict))
         schemas = dict(properties) if isinstance(properties, dict) else {}
-        names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        given = required if isinstance(required, list) else []
+        # (As a dict: each of the properties is looked up in it.)
+        names = {name: None for name in given if isinstance(name, str)}
         for name in names:
             if others is False and name not in schemas:
                 raise InvalidRequest(f"tools: {name!r} is required, and not among the properties")
@@ -102,7 +129,6 @@ class Document:
         return found
 
     def _kinds_behind(self, reference: str, depth: int) -> frozenset[str]:
-        # One place may be spelt in many ways.
         target = self._target(reference)
         if id(target) not in self._kinds:
             # A reference that leads back to itself restricts nothing.
@@ -111,64 +137,91 @@ class Document:
         return self._kinds[id(target)]
 
     def alternatives(self, schema: Any) -> list[Any]:
-        """Returns schemas without `anyOf` around them; the schema allows what one of them does."""
+        """Returns schemas without `anyOf` around them; the schema allows what one of them does. Raises
+        InvalidRequest."""
         found: list[Any] = []
-        left, seen = [schema], set()
+        left: list[Any] = [schema]
+        seen: set[int] = set()
         # (It grows meanwhile.)
         for each in left:
             keys = set(each) - set(_NOTES) if isinstance(each, dict) else set()
             key = keys.pop() if len(keys) == 1 else ""
             inner = each[key] if key else None
-            if key == "$ref" and isinstance(inner, str):
-                left += [] if inner in seen else [self._target(inner)]
-                seen.add(inner)
-            elif isinstance(inner, list) and (
+            if isinstance(inner, list) and (
                 key in ("anyOf", "oneOf") or (key == "allOf" and len(inner) == 1)
             ):
+                self._take(1)
                 left += inner
+                continue
+            self._take(_size_of(each))
+            if key == "$ref" and isinstance(inner, str):
+                target = self._target(inner)
+                left += [] if id(target) in seen else [target]
+                seen.add(id(target))
             else:
                 found.append(each)
         # A reference that only leads back to itself restricts nothing.
         return found or [True]
 
+    def key(self, schema: Any) -> str:
+        """Returns the same text for schemas of this document that are equal but for what restricts no value. What they
+        refer to is not looked at: equal ones refer to the same places, however these are spelt."""
+        if id(schema) not in self._keys:
+            self._keys[id(schema)] = json.dumps(_stripped(schema, self._place))
+        return self._keys[id(schema)]
+
     def part(self, schema: Any) -> dict[str, Any]:
         """Returns the schema for itself: with the definitions that it needs, and without what restricts no value.
         Raises InvalidRequest."""
-        names: dict[str, str] = {}
-        references: list[str] = []
+        names: dict[int, str] = {}
+        targets: list[Any] = []
 
         def named(reference: str) -> str:
             if not reference.startswith("#"):
                 return reference
-            if reference not in names:
-                names[reference] = f"d{len(names)}"
-                references.append(reference)
-            return f"#/$defs/{names[reference]}"
+            target = self._target(reference, is_needed=True)
+            if id(target) not in names:
+                names[id(target)] = f"d{len(names)}"
+                targets.append(target)
+            return f"#/$defs/{names[id(target)]}"
 
         found = _stripped(schema, named)
         # (They become more meanwhile.)
-        definitions = {
-            names[reference]: _stripped(self._target(reference, is_needed=True), named)
-            for reference in references
-        }
+        definitions = {names[id(target)]: _stripped(target, named) for target in targets}
         known = found if isinstance(found, dict) else {} if found is True else {"allOf": [found]}
-        return known | ({"$defs": definitions} if definitions else {})
+        whole = known | ({"$defs": definitions} if definitions else {})
+        self._take(_size_of(whole))
+        return whole
+
+    def _place(self, reference: str) -> str:
+        """Returns the same text for references to the same schema, however they are spelt."""
+        target, is_there = self._found(reference)
+        return f"#{id(target)}" if is_there else reference
 
     def _target(self, reference: Any, is_needed: bool = False) -> Any:
         """Returns the schema to which a local reference points; one that allows anything where there is none."""
+        target, is_there = self._found(str(reference))
+        if is_needed and not is_there:
+            raise InvalidRequest(f"tools: $ref={reference!r} points to nothing")
+        return target
+
+    def _found(self, reference: str) -> tuple[Any, bool]:
+        if reference not in self._targets:
+            self._targets[reference] = self._looked_up(reference)
+        return self._targets[reference]
+
+    def _looked_up(self, reference: str) -> tuple[Any, bool]:
         found = self._whole
         try:
-            head, *keys = unquote(str(reference)).split("/")
+            head, *keys = unquote(reference).split("/")
             if head != "#":
-                raise LookupError(reference)
+                return True, False
             for key in keys:
                 key = key.replace("~1", "/").replace("~0", "~")
                 found = found[int(key)] if isinstance(found, list) else found[key]
         except (LookupError, TypeError, ValueError):
-            if is_needed:
-                raise InvalidRequest(f"tools: $ref={reference!r} points to nothing") from None
-            return True
-        return found
+            return True, False
+        return found, True
 
 
 def texts_and_values(schema: Any) -> tuple[list[str], list[Any]] | None:
@@ -190,6 +243,24 @@ def texts_and_values(schema: Any) -> tuple[list[str], list[Any]] | None:
 def _listed(schema: Mapping[str, Any]) -> list[list[Any]]:
     lists = [[schema["const"]]] if "const" in schema else []
     return [*lists, schema["enum"]] if isinstance(schema.get("enum"), list) else lists
+
+
+def _size_of(value: Any) -> int:
+    """Returns the size of a value in JSON, in units that take about the same time to walk through and to write."""
+    size, left = 0, [value]
+    while left:
+        each = left.pop()
+        size += 1
+        if isinstance(each, dict):
+            left += each.keys()
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+        elif isinstance(each, str):
+            size += len(each) // _UNIT
+        elif isinstance(each, int):
+            size += each.bit_length() // _UNIT
+    return size
 
 
 def kind_of(value: Any) -> str:

@@ -25,6 +25,16 @@ def beginnings(*tags: Sequence[str]) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """How a text within a call may go on to its end."""
+
+    # Matches it, with what ends it.
+    whole: re.Pattern[str]
+    # Matches what may become one, up to the end of what has come.
+    begun: re.Pattern[str]
+
+
+@dataclass(frozen=True)
 class Tags:
     """Finds the first of some tags."""
 

@@ -57,15 +57,21 @@ class WatchedHome(Home):
 
     @contextlib.contextmanager
     def watching(self, kind: _Kind = "reading") -> Iterator[None]:
+        with self.noting(kind):
+            yield
+        if kind == "writing":
+            self._failing.clear()
+        else:
+            self._failing.discard(kind)
+
+    @contextlib.contextmanager
+    def noting(self, kind: _Kind) -> Iterator[None]:
+        """Notes a failure; success shows nothing yet."""
         try:
             yield
         except StoreAway:
             self._failing.add(kind)
             raise
-        if kind == "writing":
-            self._failing.clear()
-        else:
-            self._failing.discard(kind)
 
 
 class _WatchedWriter(Writer):
@@ -74,7 +80,8 @@ class _WatchedWriter(Writer):
         self._writer = writer
 
     async def write(self, data: bytes) -> None:
-        with self._home.watching("writing"):
+        # What is written may be kept in memory until it is finished.
+        with self._home.noting("writing"):
             await self._writer.write(data)
 
     async def finish(self) -> None:

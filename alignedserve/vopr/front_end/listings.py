@@ -34,3 +34,12 @@ class Listings:
             return None
         start = 0 if after is None else ids.index(after) + 1
         return Page(ids[start : start + limit], has_more=len(ids) > start + limit)
+
+    def page_from(self, name: str, owner: str | None, score: float, limit: int, newest_first: bool) -> Page:
+        """Returns the ids that follow a place."""
+        listing = self[name] if owner is None else self.owned_by(owner, name)
+        ids = listing.ids()
+        if newest_first:
+            ids.reverse()
+        left = [each for each in ids if (listing.score(each) < score) == newest_first]
+        return Page(left[:limit], has_more=len(left) > limit)

@@ -17,6 +17,7 @@ import msgspec
 from alignedserve.store.base import (
     NUM_AT_A_TIME,
     OPEN_STATUSES,
+    PLACE_KEPT_S,
     RESULT_BYTES,
     STATUSES,
     UNCOMMITTED_S,
@@ -83,6 +84,15 @@ class _Job:
         self.running.clear()
 
 
+@dataclass
+class _Place:
+    """Where a job that was deleted was listed, and when that is forgotten."""
+
+    score: float
+    owner: str
+    lapses_at: float
+
+
 class MemoryStore(Store):
     def __init__(self, clock: Callable[[], float], limits: StoreLimits | None = None) -> None:
         """`clock` returns seconds since 1970."""
@@ -100,6 +110,8 @@ class MemoryStore(Store):
         # also by owner.
         self._listings = Listings()
         self._expiring = Ranked()
+        # The places of jobs that were deleted.
+        self._places: dict[JobId, _Place] = {}
         self._sequence = 0
 
     async def close(self) -> None:
@@ -207,6 +219,7 @@ class MemoryStore(Store):
         record = msgspec.msgpack.encode(job)
         self._bytes.add_if_room(job.owner, len(record))
         self._jobs[job.id] = _Job(record)
+        self._places.pop(job.id, None)
         score = self._next()
         for listing in self._job_listings(job.id, job.owner):
             listing.put(job.id, score)
@@ -224,6 +237,10 @@ class MemoryStore(Store):
     async def tally(self, job_id: JobId) -> Tally:
         return Tally(**self._jobs[job_id].tally) if job_id in self._jobs else Tally()
 
+    async def jobs(self, job_ids: Sequence[JobId]) -> list[tuple[JobRecord, Tally]]:
+        found = [(await self.job(each), await self.tally(each)) for each in job_ids]
+        return [(job, tally) for job, tally in found if job]
+
     async def list_jobs(
         self,
         owner: str | None,
@@ -233,7 +250,12 @@ class MemoryStore(Store):
         of_messages: bool = False,
     ) -> Page | None:
         name = "jobs:messages" if of_messages else "jobs"
-        return self._listings.page(name, owner, after, limit, order == "desc")
+        place = self._places.get(after) if after else None
+        if place is None or self._clock() >= place.lapses_at:
+            return self._listings.page(name, owner, after, limit, order == "desc")
+        if owner not in (None, place.owner) or (of_messages and not str(after).startswith(MESSAGE_BATCH)):
+            return None
+        return self._listings.page_from(name, owner, place.score, limit, order == "desc")
 
     async def delete_job(self, job: JobRecord) -> bool:
         if job.id in self._listings["open"]:
@@ -386,6 +408,8 @@ class MemoryStore(Store):
                 self._forget(job_id, owner)
 
     def _forget(self, job_id: JobId, owner: str) -> None:
+        score = self._listings["jobs"].score(job_id)
+        self._places[job_id] = _Place(score, owner, self._clock() + PLACE_KEPT_S)
         self._bytes.add(owner, -len(self._jobs.pop(job_id).record))
         for listing in self._job_listings(job_id, owner):
             listing.remove(job_id)

@@ -24,6 +24,9 @@ class Ranked:
         """Safe to repeat."""
         self._scores.pop(key, None)
 
+    def score(self, key: str) -> float:
+        return self._scores[key]
+
     def ids(self) -> list[str]:
         return self.up_to(float("inf"))
 

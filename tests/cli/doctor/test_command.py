@@ -79,6 +79,7 @@ def test_without_a_compiler_plain_torch_computes(own: list[str]) -> None:
     assert (found["kernels"]["level"], "need a C++20 compiler" in found["kernels"]["text"]) == ("warn", True)
 
 
+@pytest.mark.slow
 def test_kernels_that_were_asked_for_need_a_compiler(
     failures: Failures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,20 +112,27 @@ def test_a_model_in_the_hubs_cache(
     snapshot = copytree(demo.MODEL_DIR, folder / "snapshots" / ("0" * 40))
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("0" * 40)
-    assert failures("someone/demo") == {}
-    # serve fetches what is missing
-    (snapshot / "model.safetensors").unlink()
-    assert failures("someone/demo") == {}
-    (snapshot / "config.json").write_text("{}")
-    assert set(failures("someone/demo")) == {"model"}
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.setblocking(False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        assert failures("someone/demo") == {}
+        # `serve` downloads what is missing, and this command does not.
+        (snapshot / "model.safetensors").unlink()
+        assert failures("someone/demo") == {}
+        (snapshot / "config.json").write_text("{}")
+        assert set(failures("someone/demo")) == {"model"}
+        with pytest.raises(BlockingIOError):
+            hub.accept()
 
 
+@pytest.mark.slow
 def test_a_model_of_another_family(failures: Failures, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
     failed = failures(str(tmp_path))
     assert set(failed) == {"model"} and "MambaForCausalLM" in failed["model"]
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_whole(failures: Failures, tmp_path: Path) -> None:
     model = copytree(demo.MODEL_DIR, tmp_path / "model")
     path = model / "model.safetensors"
@@ -135,6 +143,7 @@ def test_weights_that_are_not_whole(failures: Failures, tmp_path: Path) -> None:
     assert "holds no weights" in failures(str(model))["weights"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_quantised(failures: Failures, own: list[str], tmp_path: Path) -> None:
     model, _ = quantised_checkpoints.build("llama", FORMATS["gptq-4-128"], tmp_path)
     words = [str(model), "--skip-tokenizer-init"]
@@ -146,6 +155,7 @@ def test_a_checkpoint_that_is_quantised(failures: Failures, own: list[str], tmp_
     assert "bits is 3; must be 4 or 8" in failures(*words)["model"]
 
 
+@pytest.mark.slow
 def test_a_mixture_of_which_the_experts_alone_are_quantised(own: list[str], tmp_path: Path) -> None:
     model, _ = quantised_checkpoints.build_mxfp4(tmp_path)
     words = [*own, str(model), "--skip-tokenizer-init", "--device", "cpu", "--json"]
@@ -154,6 +164,7 @@ def test_a_mixture_of_which_the_experts_alone_are_quantised(own: list[str], tmp_
     assert " in float32, experts in mxfp4" in found["weights"]["text"]
 
 
+@pytest.mark.slow
 def test_weights_of_another_model(failures: Failures, tmp_path: Path) -> None:
     model = copytree(demo.MODEL_DIR, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
@@ -166,6 +177,7 @@ def test_weights_of_another_model(failures: Failures, tmp_path: Path) -> None:
         assert set(failed) == {"weights"} and said in failed["weights"]
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_not_there(failures: Failures, tmp_path: Path) -> None:
     model = copytree(demo.MODEL_DIR, tmp_path / "model")
     (model / "tokenizer.json").unlink()
@@ -174,6 +186,7 @@ def test_a_tokenizer_that_is_not_there(failures: Failures, tmp_path: Path) -> No
     assert failures(str(model), "--skip-tokenizer-init") == {}
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_there(failures: Failures) -> None:
     failed = failures("--pool-memory-bytes", str(1 << 50))
     assert set(failed) == {"plan"} and "bytes of shared memory are free" in failed["plan"]
@@ -183,6 +196,7 @@ def test_memory_that_is_not_there(failures: Failures) -> None:
     assert " available: weights " in failures(*many)["memory"]
 
 
+@pytest.mark.slow
 def test_options_that_are_none(failures: Failures) -> None:
     everywhere = ["--host", "0.0.0.0"]  # noqa: S104
     assert "anyone who reaches it could use it" in failures(*everywhere)["options"]
@@ -213,6 +227,7 @@ def test_a_state_directory_that_can_not_be(failures: Failures, tmp_path: Path) -
     assert set(failed) == {"store"} and "Not a directory" in failed["store"]
 
 
+@pytest.mark.slow
 def test_a_place_of_files_that_can_not_be_written(
     failures: Failures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +257,7 @@ def test_it_reads_the_environment_that_serve_reads(own: list[str], monkeypatch: 
     assert "256 requests of 100" in CliRunner().invoke(command, own).stdout
 
 
+@pytest.mark.slow
 def test_it_counts_requests_of_a_model_with_a_window_by_what_they_hold(
     own: list[str], tiny_model: Callable[[str], Path]
 ) -> None:
@@ -252,6 +268,7 @@ def test_it_counts_requests_of_a_model_with_a_window_by_what_they_hold(
     assert "11 requests of 512, which have blocks for their last 24 tokens only where they decode" in said
 
 
+@pytest.mark.slow
 def test_it_counts_requests_of_a_model_of_which_some_layers_slide_by_what_they_hold(
     own: list[str], tiny_model: Callable[[str], Path]
 ) -> None:
@@ -264,6 +281,7 @@ def test_it_counts_requests_of_a_model_of_which_some_layers_slide_by_what_they_h
     assert "1.5 KiB a token; each instance: 1600 tokens or more (2.3 MiB)" in said
 
 
+@pytest.mark.slow
 def test_it_leaves_the_hub_the_kernels_and_the_state_as_they_are(own: list[str]) -> None:
     before = sorted(cache_dir().glob("*.so"))
     CliRunner().invoke(command, own)

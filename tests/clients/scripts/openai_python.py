@@ -69,6 +69,11 @@ continued = client.responses.create(
     model="demo", input="Count from 3 to 5.", previous_response_id=response.id, temperature=0
 )
 assert continued.status == "completed" and len(client.responses.input_items.list(continued.id).data) >= 1
+conversation = client.conversations.create(items=[{"role": "user", "content": "Hello."}])
+for turn in ("Count from 7 to 9.", "Count from 3 to 5."):
+    client.responses.create(model="demo", input=turn, conversation=conversation.id, temperature=0)
+kept = [item.type for item in client.conversations.items.list(conversation.id, order="asc", limit=2)]
+assert kept == ["message"] * 5 and client.conversations.delete(conversation.id).deleted
 background = client.responses.create(
     model="demo", input="Count from 7 to 9.", background=True, service_tier="flex", temperature=0
 )

@@ -20,7 +20,8 @@ from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.http.keys import owners_of
 from alignedserve.gateway.limits import Limits
-from alignedserve.store import FileId, JobId, JobRecord, Tally
+from alignedserve.store import FileId, JobId, JobRecord, Problem, Tally
+from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.scripts import PREFIX
 from tests.gateway.batching import QUICK, System, gateway_on, play, questions
@@ -231,7 +232,11 @@ def test_only_a_batch_that_has_ended_is_deleted_and_nothing_is_left_of_it() -> N
         store = RedisStore(at.redis.url)
         assert int(await store._redis.get(f"{PREFIX}bytes") or 0) == 0
         kept = [key.decode().removeprefix(PREFIX) for key in await store._redis.keys(f"{PREFIX}*")]
-        assert not [key for key in kept if batch["id"] in key or key.startswith(("jobs", "data", "file"))]
+        # Its place in the list is known for a while, for those that are at it.
+        place = f"place:{batch['id']}"
+        assert [key for key in kept if batch["id"] in key] == [place]
+        assert await store._redis.ttl(PREFIX + place) > 0
+        assert not [key for key in kept if key.startswith(("jobs", "data", "file"))]
         await store.close()
 
     play(scenario)
@@ -279,6 +284,43 @@ def test_openais_list_has_all_jobs_and_anthropics_its_own() -> None:
 
 
 @pytest.mark.slow
+def test_a_list_that_is_paged_goes_on_though_its_batches_are_deleted_and_takes_few_round_trips(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+    call = RedisConnection.call
+
+    async def noted(self: RedisConnection, asked: Any) -> Any:
+        calls.append(asked)
+        return await call(self, asked)
+
+    async def scenario(at: System) -> None:
+        http = at.gateway.http
+        made = [(await ended(http, await create(http, requests(1))))["id"] for _ in range(4)]
+        page = (await http.get(f"{BATCHES}?limit=2")).json()
+        assert page["last_id"] == made[2] and page["has_more"]
+        for each in made[2:]:
+            assert (await http.delete(f"{BATCHES}/{each}")).status_code == 200
+        page = (await http.get(f"{BATCHES}?limit=2&after_id={made[2]}")).json()
+        assert [each["id"] for each in page["data"]] == made[1::-1] and not page["has_more"]
+        page = (await http.get(f"{BATCHES}?limit=2&before_id={made[2]}")).json()
+        assert page["data"] == []
+        counts = dict.fromkeys((BATCHES, "/v1/batches"), 0)
+        for path in counts:
+            monkeypatch.setattr(RedisConnection, "call", noted)
+            calls.clear()
+            data = (await http.get(path)).json()["data"]
+            names = [each.__qualname__ for each in calls]
+            monkeypatch.setattr(RedisConnection, "call", call)
+            assert [each["id"] for each in data] == made[1::-1]
+            # The gateway's own calls come in between.
+            counts[path] = sum(name.endswith((".list_jobs", ".jobs", ".job", ".tally")) for name in names)
+        assert counts == {BATCHES: 2, "/v1/batches": 2}
+
+    play(scenario)
+
+
+@pytest.mark.slow
 def test_results_that_are_gone_are_not_found() -> None:
     async def scenario(at: System) -> None:
         http = at.gateway.http
@@ -291,6 +333,45 @@ def test_results_that_are_gone_are_not_found() -> None:
         assert response.status_code == 404 and "results are gone" in response.json()["error"]["message"]
 
     play(scenario)
+
+
+@pytest.mark.slow
+def test_a_batch_that_failed_has_no_results_and_only_errors() -> None:
+    async def scenario(at: System) -> None:
+        http = at.gateway.http
+        at.router.allowed = 0
+        batch = await create(http, requests(3))
+        await at.router.until(lambda: len(at.router.submitted) == 3)
+        store = RedisStore(at.redis.url)
+        job = await store.job(JobId(batch["id"]))
+        assert job
+        why = [Problem("file_gone", "its input file is gone")]
+        assert await store.replace_job(job, with_field(job, status="failed", failed_at=1, problems=why), None)
+        await store.close()
+        batch = await ended(http, batch)
+        assert batch["ended_at"] and batch["results_url"] is None
+        assert batch["request_counts"] == NONE | {"errored": 3}
+        response = await http.get(f"{BATCHES}/{batch['id']}/results")
+        assert response.status_code == 404
+        assert "failed, and has no results: its input file is gone" in response.json()["error"]["message"]
+
+    play(scenario)
+
+
+def test_the_counts_of_a_batch_that_failed_add_up() -> None:
+    job = JobRecord(
+        id=JobId("msgbatch_1"),
+        endpoint="/v1/messages",
+        input_file_id=FileId("file-1"),
+        completion_window="24h",
+        created_at=1,
+        expires_at=2,
+        status="failed",
+        failed_at=int(time.time()),
+        num_lines=5,
+    )
+    found = batch_body(job, Tally(num_completed=3, num_failed=1, num_cancelled=1))
+    assert found["request_counts"] == NONE | {"errored": 5} and found["results_url"] is None
 
 
 def test_results_are_archived_when_they_are_no_longer_kept() -> None:
@@ -368,7 +449,7 @@ def test_a_request_is_stored_as_it_was_sent() -> None:
     asked = [request(0, system="é \u2028 \n \U0001f600", top_k=10**40, temperature=0.1)]
     made: Any = ENDPOINTS[BATCHES].prepare(json.dumps({"requests": asked}).encode(), MODEL, Limits())
     assert (made.num_lines, made.model, made.ignored) == (1, "demo", [])
-    (line,) = made.body.split(b"\n")[:-1]
+    (line,) = bytes(made.body).split(b"\n")[:-1]
     found = json.loads(line)
     assert found == {"custom_id": "q0", "method": "POST", "url": "/v1/messages", "body": asked[0]["params"]}
     assert "é".encode() in line and "\U0001f600".encode() in line

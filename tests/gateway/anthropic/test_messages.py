@@ -5,13 +5,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from alignedserve.gateway.anthropic.message import MessageBuilder
+from alignedserve.gateway.generation.generation import Delta, Usage
+from alignedserve.gateway.generation.prepared import Answering
+from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.keys import digest_of
-from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reasoning import Thinking
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import Served, SharedGateway, play, served
+from tests.gateway.tools.test_families import TYPES, cut
+from tests.gateway.tools.test_mixtures import MARKS, TEXTS, parts_of
 from tests.gateway.tools.test_reasoning import DEEPSEEK
 from tests.gateway.tools.test_tools import CALL, TEMPLATE, follows, model_with
 
@@ -138,6 +149,7 @@ def test_thoughts_text_and_calls_are_blocks(is_stream: bool) -> None:
         ('{"city": "Rome", "days": }', {"arguments": '{"city": "Rome", "days": }'}),
         ('{"city":  "R\u00f3me", "days": [1, {}]}', {"city": "R\u00f3me", "days": [1, {}]}),
         ("{}", {}),
+        ('{"days": 1e999}', {"arguments": '{"days": 1e999}'}),
         ('{"city": "\\ud83d"}', {"arguments": '{"city": "\\ud83d"}'}),
     ],
 )
@@ -152,16 +164,74 @@ def test_the_arguments_of_a_call_are_an_object_whatever_the_model_writes(
     with_tools.play(scenario)
 
 
-@pytest.mark.parametrize("is_eager", [False, True])
+def blocks_in(reading: Reading, pieces: list[str], eager_tools: list[str]) -> list[dict[str, Any]]:
+    """Returns the blocks of a stream whose text comes in these pieces, without ids."""
+    builder = MessageBuilder(
+        Answering(MODEL, Service(), [[5]], created=0), reading.new_reader, True, eager_tools
+    )
+    sent: list[Any] = []
+    for number, piece in enumerate(pieces, 1):
+        delta = Delta(0, piece, [30], [], "stop" if number == len(pieces) else None)
+        sent += [*(builder.opening(delta, Usage(1, 1)) or ()), builder.events(delta, Usage(1, 1))]
+    events = events_of(b"".join([*sent, *builder.end(Usage(1, 1))]).decode())
+    found: list[dict[str, Any]] = []
+    for event in events:
+        match event:
+            case {"type": "content_block_start", "content_block": block}:
+                found.append({"type": block["type"], "name": block.get("name"), "text": ""})
+            case {"type": "content_block_delta", "index": index, "delta": delta}:
+                assert index == len(found) - 1
+                found[index]["text"] += next(value for key, value in delta.items() if key != "type")
+    return found
+
+
+@pytest.mark.parametrize("thinking", [None, Thinking("<think>", "</think>", True)], ids=["", "thinking"])
+@pytest.mark.parametrize("name", sorted(TEXTS))
+@settings(deadline=None, max_examples=10)
+@given(data=st.data())
+def test_blocks_are_the_same_however_the_text_is_cut(
+    name: str, thinking: Thinking | None, data: st.DataObject
+) -> None:
+    text = "".join(data.draw(st.lists(st.one_of(parts_of(name), st.sampled_from(MARKS)), max_size=8))) or " "
+    reading, eager_tools = (
+        Reading(name, types=TYPES, thinking=thinking),
+        data.draw(st.sampled_from([[], [*TYPES]])),
+    )
+    by_letters = blocks_in(reading, list(text), eager_tools)
+    assert blocks_in(reading, [text], eager_tools) == by_letters
+    if len(text) > 1:
+        assert blocks_in(reading, cut(text, data), eager_tools) == by_letters
+
+
+FINE_GRAINED = "fine-grained-tool-streaming-2025-05-14"
+
+
+@pytest.mark.parametrize(
+    ("betas", "tools", "is_eager"),
+    [
+        ([], [TOOL], False),
+        ([], [TOOL | {"eager_input_streaming": False}], False),
+        ([], [TOOL | {"eager_input_streaming": True}], True),
+        ([FINE_GRAINED], [TOOL], True),
+        (["one-2025-01-01, " + FINE_GRAINED, "other-2025-01-01"], [TOOL], True),
+        ([FINE_GRAINED], [TOOL | {"eager_input_streaming": False}], False),
+        ([FINE_GRAINED + "0"], [TOOL], False),
+        # The model is not told of a tool without a schema: what this one says is not said of a call.
+        ([], [{"name": "weather", "type": "x", "eager_input_streaming": True}, TOOL | {"name": "y"}], False),
+        ([FINE_GRAINED], [{"name": "weather", "type": "x"}, TOOL | {"name": "y"}], False),
+        ([], [TOOL, {"name": "weather", "type": "x", "eager_input_streaming": True}], False),
+    ],
+)
 def test_a_stream_has_arguments_before_their_end_only_of_tools_that_ask_for_it(
-    is_eager: bool, with_tools: SharedGateway
+    betas: list[str], tools: list[Any], is_eager: bool, with_tools: SharedGateway
 ) -> None:
     written = '{"city": Rome}'
 
     async def scenario(at: Served) -> None:
         at.router.answer = answer_of(CALL.replace(ROME, written))
-        tool = TOOL | {"eager_input_streaming": is_eager}
-        response = await at.post(MESSAGES, ASKED | {"stream": True, "tools": [tool]})
+        body = ASKED | {"stream": True, "tools": tools}
+        headers = [("anthropic-beta", each) for each in betas]
+        response = await at.http.post(MESSAGES, json=body, headers=headers)
         events = events_of(response.text)
         texts = [
             event["delta"]["partial_json"] for event in events if "partial_json" in event.get("delta", {})
@@ -205,8 +275,24 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("num_words", [200, 40_000])
+def test_tokens_of_a_prompt_that_does_not_fit_are_counted(num_words: int) -> None:
+    """The longer one has more letters than any prompt that fits."""
+
+    async def scenario() -> None:
+        messages = [{"role": "user", "content": "word " * num_words}]
+        async with served(model=replace(MODEL, max_model_len=100)) as at:
+            body = {"model": "demo", "messages": messages}
+            counted = await at.post(f"{MESSAGES}/count_tokens", body)
+            assert counted.json() == {"input_tokens": len(TOKENIZER.chat_ids(messages))}
+            refused = await at.post(MESSAGES, body | {"max_tokens": 1})
+            assert refused.status_code == 400 and "together may have 100" in refused.text
+
+    play(scenario)
+
+
 # What clients have sent as a tool's result.
-ODD = (True, False, 0, -1, 1e308, {"type": "text", "text": "x"})
+ODD = (True, 1, -1, 1e308, {"type": "text", "text": "x"})
 
 
 def asked_with_result(content: Any) -> list[dict[str, Any]]:
@@ -220,6 +306,21 @@ def test_odd_results_are_not_counted(content: Any, with_tools: SharedGateway) ->
         body = {"model": "demo", "messages": asked_with_result(content)}
         response = await at.post(f"{MESSAGES}/count_tokens", body)
         assert response.status_code == 400 and "must be a string or a list" in response.text
+
+    with_tools.play(scenario)
+
+
+@pytest.mark.parametrize("content", [None, False, 0, 0.0, "", [], {}])
+def test_what_is_nothing_is_an_empty_result(content: Any, with_tools: SharedGateway) -> None:
+    async def scenario(at: Served) -> None:
+        messages = asked_with_result(content)
+        for path, body in (
+            (MESSAGES, ASKED | {"messages": messages}),
+            (f"{MESSAGES}/count_tokens", {"model": "demo", "messages": messages}),
+        ):
+            response = await at.post(path, body)
+            assert response.status_code == 200, response.text
+        assert TOKENIZER.decode(at.router.submitted[0].request.prompt).endswith("tool: ")
 
     with_tools.play(scenario)
 

@@ -56,6 +56,12 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": HOLE}]}]},
         {"input": HOLE},
     ],
+    "/v1/conversations": [
+        {"items": [SAID | {"x": HOLE}]},
+        {"items": [{"type": "reasoning", "id": "r", "summary": HOLE}]},
+        {"items": HOLE},
+        {"metadata": {"x": HOLE}},
+    ],
     "/v1/messages": [
         CHAT | {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
         CHAT | {"output_format": {"type": "json_schema", "schema": SCHEMA}},

@@ -7,19 +7,32 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
+from tokenizers import Regex
 from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Replace
 from tokenizers.models import WordLevel
 
+from alignedserve.gateway import fair_queue
+from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES, PreparedBatch
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation import preparer as preparer_module
 from alignedserve.gateway.generation.endpoint import Endpoint, Result
+from alignedserve.gateway.generation.lines import LineAnswers
+from alignedserve.gateway.generation.prepare_process import NICENESS, Told
+from alignedserve.gateway.generation.prepare_process import __name__ as PROCESS
 from alignedserve.gateway.generation.prepared import Prepared, ids_of
-from alignedserve.gateway.generation.preparer import SMALL_BYTES, Preparer
+from alignedserve.gateway.generation.preparer import SMALL_BYTES, Lane, Preparer
+from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
@@ -28,8 +41,10 @@ from alignedserve.gateway.openai.completions import COMPLETIONS as COMPLETION_EN
 from alignedserve.gateway.openai.prepared import PreparedCompletion
 from alignedserve.gateway.prepare_process import MODULE
 from alignedserve.gateway.process import GatewayProcess
+from alignedserve.protocol.rate_limited_log import RateLimitedLog
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
+from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from tests.gateway.scripted import MODEL, TOKENIZER
 from tests.gateway.served import ASKED, JSON, QUESTION, play, served
 
@@ -94,11 +109,41 @@ def test_the_process_says_what_is_made_of_a_body() -> None:
     play(scenario)
 
 
+def test_a_batch_of_megabytes_is_not_copied_where_the_answer_of_the_process_is_read() -> None:
+    """Copying it held up all streams: it is decoded on the event loop."""
+    file = b"x" * (16 << 20)
+    made = msgspec.msgpack.encode(PreparedBatch(memoryview(file), num_lines=1, model="demo"))
+    answer = msgspec.msgpack.encode(Told(made=memoryview(made)))
+    found = preparer_module._result_of(answer, MESSAGE_BATCHES)
+    assert isinstance(found, PreparedBatch) and found.body == file
+    assert found.body.obj is answer
+
+
 def test_what_is_wrong_is_named() -> None:
     for endpoint, body, param in WRONG:
         with pytest.raises(ApiError) as raised:
             prepare(endpoint, json.dumps(body).encode())
         assert raised.value.status in (400, 404) and raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/detokenize", {"tokens": [0]}, "tokens"),
+        (COMPLETIONS, {"prompt": [0], "echo": True}, "prompt"),
+        (CHAT, {"messages": QUESTION}, "messages"),
+    ],
+)
+def test_a_decoder_that_panics_is_an_error_of_the_call(path: str, body: dict[str, Any], param: str) -> None:
+    long = "x" * 200
+    backend = Backend(WordLevel({long: 0, "<s>": 1}, unk_token="<s>"))
+    # Its number of retries for this word is above the limit.
+    backend.decoder = Replace(Regex("(x+x+)+y"), "")
+    files = TokenizerFiles(backend, {}, {"default": long})
+    model = replace(MODEL, tokenizer=Tokenizer(files))
+    with pytest.raises(ApiError, match="the model's tokenizer failed") as raised:
+        ENDPOINTS[path].prepare(json.dumps(body).encode(), model, Limits())
+    assert raised.value.status == 400 and raised.value.param == param
 
 
 def test_prompts_are_what_was_sent() -> None:
@@ -225,6 +270,46 @@ def test_a_template_that_hangs_costs_its_own_chats_only() -> None:
     preparing(scenario, with_template(LOOPS_IF_TOLD))
 
 
+def process_of(lane: Lane) -> asyncio.subprocess.Process:
+    assert lane.child._process
+    return lane.child._process
+
+
+async def spare_of(preparer: Preparer) -> asyncio.subprocess.Process:
+    """Returns the spare process, when it is ready."""
+    spare = preparer._small.child._starter._spare
+    assert spare
+    return await asyncio.shield(spare)
+
+
+def niceness_of(process: asyncio.subprocess.Process) -> int:
+    return os.getpriority(os.PRIO_PROCESS, process.pid) - os.nice(0)
+
+
+def test_a_small_body_that_takes_long_leaves_its_lane_to_a_process_that_is_ready() -> None:
+    async def scenario(preparer: Preparer) -> None:
+        spare, first = await spare_of(preparer), process_of(preparer._small)
+        hanging = asyncio.create_task(preparer.call(CHAT_ENDPOINT, chat("hang"), ""))
+        assert await first.wait() == -signal.SIGPROF
+        await preparer.call(CHAT_ENDPOINT, chat("go on"), "")
+        assert process_of(preparer._small) is spare and niceness_of(spare) == 0
+        assert not hanging.done()
+        hanging.cancel()
+
+    preparing(scenario, with_template(LOOPS_IF_TOLD))
+
+
+def test_the_first_body_that_is_not_small_finds_a_process_that_is_ready() -> None:
+    async def scenario(preparer: Preparer) -> None:
+        spare = await spare_of(preparer)
+        await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
+        assert process_of(preparer._medium) is spare and niceness_of(spare) == NICENESS
+        await preparer.call(COMPLETION_ENDPOINT, [LONG], "")
+        assert niceness_of(spare) == NICENESS
+
+    preparing(scenario)
+
+
 def test_a_template_that_hangs_with_any_chat_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparer_module, "START_S", 0.2)
 
@@ -242,13 +327,66 @@ def test_a_template_that_hangs_with_any_chat_is_refused(monkeypatch: pytest.Monk
     play(scenario)
 
 
+def test_a_machine_without_a_process_to_spare_is_not_the_models_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with contextlib.aclosing(Preparer(MODEL, Limits(), MODULE)) as preparer:
+            with monkeypatch.context() as patch:
+                patch.setattr("alignedserve.process.child.sys.executable", "/nothing/here")
+                with pytest.raises(FileNotFoundError, match="/nothing/here"):
+                    await preparer.start()
+                for _ in range(3):
+                    with pytest.raises(ApiError, match="no process reads bodies"):
+                        await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")
+            await preparer.start()
+
+    monkeypatch.setattr(preparer_module, "_log", RateLimitedLog(preparer_module._log._logger))
+    play(scenario)
+    # Every call could write such a line.
+    (line,) = [record for record in caplog.records if "can't be prepared" in record.message]
+    assert "/nothing/here" in line.message
+
+
+def test_a_machine_that_is_too_busy_is_not_the_models_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer_module, "START_CLOCK_S", 0.1)
+
+    async def scenario() -> None:
+        async with contextlib.aclosing(Preparer(with_template(LOOPS), Limits(), MODULE)) as preparer:
+            with pytest.raises(TimeoutError, match=r"not ready after 0.1 s: the machine is too busy"):
+                await preparer.start()
+
+    play(scenario)
+
+
+def test_the_memory_of_the_process_that_started_it_is_not_its_own() -> None:
+    program = f"import {PROCESS} as process; print(process.most_bytes())"
+    # What this process has had counts in what getrusage says of those that it starts.
+    held = b"x" * (256 << 20)
+    most = int(subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout)
+    assert 0 < most < len(held)
+
+
+LARGE = "{{ 'x' * 9999999999 }}"
+LARGE_IF_TOLD = f"{{% if messages[0].content == 'much' %}}{LARGE}{{% endif %}}{{{{ messages[0].content }}}}"
+
+
 def test_a_template_that_takes_too_much_memory_costs_its_own_chats_only() -> None:
     async def scenario(preparer: Preparer) -> None:
-        with pytest.raises(ApiError, match="rejects these messages: MemoryError"):
-            await preparer.call(CHAT_ENDPOINT, chat("x"), "")
-        assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
+        with pytest.raises(ApiError, match="takes too much memory to read"):
+            await preparer.call(CHAT_ENDPOINT, chat("much"), "")
+        assert isinstance(await preparer.call(CHAT_ENDPOINT, chat("x"), ""), Prepared)
 
-    preparing(scenario, with_template("{{ 'x' * 9999999999 }}"))
+    preparing(scenario, with_template(LARGE_IF_TOLD))
+
+
+def test_a_template_that_takes_too_much_memory_for_any_chat_is_refused() -> None:
+    async def scenario() -> None:
+        async with contextlib.aclosing(Preparer(with_template(LARGE), Limits(), MODULE)) as preparer:
+            with pytest.raises(ValueError, match="takes more than 4 GiB of memory for chats of a few words"):
+                await preparer.start()
+
+    play(scenario)
 
 
 def test_a_tokenizer_without_a_token_for_every_word_is_not_refused() -> None:
@@ -296,6 +434,35 @@ def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPa
     preparing(scenario)
 
 
+def test_chats_go_before_lines_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_queue, "BE_SHARE", 0.0)
+
+    async def scenario(preparer: Preparer) -> None:
+        process, order = process_of(preparer._small), list[str]()
+        lines = LineAnswers(cast(RequestBuilder, SimpleNamespace(preparer=preparer)), ENDPOINTS)
+
+        def begin(name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
+            task = asyncio.create_task(work)
+            task.add_done_callback(lambda _: order.append(name))
+            return task
+
+        os.kill(process.pid, signal.SIGSTOP)
+        begun = [begin("first", preparer.call(COMPLETION_ENDPOINT, [SHORT], ""))]
+        while not preparer._small.child._at_work:
+            await asyncio.sleep(0)
+        # It is refused when it has been prepared, as it asks for a stream.
+        streamed = json.dumps({"prompt": "x", "stream": True}).encode()
+        begun += [begin("line", lines.ask(COMPLETIONS, streamed, time.time() + 60, "")) for _ in range(3)]
+        begun += [begin("chat", preparer.call(CHAT_ENDPOINT, chat("x"), "")) for _ in range(3)]
+        while sum(map(len, preparer._small._turns._waiting.values())) < 6:
+            await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGCONT)
+        await asyncio.gather(*begun)
+        assert order == ["first"] + ["chat"] * 3 + ["line"] * 3
+
+    preparing(scenario)
+
+
 def test_a_process_that_hangs_is_killed_and_its_body_begun_again() -> None:
     async def scenario(preparer: Preparer) -> None:
         child = preparer._small.child
@@ -310,3 +477,29 @@ def test_a_process_that_hangs_is_killed_and_its_body_begun_again() -> None:
         assert num_given(await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")) == 1
 
     preparing(scenario)
+
+
+# Half of a surrogate pair in names, which no prompt has.
+PROPERTIES = {"type": "object", "properties": {"\ud800": {"type": "integer"}}}
+HALVES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {"max_tokens": 5, "tools": [{"name": "x", "type": "\ud800"}]}),
+    ("/v1/messages", {"max_tokens": 5, "tools": [{"name": "\ud800"}]}),
+    ("/v1/messages", {"max_tokens": 5, "tools": [{"name": "x", "input_schema": PROPERTIES}]}),
+    ("/v1/messages/count_tokens", {"tools": [{"name": "x", "type": "\udfff"}]}),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "x", "parameters": PROPERTIES}}]}),
+]
+
+
+def test_half_of_a_surrogate_pair_is_refused_wherever_it_is() -> None:
+    async def scenario(preparer: Preparer) -> None:
+        for path, more in HALVES:
+            body = json.dumps({"messages": QUESTION} | more).encode()
+            ask = preparer.answer if path.endswith("count_tokens") else preparer.call
+            with pytest.raises(ApiError, match="half of a surrogate pair") as raised:
+                await ask(ENDPOINTS[path], [body], "")
+            assert raised.value.status == 400
+            in_place = PreparerInPlace(preparer.model, Limits(), MODULE)
+            with pytest.raises(ApiError, match="half of a surrogate pair"):
+                await in_place.result(ENDPOINTS[path], [body], "")
+
+    preparing(scenario, with_template("{% if tools %}<function={% endif %}{{ messages[0].content }}"))

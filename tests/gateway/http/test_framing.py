@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.gateway.http import framing
-from alignedserve.gateway.http.framing import BadRequest, Framing
+from alignedserve.gateway.http.framing import BadRequest, Framing, asked_path
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
@@ -44,6 +44,25 @@ def events(sent: bytes, size: int = 1 << 16) -> tuple[bytes, list[type[h11.Event
 
 
 # ---- what is a request ----
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("GET /health HTTP/1.1", "/health"),
+        ("HEAD /health?a=/b?c HTTP/1.1", "/health"),
+        ("GET /a%2Fb%3F HTTP/1.0", "/a/b?"),
+        ("GET http://a.example/health?x HTTP/1.1", "/health"),
+        ("GET http://a.example HTTP/1.1", "/"),
+        ("GET /health", ""),
+        ("GET  /health HTTP/1.1", ""),
+        ("", ""),
+        ("GET /" + framing.MAX_LINE_BYTES * "a" + " HTTP/1.1", ""),
+    ],
+)
+def test_the_path_of_a_request_is_the_one_that_is_routed(line: str, path: str) -> None:
+    assert asked_path(bytearray(line.encode() + b"\r\nHost: a\r\n\r\n")) == path
+    assert asked_path(bytearray(line.encode())) == ""
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 16])

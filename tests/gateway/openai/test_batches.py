@@ -17,7 +17,7 @@ from openai.types import Batch
 from alignedserve.batch.results import Answer
 from alignedserve.gateway.generation.lines import LineAnswers
 from alignedserve.protocol.messages import NewTokens, Rejected, Request, Submit
-from alignedserve.store import JobId
+from alignedserve.store import JobId, JobRecord, StoreAway
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.scripts import PREFIX
 from tests.gateway.batching import CHATS, QUICK, System, gateway_on, jsonl, play, question, questions
@@ -481,6 +481,75 @@ def test_two_gateways_share_jobs_and_no_line_is_answered_twice() -> None:
 
 
 @pytest.mark.slow
+class LostAnswers:
+    """A store that adds jobs, and whose answers are lost: all, or the first ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_lost, self._add_job = 0, RedisStore.add_job
+        losses = self
+
+        async def add_job(self: RedisStore, job: JobRecord) -> bool:
+            is_added = await losses._add_job(self, job)
+            if losses.num_lost:
+                losses.num_lost -= 1
+                raise StoreAway("the answer is lost")
+            return is_added
+
+        monkeypatch.setattr(RedisStore, "add_job", add_job)
+
+
+@pytest.mark.slow
+def test_a_lost_answer_of_the_store_makes_no_second_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(at: System) -> None:
+        lost = LostAnswers(monkeypatch)
+        lost.num_lost = 2
+        batch = await at.gateway.submit(questions(1))
+        body = {"requests": [{"custom_id": "a", "params": question(0)["body"] | {"max_tokens": 9}}]}
+        lost.num_lost = 2
+        response = await at.gateway.http.post("/v1/messages/batches", json=body)
+        assert response.status_code == 200, response.text
+        made = [each.id for each in (await at.client.batches.list()).data]
+        assert made == [response.json()["id"], batch.id] and lost.num_lost == 0
+        await at.gateway.until(batch, "completed")
+
+    play(scenario)
+
+
+@pytest.mark.slow
+def test_a_creation_that_is_repeated_with_its_key_makes_no_second_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("alignedserve.store.retry.PATIENCE_S", 0.0)
+
+    async def scenario(at: System) -> None:
+        lost = LostAnswers(monkeypatch)
+        at.router.allowed = 0
+        http, file = at.gateway.http, await at.gateway.upload(questions(2))
+        asked = {"input_file_id": file.id, "endpoint": CHATS, "completion_window": "1h"}
+        message = {"custom_id": "a", "params": question(0)["body"] | {"max_tokens": 9}}
+        for path, body, other in (
+            ("/v1/batches", asked, asked | {"completion_window": "2h"}),
+            (
+                "/v1/messages/batches",
+                {"requests": [message]},
+                {"requests": [message, message | {"custom_id": "b"}]},
+            ),
+        ):
+            headers, before = {"Idempotency-Key": "mine"}, len((await http.get("/v1/batches")).json()["data"])
+            lost.num_lost = 1
+            assert (await http.post(path, json=body, headers=headers)).status_code == 503
+            answers = [(await http.post(path, json=body, headers=headers)).json() for _ in range(2)]
+            (made,) = (await http.get("/v1/batches")).json()["data"][: -before or None]
+            assert [each["id"] for each in answers] == [made["id"]] * 2
+            response = await http.post(path, json=other, headers=headers)
+            assert response.status_code == 400 and "Idempotency-Key" in response.text
+            # Without it, each call makes one, and so does another key.
+            more = [await http.post(path, json=body, headers=each) for each in ({}, {"Idempotency-Key": "b"})]
+            assert len({made["id"], *(each.json()["id"] for each in more)}) == 3
+
+    play(scenario)
+
+
 def test_a_batch_goes_on_when_redis_is_back() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0

@@ -89,6 +89,44 @@ def test_another_ones_is_as_if_it_were_not_there() -> None:
     play(scenario)
 
 
+def test_another_ones_conversation_is_as_if_it_were_not_there() -> None:
+    async def scenario() -> None:
+        async with keyed() as at:
+            hello = {"role": "user", "content": "Hello.", "id": "msg_1"}
+            body = {"items": [hello], "metadata": {"a": "b"}}
+            made = await ask(at, "one", "POST", "/v1/conversations", json=body)
+            own, none = made.json()["id"], "conv_none"
+            one, response = f"/v1/conversations/{own}", {"model": "demo", "input": "x", "conversation": own}
+            calls: list[tuple[str, str, Any]] = [
+                ("GET", one, None),
+                ("POST", one, {"metadata": {}}),
+                ("GET", f"{one}/items", None),
+                ("POST", f"{one}/items", {"items": [hello]}),
+                ("GET", f"{one}/items/msg_1", None),
+                ("DELETE", f"{one}/items/msg_1", None),
+                ("POST", "/v1/responses", response),
+                ("POST", "/v1/responses", response | {"store": False}),
+                ("POST", "/v1/responses", response | {"background": True}),
+                ("POST", "/v1/responses/input_tokens", response),
+                ("DELETE", one, None),
+            ]
+            for method, path, given in calls:
+                others = await ask(at, "alone", method, path, json=given)
+                sent = None if given is None else {**given}
+                if sent and "conversation" in sent:
+                    sent["conversation"] = none
+                nobodys = await ask(at, "alone", method, path.replace(own, none), json=sent)
+                assert others.status_code == nobodys.status_code == 404, path
+                assert others.text.replace(own, none) == nobodys.text
+            # it is as it was, and the other key of the group has it
+            assert (await ask(at, "two", "GET", one)).json() == made.json()
+            assert await ids(at, "two", f"{one}/items") == ["msg_1"]
+            for method, path, given in calls:
+                assert (await ask(at, "two", method, path, json=given)).status_code == 200, path
+
+    play(scenario)
+
+
 def test_all_is_shared_where_that_is_asked_for() -> None:
     async def scenario() -> None:
         async with keyed(shared_files=True) as at:

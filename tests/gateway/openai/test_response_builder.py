@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from alignedserve.gateway import limits
 from alignedserve.gateway.generation.generation import Delta, Usage
@@ -23,9 +25,13 @@ from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
 from alignedserve.gateway.openai.choices_builder import Shown
 from alignedserve.gateway.openai.completion_response import CompletionResponseBuilder
 from alignedserve.gateway.tools.marked_readers import HermesReader
+from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.protocol.prompt_logprobs import STEP_TOKENS, TokenLogprobs, pack
 from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter
 from tests.gateway.served import QUESTION, play, served
+from tests.gateway.tools.test_families import TYPES, cut
+from tests.gateway.tools.test_mixtures import MARKS, TEXTS, parts_of
 
 LIKELIEST = {token: -0.5 * token for token in range(20, 40)}
 FOUND: TokenLogprobs = (-1.5, 4, LIKELIEST)
@@ -53,6 +59,38 @@ def fill(builder: ResponseBuilder, num_tokens: int, text: str = "x", packed: byt
 def written(builder: ResponseBuilder) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(b"".join(builder.whole(Usage(1, 1))))
     return body
+
+
+def chunked(reading: Reading, pieces: list[str]) -> tuple[str, str, list[list[str]]]:
+    """Returns content, thoughts and calls of a stream whose text comes in these pieces, as clients join them."""
+    builder = chat(new_reader=reading.new_reader)
+    content, thoughts, calls = "", "", list[list[str]]()
+    for number, piece in enumerate(pieces, 1):
+        delta = Delta(0, piece, [30], [FOUND], "stop" if number == len(pieces) else None)
+        events = builder.events(delta, Usage(1, 1))
+        for line in (events if isinstance(events, bytes) else b"".join(events)).splitlines()[::2]:
+            new = json.loads(line.removeprefix(b"data: "))["choices"][0]["delta"]
+            content, thoughts = content + (new.get("content") or ""), thoughts + (new.get("reasoning") or "")
+            for call in new.get("tool_calls", ()):
+                if call["index"] == len(calls):
+                    calls.append([call["function"]["name"], ""])
+                calls[call["index"]][1] += call["function"]["arguments"]
+    return content, thoughts, calls
+
+
+@pytest.mark.parametrize("thinking", [None, Thinking("<think>", "</think>", True)], ids=["", "thinking"])
+@pytest.mark.parametrize("name", sorted(TEXTS))
+@settings(deadline=None, max_examples=10)
+@given(data=st.data())
+def test_chunks_are_joined_to_the_same_however_the_text_is_cut(
+    name: str, thinking: Thinking | None, data: st.DataObject
+) -> None:
+    text = "".join(data.draw(st.lists(st.one_of(parts_of(name), st.sampled_from(MARKS)), max_size=8))) or " "
+    reading = Reading(name, types=TYPES, thinking=thinking)
+    by_letters = chunked(reading, list(text))
+    assert chunked(reading, [text]) == by_letters
+    if len(text) > 1:
+        assert chunked(reading, cut(text, data)) == by_letters
 
 
 @pytest.fixture
@@ -120,6 +158,18 @@ def test_an_answer_is_written_down_in_steps(clock: None) -> None:
         watching.cancel()
 
     play(scenario)
+
+
+def test_a_stream_has_a_long_prompts_ids_in_pieces() -> None:
+    answering = Answering(MODEL, Service(), [PROMPT * 100], created=0)
+    for kind in (CompletionResponseBuilder, ChatResponseBuilder):
+        builder = kind(answering, Shown(token_ids=True))
+        delta, usage = Delta(0, "x", [30], [], None), Usage(1, 1)
+        pieces = [*(builder.opening(delta, usage) or ()), *builder.events(delta, usage)]
+        # (Bytes are no pieces.)
+        sizes = [len(piece) for piece in pieces if not isinstance(piece, int)]
+        assert sum(sizes) > 4 * BLOCK_BYTES and max(sizes) < BLOCK_BYTES, kind
+        assert isinstance(builder.events(delta, usage), bytes)
 
 
 def test_large_answers_are_written_down_one_after_the_other(clock: None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.scripted import ScriptedRouter, answer_of
+from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import QUESTION, Served, play, served
 from tests.gateway.tools.test_reasoning import QWEN
 from tests.gateway.tools.test_tools import CALL, CLOCK, WEATHER, model_with
@@ -59,6 +59,21 @@ def test_a_completion_has_the_ids_of_its_tokens(more: dict[str, Any], is_stream:
             assert len(prompts) == 2 * num and {tuple(each) for each in prompts.values()} == submitted
             assert prompts[0] == prompts[num - 1] != prompts[num]
             assert tokens_of(parts) == {index: answer_of("one two three") for index in range(2 * num)}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 0}], ids=str)
+def test_a_stream_of_a_completion_has_ids_with_the_text_that_they_belong_to(more: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with served() as at:
+            asked = COMPLETION | more | {"prompt": "How far?", "stream": True}
+            choices = [chunk["choices"][0] for chunk in await answered(at, "/v1/completions", asked)]
+            prompts = [choice.get("prompt_token_ids") for choice in choices]
+            assert prompts == [list(at.router.submitted[0].request.prompt), *[None] * (len(choices) - 1)]
+            tokens = [(choice["text"], choice["token_ids"]) for choice in choices if choice["token_ids"]]
+            # (The last one is the end of the output, which is no text.)
+            assert len(tokens) > 3 and all(text == TOKENIZER.decode(ids) for text, ids in tokens[:-1])
 
     play(scenario)
 

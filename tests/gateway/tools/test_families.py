@@ -14,6 +14,7 @@ from alignedserve.gateway.tools.calls import Read
 from alignedserve.gateway.tools.families import SHOWN, family_of
 from alignedserve.gateway.tools.family import Family
 from alignedserve.gateway.tools.keyed_readers import types_of
+from alignedserve.gateway.tools.pythonic_reader import MAX_CHARS, MAX_PARTS, MAX_PYTHON_CHARS
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.types import InvalidRequest
 from tests.gateway.tools.test_tools import follows, tool
@@ -221,7 +222,7 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
             "",
             [("weather", {"more": value})],
         )
-        for value in ('"\\ud800"', "NaN")
+        for value in ('"\\ud800"', "NaN", "-Infinity", "[1, NaN]")
     ),
     ("qwen-coder", f"Hm. {FUNCTION}\n</tool_call>", "Hm. ", [("weather", DALLAS)]),
     ("qwen-coder", f"{BARE}\n{FUNCTION}\n</tool_call>\nBye", "Bye", [("weather", DALLAS)] * 2),
@@ -285,6 +286,34 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "<tool_call>write<arg_key>content</arg_key><arg_value>a</tool_call>b</arg_value></tool_call>",
         "",
         [("write", {"content": "a</tool_call>b"})],
+    ),
+    # What stands between a key and its value is left out. An argument that can't be read makes the call text.
+    *(
+        (
+            "glm",
+            "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value>\n"
+            f"<arg_key>days</arg_key>{between}<arg_value>2</arg_value>\n</tool_call>",
+            "",
+            [("weather", {"city": "Rome", "days": 2})],
+        )
+        for between in ("\n" * 9, " = ", ":", " is > ", "x" * 64)
+    ),
+    *(
+        (
+            "glm",
+            "<tool_call>weather<arg_key>city</arg_key><arg_value>Rome</arg_value>\n"
+            f"<arg_key>days</arg_key>{between}2</arg_value>\n</tool_call>",
+            "",
+            [],
+        )
+        for between in ("<arg_value", "<b><arg_value>", "x" * 65 + "<arg_value>", "")
+    ),
+    (
+        "qwen-coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nDallas\n</parameter>\n<parameter=days\n2\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        [],
     ),
     (
         "glm",
@@ -381,6 +410,40 @@ SLIPS: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]
 
 
+def refused(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+# Calls with numbers that are too large for a float: JSON has them, but a program that has read them can't write them.
+LARGE: list[tuple[str, str, list[str]]] = [
+    ("hermes", '<tool_call>{"name": "clock", "arguments": {"a": 1e999}}</tool_call>', ['{"a": 1e999}']),
+    ("hermes", '<tool_call>{"arguments": {"a": 1e999}, "name": "clock"}</tool_call>', []),
+    ("hermes", '<tool_call>{"name": "clock", "arguments": "{\\"a\\": 1e999}"}</tool_call>', []),
+    ("json", '{"parameters": {"a": [-1e999]}, "name": "clock"}', []),
+    ("json-in-text", '[{"parameters": {"a": -1E+999}, "name": "clock"}]', []),
+    ("mistral-list", '[TOOL_CALLS][{"arguments": {"a": 1e999}, "name": "clock"}]', []),
+    ("mistral", '[TOOL_CALLS]clock[ARGS]{"a": 1e999}', ['{"a": 1e999}']),
+    ("qwen-coder", FUNCTION.replace("Dallas", "1e999"), ['{"city": "1e999", "days": 2}']),
+    ("qwen-coder", FUNCTION.replace("2", "-1e999"), ['{"city": "Dallas", "days": -1e999}']),
+    ("glm", "<tool_call>clock<arg_key>a</arg_key><arg_value>[1e999]</arg_value></tool_call>", ['{"a": [1e999]}']),
+    ("pythonic", "[clock(a=1e999, b=1)]", ['{"a": 1e999, "b": 1}']),
+    ("pythonic", "[clock(a=[1e999, 'x'])]", []),
+    ("pythonic", "[clock(a=[NaN])]", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "arguments"), LARGE)
+def test_arguments_are_json_whatever_number_a_model_writes(
+    name: str, text: str, arguments: list[str]
+) -> None:
+    for pieces in ([text], list(text)):
+        read = read_all(Reading(name, types=TYPES), pieces)
+        assert [piece.arguments for piece in read.pieces] == arguments
+        assert arguments or read.content == text
+    for each in arguments:
+        json.loads(each, parse_constant=refused)
+
+
 @pytest.mark.parametrize(("name", "text", "content", "calls"), SLIPS)
 def test_a_models_slips_are_read_wherever_the_text_is_cut(
     name: str, text: str, content: str, calls: list[tuple[str, dict[str, Any]]]
@@ -412,7 +475,7 @@ def test_a_call_that_is_not_closed_is_one_if_the_model_has_ended_it(
     for pieces in ([text], list(text)):
         read = read_all(Reading(name, types=TYPES), pieces)
         assert [(piece.name, json.loads(piece.arguments)) for piece in read.pieces] == [call]
-        assert read_all(Reading(name, types=TYPES), pieces, is_cut=True) == Read(text)
+        assert read_all(Reading(name, types=TYPES), pieces, is_cut=True) == Read.of(text)
 
 
 @pytest.mark.parametrize("name", sorted({case[0] for case in CASES}))
@@ -427,7 +490,7 @@ def test_any_text_is_read_to_its_end(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(bits))
     whole = read_all(Reading(name, types=TYPES), [text])
     in_pieces = read_all(Reading(name, types=TYPES), cut(text, data) if len(text) > 1 else [text])
-    assert (whole.content, whole.pieces) == (in_pieces.content, in_pieces.pieces)
+    assert whole == in_pieces
     if not whole.pieces and name != "harmony":
         assert whole.content == text
 
@@ -560,6 +623,52 @@ def test_values_in_json_are_read_within_python(text: str) -> None:
     assert [json.loads(piece.arguments) for piece in read.pieces] == [
         {"a": True, "b": [None, False], "c": "😀"}
     ]
+
+
+def listed(number: int, value: str) -> str:
+    return f"[f(a=[{', '.join([value] * number)}])]"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_call"),
+    [
+        # JSON, and texts, may be as long as the list.
+        (listed(20000, "1"), True),
+        (f"[f(a='{'x' * (MAX_CHARS - 10)}')]", True),
+        (f"[f(a='{'x' * MAX_CHARS}')]", False),
+        ('[f(a="""it\'s\n""" \'so\', b=r\'\\d\')]', True),
+        # What takes more time to parse may not.
+        (listed(MAX_PYTHON_CHARS // 10, "'x', 1, None"), False),
+        (listed(MAX_PYTHON_CHARS // 20, "'x', 1, None"), True),
+        (listed(MAX_PYTHON_CHARS // 2, "''"), False),
+        (f"[{', '.join(['f(a=None)'] * 200)}]", False),
+        (f"[{', '.join(['f(a=None)'] * 100)}]", True),
+        (f"[{', '.join(['f()'] * MAX_PARTS)}]", True),
+        (f"[{', '.join(['f()'] * (MAX_PARTS + 1))}]", False),
+        (f"[f({', '.join(f'a{n}=1' for n in range(MAX_PARTS))})]", False),
+        (f"[{', '.join(['f(a=1)'] * (MAX_PARTS // 2))}]", True),
+        (f"[f(a=f'{{[{'1, ' * 1000}]}}')]", False),
+        (f"[f(a=rf'{{[{'1, ' * 1000}]}}')]", False),
+        # No JSON can have it.
+        ("[f(a={[]: 1})]", False),
+        ("[f(a={'x'})]", False),
+        ("[f(a=)]", False),
+        ("[f(a=1, b)]", False),
+        ("[f(a='x)]", False),
+        ("[f(a='x',), ]", True),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_list_of_calls_is_text_where_it_would_take_long_to_parse(text: str, is_call: bool) -> None:
+    read = read_all(Reading("pythonic"), [text])
+    assert bool(read.pieces) == is_call and (is_call or read.content == text)
+
+
+def test_a_list_that_is_too_long_is_shown_while_it_comes() -> None:
+    reader = Reading("pythonic").new_reader()
+    assert reader.feed("[f(a='") == Read()
+    assert reader.feed("x" * MAX_CHARS).content == "[f(a='" + "x" * MAX_CHARS
+    assert reader.feed("')]").content == "')]"
 
 
 @pytest.mark.parametrize(("name", "shown", "text"), HELD, ids=IDS)

@@ -9,7 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from alignedserve.gateway.tools import keyed_grammar, schemas
 from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.families import family_of
 from alignedserve.gateway.tools.keyed_readers import types_of
@@ -88,12 +91,42 @@ def calls_of(family: str, text: str, parameters: Mapping[str, Any], name: str = 
         ("pythonic", "[1] See the docs, [f] and f(x)"),
         ("pythonic", "[f](https://example.com)"),
         ("pythonic", "["),
+        ("pythonic", "[two words]"),
+        ("pythonic", " [two  words and (more)]"),
+        ("pythonic", "[f\n]"),
+        ("pythonic", "<"),
+        ("pythonic", " "),
         ("json-in-text", "[1] See the docs {1}"),
     ],
 )
 def test_text_may_have_words_that_are_marks(family: str, text: str) -> None:
     assert allowed(grammar(family), text)
     assert calls_of(family, text, CITY) == []
+
+
+# What a text may begin with: blanks and a bracket, a word, blanks, and something after it, from ASCII or not.
+BLANK = st.sampled_from(["", "", " ", "\n ", "\x1c", "\xa0"])
+BEGUN = st.tuples(
+    BLANK,
+    st.sampled_from(["", "[", "[", "[[", "<", "<|"]),
+    BLANK,
+    st.sampled_from(["", "f", "f", "two", "a.-", "²", "ä"]),
+    BLANK,
+    st.sampled_from(["", "(", "()", "()]", "(), f()]", "(x=1)]", "words]", "]", ",", "<", "-"]),
+).map("".join)
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=BEGUN)
+def test_a_pythonic_text_is_free_where_the_reader_knows_that_it_is_no_call(text: str) -> None:
+    """Where a call may have begun, the grammar allows none but those of the tools."""
+    reader = Reading("pythonic").new_reader()
+    is_text = reader.feed(text).content == text
+    calls = reader.end().pieces
+    if allowed(grammar("pythonic", {"properties": {}}), text):
+        assert [(each.name, each.arguments) for each in calls] in ([], [("f", "{}")], [("f", "{}")] * 2)
+    else:
+        assert not is_text or "<|" in text
 
 
 @pytest.mark.parametrize(
@@ -398,6 +431,34 @@ def test_definitions_take_room_where_they_are_needed(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", KEYED)
+@pytest.mark.parametrize("reference", [{"$ref": "#/$defs/d"}, {"anyOf": [{"$ref": "#/$defs/d"}]}])
+def test_alternatives_that_many_arguments_have_are_written_once(
+    family: str, reference: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """250 alternatives of 150 arguments, as they may come in a small body."""
+    rendered: list[Any] = []
+    json_rule = keyed_grammar.json_rule
+
+    def noted(schema: Mapping[str, Any]) -> str:
+        rendered.append(schema)
+        return json_rule(schema)
+
+    monkeypatch.setattr(keyed_grammar, "json_rule", noted)
+    names = [f"a{n}" for n in range(150)]
+    definition = {"anyOf": [*({"type": "null"} for _ in range(247)), *({"const": n} for n in (7, 8, 9))]}
+    parameters = {
+        "properties": dict.fromkeys(names, reference),
+        "required": names,
+        "$defs": {"d": definition},
+    }
+    found = grammar(family, parameters)
+    assert len(rendered) <= 250
+    values = [(name, ("null", "7", "8", "9")[n % 4]) for n, name in enumerate(names)]
+    assert allowed(found, call(family, *values))
+    assert not allowed(found, call(family, *values[:-1], (names[-1], "6")))
+
+
+@pytest.mark.parametrize("family", KEYED)
 def test_a_grammar_ends_where_it_becomes_too_large(family: str) -> None:
     """Each of these arguments needs the definition for itself: 48 MB in all."""
     definitions = {"large": {"type": "array", "items": {"enum": list(range(10000))}}}
@@ -410,6 +471,56 @@ def test_a_grammar_ends_where_it_becomes_too_large(family: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+def counts(number: int) -> dict[str, Any]:
+    properties = {f"p{n}": {"type": "integer", "title": "t"} for n in range(number)}
+    return {"type": "object", "properties": properties}
+
+
+@pytest.mark.parametrize("family", KEYED)
+@pytest.mark.parametrize(
+    "schema_of",
+    [
+        lambda n: {"$ref": "#/$defs/large", "description": f"of {n}"},
+        lambda n: {"type": "array", "items": {"$ref": f"#/$defs/{'%6Carge' if n % 2 else 'large'}"}},
+        lambda n: {"anyOf": [{"$ref": "#/$defs/many"}, {"type": "null", "title": f"{n}"}]},
+    ],
+)
+def test_arguments_with_equal_schemas_are_gone_through_once(
+    family: str, schema_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_steps = 0
+    plain = schemas._stripped
+
+    def counted(schema: Any, named: Any) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        return plain(schema, named)
+
+    monkeypatch.setattr(schemas, "_stripped", counted)
+    definitions = {"large": counts(300), "many": {"anyOf": [counts(n) for n in range(20)]}}
+    properties = {f"a{n}": schema_of(n) for n in range(100)}
+    grammar(family, {"properties": properties, "$defs": definitions})
+    assert 300 < num_steps < 3000
+
+
+INDIRECT: Any = (lambda n: {"type": "array", "items": {"$ref": f"#/$defs/to{n}"}}, counts(1200))
+EITHER: Any = (lambda n: {"anyOf": [{"$ref": "#/$defs/large"}, {"const": n}]}, {"anyOf": [False] * 9000})
+
+
+@pytest.mark.parametrize(
+    ("family", "schema_of", "large"),
+    [*((family, *INDIRECT) for family in KEYED), ("qwen-coder", *EITHER), ("glm", *EITHER)],
+)
+def test_schemas_that_refer_to_too_much_are_refused(family: str, schema_of: Any, large: Any) -> None:
+    """None is equal to another before all has been looked at that they refer to, and the grammar would have room."""
+    properties = {f"a{n}": schema_of(n) for n in range(250)}
+    definitions = {f"to{n}": {"$ref": "#/$defs/large"} for n in range(250)}
+    with pytest.raises(
+        InvalidRequest, match="too large, with what they refer to|refers to large parts of it too often"
+    ):
+        grammar(family, {"properties": properties, "$defs": definitions | {"large": large}})
 
 
 def test_schemas_that_are_nested_too_deeply_are_refused() -> None:

@@ -17,7 +17,7 @@ from transformers import GenerationConfig, GptOssConfig
 from alignedserve.engine.choices import vocabulary_of
 from alignedserve.engine.endings import Endings
 from alignedserve.gateway.tools import harmony
-from alignedserve.gateway.tools.calls import Piece, Read
+from alignedserve.gateway.tools.calls import Content, Piece, Read, Thought
 from alignedserve.gateway.tools.harmony import HarmonyReader, is_harmony
 from alignedserve.gateway.tools.harmony_turns import turns_of
 from alignedserve.models.hf_config import load_model_config
@@ -113,6 +113,19 @@ CASES: list[tuple[str, str, str, list[Piece]]] = [
     (THOUGHT.removesuffix("<|end|>") + FINAL, "Hm.", "It is far.", []),
     (THOUGHT + FINAL.removeprefix("<|start|>assistant"), "Hm.", "It is far.", []),
     (f"{THOUGHT}<|return|>\n<|start|>assistant<|channel|>analysis<|end|>{FINAL}", "Hm.", "It is far.", []),
+    # a channel's name without its mark, after a call
+    (f"{CALL}<|call|>analysis<|message|>Hm.", "Hm.", "", WEATHER_CALL),
+    (f"{CALL}<|call|>\nanalysis<|message|>Hm.<|end|>{FINAL}", "Hm.", "It is far.", WEATHER_CALL),
+    (f"{CALL}<|call|>final<|message|>It is far.", "", "It is far.", WEATHER_CALL),
+    (f"{CALL}<|call|>commentary<|message|>It is far.", "", "It is far.", WEATHER_CALL),
+    (
+        f"{CALL}<|call|>commentary to=functions.clock<|message|>{{}}",
+        "",
+        "",
+        [*WEATHER_CALL, Piece("clock", "{}")],
+    ),
+    (f"{CALL}<|call|>analysis<|channel|>final<|message|>It is far.", "", "It is far.", WEATHER_CALL),
+    (f"{CALL}<|call|>analysis of it", "", "analysis of it", WEATHER_CALL),
     # marks that are spelt out
     (
         f"{FINAL} <|end|> ends, <|start|> `starts`, <|message|>, <|channel|>final to x, <|x|>, <|e",
@@ -147,8 +160,9 @@ def cut(text: str, data: st.DataObject) -> list[str]:
 def test_channels_are_read_however_the_text_is_cut(
     text: str, reasoning: str, content: str, calls: list[Piece], data: st.DataObject
 ) -> None:
-    expected = Read(content, calls, reasoning)
-    assert read_all([text]) == read_all(list(text)) == read_all(cut(text, data)) == expected
+    whole = read_all([text])
+    assert whole == read_all(list(text)) == read_all(cut(text, data))
+    assert (whole.reasoning, whole.content, whole.pieces) == (reasoning, content, calls)
 
 
 WORDS = st.one_of(
@@ -173,13 +187,13 @@ def test_any_text_is_read_to_its_end(words: list[str], data: st.DataObject | Non
     whole = read_all([text])
     assert whole == read_all(list(text)) and (data is None or whole == read_all(cut(text, data)))
     if not any(mark in text for mark in harmony.MARKS):
-        assert whole == Read(text)
+        assert whole == Read.of(text)
     found = whole.reasoning + whole.content + "".join(piece.arguments for piece in whole.pieces)
     assert all(found.count(letter) == text.count(letter) for letter in "é{")
 
 
 def test_what_is_said_to_tools_that_nobody_offered_is_text() -> None:
-    assert read_all([THOUGHT + CALL], ()) == Read(ROME, [], "Hm.")
+    assert read_all([THOUGHT + CALL], ()) == Read([Thought("Hm."), Content(ROME)])
 
 
 def test_a_template_shows_the_format() -> None:
@@ -254,6 +268,20 @@ def test_a_strict_function_is_held_and_messages_may_come_before_it() -> None:
         for text, is_held in ((SAID, True), (SAID.replace("city", "town"), False)):
             assert allows(wanted, text.removesuffix("<|call|>")) == is_held
         assert allows(wanted, f"{THOUGHT}<|start|>assistant<|channel|>final<|message|>No call.")
+
+    play(scenario)
+
+
+def test_what_is_strict_is_no_reason_to_refuse_where_another_format_holds() -> None:
+    properties = {f"a{number}": {"type": "integer", "minimum": number} for number in range(2000)}
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": properties}}
+    body = {"messages": QUESTION, "tools": [{"type": "function", "function": function}]}
+
+    async def scenario() -> None:
+        async with served(said(FINAL), model=HARMONY) as at:
+            response = await at.post("/v1/chat/completions", body)
+            assert response.status_code == 400 and "grammar has more than" in response.text
+            await told(at, "/v1/chat/completions", body | {"response_format": {"type": "json_object"}})
 
     play(scenario)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import CollectedText
+from alignedserve.gateway.tools.calls import CollectedText, Read
 from alignedserve.gateway.tools.reading import Reading
 from alignedserve.gateway.tools.reasoning import Thinking
 from tests.gateway.tools.test_families import CASES, SLIPS, TYPES, cut
@@ -61,12 +61,13 @@ def parts_of(draw: st.DrawFn, name: str) -> str:
     return text[start : draw(st.one_of(st.just(len(text)), st.integers(start, len(text))))]
 
 
-def found_in(reading: Reading, pieces: list[str], is_cut: bool) -> Found:
-    reader, found = reading.new_reader(), CollectedText()
-    for piece in pieces:
-        found.add(reader.feed(piece))
-    found.add(reader.end(is_cut=is_cut))
-    return found.content, found.reasoning, found.calls
+def found_in(reading: Reading, pieces: list[str], is_cut: bool) -> tuple[Found, Read]:
+    """Returns what is collected, and the same in its order."""
+    reader, found, read = reading.new_reader(), CollectedText(), Read()
+    for part in [*(reader.feed(piece) for piece in pieces), reader.end(is_cut=is_cut)]:
+        found.add(part)
+        read.add(part)
+    return (found.content, found.reasoning, found.calls), read
 
 
 @pytest.mark.parametrize("thinking", [None, Thinking("<think>", "</think>", True)], ids=["", "thinking"])
@@ -82,6 +83,9 @@ def test_a_mixture_is_read_in_the_same_way_wherever_it_is_cut(
     assert found_in(reading, list(text), is_cut) == whole
     if len(text) > 1:
         assert found_in(reading, cut(text, data), is_cut) == whole
+    (content, reasoning, calls), read = whole
+    assert (content, reasoning) == (read.content, read.reasoning)
+    assert calls == [(piece.name, piece.arguments) for piece in read.pieces]
     # Without a call, nothing is lost.
-    if not whole[2] and not thinking and name != "harmony":
-        assert whole[0] == text
+    if not calls and not thinking and name != "harmony":
+        assert content == text

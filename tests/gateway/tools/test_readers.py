@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import MAX_HEAD_CHARS, Piece, Read
-from alignedserve.gateway.tools.json_readers import JsonInTextReader, JsonReader
+from alignedserve.gateway.tools.calls import (
+    MAX_HEAD_CHARS,
+    Content,
+    Nesting,
+    Piece,
+    Read,
+    ReadPart,
+    Thought,
+)
+from alignedserve.gateway.tools.json_readers import MAX_OBJECT_CHARS, JsonInTextReader, JsonReader
 from alignedserve.gateway.tools.marked_readers import HermesReader
 from alignedserve.gateway.tools.readers import NamedReader, Reader
 from alignedserve.gateway.tools.reading import Reading
@@ -63,6 +71,38 @@ CASES = [
         [Piece("x", "{}")],
     ),
     (HermesReader, '<tool_call>{"name": "a</tool_call>", "arguments": {}}', None, []),
+    (
+        HermesReader,
+        '<tool_call>{"arguments": {"a": "</tool_call>\\"<tool_call>{"}, "name": "x"}</tool_call>b',
+        "b",
+        [Piece("x", '{"a": "</tool_call>\\"<tool_call>{"}')],
+    ),
+    # A quotation mark is missing: the mark closes the call.
+    (
+        HermesReader,
+        f'<tool_call>{{"arguments": {{"a": "b}}, "name": "x"}}</tool_call>c{CALL}',
+        '<tool_call>{"arguments": {"a": "b}, "name": "x"}</tool_call>c',
+        [ROME],
+    ),
+    (
+        HermesReader,
+        '<tool_call>{"arguments": {"a": "b</tool_call>c<tool_call>{"arguments": {}, "name": "clock"}</tool_call>',
+        '<tool_call>{"arguments": {"a": "b</tool_call>c',
+        [CLOCK],
+    ),
+    (
+        HermesReader,
+        f'<tool_call>{{"arguments": {{"a": "b</tool_call>{OTHER}',
+        '<tool_call>{"arguments": {"a": "b</tool_call>',
+        [CLOCK],
+    ),
+    (HermesReader, '<tool_call>{"arguments": {"a": "b</tool_call> and so on', None, []),
+    (
+        HermesReader,
+        '<tool_call>{"arguments" : {"a":[ "b" , "" ] } , "name":"x" }</tool_call>',
+        "",
+        [Piece("x", '{"a": ["b", ""]}')],
+    ),
     (JsonReader, '  [{"name": "x", "arguments": {}}]', "", [Piece("x", "{}")]),
     (
         JsonReader,
@@ -94,11 +134,19 @@ def test_how_the_text_is_cut_makes_no_difference(
     kind: Any, text: str, content: str | None, calls: list[Piece]
 ) -> None:
     """`content`: None is all of it."""
-    expected = Read(text if content is None else content, calls)
-    assert read_all(kind(), [text]) == expected
-    assert read_all(kind(), list(text)) == expected
+    whole = read_all(kind(), [text])
+    assert (whole.content, whole.pieces) == (text if content is None else content, calls)
+    assert read_all(kind(), list(text)) == whole
     for cut in range(len(text)):
-        assert read_all(kind(), [text[:cut], text[cut:]]) == expected
+        assert read_all(kind(), [text[:cut], text[cut:]]) == whole
+
+
+def test_what_is_read_keeps_its_order() -> None:
+    parts: list[ReadPart] = [Content("a"), ROME, CLOCK, Content("b"), CLOCK, Content("c<tool_")]
+    assert read_all(HermesReader(), [f"a{CALL}\n\n{OTHER}b{OTHER}\nc<tool_"]) == Read(parts)
+    text = f"Hm.</think>\na{CALL}\n\nb"
+    found = read_all(reading("hermes", Thinking("<think>", "</think>", is_open=True))(), [text])
+    assert found == Read([Thought("Hm."), Content("a"), ROME, Content("b")])
 
 
 PARTS = st.sampled_from(
@@ -128,15 +176,64 @@ def test_nor_does_it_in_what_nobody_would_write(parts: list[str], kind: Any, siz
     assert read_all(kind(), pieces) == read_all(kind(), [text])
 
 
+@pytest.mark.parametrize(
+    ("kind", "opening", "closing"),
+    [(JsonReader, "", ""), (HermesReader, "<tool_call>", "</tool_call>"), (finding, "", "")],
+)
+def test_a_call_in_another_form_is_kept_up_to_a_length_and_then_shown(
+    kind: Any, opening: str, closing: str
+) -> None:
+    before, after = f'{opening}{{"arguments": {{"a": "', '"}, "name": "x"}'
+    room = MAX_OBJECT_CHARS - len(before + after) + len(opening)
+    for num_chars in (room, room + 1, 3 * MAX_OBJECT_CHARS):
+        text = before + "b" * num_chars + after + closing
+        for size in (1000, len(text)):
+            reader = kind()
+            read = Read()
+            for start in range(0, len(text), size):
+                read.add(reader.feed(text[start : start + size]))
+                assert len(read.content) >= start + size - len(opening) - MAX_OBJECT_CHARS - 1 or read.pieces
+            read.add(reader.end())
+            is_call = num_chars == room
+            assert [piece.name for piece in read.pieces] == ["x"] * is_call, num_chars
+            assert is_call or read.content == text
+    # In what is shown there may be calls.
+    assert read_all(kind(), [before + "b" * MAX_OBJECT_CHARS + after]).pieces == []
+    if kind is not JsonReader:
+        inner = opening + '{"name": "x", "arguments": {}}' + closing
+        read = read_all(kind(), [before + "b" * MAX_OBJECT_CHARS + inner])
+        assert read.pieces == [Piece("x", "{}")]
+
+
+def test_objects_that_are_no_calls_are_read_again_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a bare word opens calls, each of many may have an object that goes on to the end of the text."""
+    num_chars, end = 0, Nesting.end
+
+    def counted(self: Nesting, text: str, start: int, stop: int) -> int | None:
+        nonlocal num_chars
+        found = end(self, text, start, stop)
+        num_chars += (stop if found is None else found) - start
+        return found
+
+    monkeypatch.setattr(Nesting, "end", counted)
+    text = 'functools{"<|/tool_call|>",' * 6000
+    reader = Reading("phi").new_reader()
+    read = Read()
+    for start in range(0, len(text), 4):
+        read.add(reader.feed(text[start : start + 4]))
+    read.add(reader.end())
+    assert read.content == text and num_chars < 4 * len(text)
+
+
 def test_arguments_are_told_as_they_come() -> None:
     for reader, opening in (
         (HermesReader(), '<tool_call>{"name": "x", "arguments": '),
         (JsonReader(), '{"name": "x", "parameters": '),
     ):
         assert reader.feed(opening) == Read()
-        assert reader.feed("{") == Read("", [Piece("x", "{")])
-        assert reader.feed('"a"') == Read("", [Piece(None, '"a"')])
-        assert reader.feed(": 1}") == Read("", [Piece(None, ": 1}")])
+        assert reader.feed("{") == Read([Piece("x", "{")])
+        assert reader.feed('"a"') == Read([Piece(None, '"a"')])
+        assert reader.feed(": 1}") == Read([Piece(None, ": 1}")])
         assert reader.feed("}") == Read()
 
 
@@ -186,6 +283,8 @@ FREE = Thinking("<think>", "</think>", False)
         (finding, 'So: {"name": "', "x" * 40),
         (finding, "So: ", '{"name": ' * 5),
         (HermesReader, "<tool_call>", " " * 40),
+        (HermesReader, '<tool_call>{"a": "', "</tool_call>" * 3),
+        (HermesReader, '<tool_call>{"a": "', '</tool_call><tool_call>{"a": "'),
         (HermesReader, '<tool_call>{"name": "', "<tool_" * 7),
         (HermesReader, '<tool_call>{"name": "x", "arguments": {', '"a": {"b": [], '),
         (HermesReader, '<tool_call>{"name": "x", "arguments": {}', "</tool_" * 6),

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.gateway.tools.calls import Piece, Read
+from alignedserve.gateway.tools.calls import Piece, Read, Thought
 from alignedserve.gateway.tools.marked_readers import HermesReader
 from alignedserve.gateway.tools.readers import Reader, TextReader
 from alignedserve.gateway.tools.reading import Reading
-from alignedserve.gateway.tools.reasoning import ReasoningReader, Thinking, thinking_of
+from alignedserve.gateway.tools.reasoning import MAX_WAIT_CHARS, ReasoningReader, Thinking, thinking_of
 from alignedserve.structured_outputs import Thoughts
 from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import QUESTION, play, served
@@ -101,6 +101,73 @@ def test_thoughts_that_nothing_closes_end_where_a_call_of_any_family_begins(name
             assert [(each.name, each.arguments) for each in read.pieces] == [("weather", '{"city": "Rome"}')]
 
 
+# A call with a text in it, for each way in which texts are written.
+WRITING = {
+    "hermes": '<tool_call>{"name": "weather", "arguments": {"city": "TEXT"}}</tool_call>',
+    "qwen-coder": FUNCTION.replace("\nRome\n", "TEXT"),
+    "glm": "<tool_call>weather<arg_key>city</arg_key><arg_value>TEXT</arg_value></tool_call>",
+    "kimi": KIMI_CALL.replace("Rome", "TEXT"),
+    "granite": '<|tool_call|>[{"arguments": {"city": "TEXT"}, "name": "weather"}]',
+}
+ONE_LINE = ["hermes", "kimi", "granite"]
+
+
+@pytest.mark.parametrize("name", WRITING)
+@pytest.mark.parametrize(
+    "text",
+    ["</think>", "a </think> b", "</think></think>", "</think>" + "x" * (MAX_WAIT_CHARS // 2) + "</think>"],
+    ids=len,
+)
+def test_a_tag_in_a_text_within_a_call_closes_no_thoughts(name: str, text: str) -> None:
+    reading = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
+    call = WRITING[name].replace("TEXT", text)
+    for said, reasoning, content in (
+        (f"I call. {call}", "I call.", ""),
+        (f"Hm {call} no.</think>So.{call}", f"Hm {call} no.", "So."),
+    ):
+        for pieces in ([said], list(said), [said[:40], said[40:]]):
+            read = read_all(reading.new_reader(), pieces)
+            assert (read.reasoning, read.content) == (reasoning, content)
+            assert [(each.name, json.loads(each.arguments)) for each in read.pieces] == [
+                ("weather", {"city": text})
+            ]
+
+
+@pytest.mark.parametrize("name", WRITING)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "It is far.",
+        "\n\nIt is far.",
+        'He says "no" and goes.',
+        f"It is far{' and far' * 200}.",
+        '{"a": "b',
+        "So I say \\",
+    ],
+    ids=lambda answer: answer[:10],
+)
+def test_a_tag_closes_thoughts_where_a_call_in_them_is_left(name: str, answer: str) -> None:
+    reading = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED)
+    begun = "Hm. " + WRITING[name].split("TEXT")[0] + "Ro"
+    for call in ("", WRITING[name].replace("TEXT", "Bari")):
+        said = f"{begun}</think>{answer}{call}"
+        for pieces in ([said], list(said), [said[:-3], said[-3:]]):
+            read = read_all(reading.new_reader(), pieces)
+            assert (read.reasoning, read.content) == (begun, answer.lstrip())
+            assert [each.name for each in read.pieces] == ["weather"] * bool(call)
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_an_answer_after_a_call_that_is_left_is_not_held_for_long(name: str) -> None:
+    reader = Reading(name, types={"weather": {"city": "string"}}, thinking=OPENED).new_reader()
+    reader.feed(WRITING[name].split("TEXT")[0] + "Ro</think>")
+    if name in ONE_LINE:
+        assert reader.feed("\n\nSo").content == "So"
+        return
+    assert reader.feed("\n\nSo").content == ""
+    assert reader.feed("x" * MAX_WAIT_CHARS).content.startswith("Sox")
+
+
 @pytest.mark.parametrize(("thinking", "kind", "text", "reasoning", "content", "calls"), CASES)
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())
@@ -129,7 +196,7 @@ def test_thoughts_are_found_however_the_text_is_cut(
 )
 def test_in_thoughts_that_are_cut_a_call_is_a_draft(text: str) -> None:
     for pieces in ([text], list(text)):
-        assert read_all(ReasoningReader(OPENED, HermesReader), pieces, is_cut=True) == Read(reasoning=text)
+        assert read_all(ReasoningReader(OPENED, HermesReader), pieces, is_cut=True) == Read([Thought(text)])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ import pydantic
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from alignedserve.gateway.chat.prepare import PreparedChat
+from alignedserve.gateway.endpoints import ENDPOINTS
+from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.tools.bodies import Tool, structure_of
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
@@ -189,7 +192,20 @@ def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
                 await at.post("/v1/chat/completions", ASKED | more)
                 counted = (await at.post("/tokenize", ASKED | more)).json()
                 assert counted["tokens"] == list(at.router.submitted[-1].request.prompt), more
-            assert (await at.post("/tokenize", ASKED | {"tools": []})).status_code == 200
+            await at.post("/v1/chat/completions", {"messages": QUESTION})
+            plain = list(at.router.submitted[-1].request.prompt)
+            # without tools there is nothing to choose
+            for choice in (
+                {},
+                {"tool_choice": "auto"},
+                {"tool_choice": "required"},
+                {"tool_choice": allowed("auto", "x")},
+            ):
+                for more in ({}, {"tools": []}, {"tools": None}):
+                    response = await at.post("/tokenize", {"messages": QUESTION} | choice | more)
+                    assert response.json().get("tokens") == plain, response.text
+            response = await at.post("/tokenize", ASKED | {"tool_choice": allowed("auto", "x")})
+            assert response.status_code == 400 and "is none of the tools" in response.text
             response = await at.post("/tokenize", ASKED | {"continue_final_message": True})
             assert (response.status_code, response.json()["error"]["param"]) == (
                 400,
@@ -308,6 +324,67 @@ def test_a_strict_function_is_called_as_its_schema_has_it(
         assert found[3].params.structured_outputs.kind == "json_object"
 
     play(scenario)
+
+
+ANY_TEXT: dict[str, Any] = {"structured_outputs": {"regex": "(.|\n)*"}}
+QWEN_CODER_TEMPLATE = TEMPLATE.replace('{"name"', "<function=")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", [TEMPLATE, LLAMA_TEMPLATE, QWEN_CODER_TEMPLATE])
+@pytest.mark.parametrize(
+    "other",
+    [ANY_TEXT, {"response_format": {"type": "json_object"}}],
+    ids=["structured_outputs", "response_format"],
+)
+def test_what_is_strict_is_no_reason_to_refuse_where_another_format_holds(
+    template: str, other: dict[str, Any]
+) -> None:
+    large = {f"a{number}": {"type": "integer", "minimum": number} for number in range(2000)}
+    function = tool("clock", **large)["function"] | {"strict": True}
+    body = ASKED | {"tools": [WEATHER, {"type": "function", "function": function}]}
+    # The prompt has no room for it.
+    model = model_with(template.replace("{{ tool | tojson }}", ""))
+
+    async def scenario() -> None:
+        async with served(ScriptedRouter(answer=answer_of("{}")), model=model) as at:
+            response = await at.post("/v1/chat/completions", body)
+            assert response.status_code == 400 and "grammar has more than" in response.text
+            response = await at.post("/v1/chat/completions", body | other)
+            assert response.status_code == 200, response.text
+
+    play(scenario)
+
+
+def test_calls_that_another_format_holds_are_read_like_free_ones() -> None:
+    strict = {"type": "function", "function": CLOCK["function"] | {"strict": True}}
+
+    async def scenario() -> None:
+        found = await ask(f"Hm. {LLAMA_CALL}", False, LLAMA_TEMPLATE, tools=[strict], extra_body=ANY_TEXT)
+        assert found[1] == [("clock", "{}")]
+
+    play(scenario)
+
+
+TYPES = {"weather": {"city": "string", "days": "integer"}, "clock": {}}
+
+
+@pytest.mark.parametrize(
+    ("shown", "types"),
+    [
+        ("<function=", TYPES),
+        ("<arg_key>", TYPES),
+        ("<|python_tag|>", {"weather": {}, "clock": {}}),
+        ("<|start|><|channel|><|message|>", {"weather": {}, "clock": {}}),
+        ("<tool_call>", {}),
+        ("(params_name1=", {}),
+        ("[TOOL_CALLS]", {}),
+    ],
+)
+def test_a_reader_gets_of_the_tools_what_it_needs(shown: str, types: dict[str, Any]) -> None:
+    model = model_with(shown + "{{ messages[0].content }}{% if tools %}{% endif %}")
+    made = ENDPOINTS["/v1/chat/completions"].prepare(json.dumps(ASKED).encode(), model, Limits())
+    assert isinstance(made, PreparedChat) and made.reading.types == types
 
 
 def test_one_call_at_most_is_one_call() -> None:

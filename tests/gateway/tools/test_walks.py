@@ -221,6 +221,7 @@ def test_calls_that_a_grammar_allows_follow_their_schemas(
     event("call" if has_call else "no call")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SHOWN)
 def test_walks_come_to_calls(family: str) -> None:
     schema = {

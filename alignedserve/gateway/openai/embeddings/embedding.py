@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,18 +14,36 @@ from weakref import WeakKeyDictionary
 from alignedserve.gateway.generation.generation import NUM_AT_ONCE, NUM_TOKENS_AT_ONCE, new_key, rejection
 from alignedserve.gateway.generation.service import Service
 from alignedserve.gateway.http.errors import ApiError
-from alignedserve.gateway.island import News
 from alignedserve.gateway.islands import Islands
+from alignedserve.gateway.output_queue import News
 from alignedserve.process.logs import request_id
 from alignedserve.protocol.messages import PromptProgress, Rejected, Request
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.types import RequestKey
 
-# So many requests of an owner's calls are open at once in real time, and of each call of best effort: enough for
-# instances to have work, and few enough for others to have room in the router's queue, and to be computed soon.
+# The most requests that an owner's calls have open together in real time, and each call of best effort: enough for
+# instances to have work, and few enough for others to have room in the router's queue, and to be computed soon. A call
+# that comes when others have all of these opens a few more, its share of NUM_AT_ONCE: so n calls have
+# NUM_AT_ONCE * (1/2 + 1/3 + ... + 1/n) more of them open, at most, or one for each.
 MAX_OPEN = 4 * NUM_AT_ONCE
-# The number of requests in real time that are open, by owner; of each gateway.
-_in_real_time: WeakKeyDictionary[Islands, Counter[str]] = WeakKeyDictionary()
+
+
+@dataclass
+class _Calls:
+    """Calls that share what they have open."""
+
+    num_calls: int = 0
+    # The number of their requests that are open.
+    num_open: int = 0
+
+    @property
+    def least(self) -> int:
+        """The number of requests that each call may have open, whatever the others have."""
+        return max(1, NUM_AT_ONCE // max(1, self.num_calls))
+
+
+# The calls in real time, by owner; of each gateway.
+_in_real_time: WeakKeyDictionary[Islands, dict[str, _Calls]] = WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -45,18 +62,15 @@ class Embedding:
     _num_begun: int = 0
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
-    def __post_init__(self) -> None:
-        # That of all calls in real time, or its own.
-        is_real_time = self.service.tier == "rt"
-        self._num_open = _in_real_time.setdefault(self.islands, Counter()) if is_real_time else Counter()
+    _calls: _Calls | None = None
 
     async def vectors(self) -> list[bytes]:
         """Returns the embedding of each prompt, in order. Raises ApiError as soon as one can't be had; `close` then
         ends the others."""
-        found = [b""] * len(self.prompts)
+        found, calls = [b""] * len(self.prompts), self._joined()
         while self._open or self._num_begun < len(self.prompts):
-            while self._num_begun < len(self.prompts) and self._has_room:
-                await self._begin_some()
+            while self._num_begun < len(self.prompts) and self._has_room(calls):
+                await self._begin_some(calls)
             index, news = await self._news.get()
             if isinstance(news, Rejected):
                 raise rejection(news, "input")
@@ -67,38 +81,51 @@ class Embedding:
                 raise ApiError(500, f"embedding failed: {news.error or news.finish_reason}")
             found[index] = news.embedding
             del self._open[index]
-            self._num_open[self.owner] -= 1
+            calls.num_open -= 1
         return found
 
     def close(self) -> None:
         """Aborts the requests that have not ended. Safe to repeat."""
         keys = [*self._open.values()]
         self._open.clear()
-        self._num_open[self.owner] -= len(keys)
-        if not self._num_open[self.owner]:
-            del self._num_open[self.owner]
+        if calls := self._calls:
+            self._calls = None
+            calls.num_open -= len(keys)
+            calls.num_calls -= 1
+            if self.service.tier == "rt" and not calls.num_calls:
+                del _in_real_time[self.islands][self.owner]
         self.islands.close_all(keys)
 
-    @property
-    def _has_room(self) -> bool:
-        """Each call may have some open, whatever the others have: when these end, it looks again."""
-        return not self._open or self._num_open[self.owner] <= MAX_OPEN - NUM_AT_ONCE
+    def _joined(self) -> _Calls:
+        """Returns the calls among which this one is: its owner's in real time, or itself."""
+        calls = _Calls()
+        if self.service.tier == "rt":
+            calls = _in_real_time.setdefault(self.islands, {}).setdefault(self.owner, calls)
+        calls.num_calls += 1
+        self._calls = calls
+        return calls
 
-    async def _begin_some(self) -> None:
+    def _has_room(self, calls: _Calls) -> bool:
+        """Whether some more may be begun: few at a time would cost more."""
+        has_least = len(self._open) > calls.least // 2
+        return calls.num_open <= MAX_OPEN - NUM_AT_ONCE or not has_least
+
+    async def _begin_some(self, calls: _Calls) -> None:
         """Raises ApiError when there is no router."""
         async with self.islands.opening(self.service.tier) as turn:
             if self._num_begun or self.service.tier != "rt":
                 await turn()
             num_tokens = 0
-            # A call that has none open begins one, whatever the others have.
-            most = max(1, min(NUM_AT_ONCE, MAX_OPEN - self._num_open[self.owner]))
+            left = max(MAX_OPEN - calls.num_open, calls.least - len(self._open))
+            # It had room before it waited for its turn, and others may have taken that.
+            most = max(1, min(NUM_AT_ONCE, left))
             for prompt in islice(self.prompts, self._num_begun, self._num_begun + most):
-                self._begin()
+                self._begin(calls)
                 num_tokens += len(prompt)
                 if num_tokens > NUM_TOKENS_AT_ONCE:
                     break
 
-    def _begin(self) -> None:
+    def _begin(self, calls: _Calls) -> None:
         index, service = self._num_begun, self.service
         request = Request(
             key=new_key(),
@@ -117,5 +144,5 @@ class Embedding:
         )
         self._num_begun += 1
         self._open[index] = request.key
-        self._num_open[self.owner] += 1
+        calls.num_open += 1
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)))

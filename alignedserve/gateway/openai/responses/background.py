@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from alignedserve.batch.config import BatchConfig
-from alignedserve.gateway.generation.endpoint import Endpoint
+from alignedserve.gateway.generation.endpoint import Endpoint, Needed
 from alignedserve.gateway.generation.prepared import Answering, Prepared
 from alignedserve.gateway.generation.request_builder import RequestBuilder
 from alignedserve.gateway.generation.service import Slo, service_of
@@ -31,6 +31,7 @@ from alignedserve.gateway.openai.responses.kept import (
 from alignedserve.gateway.openai.responses.output import Output
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse
 from alignedserve.store import (
+    ConversationFull,
     Delivery,
     Lease,
     LeaseLost,
@@ -40,6 +41,7 @@ from alignedserve.store import (
     ResponseId,
     ResponseStore,
     StoreAway,
+    StoreFull,
 )
 from alignedserve.store.looking import Looking
 from alignedserve.store.responses import Pieces, ResponseStatus, sizes_of
@@ -67,8 +69,8 @@ class BackgroundResponses:
         config: BatchConfig | None = None,
         deliveries_of: Callable[[ResponseHead], Sequence[Delivery]] = lambda head: (),
     ) -> None:
-        """`name` is the gateway's, for people to read; calls that are read have shares in `memory`; `deliveries_of`
-        tell of the end of a response."""
+        """`name` is this process's, by which its places are counted; calls that are read have shares in `memory`;
+        `deliveries_of` tell of the end of a response."""
         self._store = store
         self._request_builder = request_builder
         self._endpoint = endpoint
@@ -135,6 +137,7 @@ class BackgroundResponses:
                 task.add_done_callback(lambda _, lease=lease: self._over(lease))  # type: ignore[misc]
         for head in await self._store.expired(time.time()):
             await self._store.delete(head)
+        await self._store.conversations.drop_expired(time.time())
 
     async def _renew(self) -> None:
         leases = list(self._held)
@@ -185,6 +188,9 @@ class BackgroundResponses:
                 state, output = await self._answered(head)
                 await self._end(head, state, lease, output)
                 return
+            except StoreFull as full:
+                await self._fail(head, ApiError(413, str(full), code="storage_full"), lease)
+                return
             except (ApiError, InvalidRequest) as found:
                 error = invalid(found) if isinstance(found, InvalidRequest) else found
             num_failed += error.status >= 500 and error.status not in _NOT_NOW
@@ -216,13 +222,13 @@ class BackgroundResponses:
             share.add(head.size_of("call"))
             body = [piece async for piece in self._kept.pieces(head, "call")]
             before = Conversation()
-            if head.previous_id is not None:
-                size = head.size_of("call")
-                before = await self._kept.conversation(head.previous_id, head.owner, share, size)
+            if needed := _needed(head):
+                before = await self._kept.before(needed, head.owner, share, head.size_of("call"))
             call = await self._request_builder.preparer.call(self._endpoint, body, head.owner, before.items)
         return msgspec.structs.replace(call, repeated=b"{}", input_items=b"", item_index=b"")
 
     async def _end(self, head: ResponseHead, state: Json, lease: Lease, output: Output | None = None) -> None:
+        """Raises ApiError if there is no room for it in its conversation."""
         parts = output_parts(output) if output else {}
         changed = msgspec.structs.replace(
             head,
@@ -231,9 +237,15 @@ class BackgroundResponses:
             num_bytes={**head.num_bytes, **sizes_of(parts), "call": 0},
             num_logprob_bytes=output.num_logprob_bytes if output else 0,
         )
+        turn = None
+        if head.conversation_id is not None and output and changed.status in ("completed", "incomplete"):
+            turn = self._kept.conversations.turn_of(head.conversation_id, output)
         # If it has changed it was cancelled or deleted meanwhile.
         deliveries = self._deliveries_of(changed)
-        await retried(self._store.replace, head, changed, lease, deliveries, parts)
+        try:
+            await retried(self._store.replace, head, changed, lease, deliveries, parts, turn)
+        except ConversationFull:
+            raise self._kept.conversations.full() from None
 
     async def _fail(self, head: ResponseHead, error: ApiError, lease: Lease) -> None:
         found = {"code": error.code or "server_error", "message": error.message}
@@ -250,6 +262,13 @@ class BackgroundResponses:
         service = service_of(call.service_tier, slo, {}, request_builder.slo)
         model = request_builder.model.answering_as(call.adapter)
         return call.response_builder(Answering(model, service, [], created))
+
+
+def _needed(head: ResponseHead) -> Needed | None:
+    """Returns what the response goes on with."""
+    if head.conversation_id is not None:
+        return Needed("conversation", head.conversation_id)
+    return None if head.previous_id is None else Needed("previous_response_id", head.previous_id)
 
 
 def _changed(head: ResponseHead, status: ResponseStatus, /, **state: Any) -> ResponseHead:

@@ -48,15 +48,20 @@ class StreamOptions(Fields):
 
 # No id of a response here is longer.
 MAX_RESPONSE_ID_CHARS = 128
+# Names and values that the caller gives to a thing.
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[Key, Value], Field(max_length=16)]
+
+
+class ConversationName(Fields):
+    id: Annotated[str, Field(max_length=MAX_RESPONSE_ID_CHARS)]
 
 
 class ResponseBody(ConversationBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "context_management": ": it writes no summaries of conversations",
-        "conversation": "; use previous_response_id",
         "prompt": ": it keeps no prompts",
     }
 
@@ -65,6 +70,7 @@ class ResponseBody(ConversationBody):
     max_output_tokens: int | None = None
     # With a length, a text is also checked for halves of surrogate pairs.
     previous_response_id: Annotated[str, Field(max_length=MAX_RESPONSE_ID_CHARS)] | None = None
+    conversation: ConversationName | Annotated[str, Field(max_length=MAX_RESPONSE_ID_CHARS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -72,7 +78,7 @@ class ResponseBody(ConversationBody):
     reasoning: Reasoning | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
-    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     # A response is kept unless this is false.
     store: bool | None = None
     background: bool | None = None
@@ -84,6 +90,11 @@ class ResponseBody(ConversationBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation
+        return given.id if isinstance(given, ConversationName) else given
 
     @property
     def names(self) -> Mapping[str, str]:

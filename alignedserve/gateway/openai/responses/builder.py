@@ -109,17 +109,20 @@ class ResponsesBuilder(ResponseBuilder):
 
     def _events(self, delta: Delta) -> Iterator[Event]:
         """Must be iterated to its end."""
-        was_thinking = self._reader.is_thinking
-        read = self._reader.feed(delta.text)
-        if self._reader.is_thinking:
-            self._num_reasoning_tokens += len(delta.token_ids)
-        if delta.finish_reason is not None:
-            self._finish_reason, self._completed_at = delta.finish_reason, int(time.time())
-            read.add(self._reader.end(is_cut=delta.is_cut))
-        is_thought = bool(read.reasoning or was_thinking or self._reader.is_thinking)
-        if not self.shows_reasoning:
-            read.reasoning = ""
-        yield from self.output.add(read, self._logprobs(delta), is_thought)
+        logprobs, steps = self._logprobs(delta), [*delta.steps()]
+        for number, (text, num_tokens) in enumerate(steps, 1):
+            was_thinking = self._reader.is_thinking
+            read = self._reader.feed(text)
+            if self._reader.is_thinking:
+                self._num_reasoning_tokens += num_tokens
+            if number == len(steps) and delta.finish_reason is not None:
+                self._finish_reason, self._completed_at = delta.finish_reason, int(time.time())
+                read.add(self._reader.end(is_cut=delta.is_cut))
+            is_thought = bool(read.reasoning or was_thinking or self._reader.is_thinking)
+            if not self.shows_reasoning:
+                read.drop_thoughts()
+            yield from self.output.add(read, logprobs[:num_tokens], is_thought)
+            logprobs = logprobs[num_tokens:]
         if delta.finish_reason is not None:
             yield from self.output.end("incomplete" if delta.finish_reason == "length" else "completed")
 

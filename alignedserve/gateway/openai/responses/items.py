@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 from alignedserve.gateway.http.json_pieces import encode
@@ -41,16 +42,18 @@ class Items:
         self._known: dict[str, Item] = {}
         self._sizes: dict[str, int] = {}
         for item in earlier:
-            self._add(item)
+            # What a reference was to may have been deleted since.
+            if item["type"] != _REFERENCE or item["id"] in self._known:
+                self._add(item)
 
-    def add(self, given: str | Sequence[Any]) -> list[tuple[str, bytes]]:
-        """Adds the items that a client sends. Returns the id of each, and what is kept of it, as JSON. Raises
-        InvalidRequest."""
+    def add(self, given: str | Sequence[Any], in_full: bool = False) -> list[tuple[str, bytes]]:
+        """Adds the items that a client sends. Returns the id of each, and what is kept of it, as JSON: as it was sent,
+        or `in_full`, as a conversation lists it. Raises InvalidRequest."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
         kept = []
         for item in given:
-            read = _item(item)
+            read = _in_full(_item(item)) if in_full else _item(item)
             self._add(read)
             kept.append((read["id"], kept_json("input", read)))
             if len(self.all) > MAX_ITEMS:
@@ -82,25 +85,42 @@ def kept_json(name: str, value: Any) -> bytes:
         raise InvalidRequest(f"{name}: it is nested too deeply") from None
 
 
+def index_of(kept: Sequence[tuple[str, int]]) -> bytes:
+    """Returns a line for each of these items, which are written with commas between them: where it ends, and its id as
+    JSON. `kept` has the id and the size of each."""
+    ends = accumulate((size + 1 for _, size in kept), initial=-1)
+    lines = (
+        b"%d %b\n" % (end, encode(name)) for (name, _), end in zip(kept, islice(ends, 1, None), strict=True)
+    )
+    return b"".join(lines)
+
+
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Raises InvalidRequest for an item that a chat of texts can't have."""
     messages: list[dict[str, Any]] = []
+    # The thoughts of assistant's turns, by the turns' places: they are joined once, as a turn can have thousands.
+    turns: dict[int, list[str]] = {}
     # Thoughts belong to the assistant's turn that they come before.
-    thoughts = ""
+    thoughts: list[str] = []
     for item in items:
         match item["type"]:
             case "message":
-                message = {"role": item["role"], "content": _text(item["content"], "input")}
-                messages.append(message | _thought(thoughts if item["role"] == "assistant" else ""))
-                thoughts = ""
+                messages.append({"role": item["role"], "content": _text(item["content"], "input")})
+                if item["role"] == "assistant":
+                    turns[len(messages) - 1] = thoughts
+                thoughts = []
             case "reasoning":
-                thoughts += _thoughts(item)
+                thoughts.append(_thoughts(item))
             case "function_call":
-                _add_call(messages, item, thoughts)
-                thoughts = ""
+                _add_call(messages, item)
+                turns.setdefault(len(messages) - 1, []).extend(thoughts)
+                thoughts = []
             case _:
                 output = _text(item["output"], "input")
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
+    for place, parts in turns.items():
+        if joined := "".join(parts):
+            messages[place]["reasoning_content"] = joined
     return messages
 
 
@@ -130,6 +150,25 @@ def _item(item: Any) -> Item:
         **{key: value for key, value in item.items() if value is not None},
         "type": kind,
     }
+
+
+def _in_full(item: Item) -> Item:
+    """Returns the item with all that OpenAI's types of it need. Raises InvalidRequest."""
+    if "/" in item["id"] or not item["id"]:
+        raise InvalidRequest("input: an item's id is a part of a path: it must have a letter, and no slash")
+    match item["type"]:
+        case "message":
+            content = item["content"]
+            if isinstance(content, str):
+                is_output = item["role"] == "assistant"
+                part = {"type": "output_text", "annotations": []} if is_output else {"type": "input_text"}
+                content = [part | {"text": content}]
+            return {"status": "completed", **item, "content": content}
+        case "reasoning":
+            return {"summary": [], **item}
+        case "function_call" | "function_call_output":
+            return {"status": "completed", **item}
+    return item
 
 
 def _check_id(given: Any) -> None:
@@ -162,15 +201,10 @@ def _thoughts(item: Item) -> str:
     return "\n".join(_parts(parts, "input")) if isinstance(parts, list) else ""
 
 
-def _thought(thoughts: str) -> dict[str, str]:
-    return {"reasoning_content": thoughts} if thoughts else {}
-
-
-def _add_call(messages: list[dict[str, Any]], item: Item, thoughts: str) -> None:
+def _add_call(messages: list[dict[str, Any]], item: Item) -> None:
     """Adds a call to the assistant's turn, which may have begun."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
-    messages[-1] |= _thought(messages[-1].get("reasoning_content", "") + thoughts)
     function = {"name": item["name"], "arguments": item["arguments"]}
     call = {"id": item["call_id"], "type": "function", "function": function}
     messages[-1].setdefault("tool_calls", []).append(call)

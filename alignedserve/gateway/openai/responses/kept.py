@@ -11,16 +11,25 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from alignedserve.gateway.generation.endpoint import Needed
 from alignedserve.gateway.generation.generation import Usage
 from alignedserve.gateway.generation.response_builder import ResponseBuilder
-from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.errors import ApiError, unavailable
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.http.reading import Share, too_large
 from alignedserve.gateway.openai.responses.body import MAX_RESPONSE_ID_CHARS
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
+from alignedserve.gateway.openai.responses.conversations import (
+    KeptConversations,
+    said_pieces,
+    storage_full,
+)
 from alignedserve.gateway.openai.responses.output import Output, spans_without_logprobs
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse
 from alignedserve.store import (
+    ConversationFull,
+    ConversationId,
+    NewItems,
     Part,
     ResponseGone,
     ResponseHead,
@@ -31,6 +40,7 @@ from alignedserve.store import (
 )
 from alignedserve.store.base import Order
 from alignedserve.store.responses import ItemPage, Pieces, sizes_of
+from alignedserve.store.retry import repeated
 
 log = logging.getLogger(__name__)
 
@@ -62,24 +72,51 @@ class KeptResponses:
         """`max_body_bytes` is what a body may have together with the conversation before it."""
         self._store = store
         self._max_body_bytes = max_body_bytes
+        self.conversations = KeptConversations(store.conversations if store else None, max_body_bytes)
 
     async def keep(
         self, call: PreparedResponse, owner: str, before: Conversation, builder: ResponseBuilder, usage: Usage
     ) -> None:
-        """Stores the response, which has ended. If that is not possible, the response says that it is not stored."""
+        """Stores the response, which has ended, and adds it to its conversation. If that is not possible, the response
+        says that it is not stored. Raises ApiError if it has a conversation: the next turn would be answered without
+        it."""
         assert isinstance(builder, ResponsesBuilder)
+        output, name = builder.output, call.conversation_id
         if self._store is None or not call.is_stored:
             builder.is_stored = False
+            if name is not None:
+                await self._append(call, owner, name, builder)
             return
-        parts = parts_of(call) | output_parts(builder.output)
-        head = head_of(call, owner, before, builder.finished(usage), parts, builder.output.num_logprob_bytes)
+        parts = parts_of(call) | output_parts(output)
+        head = head_of(call, owner, before, builder.finished(usage), parts, output.num_logprob_bytes)
+        turn = None if name is None else self.conversations.turn_of(name, output)
         try:
-            await self._store.add(head, parts)
-        except (StoreFull, StoreAway) as error:
-            builder.is_stored = False
-            log.warning(
-                "a response is not kept: %s", "there is no room" if isinstance(error, StoreFull) else error
-            )
+            if turn is None:
+                await self._store.add(head, parts)
+            else:
+                await repeated(self._store.add, head, parts, turn)
+        except ConversationFull:
+            raise self.conversations.full() from None
+        except StoreFull as error:
+            if turn is not None:
+                raise storage_full(error) from None
+            self._is_not_kept(builder, "there is no room")
+        except StoreAway as error:
+            if turn is not None:
+                raise _no_turn(error) from None
+            self._is_not_kept(builder, str(error))
+
+    @staticmethod
+    def _is_not_kept(builder: ResponsesBuilder, reason: str) -> None:
+        builder.is_stored = False
+        log.warning("a response is not kept: %s", reason)
+
+    async def before(self, needed: Needed, owner: str, share: Share, num_body_bytes: int) -> Conversation:
+        """Returns what a call goes on with whose body has `num_body_bytes`. It is counted in `share` before it is read.
+        Raises ApiError."""
+        if needed.param == "previous_response_id":
+            return await self.conversation(needed.id, owner, share, num_body_bytes)
+        return Conversation(*await self.conversations.items(needed.id, owner, share, num_body_bytes))
 
     async def find(self, response_id: str, owner: str) -> ResponseHead:
         """Raises ApiError, which is the same for a response that does not exist and for another owner's."""
@@ -144,6 +181,15 @@ class KeptResponses:
             return None
         return await self._store.item_page(head.id, name, limit, order)
 
+    async def _append(self, call: PreparedResponse, owner: str, name: str, builder: ResponsesBuilder) -> None:
+        """Adds a response that is not stored to its conversation, unless that is deleted by then. Raises ApiError."""
+        said = NewItems(said_pieces(builder.output), builder.output.index())
+        new = [NewItems([call.input_items], call.item_index), said]
+        try:
+            await self.conversations.append_turn(name, owner, new, builder.id)
+        except StoreAway as error:
+            raise _no_turn(error) from None
+
     async def _spans(self, head: ResponseHead, part: Part) -> list[tuple[int, int]]:
         """Returns the places between which the conversation has the part: without log-probabilities."""
         num_bytes = head.size_of(part)
@@ -165,6 +211,9 @@ class KeptResponses:
             head = await self._head(at)
             if head is None or head.owner != owner or not head.is_over:
                 raise _no_previous(at)
+            if head.conversation_id is not None:
+                message = "previous_response_id: it belongs to a conversation; use conversation"
+                raise ApiError(400, message, param="previous_response_id")
             if not heads:
                 self._check_size(head, num_body_bytes)
             heads.append(head)
@@ -181,6 +230,12 @@ class KeptResponses:
 
 def not_found(response_id: str) -> ApiError:
     return ApiError(404, f"Response with id {response_id!r} not found.", param="response_id")
+
+
+def _no_turn(error: StoreAway) -> ApiError:
+    log.warning("a turn is not added to its conversation: %s", error)
+    # (The reason is for the operator only.)
+    return unavailable("conversation: the store can't be reached now")
 
 
 def _no_previous(response_id: str) -> ApiError:
@@ -210,7 +265,7 @@ def head_of(
     num_logprob_bytes: int = 0,
 ) -> ResponseHead:
     now = int(time.time())
-    previous = call.previous_response_id
+    previous, conversation = call.previous_response_id, call.conversation_id
     return ResponseHead(
         id=ResponseId(state["id"]),
         owner=owner,
@@ -218,6 +273,7 @@ def head_of(
         created_at=now,
         expires_at=now + KEPT_S,
         previous_id=None if previous is None else ResponseId(previous),
+        conversation_id=None if conversation is None else ConversationId(conversation),
         is_background=call.is_background,
         num_turns=before.num_turns + 1,
         num_earlier_bytes=before.num_bytes,

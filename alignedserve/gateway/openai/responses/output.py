@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from alignedserve.gateway.http.json_pieces import Json, Piece, encode
-from alignedserve.gateway.openai.responses.items import new_id
+from alignedserve.gateway.openai.responses.items import index_of, new_id
 from alignedserve.gateway.openai.responses.output_items import Call, Message, OutputItem, TextItem, Thoughts
 from alignedserve.gateway.openai.responses.written import Event, Stored, object_pieces
-from alignedserve.gateway.tools.calls import Read
+from alignedserve.gateway.tools import calls
+from alignedserve.gateway.tools.calls import Content, Read, Thought
 
 # The places that are kept of an item, in the bytes of all items: where it begins, where its text begins and ends, the
 # same of its log-probabilities (both at the end of the text if it has none), and where it ends.
@@ -25,11 +26,13 @@ class Output:
         # The items that have ended, as JSON with commas between them.
         self._done: list[Piece] = []
         self._places = array(PLACE)
-        self._num_done = 0
+        # Their ids.
+        self._ids: list[str] = []
         self._num_bytes = 0
         self._open: OutputItem | None = None
         # The log-probabilities of tokens that have no text yet, as JSON without the brackets.
         self._waiting = bytearray()
+        self._call_ids: set[str] = set()
         # The size in bytes of those in items that have ended.
         self.num_logprob_bytes = 0
 
@@ -37,6 +40,15 @@ class Output:
     def items(self) -> Sequence[Piece]:
         """The items that have ended, as JSON with commas between them."""
         return self._done
+
+    def index(self) -> bytes:
+        """Returns the index of these without their log-probabilities. See items.index_of."""
+        kept = []
+        for number, name in enumerate(self._ids):
+            at = PLACES * number
+            begin, _, _, logprobs_begin, logprobs_end, end = self._places[at : at + PLACES]
+            kept.append((name, end - begin - (logprobs_end - logprobs_begin)))
+        return index_of(kept)
 
     @property
     def num_bytes(self) -> int:
@@ -54,23 +66,21 @@ class Output:
         if is_thought:
             # What has waited is the mark that thoughts begin with.
             self._waiting.clear()
-        if read.reasoning:
-            yield from self._go_on(Thoughts, "reasoning", read.reasoning, b"")
-        if read.content or not is_thought:
+        is_said = any(isinstance(part, Content) for part in read.parts)
+        for part in read.parts:
+            match part:
+                case Thought(text):
+                    yield from self._go_on(Thoughts, "reasoning", text, b"")
+                case Content(text):
+                    # The first content gets all of them.
+                    self._wait(logprobs)
+                    logprobs = ()
+                    waiting, self._waiting = bytes(self._waiting), bytearray()
+                    yield from self._go_on(Message, "message", text, waiting)
+                case calls.Piece():
+                    yield from self._call(part)
+        if not (is_said or is_thought):
             self._wait(logprobs)
-        if read.content:
-            waiting, self._waiting = bytes(self._waiting), bytearray()
-            yield from self._go_on(Message, "message", read.content, waiting)
-        for piece in read.pieces:
-            if piece.name is not None:
-                # What has waited is of the call.
-                self._waiting.clear()
-                yield from self.end("completed")
-                index, call_id = self._num_done, f"call_{secrets.token_hex(12)}"
-                name = piece.name
-                yield from self._begin(Call(index, new_id("function_call"), name=name, call_id=call_id))
-            if piece.arguments and self._open:
-                yield self._open.add(_json_text(piece.arguments))
         if isinstance(self._open, Call):
             self._waiting.clear()
 
@@ -91,7 +101,7 @@ class Output:
         self._waiting += more
 
     def _keep(self, item: OutputItem, status: str) -> None:
-        if self._num_done:
+        if self._ids:
             self._done.append(b",")
             self._num_bytes += 1
         begin = self._num_bytes
@@ -107,12 +117,29 @@ class Output:
             self._num_bytes = end
         self._places.extend((begin, *text, *logprobs, self._num_bytes))
         self.num_logprob_bytes += logprobs[1] - logprobs[0]
-        self._num_done += 1
+        self._ids.append(item.id)
+
+    def _call(self, piece: calls.Piece) -> Iterator[Event]:
+        if piece.name is not None:
+            # What has waited is of the call.
+            self._waiting.clear()
+            yield from self.end("completed")
+            item_id, call_id = new_id("function_call"), self._call_id(piece.id)
+            yield from self._begin(Call(len(self._ids), item_id, name=piece.name, call_id=call_id))
+        if piece.arguments and self._open:
+            yield self._open.add(_json_text(piece.arguments))
+
+    def _call_id(self, written: str | None) -> str:
+        """An id that the model has written goes back to it with the call's result: its template may show nothing else.
+        Each is there once."""
+        call_id = f"call_{secrets.token_hex(12)}" if written is None or written in self._call_ids else written
+        self._call_ids.add(call_id)
+        return call_id
 
     def _go_on(self, kind: type[TextItem], name: str, text: str, logprobs: bytes) -> Iterator[Event]:
         if not isinstance(self._open, kind):
             yield from self.end("completed")
-            yield from self._begin(kind(self._num_done, new_id(name)))
+            yield from self._begin(kind(len(self._ids), new_id(name)))
         assert self._open
         yield self._open.add(_json_text(text), logprobs)
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from itertools import accumulate, islice
 from typing import Any
 
-from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields
-from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands
-from alignedserve.gateway.generation.prepared import TOKEN_BYTES, Answered, Answering
+from alignedserve.gateway.chat.prepare import PreparedChat, chat_fields, count_prompt
+from alignedserve.gateway.generation.endpoint import Beside, ConversationNeeded, Expands, Needed
+from alignedserve.gateway.generation.prepared import Answered, Answering
 from alignedserve.gateway.http.json_pieces import encode
 from alignedserve.gateway.http.reading import too_large
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.responses.body import ResponseBody
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
-from alignedserve.gateway.openai.responses.items import Items, kept_json
+from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json
 from alignedserve.types import InvalidRequest
 
 
@@ -30,6 +28,7 @@ class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
     is_stored: bool
     is_background: bool
     previous_response_id: str | None
+    conversation_id: str | None
     num_logprobs: int | None
 
     def response_builder(self, answering: Answering) -> ResponsesBuilder:
@@ -48,38 +47,62 @@ def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Bes
     with body.naming():
         if body.background and body.store is False:
             raise InvalidRequest("background: a response in the background has to be stored")
-        if body.previous_response_id is not None and beside.earlier is None:
-            raise ConversationNeeded(body.previous_response_id)
-        # What was kept came from clients, and is read as they are.
-        earlier = json.loads(beside.earlier or b"[]")
-        items = Items(earlier)
-        kept = items.add(body.input)
-        if beside.room is not None and items.num_added_bytes > beside.room:
-            raise Expands(items.num_added_bytes)
+        items, kept = _items_of(body, beside)
         input_items, repeated = b",".join(item for _, item in kept), _written(_repeated(body))
         if len(input_items) + len(repeated) > limits.max_body_bytes:
             # A number of three letters may be written as twenty.
             raise too_large(limits.max_body_bytes, "as it would be kept, ")
         found = chat_fields(body, body.conversation_of(items.all), model, limits)
-        # Tools that OpenAI's servers run themselves.
-        found["ignored"] += [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
+        found["ignored"] += _foreign_tools(body)
         return PreparedResponse(
             **found,
             repeated=repeated,
             input_items=input_items,
-            item_index=_index_of(kept),
+            item_index=index_of([(name, len(item)) for name, item in kept]),
             is_stored=body.store is not False,
             is_background=bool(body.background),
             previous_response_id=body.previous_response_id,
+            conversation_id=body.conversation_id,
             num_logprobs=body.num_logprobs,
         )
 
 
 def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> Answered:
-    """Returns how many tokens the prompt of this call would have. Raises ApiError, InvalidRequest and Expands."""
-    call = response(body, model, limits, beside)
-    num_tokens = len(call.prompts[0]) // TOKEN_BYTES
-    return Answered(encode({"object": "response.input_tokens", "input_tokens": num_tokens}), call.ignored)
+    """Returns the number of tokens that the prompt of this call would have, which need not fit. Raises ApiError,
+    InvalidRequest and Expands."""
+    with body.naming():
+        items, _ = _items_of(body, beside)
+        num_tokens, ignored = count_prompt(body, body.conversation_of(items.all), model, limits)
+        found = {"object": "response.input_tokens", "input_tokens": num_tokens}
+        return Answered(memoryview(encode(found)), ignored + _foreign_tools(body))
+
+
+def _items_of(body: ResponseBody, beside: Beside) -> tuple[Items, list[tuple[str, bytes]]]:
+    """Returns the items of the conversation with those of the call, and what is kept of the latter. Raises
+    ConversationNeeded, InvalidRequest and Expands."""
+    if beside.earlier is None and (needed := _needed(body)):
+        raise ConversationNeeded(needed)
+    # What was kept came from clients, and is read as they are.
+    items = Items(json.loads(beside.earlier or b"[]"))
+    kept = items.add(body.input, in_full=body.conversation is not None)
+    if beside.room is not None and items.num_added_bytes > beside.room:
+        raise Expands(items.num_added_bytes)
+    return items, kept
+
+
+def _foreign_tools(body: ResponseBody) -> list[str]:
+    """Returns the names of tools that OpenAI's servers run themselves."""
+    return [f"tools.{kind}" for kind in dict.fromkeys(body.other_tools)]
+
+
+def _needed(body: ResponseBody) -> Needed | None:
+    """Raises InvalidRequest."""
+    if body.conversation_id is None:
+        previous = body.previous_response_id
+        return None if previous is None else Needed("previous_response_id", previous)
+    if body.previous_response_id is not None:
+        raise InvalidRequest("conversation: not together with previous_response_id")
+    return Needed("conversation", body.conversation_id)
 
 
 def _written(repeated: dict[str, Any]) -> bytes:
@@ -88,19 +111,12 @@ def _written(repeated: dict[str, Any]) -> bytes:
     return b"{%b}" % b",".join(members)
 
 
-def _index_of(kept: Sequence[tuple[str, bytes]]) -> bytes:
-    ends = accumulate((len(item) + 1 for _, item in kept), initial=-1)
-    lines = (
-        b"%d %b\n" % (end, encode(name)) for (name, _), end in zip(kept, islice(ends, 1, None), strict=True)
-    )
-    return b"".join(lines)
-
-
 def _repeated(body: ResponseBody) -> dict[str, Any]:
     reasoning, form = body.reasoning, body.text and body.text.format
     choice = body.tool_choice
     return {
         "background": bool(body.background),
+        "conversation": None if body.conversation is None else {"id": body.conversation_id},
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,

@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Result
+from alignedserve.gateway.generation.endpoint import ConversationNeeded, Endpoint, Needed, Result
 from alignedserve.gateway.generation.prepared import Answered
 from alignedserve.gateway.generation.preparer import Preparer
 from alignedserve.gateway.generation.request_builder import RequestBuilder
@@ -24,6 +25,7 @@ from alignedserve.gateway.http.keys import owner_of
 from alignedserve.gateway.http.reading import Share
 from alignedserve.gateway.openai.responses.background import BackgroundResponses
 from alignedserve.gateway.openai.responses.body import ResponseBody
+from alignedserve.gateway.openai.responses.conversation_routes import add_conversation_routes
 from alignedserve.gateway.openai.responses.kept import Conversation, KeptResponses, not_found
 from alignedserve.gateway.openai.responses.prepare import PreparedResponse, input_tokens, response
 from alignedserve.gateway.openai.responses.sending import page_of, response_of, stream_of
@@ -33,6 +35,9 @@ RESPONSES = Endpoint(
     "/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True, has_conversations=True
 )
 INPUT_TOKENS = Endpoint("/v1/responses/input_tokens", ResponseBody, input_tokens, has_conversations=True)
+# A larger body is not searched for the response before it, which takes up to 0.7 ms for one of this size, on a core of
+# 2.5 GHz. Its call takes two turns at the process for bodies if there is one.
+MAX_LOOKED_AT_BYTES = 256 << 10
 
 
 def response_routes(
@@ -42,6 +47,7 @@ def response_routes(
 ) -> APIRouter:
     """Without a store, responses are answered and not kept."""
     routes, kept = APIRouter(), KeptResponses(store, request_builder.limits.max_body_bytes)
+    add_conversation_routes(routes, kept.conversations, request_builder)
 
     @routes.post(RESPONSES.path, responses=ANSWERED, openapi_extra=request_body(ResponseBody))
     async def create(http: Request) -> Response:
@@ -71,7 +77,7 @@ def response_routes(
         found, _ = await _result(INPUT_TOKENS, body, owner, share_of(http), kept, preparer)
         assert isinstance(found, Answered)
         headers = request_builder.ignored_parameters.note(found.ignored)
-        return Response(found.body, media_type="application/json", headers=headers)
+        return Response(bytes(found.body), media_type="application/json", headers=headers)
 
     @routes.get("/v1/responses/{response_id}", responses=ANSWERED)
     async def retrieve(
@@ -114,11 +120,11 @@ def response_routes(
         head = await kept.find(response_id, owner_of(http))
         try:
             page = await kept.item_page(head, after, limit, order)
+            if page is None:
+                raise ApiError(400, f"after={after!r}: there is no such item", param="after")
+            return await page_of(page, partial(kept.pieces, head, "input_items"))
         except ResponseGone:
             raise not_found(response_id) from None
-        if page is None:
-            raise ApiError(400, f"after={after!r}: there is no such item", param="after")
-        return await page_of(head, page, kept)
 
     return routes
 
@@ -133,12 +139,51 @@ async def _result(
 ) -> tuple[Result, Conversation]:
     """Returns what the endpoint makes of a body, and the conversation before it without its items, which are in that.
     Raises ApiError."""
-    before = Conversation()
+    num_bytes, before, missing = sum(map(len, body)), Conversation(), None
+    if (looked_up := _looked_up(body, num_bytes)) is not None:
+        try:
+            before = await kept.before(looked_up, owner, share, num_bytes)
+        except ApiError as error:
+            # What is wrong with the body, which has not been checked, comes first.
+            missing = error
     try:
-        found = await preparer.result(endpoint, body, owner)
-    except ConversationNeeded as needed:
-        before = await kept.conversation(needed.response_id, owner, share, sum(map(len, body)))
         found = await preparer.result(endpoint, body, owner, before.items)
-        share.add(-before.num_bytes)
-        before = replace(before, items=None)
-    return found, before
+    except ConversationNeeded as needed:
+        if missing:
+            raise missing from None
+        before = await kept.before(needed.needed, owner, share, num_bytes)
+        found = await preparer.result(endpoint, body, owner, before.items)
+    share.add(-before.num_bytes)
+    return found, replace(before, items=None)
+
+
+_CHAINING = (b'previous_response_id"', b'conversation"')
+
+
+class _Named(msgspec.Struct):
+    id: str
+
+
+class _Chained(msgspec.Struct):
+    previous_response_id: str | None = None
+    conversation: str | _Named | None = None
+
+
+def _looked_up(body: Sequence[bytes], num_bytes: int) -> Needed | None:
+    """Returns what the call goes on with, so that it takes one turn at the process for bodies; None if that is nothing,
+    or only that process can tell."""
+    if num_bytes > MAX_LOOKED_AT_BYTES:
+        return None
+    whole = b"".join(body)
+    if not any(name in whole for name in _CHAINING):
+        return None
+    try:
+        chained = msgspec.json.decode(whole, type=_Chained)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    previous_id, conversation = chained.previous_response_id, chained.conversation
+    if conversation is None:
+        return None if previous_id is None else Needed("previous_response_id", previous_id)
+    # Both together are refused.
+    name = conversation.id if isinstance(conversation, _Named) else conversation
+    return None if previous_id is not None else Needed("conversation", name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import cast
 
 from fastapi.responses import Response
@@ -19,11 +20,12 @@ from alignedserve.gateway.openai.responses.replay import written
 from alignedserve.gateway.openai.responses.written import AnyPiece, Stored
 from alignedserve.store import ResponseGone, ResponseHead, StoreAway
 from alignedserve.store.responses import ItemPage
-from alignedserve.store.retry import retried
 
 log = logging.getLogger(__name__)
 
 Block = bytes | memoryview
+# Yields the bytes between two places. Raises ResponseGone.
+Pieces = Callable[[int, int], AsyncIterator[bytes]]
 # The seconds between two looks at a response in the background, while a stream waits for it.
 LOOK_S = 0.5
 
@@ -32,12 +34,15 @@ async def response_of(
     head: ResponseHead, kept: KeptResponses, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Returns OpenAI's object. Raises ApiError."""
-    return await _in_pieces(kept.response(head), kept.num_bytes(head), head.id, headers)
+    try:
+        return await in_pieces(kept.response(head), kept.num_bytes(head), headers)
+    except ResponseGone:
+        raise not_found(head.id) from None
 
 
-async def page_of(head: ResponseHead, page: ItemPage, kept: KeptResponses) -> Response:
-    """Returns OpenAI's list of these items. Raises ApiError."""
-    return await _in_pieces(_listed(head, page, kept), _page_bytes(page), head.id)
+async def page_of(page: ItemPage, pieces: Pieces) -> Response:
+    """Returns OpenAI's list of these items, which are read by `pieces`. Raises ResponseGone."""
+    return await in_pieces(_listed(page, pieces), _page_bytes(page))
 
 
 def stream_of(
@@ -48,19 +53,16 @@ def stream_of(
     return Stream(_events(head, kept, after), media_type="text/event-stream", headers=headers)
 
 
-async def _in_pieces(
-    pieces: AsyncIterator[bytes], num_bytes: int, response_id: str, headers: Mapping[str, str] | None = None
+async def in_pieces(
+    pieces: AsyncIterator[bytes], num_bytes: int, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Returns an answer of JSON that has `num_bytes` and is read while it is sent, unless it is small. Raises
-    ApiError."""
+    ResponseGone."""
     kind = "application/json"
     if num_bytes > BLOCK_BYTES:
         headers = {**(headers or {}), "Content-Length": str(num_bytes)}
         return Stream(_unbroken(pieces), media_type=kind, headers=headers)
-    try:
-        return Response(b"".join([piece async for piece in pieces]), media_type=kind, headers=headers)
-    except ResponseGone:
-        raise not_found(response_id) from None
+    return Response(b"".join([piece async for piece in pieces]), media_type=kind, headers=headers)
 
 
 async def _unbroken(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -73,21 +75,21 @@ async def _unbroken(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         raise _broken_off(error) from None
 
 
-async def _listed(head: ResponseHead, page: ItemPage, kept: KeptResponses) -> AsyncIterator[bytes]:
+async def _listed(page: ItemPage, pieces: Pieces) -> AsyncIterator[bytes]:
     before, after = _around(page)
     yield before
     begin, end = min(page.spans, default=(0, 0))[0], max(page.spans, default=(0, 0))[1]
-    if page.spans == sorted(page.spans):
+    if all(last + 1 == first for (_, last), (first, _) in pairwise(page.spans)):
         # With what is between them, which are commas.
-        async for piece in kept.pieces(head, "input_items", begin, end):
+        async for piece in pieces(begin, end):
             yield piece
     elif end - begin <= BLOCK_BYTES:
-        found = await kept.read(head, "input_items", begin, end)
+        found = b"".join([piece async for piece in pieces(begin, end)])
         yield b",".join(found[first - begin : last - begin] for first, last in page.spans)
     else:
         for number, (first, last) in enumerate(page.spans):
             yield b"," * (number > 0)
-            async for piece in kept.pieces(head, "input_items", first, last):
+            async for piece in pieces(first, last):
                 yield piece
     yield after
 
@@ -99,9 +101,14 @@ def _page_bytes(page: ItemPage) -> int:
 
 def _around(page: ItemPage) -> tuple[bytes, bytes]:
     """Returns what is before and after the items of a page."""
-    ends = [b"null" if each is None else each for each in (page.first_id, page.last_id)]
-    has_more = b"true" if page.has_more else b"false"
-    return b'{"object":"list","data":[', b'],"first_id":%b,"last_id":%b,"has_more":%b}' % (*ends, has_more)
+    return around(page.first_id, page.last_id, page.has_more)
+
+
+def around(first_id: bytes | None, last_id: bytes | None, has_more: bool) -> tuple[bytes, bytes]:
+    """The ids are JSON."""
+    ends = [b"null" if each is None else each for each in (first_id, last_id)]
+    more = b"true" if has_more else b"false"
+    return b'{"object":"list","data":[', b'],"first_id":%b,"last_id":%b,"has_more":%b}' % (*ends, more)
 
 
 async def _events(head: ResponseHead, kept: KeptResponses, after: int) -> AsyncIterator[Block]:
@@ -112,7 +119,9 @@ async def _events(head: ResponseHead, kept: KeptResponses, after: int) -> AsyncI
             # A line that clients skip, so that neither side takes the other for dead.
             yield b": waiting\n\n"
             await asyncio.sleep(LOOK_S)
-            head = await retried(kept.find, head.id, head.owner)
+            # While the store is away it goes on waiting.
+            with contextlib.suppress(StoreAway):
+                head = await kept.find(head.id, head.owner)
         async for event in written(head, partial(kept.read, head), after):
             async for block in _read_in(event, head, kept):
                 is_within = True

@@ -9,19 +9,27 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from alignedserve.gateway.generation.generation import Delta, Usage
 from alignedserve.gateway.generation.prepared import Answering
 from alignedserve.gateway.generation.service import Service
+from alignedserve.gateway.openai.chat_response import ChatResponseBuilder
+from alignedserve.gateway.openai.choices_builder import Shown
 from alignedserve.gateway.openai.responses.builder import ResponsesBuilder
 from alignedserve.gateway.openai.responses.output import run, spans_without_logprobs
 from alignedserve.gateway.openai.responses.replay import SMALL_BYTES, written
 from alignedserve.gateway.openai.responses.written import Stored
-from alignedserve.gateway.tools.calls import Piece, Read
+from alignedserve.gateway.tools.calls import Piece, Read, Thought
 from alignedserve.gateway.tools.harmony import HarmonyReader
 from alignedserve.gateway.tools.readers import TextReader
+from alignedserve.gateway.tools.reading import Reading
+from alignedserve.gateway.tools.reasoning import Thinking
 from alignedserve.store import Part, ResponseHead, ResponseId
 from tests.gateway.scripted import MODEL
+from tests.gateway.tools.test_families import TYPES, cut
+from tests.gateway.tools.test_mixtures import MARKS, TEXTS, parts_of
 
 USAGE = Usage(1, 1)
 
@@ -108,6 +116,77 @@ def test_each_token_of_a_message_has_its_log_probability() -> None:
     assert json.loads(b"".join(whole.whole(USAGE)))["output"][0]["content"] == [part]
 
 
+def items_in(reading: Reading, pieces: Sequence[str], shows_reasoning: bool = True) -> list[dict[str, Any]]:
+    """Returns the items of a response whose text comes in these pieces, without their ids."""
+    answering = Answering(MODEL, Service(), [[5]], created=0)
+    builder = ResponsesBuilder(
+        answering, b'{"tools":[]}', reading.new_reader, shows_reasoning=shows_reasoning
+    )
+    deltas = [*map(delta_of, pieces[:-1]), delta_of(pieces[-1], finish_reason="stop")]
+    events = streamed(builder, deltas)
+    items: list[dict[str, Any]] = json.loads(b"[" + b"".join(builder.output.items) + b"]")
+    told = {item["id"]: "" for item in items}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            told[event["item_id"]] += event["delta"]
+    for item in items:
+        written = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert told[item.pop("id")] == written
+        item.pop("call_id", None)
+    return items
+
+
+HERMES_REST = ['<tool_call>{"name":"f","arguments":{"a":"x', 'y"}}</tool_call> All done.']
+HARMONY_REST = [
+    '<|channel|>commentary to=functions.f<|message|>{"a":"x',
+    'y"}<|call|><|start|>assistant<|channel|>analysis<|message|>All done.',
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces", "last"),
+    [
+        ("hermes", HERMES_REST, ("message", " All done.")),
+        ("harmony", HARMONY_REST, ("reasoning", "All done.")),
+        # what ended the call was held until the output ended
+        ("hermes", ['<tool_call>{"name":"f","arguments":{"a":"xy"}}</tool_call> All done.<tool_'], None),
+    ],
+)
+def test_the_rest_of_a_call_goes_into_the_call(
+    name: str, pieces: list[str], last: tuple[str, str] | None
+) -> None:
+    call, after = items_in(Reading(name, types={"f": {}}), pieces)
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "f", '{"a":"xy"}')
+    found = after["type"], after["content"][0]["text"]
+    assert found == (last or ("message", " All done.<tool_"))
+
+
+def test_a_calls_id_is_the_models_where_it_has_written_one() -> None:
+    """Each is there once."""
+    builder = builder_of()
+    for call_id in ("functions.f:0", "functions.f:1", None, "functions.f:0"):
+        run(builder.output.add(Read([Piece("f", "{}", call_id)]), []))
+    run(builder.output.end("completed"))
+    ids = [item["call_id"] for item in json.loads(b"[" + b"".join(builder.output.items) + b"]")]
+    assert ids[:2] == ["functions.f:0", "functions.f:1"] and len({*ids}) == 4
+    assert all(call_id.startswith("call_") for call_id in ids[2:])
+
+
+@pytest.mark.parametrize("thinking", [None, Thinking("<think>", "</think>", True)], ids=["", "thinking"])
+@pytest.mark.parametrize("name", sorted(TEXTS))
+@settings(deadline=None, max_examples=10)
+@given(data=st.data())
+def test_items_are_the_same_however_the_text_is_cut(
+    name: str, thinking: Thinking | None, data: st.DataObject
+) -> None:
+    text = "".join(data.draw(st.lists(st.one_of(parts_of(name), st.sampled_from(MARKS)), max_size=8))) or " "
+    reading, is_shown = Reading(name, types=TYPES, thinking=thinking), data.draw(st.booleans())
+    by_letters = items_in(reading, list(text), is_shown)
+    assert items_in(reading, [text], is_shown) == by_letters
+    if len(text) > 1:
+        assert items_in(reading, cut(text, data), is_shown) == by_letters
+
+
 def test_no_piece_of_an_event_is_made_of_all_that_came_before() -> None:
     """The log-probabilities of a message are in four events, and each is the same bytes."""
     builder = builder_of(num_logprobs=0)
@@ -145,11 +224,11 @@ def test_what_is_large_is_sent_again_without_being_held() -> None:
 
 def test_log_probabilities_are_no_part_of_the_conversation() -> None:
     builder = builder_of(num_logprobs=0)
-    thoughts, call = Read(reasoning="Hm."), Read(pieces=[Piece("f", "{}")])
+    thoughts, call = Read([Thought("Hm.")]), Read([Piece("f", "{}")])
     logprobs = [{"token": "x" * 1000}]
-    for read, is_thought in ((thoughts, True), (Read(content="a"), False), (call, False)):
+    for read, is_thought in ((thoughts, True), (Read.of("a"), False), (call, False)):
         run(builder.output.add(read, logprobs, is_thought))
-    run(builder.output.add(Read(content="b"), logprobs))
+    run(builder.output.add(Read.of("b"), logprobs))
     run(builder.output.end("completed"))
     output = b"".join(builder.output.items)
     spans = spans_without_logprobs(builder.output.places, len(output))
@@ -178,3 +257,55 @@ def test_the_mark_that_thoughts_begin_with_is_no_token_of_the_message() -> None:
     tokens = [each["token"] for each in message["content"][0]["logprobs"]]
     assert MODEL.token_text(40) in tokens
     assert not {MODEL.token_text(30 + number) for number in range(len(marks))} & {*tokens}
+
+
+@pytest.mark.parametrize("shows_reasoning", [True, False])
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_joined_tokens_are_taken_for_what_each_of_them_is(shows_reasoning: bool, data: st.DataObject) -> None:
+    """Tokens are joined where they come faster than they are sent: what is counted as thoughts, and whose
+    log-probabilities are shown, follows from each."""
+    texts = ["<think>", " a", " b", " c", "</think>", "\n", " Hello", " world", "!"]
+    reading = Reading(thinking=Thinking("<think>", "</think>", False))
+    by_token = [
+        delta_of(text, 30 + number, "stop" if text == "!" else None) for number, text in enumerate(texts)
+    ]
+    joined, rest = [], [*by_token]
+    while rest:
+        count = data.draw(st.integers(1, len(rest)))
+        some, rest = rest[:count], rest[count:]
+        joined.append(
+            Delta(
+                0,
+                "".join(each.text for each in some),
+                [token for each in some for token in each.token_ids],
+                [each.logprobs[0] for each in some],
+                some[-1].finish_reason,
+                texts=[each.text for each in some] if count > 1 else (),
+            )
+        )
+
+    def made(deltas: Sequence[Delta]) -> tuple[Any, Any]:
+        answering = Answering(MODEL, Service(), [[5]], created=0)
+        builder = ResponsesBuilder(
+            answering, b'{"tools":[]}', reading.new_reader, 1, shows_reasoning=shows_reasoning
+        )
+        for delta in deltas:
+            builder.add(delta)
+        found = json.loads(b"".join(builder.whole(USAGE)))
+        message = found["output"][-1]["content"][0]
+        return found["usage"]["output_tokens_details"], (message["text"], message["logprobs"])
+
+    def counted(deltas: Sequence[Delta]) -> Any:
+        builder = ChatResponseBuilder(
+            Answering(MODEL, Service(), [[5]], created=0),
+            Shown(1),
+            new_reader=reading.new_reader,
+            shows_reasoning=shows_reasoning,
+        )
+        for delta in deltas:
+            builder.add(delta)
+        return json.loads(b"".join(builder.whole(USAGE)))["usage"]["completion_tokens_details"]
+
+    assert made(joined) == made(by_token) and counted(joined) == counted(by_token)
+    assert counted(joined) == {"reasoning_tokens": 4}

@@ -84,6 +84,26 @@ def test_items_are_a_chat(given: Any, messages: list[dict[str, Any]]) -> None:
     assert read(given) == messages
 
 
+class Counted(str):
+    """Counts the characters that are copied where such texts are added to others."""
+
+    num_copied = 0
+
+    def __add__(self, other: str) -> Counted:
+        Counted.num_copied += len(self) + len(other)
+        return Counted(str(self) + str(other))
+
+    def __radd__(self, other: str) -> Counted:
+        return Counted(other) + self
+
+
+def test_thoughts_before_each_of_many_calls_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{Items.__module__}._thoughts", lambda item: Counted("x" * 100))
+    (message,) = read([item for _ in range(500) for item in (THOUGHTS, CALL)])
+    assert message["reasoning_content"] == "x" * 50_000 and len(message["tool_calls"]) == 500
+    assert Counted.num_copied <= 2 * 50_000
+
+
 def test_each_item_has_an_id_and_can_be_referred_to() -> None:
     ((name, text),) = Items().add("How far?")
     first = json.loads(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -14,12 +15,16 @@ from openai.types.responses import Response
 
 from alignedserve.gateway.generation.preparer import SMALL_BYTES
 from alignedserve.gateway.openai.responses.kept import KeptResponses
+from alignedserve.gateway.openai.responses.routes import MAX_LOOKED_AT_BYTES
 from alignedserve.process.child import Child
 from alignedserve.store import ResponseHead, StoreAway
 from alignedserve.store.redis_connection import RedisConnection
-from alignedserve.store.redis_responses import PIECE_BYTES
+from alignedserve.store.redis_parts import PIECE_BYTES
+from alignedserve.store.redis_responses import RedisResponses
+from alignedserve.store.redis_store import RedisStore
+from alignedserve.vopr.front_end.preparer_in_place import PreparerInPlace
 from tests.gateway.batching import System, gateway_on, play
-from tests.gateway.scripted import TOKENIZER, ScriptedRouter, answer_of
+from tests.gateway.scripted import MODEL, TOKENIZER, ScriptedRouter, answer_of
 from tests.gateway.served import JSON, served
 from tests.gateway.served import play as play_alone
 from tests.gateway.tools.test_reasoning import DEEPSEEK
@@ -196,7 +201,8 @@ def test_logprobs_come_with_the_text() -> None:
     [
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "x", "conversation": "conv_1"}, "conversation"),
+        ({"input": "x", "conversation": 5}, "conversation"),
+        ({"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),
         ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools"),
         ({"input": "x", "background": True}, "background"),
@@ -290,6 +296,7 @@ def test_a_response_before_is_found_however_its_name_is_written() -> None:
     play(scenario)
 
 
+@pytest.mark.slow
 def test_references_and_conversations_count_as_the_body_does(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     ask = Child.ask
@@ -359,6 +366,7 @@ def test_an_answer_whose_rest_is_gone_ends_its_connection(
     play(scenario)
 
 
+@pytest.mark.slow
 def test_what_is_kept_counts_as_it_is_written() -> None:
     """A number of four letters may be written as twenty."""
 
@@ -401,6 +409,7 @@ def test_a_conversation_goes_on_without_log_probabilities(monkeypatch: pytest.Mo
     play(scenario)
 
 
+@pytest.mark.slow
 def test_items_are_listed_in_order_however_large_they_are() -> None:
     async def scenario(at: System) -> None:
         for size in (10, 50_000, 500_000):
@@ -462,6 +471,70 @@ def test_the_tokens_of_an_input_are_counted() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize(("num_more", "num_turns"), [(0, 1), (2 * SMALL_BYTES, 1), (MAX_LOOKED_AT_BYTES, 2)])
+def test_a_call_that_goes_on_takes_one_turn_at_the_process_for_bodies(
+    num_more: int, num_turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    made = PreparerInPlace.made
+
+    async def noted(
+        self: PreparerInPlace, endpoint: Any, body: Any, owner: str, earlier: Any, *more: Any, **named: Any
+    ) -> Any:
+        asked.append(earlier is not None)
+        return await made(self, endpoint, body, owner, earlier, *more, **named)
+
+    monkeypatch.setattr(PreparerInPlace, "made", noted)
+
+    async def scenario(at: System) -> None:
+        create: Any = at.client.responses.create
+        first = await create(model="demo", input="How far?")
+        asked.clear()
+        await create(model="demo", input="And back?", user="x" * num_more, previous_response_id=first.id)
+        assert asked == [False, True][-num_turns:]
+
+    play(scenario)
+
+
+def test_what_is_wrong_with_a_body_comes_before_what_it_goes_on_with() -> None:
+    async def scenario(at: System) -> None:
+        for more, param in (({"temperature": "hot"}, "temperature"), ({}, "previous_response_id")):
+            body = {"model": "demo", "input": "x", "previous_response_id": "resp_1", **more}
+            response = await at.gateway.http.post("/v1/responses", json=body)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        # The last of several counts.
+        text = '{"input": "x", "previous_response_id": "resp_1", "previous_response_id": null}'
+        assert (await at.gateway.http.post("/v1/responses", content=text, headers=JSON)).status_code == 200
+        text = '{"input": "x", "previous_response_id": null, "previous\\u005fresponse_id": "resp_1"}'
+        assert (await at.gateway.http.post("/v1/responses", content=text, headers=JSON)).status_code == 400
+        for name in ("previous_response_id", "conversation"):
+            data = b'{"input": "x", "%b": "\xff"}' % name.encode()
+            refused = await at.gateway.http.post("/v1/responses", content=data, headers=JSON)
+            assert refused.status_code == 400 and "JSON" in refused.json()["error"]["message"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("num_words", [200, 40_000])
+def test_tokens_of_an_input_that_does_not_fit_are_counted(num_words: int) -> None:
+    """The longer one has more letters than any prompt that fits. What is said of the output makes no difference."""
+
+    async def scenario() -> None:
+        asked: dict[str, Any] = {"model": "demo", "input": "word " * num_words}
+        messages = [{"role": "user", "content": asked["input"]}]
+        tools = {"tools": [{"type": "web_search"}]}
+        async with served(model=replace(MODEL, max_model_len=100)) as at:
+            for more in ({}, {"max_output_tokens": 0}, {"top_logprobs": 1000}, {"temperature": -1}):
+                counted = await at.post("/v1/responses/input_tokens", asked | more | tools)
+                assert counted.json()["input_tokens"] == len(TOKENIZER.chat_ids(messages)), more
+                assert counted.headers["x-ignored-parameters"] == "tools.web_search"
+            refused = await at.post("/v1/responses", asked)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+    play_alone(scenario)
+
+
 # ---- in the background ----
 
 
@@ -475,6 +548,29 @@ def test_a_stream_of_a_response_that_is_deleted_ends_with_an_event() -> None:
             await at.client.responses.delete(begun.id)
             rest = [line async for line in lines]
         assert "event: error" in rest and any("not found" in line for line in rest)
+
+    play(scenario)
+
+
+@pytest.mark.slow
+def test_a_stream_that_waits_says_so_while_the_store_is_away() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        background = at.gateway.process._background
+        assert background and isinstance(background._store, RedisResponses)
+        async with at.gateway.http.stream("GET", f"/v1/responses/{begun.id}?stream=true") as stream:
+            lines = stream.aiter_lines()
+            await at.redis.kill()
+            while not background._store._redis.is_down:
+                assert await anext(lines) in (": waiting", "")
+            assert [await anext(lines) for _ in range(8)].count(": waiting") == 4
+            await at.redis.start()
+            at.router.allow(None)
+            rest = [line async for line in lines]
+        assert "event: response.completed" in rest
 
     play(scenario)
 
@@ -559,6 +655,23 @@ def test_a_response_in_the_background_can_be_cancelled_and_deleted() -> None:
     play(scenario)
 
 
+def test_a_response_in_the_background_that_there_is_no_room_for_has_failed() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allow(0)
+        begun = await at.client.responses.create(model="demo", input="How far?", background=True)
+        while not at.router.submitted:
+            await asyncio.sleep(0.01)
+        store = RedisStore(at.redis.url)
+        await store._redis.incrby("alignedserve:bytes", 1 << 40)
+        await store.close()
+        at.router.allow(None)
+        done = await until_over(at, begun)
+        assert (done.status, done.output) == ("failed", []) and done.error
+        assert str(done.error.code) == "storage_full" and "delete some" in done.error.message
+
+    play(scenario)
+
+
 def test_another_gateway_answers_what_one_has_begun() -> None:
     """The first one hangs: its lease lapses, and what it has to say when it wakes up does not count."""
 
@@ -593,6 +706,7 @@ def test_a_line_of_a_batch_job_can_be_a_response() -> None:
         bodies: list[dict[str, Any]] = [
             {"model": "demo", "input": "How far?"},
             {"model": "demo", "input": "And back?", "previous_response_id": "resp_1"},
+            {"model": "demo", "input": "And back?", "conversation": "conv_1"},
             {"model": "demo", "input": "How far?", "stream": True},
         ]
         lines = [
@@ -606,6 +720,6 @@ def test_a_line_of_a_batch_job_can_be_a_response() -> None:
         assert batch.usage and batch.usage.output_tokens == body["usage"]["output_tokens"]
         errors = await at.gateway.lines_of(batch.error_file_id)
         params = [each["response"]["body"]["error"]["param"] for each in errors]
-        assert params == ["previous_response_id", "stream"]
+        assert params == ["previous_response_id", "conversation", "stream"]
 
     play(scenario)

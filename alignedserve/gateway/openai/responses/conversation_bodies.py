@@ -1,0 +1,73 @@
+"""The bodies of conversations, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.generation.endpoint import Endpoint
+from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.http.reading import too_large
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.openai.responses.body import Metadata
+from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json, messages_of
+from alignedserve.types import InvalidRequest
+
+# OpenAI takes as many at a time.
+MAX_NEW_ITEMS = 20
+NewItems = Annotated[list[Any], Field(max_length=MAX_NEW_ITEMS)]
+
+
+class ConversationBody(Fields):
+    items: NewItems | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Fields):
+    metadata: Metadata | None
+
+
+class ConversationAddition(Fields):
+    items: NewItems
+
+
+class Given(Answered, frozen=True):
+    """What is kept of a body."""
+
+    # JSON with commas between them, and a line for each: where it ends there, and its id as JSON.
+    items: bytes = b""
+    index: bytes = b""
+    metadata: bytes = b"{}"
+
+
+def given(body: Any, model: ServedModel, limits: Limits) -> Given:
+    """Raises ApiError and InvalidRequest."""
+    items, index = _kept(getattr(body, "items", None) or [], limits)
+    metadata = kept_json("metadata", getattr(body, "metadata", None) or {})
+    return Given(memoryview(b""), [], items, index, metadata)
+
+
+def _kept(found: Sequence[Any], limits: Limits) -> tuple[bytes, bytes]:
+    items = Items()
+    try:
+        kept = items.add(found, in_full=True)
+        # What a response could not go on with is not taken.
+        messages_of(items.all)
+    except InvalidRequest as error:
+        message = str(error).removeprefix("input").replace("a text, or a list", "a list")
+        raise InvalidRequest(f"items{message}") from None
+    written = b",".join(item for _, item in kept)
+    if len(written) > limits.max_body_bytes:
+        # A number of three letters may be written as twenty.
+        raise too_large(limits.max_body_bytes, "as it would be kept, ")
+    return written, index_of([(name, len(item)) for name, item in kept])
+
+
+_ONE = "/v1/conversations/{conversation_id}"
+CREATE: Final = Endpoint("/v1/conversations", ConversationBody, given, Given)
+UPDATE: Final = Endpoint(_ONE, ConversationUpdate, given, Given)
+ADD_ITEMS: Final = Endpoint(f"{_ONE}/items", ConversationAddition, given, Given)

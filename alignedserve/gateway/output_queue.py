@@ -1,0 +1,85 @@
+"""The engine's output on its way to the requests that wait for it.
+
+An iteration of the engine has tokens for all requests that run, and each request takes a moment to write and send them:
+a few requests have their turn in each turn of the event loop. Real time comes before best effort. Where tokens come
+faster than they can be sent, those of a request that wait are joined: then sending them costs a fraction, and what
+waits grows with a sixteenth of the tokens (MAX_JOINED_TOKENS).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from alignedserve.gateway.few_at_once import FewAtOnce
+from alignedserve.protocol.messages import NewTokens, PromptProgress, Rejected, Request
+from alignedserve.types import RequestKey
+
+News = NewTokens | PromptProgress | Rejected
+
+# The most requests that get output in a turn of the event loop, without and with log-probabilities. Writing and sending
+# it takes about 0.1 ms for each on a core of 2.5 GHz, and 0.5 ms with log-probabilities.
+MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE = 16, 4
+# The most tokens that are joined: sending them takes about twice as long as sending one, and four times as long with
+# twenty log-probabilities for each.
+MAX_JOINED_TOKENS = 16
+# Output that is no error: what came before an error is sent before it.
+_JOINED_REASONS = (None, "stop", "length")
+
+
+class OutputQueue:
+    def __init__(self) -> None:
+        self._turns = FewAtOnce(MAX_TOLD_AT_ONCE)
+        # What waits of each request.
+        self._waiting: dict[RequestKey, deque[News]] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def put(self, request: Request, owner: str, tell: Callable[[News], None], news: News) -> None:
+        """Calls `tell` with the news, now or in one of the next turns of the event loop, after what was put for this
+        request before. Owners of API keys take turns; real time comes first."""
+        waiting = self._waiting.setdefault(request.key, deque())
+        if waiting and (joined := _joined(waiting[-1], news)):
+            waiting[-1] = joined
+            return
+        waiting.append(news)
+        params = request.params
+        has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        self._turns.do(
+            functools.partial(self._tell, request.key, tell),
+            owner,
+            weight=MAX_TOLD_AT_ONCE // MAX_TOLD_WITH_LOGPROBS_AT_ONCE if has_logprobs else 1,
+            is_patient=request.tier != "rt",
+        )
+
+    def _tell(self, key: RequestKey, tell: Callable[[News], None]) -> None:
+        waiting = self._waiting[key]
+        news = waiting.popleft()
+        if not waiting:
+            del self._waiting[key]
+        tell(news)
+
+
+def _joined(before: News, news: News) -> News | None:
+    """Returns both as one; None if they have to be told one after the other."""
+    if isinstance(before, PromptProgress) and isinstance(news, PromptProgress):
+        return news
+    if not isinstance(before, NewTokens) or not isinstance(news, NewTokens):
+        return None
+    num_tokens = len(before.tokens) + len(news.tokens)
+    if before.finish_reason or news.finish_reason not in _JOINED_REASONS or num_tokens > MAX_JOINED_TOKENS:
+        return None
+    return msgspec.structs.replace(
+        news,
+        first=before.first,
+        tokens=before.tokens + news.tokens,
+        logprobs=before.logprobs + news.logprobs,
+        # These come with the first token.
+        prompt_logprobs=before.prompt_logprobs or news.prompt_logprobs,
+        num_reused=before.num_reused + news.num_reused,
+    )

@@ -1,0 +1,307 @@
+"""Lua scripts for conversations (see scripts.py)."""
+
+from __future__ import annotations
+
+# The number of gaps at which a part is written anew. So is one of which more than half is gaps. The store writes all of
+# it to its disk each time.
+MAX_GAPS = 64
+# The seconds for which the name of an addition is kept, so that it is not made twice.
+NAMED_S = 600
+
+# What scripts for responses need of these, too.
+CONVERSATIONS = """
+local function conversation(id) return key('conversation', id) end
+local function field(id, name) return redis.call('HGET', conversation(id), name) end
+local function count(id, name, more) redis.call('HINCRBY', conversation(id), name, more) end
+local function items_of(id) return key('conversation-items', id, field(id, 'layout')) end
+local function index_of(id) return key('conversation-index', id) end
+
+local function conversation_size(id)
+  return redis.call('HSTRLEN', conversation(id), 'state') + redis.call('STRLEN', items_of(id))
+    + redis.call('STRLEN', index_of(id))
+end
+
+local function num_items_in(index) return select(2, string.gsub(index, '\\n', '')) end
+
+local function is_overfull(id, num_items, num_bytes, max_items, max_bytes)
+  local num_now = redis.call('STRLEN', items_of(id)) - field(id, 'num_gap_bytes')
+  return field(id, 'num_items') + num_items > tonumber(max_items) or num_now + num_bytes > tonumber(max_bytes)
+end
+
+-- `items` are JSON with commas between them; `index` has a line for each of them, with its end there
+local function append(id, items, index, expires_at)
+  redis.call('ZADD', key('expiring-conversations'), expires_at, id)
+  if index == '' then return end
+  local before, offset = conversation_size(id), redis.call('STRLEN', items_of(id))
+  if offset > 0 then offset = redis.call('APPEND', items_of(id), ',') end
+  redis.call('APPEND', items_of(id), items)
+  local lines = string.gsub(index, '(%d+) ([^\\n]*\\n)', function(stop, name)
+    return (offset + stop) .. ' ' .. name
+  end)
+  redis.call('APPEND', index_of(id), lines)
+  count(id, 'num_items', num_items_in(index))
+  charge(field(id, 'owner'), conversation_size(id) - before)
+end
+"""
+
+ITEMS_IN = """
+-- in a conversation's index, the ids of deleted items begin with this in the place of a quotation mark
+local GAP = '-'
+
+-- returns the items that there are: their ids, where each begins, and where it ends
+local function items_in(index)
+  local names, begins, ends, begin = {}, {}, {}, 0
+  for stop, name in string.gmatch(index, '(%d+) ([^\\n]*)\\n') do
+    stop = tonumber(stop)
+    if string.sub(name, 1, 1) ~= GAP then
+      names[#names + 1], begins[#begins + 1], ends[#ends + 1] = name, begin, stop
+    end
+    begin = stop + 1
+  end
+  return names, begins, ends
+end
+"""
+
+# A page of items. Returns nothing if there is no such item; otherwise '1' if there are more; after what the next page
+# begins; and of each item: its id, where it begins, where it ends.
+#
+# Ids may be equal, since a reference has that of its item. The place of such an item is added to its id, after a colon
+# (and that of an id which looks as if it had one), for the next page to begin there. Clients that take the plain id of
+# a page's last item go on after the last item which has that id, so that they come to an end.
+PAGE = (
+    ITEMS_IN
+    + """
+-- `after`: '', or after which item the page begins: its id as JSON, or that with its place
+local function page(index, after, limit, is_desc)
+  local names, begins, ends = items_in(index)
+  local counts = {}
+  for _, name in ipairs(names) do counts[name] = (counts[name] or 0) + 1 end
+  local first, last, step = 1, #names, 1
+  if is_desc == '1' then first, last, step = #names, 1, -1 end
+  if after ~= '' then
+    local place = nil
+    local name, number = string.match(after, '^(".*):(%d+)"$')
+    if name and names[tonumber(number)] == name .. '"' then
+      place = tonumber(number)
+    else
+      for at = first, last, step do
+        if names[at] == after then place = at end
+      end
+    end
+    if not place then return {} end
+    first = place + step
+  end
+  local found, stop = {'0', ''}, first + step * (tonumber(limit) - 1)
+  for at = first, last, step do
+    if (at - stop) * step > 0 then
+      found[1] = '1'
+      break
+    end
+    found[2] = names[at]
+    if counts[names[at]] > 1 or string.find(names[at], ':%d+"$') then
+      found[2] = string.sub(names[at], 1, -2) .. ':' .. at .. '"'
+    end
+    for _, value in ipairs({names[at], begins[at], ends[at]}) do found[#found + 1] = value end
+  end
+  return found
+end
+"""
+)
+
+# New parts are arguments as they are of a response: name, '' or the name under which they are staged, bytes or size.
+_NEW = """
+local function size_of_new(at) return ARGV[at + 1] == '' and #ARGV[at + 2] or tonumber(ARGV[at + 2]) end
+
+-- returns nil if it is staged and not there, or not all of it
+local function new_part(at)
+  if ARGV[at + 1] == '' then return ARGV[at + 2] end
+  local found = redis.call('GET', key('staged', ARGV[at + 1])) or ''
+  return #found == tonumber(ARGV[at + 2]) and found or nil
+end
+"""
+
+# Arguments: owner, size in bytes, limits of bytes. The answer is that of ADD.
+ADMIT = "return full(ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]) or 1"
+
+# Arguments: id, owner, when it was created, state, when it expires, limits of bytes; items; index.
+ADD = (
+    CONVERSATIONS
+    + _NEW
+    + """
+local id, owner, created_at, state, expires_at, max_bytes, max_bytes_of_owner = unpack(ARGV)
+if redis.call('EXISTS', conversation(id)) == 1 then return 1 end
+local refused = full(owner, #state + size_of_new(8) + size_of_new(11), max_bytes, max_bytes_of_owner)
+if refused then return refused end
+local items, index = new_part(8), new_part(11)
+if not items or not index then return -6 end
+redis.call('HSET', conversation(id), 'owner', owner, 'created_at', created_at, 'state', state, 'layout', 0,
+  'num_items', 0, 'num_gaps', 0, 'num_gap_bytes', 0)
+charge(owner, #state)
+append(id, items, index, expires_at)
+return 1
+"""
+)
+
+# Arguments: id, name of the addition, when it expires, the most items, the most bytes of them, limits of bytes; and any
+# number of: items; index. The answer is 0 if there is no such conversation.
+APPEND = (
+    CONVERSATIONS
+    + _NEW
+    + f"local NAMED_S = {NAMED_S}"
+    + """
+local id, name, expires_at, max_items, max_bytes, max_bytes_all, max_bytes_of_owner = unpack(ARGV)
+if redis.call('EXISTS', conversation(id)) == 0 then return 0 end
+if redis.call('EXISTS', key('appended', name)) == 1 then return 1 end
+local new, num_items, num_bytes, size = {}, 0, 0, 0
+for at = 8, #ARGV, 6 do
+  local items, index = new_part(at), new_part(at + 3)
+  if not items or not index then return -6 end
+  new[#new + 1] = {items, index}
+  num_items, num_bytes, size = num_items + num_items_in(index), num_bytes + #items, size + #items + #index
+end
+if num_items == 0 then return 1 end
+if is_overfull(id, num_items, num_bytes, max_items, max_bytes) then return -7 end
+local refused = full(field(id, 'owner'), size, max_bytes_all, max_bytes_of_owner)
+if refused then return refused end
+redis.call('SET', key('appended', name), 1, 'EX', NAMED_S)
+for _, each in ipairs(new) do append(id, each[1], each[2], expires_at) end
+return 1
+"""
+)
+
+# Arguments: id. The answer: nil if it is not there; otherwise its owner, when it was created, its state, its layout,
+# the number of its items, and the places between which they are.
+HEAD = (
+    CONVERSATIONS
+    + ITEMS_IN
+    + """
+local id = ARGV[1]
+if redis.call('EXISTS', conversation(id)) == 0 then return false end
+local found = redis.call('HMGET', conversation(id), 'owner', 'created_at', 'state', 'layout', 'num_items')
+local size = redis.call('STRLEN', items_of(id))
+if field(id, 'num_items') == '0' then return found end
+if field(id, 'num_gaps') == '0' then
+  found[6], found[7] = 0, size
+  return found
+end
+local _, begins, ends = items_in(redis.call('GET', index_of(id)))
+for at, begin in ipairs(begins) do
+  if #found > 5 and found[#found] + 1 == begin then
+    found[#found] = ends[at]
+  else
+    found[#found + 1], found[#found + 2] = begin, ends[at]
+  end
+end
+return found
+"""
+)
+
+# Arguments: id, layout; the rest as of a response's page. The answer is nil if this layout is not there.
+ITEM_PAGE = (
+    CONVERSATIONS
+    + PAGE
+    + """
+local id, layout, after, limit, is_desc = unpack(ARGV)
+if field(id, 'layout') ~= layout then return false end
+return page(redis.call('GET', index_of(id)) or '', after, limit, is_desc)
+"""
+)
+
+# Arguments: id, layout, an item's id as JSON. The answer is nil if this layout is not there; otherwise where the item
+# begins and ends, or nothing.
+ITEM = (
+    CONVERSATIONS
+    + ITEMS_IN
+    + """
+local id, layout, wanted = unpack(ARGV)
+if field(id, 'layout') ~= layout then return false end
+local names, begins, ends = items_in(redis.call('GET', index_of(id)) or '')
+for at, name in ipairs(names) do
+  if name == wanted then return {begins[at], ends[at]} end
+end
+return {}
+"""
+)
+
+# Arguments: id, state, limits of bytes.
+PUT_STATE = (
+    CONVERSATIONS
+    + """
+local id, state, max_bytes, max_bytes_of_owner = unpack(ARGV)
+if redis.call('EXISTS', conversation(id)) == 0 then return 0 end
+local owner, more = field(id, 'owner'), #state - redis.call('HSTRLEN', conversation(id), 'state')
+local refused = full(owner, more, max_bytes, max_bytes_of_owner)
+if refused then return refused end
+redis.call('HSET', conversation(id), 'state', state)
+charge(owner, more)
+return 1
+"""
+)
+
+# Arguments: id, an item's id as JSON.
+DELETE_ITEM = (
+    CONVERSATIONS
+    + ITEMS_IN
+    + f"local MAX_GAPS = {MAX_GAPS}"
+    + """
+local id, wanted = unpack(ARGV)
+local index = redis.call('GET', index_of(id))
+if not index then return 0 end
+local before = conversation_size(id)
+local begin = 0
+for stop, at, name in string.gmatch(index, '(%d+) ()([^\\n]*)\\n') do
+  if name == wanted then
+    redis.call('SETRANGE', index_of(id), at - 1, GAP)
+    count(id, 'num_items', -1)
+    count(id, 'num_gaps', 1)
+    count(id, 'num_gap_bytes', stop + 1 - begin)
+  end
+  begin = stop + 1
+end
+local is_half_gaps = 2 * field(id, 'num_gap_bytes') > redis.call('STRLEN', items_of(id))
+if is_half_gaps or tonumber(field(id, 'num_gaps')) >= MAX_GAPS then
+  local names, begins, ends = items_in(redis.call('GET', index_of(id)))
+  local items, texts, lines, stop = redis.call('GET', items_of(id)), {}, {}, -1
+  for at = 1, #names do
+    stop = stop + 1 + ends[at] - begins[at]
+    texts[at], lines[at] = string.sub(items, begins[at] + 1, ends[at]), stop .. ' ' .. names[at] .. '\\n'
+  end
+  redis.call('UNLINK', items_of(id), index_of(id))
+  count(id, 'layout', 1)
+  redis.call('HSET', conversation(id), 'num_gaps', 0, 'num_gap_bytes', 0)
+  if #names > 0 then
+    redis.call('SET', items_of(id), table.concat(texts, ','))
+    redis.call('SET', index_of(id), table.concat(lines))
+  end
+end
+charge(field(id, 'owner'), conversation_size(id) - before)
+return 1
+"""
+)
+
+_DELETE = (
+    CONVERSATIONS
+    + """
+local function delete(id)
+  if redis.call('EXISTS', conversation(id)) == 1 then
+    charge(field(id, 'owner'), -conversation_size(id))
+    redis.call('UNLINK', items_of(id), index_of(id))
+    redis.call('DEL', conversation(id))
+  end
+  redis.call('ZREM', key('expiring-conversations'), id)
+end
+"""
+)
+
+# Arguments: id.
+DELETE = _DELETE + "delete(ARGV[1]) return 1"
+
+# Arguments: now; the most to delete.
+DROP_EXPIRED = (
+    _DELETE
+    + """
+local due = redis.call('ZRANGEBYSCORE', key('expiring-conversations'), '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
+for _, id in ipairs(due) do delete(id) end
+return #due
+"""
+)

@@ -1,0 +1,94 @@
+"""The conversations on Redis.
+
+Keys: `conversation:ID` a hash with its head and counts; `conversation-items:ID:LAYOUT` its items, and
+`conversation-index:ID` a line for each of them; `appended:NAME` the additions of the last minutes;
+`expiring-conversations` all of them by when they expire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from alignedserve.store import conversation_scripts as scripts
+from alignedserve.store.base import NUM_AT_A_TIME, Order
+from alignedserve.store.conversations import (
+    ConversationHead,
+    ConversationStore,
+    NewItems,
+)
+from alignedserve.store.redis_parts import SMALL_BYTES, RedisParts
+from alignedserve.store.responses import ConversationId, ItemPage, Pieces, ResponseGone, Span
+
+
+class RedisConversations(RedisParts, ConversationStore):
+    async def add(self, head: ConversationHead, new: NewItems, expires_at: int) -> None:
+        args = [head.id, head.owner, head.created_at, head.state, expires_at, *self._byte_limits]
+        async with self._sent(head.owner, [new]) as sent:
+            self._checked(await self._run(scripts.ADD, *args, *sent))
+
+    async def head(self, conversation_id: ConversationId) -> ConversationHead | None:
+        found = await self._run(scripts.HEAD, conversation_id)
+        if found is None:
+            return None
+        owner, created_at, state, layout, num_items, *places = found
+        spans = list(zip(places[::2], places[1::2], strict=True))
+        return ConversationHead(
+            conversation_id, owner.decode(), int(created_at), state, int(layout), int(num_items), spans
+        )
+
+    def pieces(self, head: ConversationHead, begin: int, end: int) -> AsyncIterator[bytes]:
+        return self._read(f"conversation-items:{head.id}:{head.layout}", begin, end)
+
+    async def item_page(
+        self, head: ConversationHead, after: bytes | None, limit: int, order: Order
+    ) -> ItemPage | None:
+        args = [after or b"", limit, int(order == "desc")]
+        found = await self._run(scripts.ITEM_PAGE, head.id, head.layout, *args)
+        if found is None:
+            raise ResponseGone(head.id)
+        return ItemPage.of(found)
+
+    async def item(self, head: ConversationHead, name: bytes) -> Span | None:
+        found = await self._run(scripts.ITEM, head.id, head.layout, name)
+        if found is None:
+            raise ResponseGone(head.id)
+        return (found[0], found[1]) if found else None
+
+    async def put_state(self, head: ConversationHead, state: bytes) -> None:
+        self._checked(await self._run(scripts.PUT_STATE, head.id, state, *self._byte_limits))
+
+    async def append(
+        self,
+        head: ConversationHead,
+        new: Sequence[NewItems],
+        name: str,
+        expires_at: int,
+        max_items: int,
+        max_bytes: int,
+    ) -> bool:
+        args = [head.id, name, expires_at, max_items, max_bytes, *self._byte_limits]
+        async with self._sent(head.owner, new) as sent:
+            return bool(self._checked(await self._run(scripts.APPEND, *args, *sent)))
+
+    async def delete_item(self, head: ConversationHead, name: bytes) -> None:
+        await self._run(scripts.DELETE_ITEM, head.id, name)
+
+    async def delete(self, head: ConversationHead) -> None:
+        await self._run(scripts.DELETE, head.id)
+
+    async def drop_expired(self, now: float) -> None:
+        await self._run(scripts.DROP_EXPIRED, now, NUM_AT_A_TIME)
+
+    @asynccontextmanager
+    async def _sent(self, owner: str, new: Sequence[NewItems]) -> AsyncIterator[list[str | bytes]]:
+        """Yields a script's arguments for these. Raises StoreFull."""
+        size = sum(each.num_bytes for each in new)
+        if size > SMALL_BYTES:
+            # What is refused need not be sent.
+            self._checked(await self._run(scripts.ADMIT, owner, size, *self._byte_limits))
+        parts: dict[str, Pieces] = {}
+        for number, each in enumerate(new):
+            parts |= {f"items{number}": each.items, f"index{number}": [each.index]}
+        async with self._given(parts) as given:
+            yield given
