@@ -28,8 +28,9 @@ def _failures(judged: Sequence[Judged], policy: str) -> Iterator[str]:
             yield f"scenario {number}: {policy} is {100 * verdict.regret:.1f} points behind"
         if verdict.be_share is not None and verdict.be_share < BEST_EFFORT:
             yield f"scenario {number}: {policy} has {verdict.be_share:.2f} of the best effort of the best"
-        if each.regime.is_overloaded and (verdict.goodput_share or 1.0) < GOODPUT:
-            yield f"scenario {number}: {policy} has {verdict.goodput_share:.2f} of the best goodput"
+        goodput_share = verdict.goodput_share if each.regime.is_overloaded else None
+        if goodput_share is not None and goodput_share < GOODPUT:
+            yield f"scenario {number}: {policy} has {goodput_share:.2f} of the best goodput"
     first = standings(judged)[0].policy
     if first != policy:
         yield f"{first} has a smaller mean regret than {policy}"

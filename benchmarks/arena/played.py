@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.router.config import RouterConfig
@@ -39,16 +39,16 @@ class _Silent:
     def tried(self, name: str, rate: float, attainment: float) -> None: ...
 
 
-def play(regime: Regime, **scheduling: object) -> list[Score]:
+def play(regime: Regime) -> list[Score]:
+    return [_score(row) for row in comparison(regime).rows(_Silent())]
+
+
+def comparison(regime: Regime) -> Comparison:
     """Raises ValueError for a scenario that can't be: an instance that does not hold the longest request, say."""
     config = regime.config
-    told = SchedulingConfig(policy=config.policy[0], **scheduling)  # type: ignore[arg-type]
+    told = SchedulingConfig(config.policy[0], be_share=config.be_min_share)
     engine = EngineConfig("simulated", max_model_len=config.max_model_len)
-    comparison = Comparison(config, load_cost_model(config.cost), engine, RouterConfig(link="host"), told)
-    comparison.scenarios = [
-        replace(each, router=replace(each.router, link="host")) for each in comparison.scenarios
-    ]
-    return [_score(row) for row in comparison.rows(_Silent())]
+    return Comparison(config, load_cost_model(config.cost), engine, RouterConfig(), told)
 
 
 def _score(row: Row) -> Score:

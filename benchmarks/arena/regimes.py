@@ -6,13 +6,17 @@ A scenario is a call of `alignedserve simulate`, so that any of them can be run 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from random import Random
 
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.config import SimConfig
+from alignedserve.sim.jsonl_trace import read_trace
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.cost_presets import load_cost_model
 
@@ -26,6 +30,7 @@ LAYOUTS = (
 )
 # Published fits (DistServe's), and grids measured on an H200.
 MACHINES = ("opt-13b/a100-80gb", "opt-66b/a100-80gb-tp4", "qwen3-30b-a3b/h200", "mixtral-8x7b/h200")
+SPREADS = (1.0, 1.5, 2.2, 3.0)
 KERNELS = (*8 * ("balanced",), "plain", "padded")
 OBJECTIVES = ("none", "loose", "tight", "tight", "mixed", "infeasible")
 BEST_EFFORT = ("none", "none", "share", "windows", "backlog")
@@ -59,8 +64,10 @@ class Regime:
 
     @property
     def layout_name(self) -> str:
-        num_prefill, num_decode, num_colocated = self.layout
-        return f"{num_colocated} colocated" if num_colocated else f"{num_prefill} + {num_decode}"
+        return _layout_name(self.layout)
+
+    def value(self, dimension: str) -> str:
+        return _as_text(getattr(self, dimension))
 
     def command(self, policies: Sequence[str]) -> str:
         """What shows it again."""
@@ -71,7 +78,7 @@ class Regime:
             if field.name == "policy" or value == getattr(default, field.name):
                 continue
             values = value if isinstance(value, tuple) else (value,)
-            words += [f"--{field.name.replace('_', '-')} {each}" for each in values]
+            words += [f"--{field.name.replace('_', '-')} {shlex.quote(str(each))}" for each in values]
         return " ".join([*words, *(f"--policy {each}" for each in policies)])
 
 
@@ -80,17 +87,82 @@ DIMENSIONS = (
     *("layout_name", "machine", "attention", "lengths", "load", "bursts", "objectives", "best_effort"),
     *("pool", "predictor"),
 )
+# Numbers that are tried in a search for scenarios of a regime.
+_MOST_TRIED = 20_000
+
+
+def values_of(dimension: str, traces: Sequence[Path] = ()) -> list[str]:
+    """Those that scenarios have there. Raises ValueError for a dimension that does not exist."""
+    known: dict[str, Sequence[object]] = {
+        "layout_name": [_layout_name(each) for each in LAYOUTS],
+        "machine": MACHINES,
+        "attention": KERNELS,
+        "lengths": [*(f"spread {each:g}" for each in SPREADS), *(each.stem for each in traces)],
+        "load": sorted({*LOADS, *LOADS_BESIDE_BACKLOG}),
+        "bursts": ("even", "bursts"),
+        "objectives": OBJECTIVES,
+        "best_effort": BEST_EFFORT,
+        "pool": ("roomy", "small"),
+        "predictor": PREDICTORS,
+    }
+    if dimension not in known:
+        raise ValueError(f"regime={dimension!r}: must be one of {', '.join(DIMENSIONS)}")
+    return list(dict.fromkeys(map(_as_text, known[dimension])))
+
+
+def wanted_regime(words: Sequence[str], traces: Sequence[Path] = ()) -> dict[str, str]:
+    """Reads `objectives=tight` and the like. Raises ValueError for what does not exist."""
+    wanted = {}
+    for word in words:
+        dimension, _, value = word.partition("=")
+        known = values_of(dimension, traces)
+        if value not in known:
+            raise ValueError(f"regime: {dimension}={value!r}: must be one of {', '.join(known)}")
+        wanted[dimension] = value
+    return wanted
+
+
+def numbers_of(
+    regime: Mapping[str, str],
+    first: int,
+    count: int,
+    traces: Sequence[Path] = (),
+    most_tried: int = _MOST_TRIED,
+) -> list[int]:
+    """The numbers of the next scenarios with these values, from `first` on. Raises ValueError if there are too few."""
+    tried = range(first, first + max(count, most_tried)) if regime else range(first, first + count)
+    drawn = (number for number in tried if _is_of(regime, number, traces))
+    found = list(islice(drawn, count))
+    if len(found) < count:
+        told = ", ".join(f"{dimension}={value}" for dimension, value in regime.items())
+        raise ValueError(
+            f"regime {told}: {len(found)} of the scenarios {tried[0]} to {tried[-1]} have it, not {count}"
+        )
+    return found
+
+
+def _is_of(regime: Mapping[str, str], number: int, traces: Sequence[Path]) -> bool:
+    return not regime or all(draw(number, traces).value(name) == value for name, value in regime.items())
+
+
+def _as_text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _layout_name(layout: tuple[int, int, int]) -> str:
+    num_prefill, num_decode, num_colocated = layout
+    return f"{num_colocated} colocated" if num_colocated else f"{num_prefill} + {num_decode}"
 
 
 def draw(number: int, traces: Sequence[Path] = (), policies: Sequence[str] = tuple(POLICIES)) -> Regime:
     """The scenario of this number. With traces, which have to be given in the same order, a quarter of scenarios take
     arrivals and lengths from one."""
     if number < 0:
-        raise ValueError(f"number={number}: must be at least 0")
+        raise ValueError(f"number={number}: scenarios have numbers from 0 on")
     dice = Random(f"arena {number}")
     machine, layout, attention = dice.choice(MACHINES), dice.choice(LAYOUTS), dice.choice(KERNELS)
     prompt, output = _log_uniform(dice, 100, 3000), _log_uniform(dice, 30, 500)
-    spread = dice.choice((1.0, 1.5, 2.2, 3.0))
+    spread = dice.choice(SPREADS)
     is_of_trace, trace_at = dice.random() < 0.25, dice.random()
     burstiness = dice.choice((1.0, 1.0, 0.25))
     objectives, best_effort = dice.choice(OBJECTIVES), dice.choice(BEST_EFFORT)
@@ -223,16 +295,19 @@ def _objectives(name: str, sizes: Sizes) -> Wanted:
 
 def _mean_lengths(trace: Path | None, prompt: float, output: float, spread: float) -> tuple[float, float]:
     if trace:
-        from alignedserve.sim.jsonl_trace import read_trace
-
-        lengths = [each.lengths for each in read_trace(trace)[:NUM_REQUESTS]]
-        return (
-            sum(each.prompt for each in lengths) / len(lengths),
-            sum(each.output for each in lengths) / len(lengths),
-        )
+        return _mean_lengths_of(trace)
     # The mean of a log-normal distribution with this median.
     over_median = math.exp(math.log(spread) ** 2 / 2)
     return prompt * over_median, output * over_median
+
+
+@cache
+def _mean_lengths_of(trace: Path) -> tuple[float, float]:
+    lengths = [each.lengths for each in read_trace(trace)[:NUM_REQUESTS]]
+    return (
+        sum(each.prompt for each in lengths) / len(lengths),
+        sum(each.output for each in lengths) / len(lengths),
+    )
 
 
 def _log_uniform(dice: Random, low: float, high: float) -> float:

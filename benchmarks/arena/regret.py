@@ -14,8 +14,10 @@ from statistics import fmean
 from benchmarks.arena.played import Score
 from benchmarks.arena.regimes import Regime
 
-# Real time is level within so much.
+# Real time is level within this share, which is a point.
 LEVEL = 0.01
+# Digits of a regret: a difference of shares that is a point is not a little more than one.
+_DIGITS = 9
 # Fewer tokens per second than this, of the best, are none.
 _LEAST_TOKENS_PER_S = 1e-9
 
@@ -44,7 +46,8 @@ class Judged:
 
 def judge(regime: Regime, scores: Sequence[Score]) -> Judged:
     best = max(each.in_time for each in scores)
-    level = [each for each in scores if each.in_time >= best - LEVEL]
+    regrets = {each.policy: round(best - each.in_time, _DIGITS) for each in scores}
+    level = [each for each in scores if regrets[each.policy] <= LEVEL]
     most = max(each.be_tokens_per_s for each in level)
     has_be = regime.best_effort != "none" and most > _LEAST_TOKENS_PER_S
 
@@ -53,7 +56,7 @@ def judge(regime: Regime, scores: Sequence[Score]) -> Judged:
         be_share = score.be_tokens_per_s / most if has_be and is_level else None
         return Verdict(
             policy=score.policy,
-            regret=best - score.in_time,
+            regret=regrets[score.policy],
             be_share=be_share,
             goodput_share=score.in_time / best if best else None,
             is_best=is_level and (be_share is None or be_share >= 1 - LEVEL),
@@ -124,8 +127,5 @@ def by_value(judged: Iterable[Judged], dimension: str, policy: str) -> Mapping[s
     found: dict[str, list[float]] = {}
     for each in judged:
         if policy in each.verdicts:
-            value = getattr(each.regime, dimension)
-            found.setdefault(f"{value:g}" if isinstance(value, float) else str(value), []).append(
-                each.verdicts[policy].regret
-            )
+            found.setdefault(each.regime.value(dimension), []).append(each.verdicts[policy].regret)
     return found
