@@ -25,11 +25,10 @@ def verdict(rows: Sequence[Row], attainment: float) -> str | None:
     about = default if default in policies else policies[0]
     own = max((row for row in told if row.setting.policy == about), key=_value)
     others = [row for row in told if (row.setting.policy != about if len(policies) > 1 else row is not own)]
-    return f"{'; '.join(_parts(own, others, attainment))}."
+    return f"{'; '.join(_parts(own, others, _Names(told), attainment))}."
 
 
-def _parts(own: Row, others: Sequence[Row], attainment: float) -> Iterator[str]:
-    names = _Names([own, *others])
+def _parts(own: Row, others: Sequence[Row], names: _Names, attainment: float) -> Iterator[str]:
     has_rt = _outcome(own).mixture.rt.num_requests > 0
     if own.tried:
         yield f"{names.of(own)} keeps {100 * attainment:g} % of real time in time {_up_to(own, others, names)}"

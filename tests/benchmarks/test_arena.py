@@ -177,7 +177,7 @@ def test_the_command_of_a_scenario_means_the_same_scenario(tmp_path: Path) -> No
     trace = tmp_path / "some chats.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 700, "output_length": 90}\n')
     for regime in (draw(number, (trace,)) for number in range(50)):
-        options = options_of(regime.command(POLICIES))
+        options = options_of(regime.command(tuple(POLICIES)))
         found = SimConfig(**taken(SimConfig, options))
         assert found == regime.config
         # Nothing is left out that only the arena sets.
@@ -369,7 +369,6 @@ def tiny(number: int, **changed: Any) -> Regime:
     return replace(regime, config=replace(regime.config, **(few | changed)))
 
 
-@pytest.mark.slow
 def test_a_scenario_is_played_as_its_command_plays_it(tmp_path: Path) -> None:
     regime = tiny(0, slo_ttft_ms=300.0, slo_tbt_ms=40.0, be_share=0.5, request_rate=20.0)
     found = tmp_path / "found.json"
@@ -390,7 +389,6 @@ def test_a_scenario_is_played_as_its_command_plays_it(tmp_path: Path) -> None:
         assert each.num_open == 0
 
 
-@pytest.mark.slow
 def test_objectives_that_cannot_be_kept_are_kept_by_none() -> None:
     assert [each.in_time for each in play(tiny(0, slo_ttft_ms=0.001, slo_mix=None, be_share=0.0))] == [
         0.0,
