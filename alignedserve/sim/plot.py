@@ -70,13 +70,11 @@ def _bars(axes: Any, panel: _Panel, done: dict[str, Outcome]) -> None:
     height = 0.8 / len(shown)
     for index, (label, value) in enumerate(shown.items()):
         places = [place + height * (index - (len(shown) - 1) / 2) for place in range(len(done))]
-        bars = axes.barh(places, [value(outcome) for outcome in done.values()], height, label=label)
-        axes.bar_label(bars, fmt="%.4g", padding=2, fontsize=7)
-    if len(shown) > 1:
-        axes.legend()
+        bars = axes.barh(places, [value(outcome) for outcome in done.values()], height)
+        axes.bar_label(bars, fmt=f"{label} %.4g".lstrip(), padding=2, fontsize=7)
     axes.set_yticks(range(len(done)), list(done))
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
-    axes.margins(x=0.15)
+    axes.margins(x=0.25)
     axes.set(title=name)
     axes.grid(axis="x", alpha=0.3)

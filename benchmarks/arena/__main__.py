@@ -99,6 +99,7 @@ def _told(args: argparse.Namespace) -> list[str]:
     return [
         *("--first", str(args.first), "--count", str(args.count)),
         *(["--regime", *args.regime] if args.regime else []),
+        *(["--policy", *args.policy] if args.policy != [*POLICIES] else []),
         *(["--traces", str(args.traces)] if args.traces else []),
     ]
 

@@ -13,8 +13,10 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 from alignedserve.scheduling.policies import POLICIES
+from alignedserve.sim.compare import MAX_MODEL_LEN
 from alignedserve.sim.config import SimConfig
 from alignedserve.sim.jsonl_trace import read_trace
 from alignedserve.timing.cost import CostModel
@@ -173,9 +175,12 @@ def draw(number: int, traces: Sequence[Path] = (), policies: Sequence[str] = tup
     trace = traces[int(trace_at * len(traces))] if traces and is_of_trace else None
     lengths = trace.stem if trace else f"spread {spread:g}"
     cost = load_cost_model(machine).with_attention(attention)  # type: ignore[arg-type]
-    sizes = Sizes(cost, *_mean_lengths(trace, prompt, output, spread))
+    longest = min(MAX_MODEL_LEN, cost.num_kv_tokens)
+    mean = _mean_lengths(trace, longest, prompt, output, spread)
+    sizes = Sizes(cost, mean.prompt, mean.output)
     wanted = _objectives(objectives, sizes)
-    request_rate = load * sizes.fitting_rate(layout)
+    # What is too long is left out, and the rate is that of all.
+    request_rate = load * sizes.fitting_rate(layout) / mean.share
     answer_s = sizes.answer_s
     config = SimConfig(
         cost=machine,
@@ -261,7 +266,9 @@ class Sizes:
         """Half of what decode instances hold, but room for the longest request that one of them holds."""
         num_decoding = layout[1] or layout[2]
         held = self.cost.num_kv_tokens * self.cost.kv_bytes_per_token
-        return int(max(0.5 * num_decoding * held, 1.01 * min(held, 16_384 * self.cost.kv_bytes_per_token)))
+        return int(
+            max(0.5 * num_decoding * held, 1.01 * min(held, MAX_MODEL_LEN * self.cost.kv_bytes_per_token))
+        )
 
 
 @dataclass(frozen=True)
@@ -293,20 +300,35 @@ def _objectives(name: str, sizes: Sizes) -> Wanted:
     raise ValueError(f"objectives={name!r}: must be one of {', '.join(dict.fromkeys(OBJECTIVES))}")
 
 
-def _mean_lengths(trace: Path | None, prompt: float, output: float, spread: float) -> tuple[float, float]:
+@dataclass(frozen=True)
+class _Mean:
+    """Mean lengths in tokens, of those requests that an instance holds, and the share of all that these are."""
+
+    prompt: float
+    output: float
+    share: float = 1.0
+
+
+def _mean_lengths(trace: Path | None, longest: int, prompt: float, output: float, spread: float) -> _Mean:
     if trace:
-        return _mean_lengths_of(trace)
+        return _mean_lengths_of(trace, longest)
     # The mean of a log-normal distribution with this median.
     over_median = math.exp(math.log(spread) ** 2 / 2)
-    return prompt * over_median, output * over_median
+    return _Mean(prompt * over_median, output * over_median)
 
 
 @cache
-def _mean_lengths_of(trace: Path) -> tuple[float, float]:
+def _mean_lengths_of(trace: Path, longest: int) -> _Mean:
     lengths = [each.lengths for each in read_trace(trace)[:NUM_REQUESTS]]
-    return (
-        sum(each.prompt for each in lengths) / len(lengths),
-        sum(each.output for each in lengths) / len(lengths),
+    fitting = [each for each in lengths if each.prompt + each.output <= longest]
+    if not fitting:
+        raise ValueError(
+            f"{trace}: each of the first {len(lengths)} requests is longer than {longest} tokens"
+        )
+    return _Mean(
+        fmean(each.prompt for each in fitting),
+        fmean(each.output for each in fitting),
+        len(fitting) / len(lengths),
     )
 
 

@@ -99,6 +99,27 @@ def test_a_quarter_of_scenarios_takes_a_trace_where_there_is_one(tmp_path: Path)
             assert each == draw(each.number)
 
 
+def test_load_is_of_what_instances_hold_of_a_trace(tmp_path: Path) -> None:
+    """Half of this trace is left out, so that all of it comes twice as fast as what is left."""
+    lines = [
+        {"timestamp": 1000 * second, "input_length": length, "output_length": 90}
+        for second, length in enumerate((700, 20_000, 700, 100_000))
+    ]
+    half, whole = tmp_path / "half.jsonl", tmp_path / "whole.jsonl"
+    half.write_text("\n".join(map(json.dumps, lines)))
+    whole.write_text("\n".join(map(json.dumps, lines[::2])))
+    of_trace = [number for number in range(100) if draw(number, (half,)).lengths == "half"]
+    assert of_trace
+    for number in of_trace:
+        rates = [draw(number, (trace,)).config.request_rate or 0.0 for trace in (half, whole)]
+        # Both are rounded to three digits.
+        assert rates[0] == pytest.approx(2 * rates[1], rel=0.01)
+    nothing = tmp_path / "nothing.jsonl"
+    nothing.write_text(json.dumps(lines[3]))
+    with pytest.raises(ValueError, match="each of the first 1 requests is longer than"):
+        draw(of_trace[0], (nothing,))
+
+
 def test_scenarios_of_a_regime_are_the_next_that_have_it() -> None:
     regime = wanted_regime(["objectives=tight", "layout_name=1 + 1"])
     found = numbers_of(regime, first=10, count=5)
