@@ -238,7 +238,8 @@ async def add_job(store: Store, job: JobRecord, idempotency_key: str | None) -> 
         raise ApiError(413, str(error), code="storage_full") from None
     if not is_added:
         raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
-    return (await repeated(store.job, job.id) or job) if idempotency_key else job
+    stored = await repeated(store.job, job.id) if idempotency_key else None
+    return stored or job
 
 
 def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:
