@@ -76,7 +76,7 @@ def message_batch_routes(
         async with Upload(store, contents, owner, max_file_bytes) as upload:
             file = await _stored(upload, job_id, asked.body)
         try:
-            job = await add_job(store, _new_job(job_id, file, asked))
+            job = await add_job(store, _new_job(job_id, file, asked), idempotency_key)
         except BaseException:
             # It stays if the batch is there after all.
             with suppress(StoreAway):

@@ -113,12 +113,12 @@ def batch_routes(
                 raise used_key(idempotency_key)
             return body_of(earlier, await store.tally(job_id))
         job = await _new_job(store, body, endpoints, placed_inputs, owner, viewer(http, is_shared))
-        job = await add_job(store, replace(job, id=job_id, webhook_url=webhook_url))
+        job = await add_job(store, replace(job, id=job_id, webhook_url=webhook_url), idempotency_key)
         if _asked_of(job) != (body.input_file_id, body.endpoint, body.completion_window):
             # A call at the same time came first.
             raise used_key(str(idempotency_key))
         runner.wake()
-        return body_of(job, Tally())
+        return body_of(job, await store.tally(job_id) if idempotency_key else Tally())
 
     @routes.get("/v1/batches")
     async def list_batches(
@@ -227,7 +227,7 @@ def used_key(idempotency_key: str) -> ApiError:
     return ApiError(400, f"Idempotency-Key={idempotency_key!r}: another batch was created with it")
 
 
-async def add_job(store: Store, job: JobRecord) -> JobRecord:
+async def add_job(store: Store, job: JobRecord, idempotency_key: str | None) -> JobRecord:
     """Adds the job, and returns the one of this id that is there then: of two calls at the same time with the same
     `Idempotency-Key`, the first has added its own. Raises ApiError and StoreAway."""
     try:
@@ -238,7 +238,8 @@ async def add_job(store: Store, job: JobRecord) -> JobRecord:
         raise ApiError(413, str(error), code="storage_full") from None
     if not is_added:
         raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
-    return await repeated(store.job, job.id) or job
+    stored = await repeated(store.job, job.id) if idempotency_key else None
+    return stored or job
 
 
 def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:

@@ -550,6 +550,39 @@ def test_a_creation_that_is_repeated_with_its_key_makes_no_second_job(
     play(scenario)
 
 
+@pytest.mark.slow
+def test_of_two_creations_at_once_with_one_key_one_makes_a_job() -> None:
+    async def scenario(at: System) -> None:
+        at.router.allowed = 0
+        http, file = at.gateway.http, await at.gateway.upload(questions(2))
+        asked = {"input_file_id": file.id, "endpoint": CHATS, "completion_window": "1h"}
+        message = {"custom_id": "a", "params": question(0)["body"] | {"max_tokens": 9}}
+        for path, body, other in (
+            ("/v1/batches", asked, asked | {"completion_window": "2h"}),
+            (
+                "/v1/messages/batches",
+                {"requests": [message]},
+                {"requests": [message, message | {"custom_id": "b"}]},
+            ),
+        ):
+            num_jobs = len((await http.get("/v1/batches")).json()["data"])
+            for key, second, statuses in (("same", body, [200, 200]), ("other", other, [200, 400])):
+                calls = [
+                    http.post(path, json=each, headers={"Idempotency-Key": key}) for each in (body, second)
+                ]
+                answers = await asyncio.gather(*calls)
+                assert sorted(each.status_code for each in answers) == statuses, answers[1].text
+                assert len({each.json()["id"] for each in answers if each.status_code == 200}) == 1
+                num_jobs += 1
+                assert len((await http.get("/v1/batches")).json()["data"]) == num_jobs
+        # What the second ones had stored is gone.
+        inputs = [each["input_file_id"] for each in (await http.get("/v1/batches")).json()["data"]]
+        stored = [each["id"] for each in (await http.get("/v1/files")).json()["data"]]
+        assert {*stored} <= {*inputs}
+
+    play(scenario)
+
+
 def test_a_batch_goes_on_when_redis_is_back() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0

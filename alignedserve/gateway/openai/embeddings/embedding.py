@@ -37,6 +37,11 @@ class _Calls:
     num_open: int = 0
 
     @property
+    def share(self) -> int:
+        """The number of requests that each call has open in the end."""
+        return max(1, MAX_OPEN // max(1, self.num_calls))
+
+    @property
     def least(self) -> int:
         """The number of requests that each call may have open, whatever the others have."""
         return max(1, NUM_AT_ONCE // max(1, self.num_calls))
@@ -107,8 +112,9 @@ class Embedding:
 
     def _has_room(self, calls: _Calls) -> bool:
         """Whether some more may be begun: few at a time would cost more."""
-        has_least = len(self._open) > calls.least // 2
-        return calls.num_open <= MAX_OPEN - NUM_AT_ONCE or not has_least
+        if len(self._open) <= calls.least // 2:
+            return True
+        return calls.num_open <= MAX_OPEN - NUM_AT_ONCE and len(self._open) < calls.share
 
     async def _begin_some(self, calls: _Calls) -> None:
         """Raises ApiError when there is no router."""
