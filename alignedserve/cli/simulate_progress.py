@@ -52,7 +52,8 @@ class Lines:
 
     def stop(self) -> None:
         self._is_over.set()
-        self._thread.join()
+        # One who does not read what is said does not hold up the end.
+        self._thread.join(timeout=1.0)
 
     @property
     def is_running(self) -> bool:

@@ -53,7 +53,7 @@ def read_azure_trace(path: Path) -> list[Arrival]:
         rows = csv.DictReader(file)
         columns = rows.fieldnames or ()
         if not set(AZURE_COLUMNS) <= set(columns):
-            raise ValueError(f"{path}: has columns {', '.join(columns)}: {MUST_HOLD}")
+            raise ValueError(f"{path}: has columns {', '.join(columns) or '(none)'}: {MUST_HOLD}")
         read = [_azure_row(row, f"{path}, line {rows.line_num}") for row in rows]
     if not read:
         raise ValueError(f"{path}: holds no requests")

@@ -135,7 +135,7 @@ class Trial:
             pool_peak=self._load.most_pool_blocks / island.pool.core.num_blocks,
             window_s=window_s,
             links=links,
-            reused=self._share_reused(ran.streams) if self._scenario.enable_prefix_caching else None,
+            reused=self._share_reused(traffic) if self._scenario.enable_prefix_caching else None,
         )
 
     @staticmethod

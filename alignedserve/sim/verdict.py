@@ -20,12 +20,20 @@ def verdict(rows: Sequence[Row], attainment: float) -> str | None:
     told = [row for row in rows if row.outcome]
     if not told:
         return None
-    policies = list(dict.fromkeys(row.setting.policy for row in told))
+    policies = list(dict.fromkeys(row.setting.policy for row in rows))
     default = SchedulingConfig().policy
     about = default if default in policies else policies[0]
-    own = max((row for row in told if row.setting.policy == about), key=_value)
+    ours = [row for row in told if row.setting.policy == about]
+    if not ours:
+        best = max(told, key=_value)
+        return f"{about} keeps {100 * attainment:g} % of real time in time at no rate; {_alone(best, attainment)}."
+    own = max(ours, key=_value)
     others = [row for row in told if (row.setting.policy != about if len(policies) > 1 else row is not own)]
     return f"{'; '.join(_parts(own, others, _Names(told), attainment))}."
+
+
+def _alone(best: Row, attainment: float) -> str:
+    return next(_parts(best, [], _Names([best]), attainment))
 
 
 def _parts(own: Row, others: Sequence[Row], names: _Names, attainment: float) -> Iterator[str]:
@@ -65,16 +73,16 @@ def _beside(own: Row, others: Sequence[Row], names: _Names) -> str:
 
 def _be_beside(own: Row, others: Sequence[Row], names: _Names) -> str:
     """The most is that of settings with no less real time in time."""
-    level = [row for row in others if _in_time(row) >= _in_time(own) - LEVEL]
+    # (Shares differ by rounding alone where they are a point apart.)
+    level = [row for row in others if _in_time(row) >= _in_time(own) - LEVEL - 1e-9]
     if not level:
         return ""
     most = max(level, key=_be_tokens_per_s)
+    beside = " beside as much real time" if _outcome(own).mixture.rt.num_requests else ""
     if _be_tokens_per_s(most) <= _be_tokens_per_s(own):
-        return (
-            ", the most beside as much real time" if _outcome(own).mixture.rt.num_requests else ", the most"
-        )
+        return f", the most{beside}"
     share = _be_tokens_per_s(own) / _be_tokens_per_s(most)
-    return f", {share:.2f} of what {names.of(most)} gives it beside as much real time"
+    return f", {share:.2f} of what {names.of(most)} gives it{beside}"
 
 
 class _Names:

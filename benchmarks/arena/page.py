@@ -71,11 +71,17 @@ def _by_regime(judged: Sequence[Judged], policy: str) -> Iterator[str]:
 def _worst(judged: Sequence[Judged], policy: str) -> Iterator[str]:
     yield "| scenario | in time | best | best effort, of the most | again |"
     yield "| ---: | ---: | --- | ---: | --- |"
-    by_regret = sorted(judged, key=lambda each: -each.verdicts[policy].regret)
-    for each in by_regret[:NUM_WORST]:
-        best = max(each.scores, key=lambda score: score.in_time)
+
+    def place(each: Judged) -> tuple[float, float]:
+        own = each.verdicts[policy]
+        return -own.regret, 1.0 if own.be_share is None else own.be_share
+
+    for each in sorted(judged, key=place)[:NUM_WORST]:
+        others = [score for score in each.scores if score.policy != policy]
+        best = max(others or each.scores, key=lambda score: (score.in_time, score.be_tokens_per_s))
         own = next(score for score in each.scores if score.policy == policy)
+        again = each.regime.command(tuple(dict.fromkeys((policy, best.policy))))
         yield (
             f"| {each.regime.number} | {100 * own.in_time:.1f} % | `{best.policy}` {100 * best.in_time:.1f} % "
-            f"| {_share(each.verdicts[policy].be_share)} | `{each.regime.command((policy, best.policy))}` |"
+            f"| {_share(each.verdicts[policy].be_share)} | `{again}` |"
         )

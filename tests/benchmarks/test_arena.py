@@ -287,6 +287,8 @@ def test_the_gate_opens_for_the_best() -> None:
     be = judged_of({"aligned": 1.0, "fcfs": 1.0}, {"aligned": 96, "fcfs": 100})
     overload = judged_of({"aligned": 0.49, "fcfs": 0.5}, load=2.0)
     assert failures([LEVEL, be, overload], "aligned") == []
+    # Another one that has as small a mean regret, and wins more often, is not ahead.
+    assert failures([be], "aligned") == []
 
 
 @pytest.mark.parametrize(
@@ -376,6 +378,9 @@ def test_a_page_has_standings_regimes_and_the_worst_with_their_commands(tmp_path
         command = row.split("`")[-2]
         found = SimConfig(**taken(SimConfig, options_of(command)))
         assert found == replace(draw(number).config, policy=("aligned", "fcfs"))
+    # Where it is the best itself, it is set against the next.
+    first = judge(draw(0), [score("aligned", 0.9), score("fcfs", 0.8), score("bros", 0.85)])
+    assert "--policy aligned --policy bros`" in page([first], "aligned", "a machine", "the command")
     pytest.importorskip("matplotlib")
     plot(judged, "aligned", tmp_path / "arena.png")
     assert (tmp_path / "arena.png").read_bytes().startswith(b"\x89PNG")

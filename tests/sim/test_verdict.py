@@ -59,6 +59,21 @@ from tests.sim.rows import found, row
             "aligned keeps 90 % of real time in time up to 8 requests/s, the most: next is fcfs with 4.",
         ),
         (
+            [found("aligned", 0.0), found("fcfs", 4.0)],
+            "aligned keeps 90 % of real time in time at no rate; "
+            "fcfs keeps 90 % of real time in time up to 4 requests/s.",
+        ),
+        (
+            [row("aligned", 0.0, 400, num_rt=0), row("fcfs", 0.0, 500, num_rt=0)],
+            "best effort under aligned gets 400 tokens/s, 0.80 of what fcfs gives it.",
+        ),
+        # A point apart is level, however it is rounded.
+        (
+            [row("aligned", 0.07, 400), row("fcfs", 0.06, 500)],
+            "aligned keeps 7.0 % of real time in time, the most: next is fcfs, 1.0 points behind; "
+            "best effort gets 400 tokens/s, 0.80 of what fcfs gives it beside as much real time.",
+        ),
+        (
             [found("aligned", 8.0), found("fcfs", 0.0)],
             "aligned keeps 90 % of real time in time up to 8 requests/s.",
         ),
