@@ -85,6 +85,10 @@ class ScheduledRequest:
         """How many seconds the next iteration may take for the sake of this request, which is real time."""
         return self.work.deadlines.allowance_s(self.num_output, now)
 
+    def slack_s(self, now: float) -> float:
+        """How many seconds there are until its next token is due."""
+        return self.work.deadlines.slack_s(self.num_output, now)
+
     def is_lost(self, now: float) -> bool:
         return self.work.deadlines.is_lost(self.num_output, now)
 
