@@ -9,7 +9,7 @@ from benchmarks.arena.regret import Judged, standings
 # Points of real time, as shares: nearly always and ever.
 NEARLY_ALWAYS, EVER = 0.01, 0.03
 NEARLY = 0.98
-# Of the best effort that any policy has at level real time, and of the best goodput above what fits.
+# The least shares: of the most best effort at level real time, and of the most goodput above what fits.
 BEST_EFFORT, GOODPUT = 0.95, 0.85
 
 

@@ -24,7 +24,7 @@ _LEAST_TOKENS_PER_S = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Of one policy in one scenario."""
+    """How one policy did in one scenario."""
 
     policy: str
     # A share, 0.01 being a point.
@@ -67,7 +67,7 @@ def judge(regime: Regime, scores: Sequence[Score]) -> Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Of one policy over many scenarios. Regrets are shares, 0.01 being a point."""
+    """How one policy did over many scenarios. Regrets are shares: 0.01 is a point."""
 
     policy: str
     # The share of scenarios in which nobody is better.

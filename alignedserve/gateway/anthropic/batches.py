@@ -237,7 +237,7 @@ def _processing_status(job: JobRecord) -> str:
 
 def _counts(job: JobRecord, tally: Tally) -> dict[str, int]:
     """As in Anthropic's API, all requests are being processed until the batch has ended, and the counts add up to all
-    of them. Of a batch that failed there are no results, whatever was answered: all its requests are errors."""
+    of them. A batch that failed has no results, whatever was answered: all its requests are errors."""
     if not job.is_over:
         return {"processing": job.num_lines, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
     if job.status == "failed":
