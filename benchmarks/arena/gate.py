@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.arena.regret import Judged, standings
 
-# Points of real time, as shares: nearly always and ever.
+# How far behind it may be, as shares of real time: in nearly all scenarios, and in any.
 NEARLY_ALWAYS, EVER = 0.01, 0.03
 NEARLY = 0.98
 # The least shares: of the most best effort at level real time, and of the most goodput above what fits.

@@ -71,9 +71,7 @@ def chat_fields(
     }
 
 
-def count_prompt(
-    body: ConversationBody, chat: Conversation, model: ServedModel, limits: Limits
-) -> tuple[int, list[str]]:
+def count_prompt(body: ConversationBody, chat: Conversation, model: ServedModel) -> tuple[int, list[str]]:
     """Returns the number of tokens of the prompt, which need not fit, and the names of what is ignored. What the body
     says of the output is not looked at. Raises ApiError and InvalidRequest."""
     model.check_name(body.model)
@@ -155,8 +153,8 @@ def _shown_of(chat: Conversation, model: ServedModel) -> _Tooling:
     InvalidRequest if this model makes no calls."""
     variables = {}
     if chat.tools:
-        if not model.writes_harmony(has_tools=True):
-            _ = model.tool_template
+        # It raises ApiError.
+        model.tool_template  # noqa: B018
         variables = tool_variables(chat.tools, model)
     name = HARMONY if model.writes_harmony(has_tools=bool(chat.tools)) else Reading().name
     return _Tooling(variables, Reading(name))

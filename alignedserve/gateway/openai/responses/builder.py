@@ -120,7 +120,7 @@ class ResponsesBuilder(ResponseBuilder):
                 self._finish_reason, self._completed_at = delta.finish_reason, int(time.time())
                 read.add(self._reader.end(is_cut=delta.is_cut))
             if self.num_logprobs is None and not is_last:
-                # Whose log-probabilities go where is the same to all: one event is cheaper.
+                # Without log-probabilities, one event for all steps is cheaper.
                 continue
             is_thought = bool(read.reasoning or was_thinking or self._reader.is_thinking)
             if not self.shows_reasoning:

@@ -21,7 +21,7 @@ MAX_ID_CHARS = 256
 _REFERENCE = "item_reference"
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-_ID_IN_PATH = re.compile(r"(?!\.{1,2}\Z)[^/?#]+", re.DOTALL)
+_ID_IN_PATH = re.compile(r"(?!\.{1,2}\Z)[^/?#%\x00-\x1f\x7f]+")
 _ROLES = ("user", "assistant", "system", "developer")
 # An id begins with what it is of.
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -158,7 +158,8 @@ def _in_full(item: Item) -> Item:
     """Returns the item with all that OpenAI's types of it need. Raises InvalidRequest."""
     if not _ID_IN_PATH.fullmatch(item["id"]):
         raise InvalidRequest(
-            "input: an item's id is a part of a path: it must not be empty or dots, or have / ? #"
+            "input: an item's id is a part of a path: it must not be empty, '.' or '..', nor contain / ? # % or control"
+            " characters"
         )
     match item["type"]:
         case "message":
