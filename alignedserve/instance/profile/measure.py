@@ -202,11 +202,15 @@ class Bench:
             complete(one, output)
         return time.perf_counter() - begun_s
 
-    def _request(self, num_prompt: int, num_computed: int, output: Sequence[int] = ()) -> Request:
+    def _request(
+        self, num_prompt: int, num_computed: int, output: Sequence[int] = (), keeps_inputs: bool = False
+    ) -> Request:
         self._num_requests += 1
         name = RequestId(str(self._num_requests))
         prompt = self._tokens[: max(num_prompt, 1)]
-        request = self._engine.adopt(name, prompt, _PARAMS, 0, output, num_computed)
+        request = self._engine.adopt(
+            name, prompt, _PARAMS, 0, output, num_computed, keeps_inputs=keeps_inputs
+        )
         if request is None:
             raise RuntimeError(
                 f"no room for {num_prompt} tokens: {self._engine.num_free_blocks} blocks are free"
