@@ -8,29 +8,27 @@ iterations restores K and V. The difference is what restoring takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.request import Request
 from alignedserve.instance.profile.fit_copies import Restored, fit_restoring
 from alignedserve.instance.profile.grid import MARGIN, Reach
-from alignedserve.instance.profile.measure import Bench, reach_of
+from alignedserve.instance.profile.measure import LONG_S, Bench, reach_of
 from alignedserve.timing.cost import CostModel
 
 _SHORTEST, _STEP = 16, 4
-# Of several steps the quickest counts; the first is left out.
+# Of several steps the quickest counts, beside one that is left out; fewer are made when they take long.
 _NUM_STEPS = 4
 MAX_ROUNDS = 5
 
 
 def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float:
-    """Returns the seconds per token; 0 if the engine keeps no inputs. `cost` says how long the iterations will take: of
-    those that would take longer than `budget_s` in all only the shortest are measured. `engine` must be idle, and is
-    left idle."""
+    """Returns the seconds per token; 0 if the engine keeps no inputs. `cost` says how long the iterations will take, so
+    that they are no longer than `budget_s` allows. `engine` must be idle, and is left idle."""
     if not engine.limits.can_keep_inputs:
         return 0.0
     bench, found = RestoringBench(engine), list[Restored]()
-    lengths = [*lengths_within(reach_of(engine), cost, budget_s)]
+    lengths = lengths_within(reach_of(engine), cost, budget_s)
     begun_s = time.perf_counter()
     for _ in range(MAX_ROUNDS):
         found += map(bench.restored, lengths)
@@ -39,22 +37,23 @@ def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float
     return fit_restoring(found)
 
 
-def lengths_within(reach: Reach, cost: CostModel, budget_s: float) -> Iterator[int]:
-    """The numbers of tokens to restore, the smaller first. Their inputs are computed in one iteration, and there is
-    memory for both requests."""
+def lengths_within(reach: Reach, cost: CostModel, budget_s: float) -> list[int]:
+    """Returns two numbers of tokens to restore, for a line: a small one, and the largest which leaves half of the time
+    to the small one and to repetitions. Inputs are computed in one iteration, and there is memory for both requests."""
     longest = min(reach.max_chunk, reach.max_model_len - MARGIN, reach.num_kv_tokens // 2 - MARGIN)
-    length, sum_s = min(_SHORTEST, longest), 0.0
-    while length > 0:
-        yield length
-        next_length = min(length * _STEP, longest)
-        if next_length == length:
-            return
-        length = next_length
-        sum_s += cost.iteration([(0, length)], []) + 2 * (_NUM_STEPS + 1) * cost.iteration(
-            [], [length], length
-        )
-        if sum_s > budget_s:
-            return
+    if longest <= 0:
+        return []
+    small = min(_SHORTEST, longest)
+    # However slow the model is, it is measured with this one.
+    large = min(small * _STEP, longest)
+    while large < longest and _seconds(cost, next_one := min(large * _STEP, longest)) <= budget_s / 2:
+        large = next_one
+    return sorted({small, large})
+
+
+def _seconds(cost: CostModel, length: int) -> float:
+    """What measuring one length once takes."""
+    return cost.iteration([(0, length)], []) + 2 * (1 + _NUM_STEPS) * cost.iteration([], [length], length)
 
 
 class RestoringBench(Bench):
@@ -63,7 +62,7 @@ class RestoringBench(Bench):
         try:
             with self._decodes([num_tokens + 1]) as plain:
                 restoring_s, plain_s = list[float](), list[float]()
-                for _ in range(1 + _NUM_STEPS):
+                while len(plain_s) < 2 or (len(plain_s) <= _NUM_STEPS and sum(plain_s) < LONG_S):
                     plain_s.append(self._run(plain))
                     restoring_s.append(self._run([(kept, 1)]))
         finally:
