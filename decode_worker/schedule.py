@@ -132,6 +132,11 @@ class DecodeSchedule:
             self._estimate.took(self._predicted_s, seconds, outside_s)
         self._policy.took(seconds)
 
+    def fetched(self, num_bytes: int, seconds: float) -> None:
+        """Reports a copy from the pool, which corrects the predictions for the next ones."""
+        if self._estimate:
+            self._estimate.fetched(num_bytes, seconds)
+
     def computed(self, key: RequestKey, count: int) -> None:
         """A part of the request's pending tokens was computed, and no token was sampled."""
         self._block_table.running[key].num_cached += count

@@ -269,6 +269,8 @@ class DecodeWorker(Worker[DecodeStep]):
                 self._pull_from(source, [(key, blocks)])
 
     def _pulled(self, outcome: Outcome) -> None:
+        if outcome.what == "load" and outcome.error is None:
+            self.schedule.fetched(outcome.num_bytes, outcome.seconds)
         for key in outcome.keys:
             if outcome.error is not None:
                 self._compiling.drop(key)

@@ -18,6 +18,8 @@ import os
 import stat
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
@@ -116,6 +118,19 @@ class Segment:
     def unlink(name: str) -> None:
         """Removes the name; the memory goes with the last process that has it mapped. Safe to repeat."""
         path_of(name).unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_blocks(form: BlockFormat, num_blocks: int) -> Iterator[NDArray[np.uint8]]:
+    """Yields blocks in memory of the kind that a pool has. It takes no room in DIRECTORY from a pool that is made
+    meanwhile, and nothing is left of it if this process is killed. Raises OSError if there is too little memory."""
+    file = os.memfd_create("alignedserve-scratch", os.MFD_CLOEXEC)
+    try:
+        reserve(file, num_blocks * form.column_bytes, DIRECTORY)
+        memory = mmap.mmap(file, num_blocks * form.column_bytes)
+    finally:
+        os.close(file)
+    yield np.frombuffer(memory, np.uint8).reshape(num_blocks, form.column_bytes)
 
 
 def sweep(min_age_s: float = 60.0) -> list[str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
+import numpy as np
+from numpy.typing import NDArray
+
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.process import InstanceProcess
-from alignedserve.kvpool.segment import Segment
+from alignedserve.kvpool.segment import Segment, scratch_blocks
 from alignedserve.prefill_worker.worker import PrefillWorker
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.scheduling.policies import make_policy
@@ -38,3 +43,8 @@ class PrefillProcess(InstanceProcess):
 
     def _attach(self, segment: str, form: BlockFormat) -> Segment:
         return Segment.attach(segment, form)
+
+    def _scratch_blocks(
+        self, form: BlockFormat, num_blocks: int
+    ) -> AbstractContextManager[NDArray[np.uint8]]:
+        return scratch_blocks(form, num_blocks)

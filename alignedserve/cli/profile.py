@@ -11,9 +11,11 @@ import click
 
 from alignedserve.cli.options import engine_options
 from alignedserve.engine.config import EngineConfig
+from alignedserve.protocol.kv_format import POOL_KV_DTYPES, check_pool_kv_dtype
 
 if TYPE_CHECKING:
     from alignedserve.instance.profile.saved import Profile
+    from alignedserve.timing.cost import CostModel
 
 _KINDS = {"decode": "decodes", "chunk": "prefill chunks", "both": "decodes beside a chunk"}
 
@@ -30,26 +32,41 @@ _KINDS = {"decode": "decodes", "chunk": "prefill chunks", "both": "decodes besid
     type=click.Path(dir_okay=False, path_type=Path),
     help="file to write [default: where serve looks, in ~/.cache/alignedserve/profiles]",
 )
+@click.option(
+    "--pool-kv-dtype",
+    type=click.Choice(sorted(POOL_KV_DTYPES)),
+    default="auto",
+    show_default=True,
+    help="how the pool keeps KV, as of serve: copies depend on it",
+)
 @engine_options
-def command(model: str | None, seconds: float | None, out: Path | None, **options: Any) -> None:
-    """Measure the iterations of MODEL (the demo model if none is named), fit the cost model, and save it."""
+def command(
+    model: str | None, seconds: float | None, out: Path | None, pool_kv_dtype: str, **options: Any
+) -> None:
+    """Measure the iterations of MODEL (the demo model if none is named) and copies of its KV, fit the cost model, and
+    save it."""
     from dataclasses import replace
 
     from alignedserve import demo
     from alignedserve.engine.build import build_engine
+    from alignedserve.instance.profile.copies import PoolEnd
     from alignedserve.instance.profile.facts import experts_of, facts_of
     from alignedserve.instance.profile.make import FULL, make
     from alignedserve.instance.profile.saved import default_path, locked, save
+    from alignedserve.kvpool.segment import scratch_blocks
 
     config = EngineConfig(model or str(demo.MODEL_DIR), **options)
+    check_pool_kv_dtype(pool_kv_dtype, config.kv_cache_dtype)
     built = build_engine(config)
-    facts = facts_of(built, config)
+    facts = facts_of(built, config, pool_kv_dtype)
+    pool = PoolEnd(built.engine.format.in_pool(pool_kv_dtype), scratch_blocks)
     path = out or default_path(facts)
     effort = replace(FULL, budget_s=seconds, slow_budget_s=seconds) if seconds else FULL
     try:
         with locked(path):
             with _bar(config.use_tqdm) as progress:
-                profile = make(built.engine, facts, effort, progress, experts_of(built.model_config))
+                experts = experts_of(built.model_config)
+                profile = make(built.engine, facts, effort, pool, progress, experts)
             save(path, profile)
     except OSError as error:
         raise click.ClickException(f"--out {path}: {error}") from error
@@ -72,6 +89,23 @@ def _bar(is_shown: bool) -> Iterator[Progress]:
         yield show
 
 
+def _print_beside(cost: CostModel) -> None:
+    """Prints what copies and restoring take."""
+    if not cost.has_free_copies:
+        channels = cost.channels
+        copies = {
+            "to the pool": channels.save,
+            "from the pool": channels.fetch,
+            "from prefill": channels.admit,
+        }
+        click.echo("\n| a copy of KV | latency | GB/s |\n| --- | ---: | ---: |")
+        for name, channel in copies.items():
+            click.echo(f"| {name} | {1e6 * channel.latency_s:.0f} us | {channel.bytes_per_s / 1e9:.2f} |")
+        click.echo("")
+    if cost.restored_token_s:
+        click.echo(f"Restoring KV from kept inputs takes {1e6 * cost.restored_token_s:.2f} us a token")
+
+
 def _print(profile: Profile, path: Path) -> None:
     from alignedserve.instance.profile.make import CROWDED_SHARE
 
@@ -87,6 +121,7 @@ def _print(profile: Profile, path: Path) -> None:
     click.echo(
         f"\nA token alone takes {1000 * fastest_s[0]:.2f} ms, a prompt of 128 {1000 * fastest_s[1]:.2f} ms"
     )
+    _print_beside(cost)
     if profile.waited_share > CROWDED_SHARE:
         click.echo(
             f"For {100 * profile.waited_share:.0f} % of the time a core was waited for, which others had: "

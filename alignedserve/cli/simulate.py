@@ -110,7 +110,10 @@ def load_cost(name: str) -> CostModel:
     if name not in cost_presets() and path.is_file() and b'"facts"' in (data := path.read_bytes()):
         from alignedserve.instance.profile.saved import decode
 
-        return decode(data, name).cost
+        cost = decode(data, name).cost
+        if cost.has_free_copies:
+            click.echo(f"{name} holds no channels: copies of KV take no time. Profile again", err=True)
+        return cost
     return load_cost_model(name)
 
 

@@ -8,12 +8,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from alignedserve.engine.build import BuiltEngine, build_engine
 from alignedserve.engine.engine import Engine
@@ -21,9 +23,7 @@ from alignedserve.engine.kv_cache import Allocate
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.instance.loop import Down, Segment, Stop, Up, WorkerLoop
-from alignedserve.instance.profile.facts import experts_of, facts_of
-from alignedserve.instance.profile.make import find_or_make
-from alignedserve.instance.profile.saved import default_path
+from alignedserve.instance.profile.make import cost_of
 from alignedserve.instance.worker import Worker
 from alignedserve.process.steady import settle
 from alignedserve.protocol.connection import RouterConnection, new_epoch, start_of
@@ -80,6 +80,12 @@ class InstanceProcess(ABC):
     @abstractmethod
     def _attach(self, segment: str, form: BlockFormat) -> Segment: ...
 
+    @abstractmethod
+    def _scratch_blocks(
+        self, form: BlockFormat, num_blocks: int
+    ) -> AbstractContextManager[NDArray[np.uint8]]:
+        """Makes memory like the pool's, to measure copies."""
+
     def prepare(self) -> None:
         """Loads the model, and all else that can be done before it serves. Another process of this name may serve
         meanwhile."""
@@ -103,7 +109,7 @@ class InstanceProcess(ABC):
         built = build_engine(self._config.engine, allocate, self._has_reversed, has_whole_prompts)
         built.engine.grammars.prepare()
         pool_format = built.engine.format.in_pool(self._config.transfers.pool_kv_dtype)
-        self._loaded = Loaded(built.engine, pool_format, self._cost(built, pool_format))
+        self._loaded = Loaded(built.engine, pool_format, self._cost(built))
         return self._begin(self._loaded, epoch, self._wake.set)
 
     def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
@@ -138,14 +144,14 @@ class InstanceProcess(ABC):
         if self._config.engine.device == "cpu":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
-    def _cost(self, built: BuiltEngine, pool_format: BlockFormat) -> CostModel | None:
+    def _cost(self, built: BuiltEngine) -> CostModel | None:
         """The cost model, None if the configuration wants none."""
-        if not self._config.needs_profile:
+        config = self._config
+        if not config.needs_profile:
             return None
-        facts, name = facts_of(built, self._config.engine), self._config.cost_profile
-        path, experts = Path(name) if name else default_path(facts), experts_of(built.model_config)
-        cost = find_or_make(built.engine, facts, path, experts).cost
-        return cost.with_pool(pool_format.column_bytes / pool_format.block_size)
+        return cost_of(
+            built, config.engine, config.transfers.pool_kv_dtype, self._scratch_blocks, config.cost_profile
+        )
 
     async def _serve(self, worker: Worker[Any], hello: Hello) -> None:
         messenger = _Messenger()

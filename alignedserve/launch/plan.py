@@ -22,7 +22,7 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.lora_modules import with_absolute_paths
 from alignedserve.gateway.config import GatewayConfig
 from alignedserve.gateway.http.keys import owners_of
-from alignedserve.instance.config import NO_PROFILE, InstanceConfig, TransferConfig
+from alignedserve.instance.config import NO_PROFILE, QUICK_BYTES, InstanceConfig, TransferConfig
 from alignedserve.kvpool.process import PoolProcessConfig
 from alignedserve.launch.settings import Settings
 from alignedserve.models.locate import Location
@@ -44,9 +44,6 @@ DEFAULT_POOL_BYTES = 1 << 30
 DEFAULT_POOL_SHARE = 0.5
 
 DEVICES = ("auto", "cpu", "cuda")
-
-# The bytes up to which a copy on a CPU is made by the thread that computes, since it takes no more than about 0.2 ms.
-QUICK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,13 @@ nothing until it is written to."""
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
+from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.types import PoolBlockId
 
 # Some versions of `mmap` lack it: it lets the system not promise that all the memory is there.
@@ -35,3 +38,9 @@ class HostMemory:
 
     def free(self, blocks: list[PoolBlockId]) -> None:
         self._free.extend(reversed(blocks))
+
+
+@contextmanager
+def scratch_blocks(form: BlockFormat, num_blocks: int) -> Iterator[NDArray[np.uint8]]:
+    """Memory as an instance without a router has it for KV, for a context."""
+    yield HostMemory(num_blocks, form.column_bytes).blocks

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import count
-from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
@@ -17,11 +16,11 @@ from tqdm import tqdm
 from alignedserve.engine.build import build_engine
 from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.validate import check_request
-from alignedserve.instance.profile.facts import facts_of
-from alignedserve.instance.profile.make import find_or_make
+from alignedserve.instance.profile.make import cost_of
 from alignedserve.models.lora import other_bases
 from alignedserve.offline.collect import SequenceCollector
 from alignedserve.offline.embeddings import EmbeddingRequestOutput, embeddings_of
+from alignedserve.offline.host_memory import scratch_blocks
 from alignedserve.offline.local_instance import LocalInstance, LocalRequest
 from alignedserve.offline.lora_request import Asked, Modules, adapters_of, texts_of
 from alignedserve.offline.outputs import CompletionOutput, RequestOutput
@@ -117,8 +116,8 @@ class LLM:
         self.engine = built.engine
         estimate = None
         if cost_profile is not None:
-            profile = find_or_make(built.engine, facts_of(built, self.config), Path(cost_profile))
-            estimate = Estimate(profile.cost)
+            cost = cost_of(built, self.config, pool_kv_dtype, scratch_blocks, cost_profile)
+            estimate = Estimate(cost)
         self.instance = LocalInstance(
             built.engine, made, self.config.enable_prefix_caching, estimate, pool_kv_dtype
         )

@@ -18,7 +18,7 @@ from alignedserve.decode_worker.worker import ColocatedWorker, DecodeStep
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.outputs import TokenOutput
 from alignedserve.engine.validate import check_adapter, check_request
-from alignedserve.instance.config import TransferConfig
+from alignedserve.instance.config import QUICK_BYTES, TransferConfig
 from alignedserve.instance.live_transfers import LiveTransfers
 from alignedserve.offline.host_memory import HostMemory
 from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, Gone, Offer, Work
@@ -30,8 +30,6 @@ from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import Epoch, PoolBlockId, RequestId, RequestKey
 
-# The thread that computes makes copies of fewer bytes at once.
-QUICK_BYTES = 1 << 20
 # Each iteration looks at all offered requests: so many per slot are enough to choose from.
 OFFERED = 2
 # The longest wait in seconds for a copy or a grammar; it is over sooner when that ends.

@@ -101,6 +101,11 @@ class ExpertCounts(Record, frozen=True):
         return 1 - float((1 - self.top_k / self.num_experts) ** num_tokens)
 
 
+# The channels of a cost model for which nobody has measured copies: they take no time.
+_FREE = Channel(0.0, 1e15)
+FREE_COPIES = Channels(_FREE, _FREE, _FREE, _FREE)
+
+
 # Fields that are as their default are in no file: an earlier version, which does not know them, reads it too.
 class CostModel(Record, frozen=True, omit_defaults=True):
     # Where the numbers come from.
@@ -135,6 +140,11 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     # Of a mixture of experts, and the seconds in which the experts of all layers are read.
     expert_counts: ExpertCounts | None = None
     experts_s: float = 0.0
+
+    @property
+    def has_free_copies(self) -> bool:
+        """Whether copies of KV are taken to be free, because nobody has measured them."""
+        return self.channels == FREE_COPIES
 
     @property
     def pool_bytes_per_token(self) -> float:

@@ -1,7 +1,8 @@
 """How long the next iteration will take: the cost model, corrected by how long the last ones took. Pure.
 
 The cost model covers the engine. What an instance does beside it in an iteration (plans, messages, starting copies)
-comes on top, and hardly depends on what is in the iteration.
+comes on top, and hardly depends on what is in the iteration. Copies from the pool have a ratio of their own: computing
+beside them slows them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Estimate:
         self._model = model
         # The recent ratio of measured to modelled time in the engine.
         self.pace = 1.0
+        # The recent ratio of measured to modelled time of copies from the pool.
+        self.fetch_pace = 1.0
         # The recent seconds per iteration outside the engine.
         self.outside_s = 0.0
         # How much longer than predicted all but the rare ones of the recent iterations took, as a ratio; at least 1.
@@ -42,6 +45,7 @@ class Estimate:
         self._sorted_ratios: list[float] = []
         self._last: deque[float] = deque(maxlen=_WINDOW)
         self._last_outside_s: deque[float] = deque(maxlen=_WINDOW)
+        self._last_fetches: deque[float] = deque(maxlen=_WINDOW)
 
     def iteration(
         self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int], num_restored: int = 0
@@ -55,8 +59,9 @@ class Estimate:
         return self._model.restoring(1) * self.pace
 
     def fetch(self, num_tokens: int) -> float:
-        """The seconds in which the KV of so many tokens comes from the pool."""
-        return self._model.channels.fetch.seconds(int(num_tokens * self._model.pool_bytes_per_token))
+        """The seconds in which the KV of so many tokens comes from the pool, corrected."""
+        num_bytes = int(num_tokens * self._model.pool_bytes_per_token)
+        return self._model.channels.fetch.seconds(num_bytes) * self.fetch_pace
 
     def chunks_together(self) -> ChunkCosts:
         """Costs by the cost model alone: see `corrected`."""
@@ -80,6 +85,15 @@ class Estimate:
         # With few measurements the lower of the middle two counts: the first may well have been slow.
         self.pace += _WEIGHT * (statistics.median_low(self._last) - self.pace)
         self.outside_s += _WEIGHT * (statistics.median_low(self._last_outside_s) - self.outside_s)
+
+    def fetched(self, num_bytes: int, seconds: float) -> None:
+        """Reports a copy from the pool. Copies that are taken to be free stay so."""
+        predicted_s = self._model.channels.fetch.seconds(num_bytes) * self.fetch_pace
+        if self._model.has_free_copies or predicted_s <= 0:
+            return
+        off = min(max(seconds / predicted_s, 1 / _MOST_OFF), _MOST_OFF)
+        self._last_fetches.append(off * self.fetch_pace)
+        self.fetch_pace += _WEIGHT * (statistics.median_low(self._last_fetches) - self.fetch_pace)
 
     def _overran(self, ratio: float) -> None:
         self._ratios.append(ratio)

@@ -18,7 +18,7 @@ from alignedserve.engine.config import EngineConfig
 from alignedserve.instance.profile.saved import VERSION, Profile
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.world import NO_OVERHEAD
-from alignedserve.timing.cost import CostModel, Line
+from alignedserve.timing.cost import FREE_COPIES, CostModel, Line
 from alignedserve.timing.cost_presets import load_cost_model
 from tests.instance.profile.profiles import FACTS, REACH
 
@@ -268,6 +268,16 @@ def test_costs_come_from_a_file_too(tmp_path: Path, is_profile: bool) -> None:
     path.write_bytes(msgspec.json.encode(_profile_of(slow) if is_profile else slow))
     (row,) = rows_of(tmp_path, *ALONE, "--output-len", "5", "--cost", str(path))
     assert row["outcome"]["mixture"]["rt"]["gap_s"]["p50"] == pytest.approx(0.5, abs=0.001)
+
+
+def test_a_profile_of_an_earlier_version_has_free_copies(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    free = msgspec.structs.replace(COST, channels=FREE_COPIES)
+    for cost in (free, COST):
+        path.write_bytes(msgspec.json.encode(_profile_of(cost)))
+        done = CliRunner().invoke(command, [*ALONE, "--output-len", "5", "--cost", str(path)])
+        assert done.exit_code == 0
+        assert ("copies of KV take no time" in done.stderr) == (cost is free)
 
 
 def _profile_of(cost: CostModel) -> Profile:

@@ -74,6 +74,8 @@ def test_a_new_router_starts_from_what_it_knows(tiny_model: Directory) -> None:
             await island.until_up()
             submit_all(island)
             await island.until(lambda: num_tokens(island) > 100)
+            costs = [hello.cost for hello in island.hellos.values()]
+            assert all(cost and not cost.has_free_copies for cost in costs)
             old, island.epoch = dict(island.hellos), Epoch(2)
             island.hub.close()
             await island.until(lambda: not island.hellos)

@@ -17,7 +17,7 @@ import pytest
 from alignedserve.kvpool.block_allocator import BlockAllocator
 from alignedserve.kvpool.owners import OwnerTable
 from alignedserve.kvpool.process import PoolProcessConfig, open_segment, segments
-from alignedserve.kvpool.segment import DIRECTORY, Segment, sweep
+from alignedserve.kvpool.segment import DIRECTORY, Segment, scratch_blocks, sweep
 from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.types import Epoch, InstanceId, RequestKey
@@ -146,6 +146,23 @@ def test_arrays_outlive_closing_and_unlinking(name: str) -> None:
     del blocks
     with open("/proc/self/maps") as maps:
         assert name not in maps.read()
+
+
+def test_blocks_for_a_while_are_unmapped_after_it_and_take_no_room_from_pools() -> None:
+    def num_mapped() -> int:
+        with open("/proc/self/maps") as maps:
+            return maps.read().count("memfd:alignedserve-scratch")
+
+    before, num_before = {*DIRECTORY.iterdir()}, num_mapped()
+    with scratch_blocks(FORM, 3) as blocks:
+        assert blocks.shape == (3, FORM.column_bytes) and num_mapped() == num_before + 1
+        assert not [each for each in {*DIRECTORY.iterdir()} - before if "scratch" in each.name]
+        blocks[2] = 7
+        assert not blocks[:2].any()
+    del blocks
+    assert num_mapped() == num_before
+    with pytest.raises(OSError, match="memory"), scratch_blocks(FORM, 1 << 40):
+        pass
 
 
 def test_a_restarted_pool_finds_what_the_one_before_had(name: str) -> None:

@@ -7,15 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from alignedserve.offline.local_instance import LocalInstance
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.scheduling.boundary import DecodeBoundary
+from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart
 from alignedserve.scheduling.policies.fcfs import Fcfs
+from alignedserve.timing.cost import Channel
 from alignedserve.timing.estimate import Estimate
-from tests.engine.helpers import EvictEveryStep, greedy_params, make_instance, run, tokens
+from tests.engine.helpers import (
+    EvictEveryStep,
+    greedy_params,
+    make_engine,
+    make_instance,
+    run,
+    tokens,
+)
+from tests.sim.islands import COST
 from tests.tiny_models import greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -57,6 +68,19 @@ def test_a_preempted_request_is_not_waited_for(tiny_model: Directory) -> None:
     instance.reset()
     assert tokens(run(instance, prompts(), greedy_params())) == greedy(tiny_model(FAMILY))
     assert instance.num_evictions > 10
+
+
+def test_copies_from_the_pool_correct_what_the_next_ones_are_predicted_to_take(
+    tiny_model: Directory,
+) -> None:
+    """The cost model has a byte take a second."""
+    fetch = Channel(0.0, 1.0)
+    estimate = Estimate(replace(COST, channels=replace(COST.channels, fetch=fetch)))
+    instance = LocalInstance(
+        make_engine(tiny_model(FAMILY)), EvictEveryStep(SchedulingConfig()), estimate=estimate
+    )
+    run(instance, prompts()[:3], greedy_params())
+    assert instance.num_evictions > 10 and 0 < estimate.fetch_pace < 0.5
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])

@@ -5,7 +5,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from alignedserve.timing.cost import FREE_COPIES
 from alignedserve.timing.cost_presets import load_cost_model
 from alignedserve.timing.estimate import Estimate
 
@@ -111,3 +113,40 @@ def test_what_recent_iterations_took_beyond_their_prediction_is_known() -> None:
     for _ in range(200):
         estimate.took(0.01, 0.009)
     assert estimate.overrun == 1.0
+
+
+# ---- copies from the pool ----
+
+TOKEN_BYTES = int(OPT_13B.pool_bytes_per_token)
+
+
+def fetch(estimate: Estimate, pace: float, num: int) -> None:
+    """Copies which take this many times as long as the model says."""
+    choose = random.Random(0)
+    for _ in range(num):
+        num_bytes = choose.randint(1, 2000) * TOKEN_BYTES
+        estimate.fetched(num_bytes, OPT_13B.channels.fetch.seconds(num_bytes) * pace)
+
+
+@given(st.floats(0.05, 20))
+def test_fetches_converge_on_what_copies_take(pace: float) -> None:
+    estimate = Estimate(OPT_13B)
+    fetch(estimate, pace, 150)
+    expected_s = OPT_13B.channels.fetch.seconds(700 * TOKEN_BYTES) * pace
+    assert estimate.fetch(700) == pytest.approx(expected_s, rel=0.02)
+    assert estimate.iteration([], [700]) == OPT_13B.iteration([], [700])
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e6, float("inf")])
+def test_a_copy_that_was_interrupted_leaves_fetches_as_they_were(seconds: float) -> None:
+    estimate = Estimate(OPT_13B)
+    fetch(estimate, 1.5, 100)
+    for _ in range(2):
+        estimate.fetched(TOKEN_BYTES, seconds)
+    assert estimate.fetch_pace == pytest.approx(1.5, rel=0.01)
+
+
+def test_copies_that_are_taken_to_be_free_stay_so() -> None:
+    estimate = Estimate(replace(OPT_13B, channels=FREE_COPIES))
+    estimate.fetched(TOKEN_BYTES, 1.0)
+    assert estimate.fetch_pace == 1.0 and estimate.fetch(1000) < 1e-5

@@ -17,7 +17,14 @@ def check_profile(case: Case) -> Iterator[Finding]:
     if not config.needs_profile:
         yield note("none is used: no iteration is kept short for a deadline")
         return
-    facts = facts_from(case.model.config, case.form, config.engine, case.device, _num_threads(case))
+    facts = facts_from(
+        case.model.config,
+        case.form,
+        config.engine,
+        case.device,
+        _num_threads(case),
+        config.transfers.pool_kv_dtype,
+    )
     path = Path(config.cost_profile) if config.cost_profile else default_path(facts)
     yield profile_finding(path, facts)
 
@@ -31,6 +38,8 @@ def profile_finding(path: Path, facts: dict[str, str]) -> Finding:
         return note(f"none yet: the first instance measures for 1 to 3 s; {measure}")
     except (OSError, ValueError) as error:
         return warn(f"{path} is of no use, it is measured again: {error}", measure)
+    if profile.cost.has_free_copies:
+        return note(f"{path} holds no channels, so copies of KV are taken to be free; {measure}")
     return ok(f"saved, of {profile.num_points} points: {path}")
 
 

@@ -11,14 +11,22 @@ import torch
 import alignedserve
 from alignedserve.engine.build import BuiltEngine
 from alignedserve.engine.config import EngineConfig
+from alignedserve.instance.profile.saved import POOL_FACT
 from alignedserve.models.config import ModelConfig
 from alignedserve.protocol.kv_format import BlockFormat
 from alignedserve.timing.cost import ExpertCounts
 
 
-def facts_of(built: BuiltEngine, config: EngineConfig) -> dict[str, str]:
+def facts_of(built: BuiltEngine, config: EngineConfig, pool_kv_dtype: str = "auto") -> dict[str, str]:
     cache = built.engine.cache
-    return facts_from(built.model_config, cache.format, config, cache.blocks.device, torch.get_num_threads())
+    return facts_from(
+        built.model_config,
+        cache.format,
+        config,
+        cache.blocks.device,
+        torch.get_num_threads(),
+        pool_kv_dtype,
+    )
 
 
 def experts_of(config: ModelConfig) -> ExpertCounts | None:
@@ -26,11 +34,16 @@ def experts_of(config: ModelConfig) -> ExpertCounts | None:
 
 
 def facts_from(
-    model_config: ModelConfig, form: BlockFormat, config: EngineConfig, device: torch.device, num_threads: int
+    model_config: ModelConfig,
+    form: BlockFormat,
+    config: EngineConfig,
+    device: torch.device,
+    num_threads: int,
+    pool_kv_dtype: str = "auto",
 ) -> dict[str, str]:
     """The weights' values don't matter; the model's shape does, and goes in as a digest."""
     digest = hashlib.sha256(repr(model_config).encode()).hexdigest()[:12]
-    return {
+    found = {
         "alignedserve": alignedserve.__version__,
         "torch": str(torch.__version__),
         # The directory's name would not do: serve gives instances the directory where the model was found.
@@ -43,6 +56,8 @@ def facts_from(
         "enforce_eager": str(config.enforce_eager),
         "quantization": config.quantization or "",
     } | form.describe()
+    # Without it where the pool has KV as instances have it, as in profiles of earlier versions.
+    return found if pool_kv_dtype == "auto" else found | {POOL_FACT: pool_kv_dtype}
 
 
 def _shape_name(config: ModelConfig) -> str:

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from alignedserve.instance.profile.points import Measured
 from alignedserve.timing.cost import (
-    Channel,
-    Channels,
+    FREE_COPIES,
     CostModel,
     ExpertCounts,
     Line,
@@ -40,9 +39,6 @@ _NUM_ROUNDS = 30
 _LEAST_POINTS_OF_FAR = 20
 # Nothing costs zero: a cost which can't be told from zero is set to this.
 _LEAST_S = 1e-12
-# A fit of iterations knows nothing of transfers: these cost nothing.
-_NO_CHANNEL = Channel(0.0, 1e15)
-_NO_CHANNELS = Channels(_NO_CHANNEL, _NO_CHANNEL, _NO_CHANNEL, _NO_CHANNEL)
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,8 @@ def fit(
     experts: ExpertCounts | None = None,
     window: int = 0,
 ) -> CostModel:
-    """`experts`: of a mixture. `window`: see CostModel."""
+    """Returns a model of iterations alone, whose copies are free (`fit_copies.py` fits those). `experts`: of a mixture.
+    `window`: see CostModel."""
     decode = fit_decodes([each for each in points if each.point.kind == "decode"], experts, window)
     chunks = [each for each in points if each.point.kind == "chunk"]
     chunk = fit_chunks(chunks, decode.attention_s, decode.experts_s * _hit_shares(chunks, experts), window)
@@ -101,7 +98,7 @@ def fit(
         decode_far_s=decode.far_s,
         num_near_tokens=decode.num_near,
         num_filling=1.0,
-        channels=_NO_CHANNELS,
+        channels=FREE_COPIES,
         window=window,
         expert_counts=experts,
         experts_s=decode.experts_s,

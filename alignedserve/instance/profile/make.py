@@ -8,13 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from alignedserve.engine.build import BuiltEngine
+from alignedserve.engine.config import EngineConfig
 from alignedserve.engine.engine import Engine
+from alignedserve.instance.profile.copies import PoolEnd, PoolMemory, measure_channels
 from alignedserve.instance.profile.crowd import Crowd
+from alignedserve.instance.profile.facts import experts_of, facts_of
 from alignedserve.instance.profile.fit import fit_held_out
 from alignedserve.instance.profile.grid import grid
 from alignedserve.instance.profile.measure import measure, reach_of
-from alignedserve.instance.profile.saved import VERSION, Profile, load, locked, save
-from alignedserve.timing.cost import ExpertCounts
+from alignedserve.instance.profile.restoring import measure_restoring
+from alignedserve.instance.profile.saved import VERSION, Profile, default_path, load, locked, save
+from alignedserve.timing.cost import CostModel, ExpertCounts
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +34,14 @@ class Effort:
     # This many seconds for a model which takes longer than SLOW_S for the smallest point.
     slow_budget_s: float
     max_rounds: int
+    # For copies, and as much again for restoring KV from kept inputs.
+    beside_s: float
 
 
 SLOW_S = 5e-3
-FULL = Effort(is_brief=False, budget_s=22.0, slow_budget_s=50.0, max_rounds=8)
+FULL = Effort(is_brief=False, budget_s=22.0, slow_budget_s=50.0, max_rounds=8, beside_s=1.0)
 # The effort for an instance that waits to start.
-BRIEF = Effort(is_brief=True, budget_s=1.2, slow_budget_s=3.0, max_rounds=3)
+BRIEF = Effort(is_brief=True, budget_s=1.2, slow_budget_s=3.0, max_rounds=3, beside_s=0.15)
 # From this share of waiting on, the times are those of a crowded processor.
 CROWDED_SHARE = 0.05
 
@@ -41,10 +50,12 @@ def make(
     engine: Engine,
     facts: dict[str, str],
     effort: Effort,
+    pool: PoolEnd,
     progress: Callable[[float], None] = lambda share: None,
     experts: ExpertCounts | None = None,
 ) -> Profile:
-    """Measures and fits. `engine` must be idle, and is left idle. `experts`: of a mixture."""
+    """Measures and fits. `engine` must be idle, and is left idle. `pool`: what copies are made to and from. `experts`:
+    of a mixture."""
     reach, form = reach_of(engine), engine.cache.format
     points, crowd = grid(reach, effort.is_brief), Crowd()
     is_slow = measure(engine, points[:1], 0.0, 1)[0].seconds > SLOW_S
@@ -54,27 +65,55 @@ def make(
     cost, errors = fit_held_out(
         measured, token_bytes, reach.num_kv_tokens, _source(facts), experts, engine.window
     )
+    cost = _with_restoring(_with_channels(cost, engine, pool, effort.beside_s), engine, effort.beside_s)
     return Profile(VERSION, facts, reach, len(measured), errors, crowd.waited_share, cost)
 
 
+def _with_channels(cost: CostModel, engine: Engine, pool: PoolEnd, budget_s: float) -> CostModel:
+    try:
+        found = measure_channels(engine, pool, budget_s)
+    except (OSError, ValueError, RuntimeError) as error:
+        logger.warning("Copies of KV can't be measured, and are taken to be free: %s", error)
+        return cost
+    source = f"{cost.source}; {found.note}"
+    return msgspec.structs.replace(cost, source=source, channels=found.channels)
+
+
+def _with_restoring(cost: CostModel, engine: Engine, budget_s: float) -> CostModel:
+    token_s = measure_restoring(engine, cost, budget_s)
+    return msgspec.structs.replace(cost, restored_token_s=token_s) if token_s else cost
+
+
 def find_or_make(
-    engine: Engine, facts: dict[str, str], path: Path, experts: ExpertCounts | None = None
+    engine: Engine, facts: dict[str, str], path: Path, pool: PoolEnd, experts: ExpertCounts | None = None
 ) -> Profile:
     """Returns the saved profile, or makes a brief one and saves it if none fits. Nothing that is wrong with the file
     keeps an instance from starting."""
     try:
         with locked(path):
-            return load(path, facts, reach_of(engine)) or _make_and_save(engine, facts, path, experts)
+            found = load(path, facts, reach_of(engine), engine.limits.can_keep_inputs)
+            return found or _make_and_save(engine, facts, path, pool, experts)
     except OSError as error:
         logger.warning("The cost model's profile can't be kept: %s", error)
-        return make(engine, facts, BRIEF, experts=experts)
+        return make(engine, facts, BRIEF, pool, experts=experts)
+
+
+def cost_of(
+    built: BuiltEngine, config: EngineConfig, pool_kv_dtype: str, memory: PoolMemory, path: str | None
+) -> CostModel:
+    """Returns the cost model for an instance, from a profile that is found or made. `path`: the profile's file; None
+    for the default one. `memory`: makes memory like the pool's, which keeps KV as `pool_kv_dtype` says."""
+    facts, form = facts_of(built, config, pool_kv_dtype), built.engine.format.in_pool(pool_kv_dtype)
+    where = Path(path) if path else default_path(facts)
+    profile = find_or_make(built.engine, facts, where, PoolEnd(form, memory), experts_of(built.model_config))
+    return profile.cost.with_pool(form.column_bytes / form.block_size)
 
 
 def _make_and_save(
-    engine: Engine, facts: dict[str, str], path: Path, experts: ExpertCounts | None
+    engine: Engine, facts: dict[str, str], path: Path, pool: PoolEnd, experts: ExpertCounts | None
 ) -> Profile:
     begun_s = time.monotonic()
-    profile = make(engine, facts, BRIEF, experts=experts)
+    profile = make(engine, facts, BRIEF, pool, experts=experts)
     logger.debug("Profiled %d iterations in %.1f s: %s", profile.num_points, time.monotonic() - begun_s, path)
     save(path, profile)
     return profile

@@ -29,7 +29,7 @@ from alignedserve.types import BlockId, RequestId
 
 # Each time that a point's turn comes, the best of so many steps counts; fewer are made when they take long.
 _MAX_STEPS = 3
-_LONG_S = 0.05
+LONG_S = 0.05
 # A point which would take more than this share of the whole budget is left out.
 _LARGEST_SHARE = 0.02
 # Points which are not measured by this share of the budget aren't measured at all.
@@ -170,7 +170,7 @@ class Bench:
         """The least seconds of several steps, after one that is not counted."""
         with self._decodes(point.lengths) as decodes:
             found = [self._step(decodes, point.chunks)]
-            while len(found) < 2 or (len(found) <= _MAX_STEPS and sum(found) < _LONG_S):
+            while len(found) < 2 or (len(found) <= _MAX_STEPS and sum(found) < LONG_S):
                 found.append(self._step(decodes, point.chunks))
         return min(found[1:])
 
@@ -202,11 +202,15 @@ class Bench:
             complete(one, output)
         return time.perf_counter() - begun_s
 
-    def _request(self, num_prompt: int, num_computed: int, output: Sequence[int] = ()) -> Request:
+    def _request(
+        self, num_prompt: int, num_computed: int, output: Sequence[int] = (), keeps_inputs: bool = False
+    ) -> Request:
         self._num_requests += 1
         name = RequestId(str(self._num_requests))
         prompt = self._tokens[: max(num_prompt, 1)]
-        request = self._engine.adopt(name, prompt, _PARAMS, 0, output, num_computed)
+        request = self._engine.adopt(
+            name, prompt, _PARAMS, 0, output, num_computed, keeps_inputs=keeps_inputs
+        )
         if request is None:
             raise RuntimeError(
                 f"no room for {num_prompt} tokens: {self._engine.num_free_blocks} blocks are free"

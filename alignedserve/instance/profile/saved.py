@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # A profile of another version was made in another way, and is measured again.
 VERSION = 1
+# The fact that says how the pool keeps KV, where that is not as instances do: copies take other times.
+POOL_FACT = "pool_kv_dtype"
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,8 +52,9 @@ def default_path(facts: dict[str, str]) -> Path:
     return Path(base) / "alignedserve" / "profiles" / f"{name}-{digest}.json"
 
 
-def load(path: Path, facts: dict[str, str], reach: Reach) -> Profile | None:
-    """Returns None if there is no profile that fits. A damaged profile, or one of something else, is set aside."""
+def load(path: Path, facts: dict[str, str], reach: Reach, keeps_inputs: bool = False) -> Profile | None:
+    """Returns None if there is no profile that fits. A damaged profile, or one of something else, is set aside.
+    `keeps_inputs`: it has to hold what restoring KV takes, unless an earlier version made it."""
     try:
         profile = decode(path.read_bytes(), str(path))
         check_is_of(profile, facts)
@@ -65,6 +68,14 @@ def load(path: Path, facts: dict[str, str], reach: Reach) -> Profile | None:
         return None
     if not profile.reach.covers(reach):
         logger.info("%s was measured for smaller iterations: it is measured again", path)
+        return None
+    if profile.cost.has_free_copies:
+        logger.warning(
+            "%s holds no channels: copies of KV are taken to be free; `alignedserve profile` measures them",
+            path,
+        )
+    elif keeps_inputs and not profile.cost.restored_token_s:
+        logger.info("%s was measured without kept inputs: it is measured again", path)
         return None
     return profile
 
@@ -82,8 +93,10 @@ def decode(data: bytes, name: str) -> Profile:
 
 
 def check_is_of(profile: Profile, facts: dict[str, str]) -> None:
-    """Raises ValueError with the first difference between the facts."""
-    for name in sorted(facts.keys() | profile.facts.keys()):
+    """Raises ValueError with the first difference between the facts. If copies are taken to be free it does not matter
+    how the pool keeps KV."""
+    names = facts.keys() | profile.facts.keys()
+    for name in sorted(names - {POOL_FACT} if profile.cost.has_free_copies else names):
         if profile.facts.get(name) != facts.get(name):
             raise ValueError(f"it is of {name}={profile.facts.get(name)!r}, not {facts.get(name)!r}")
 

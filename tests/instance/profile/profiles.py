@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from alignedserve.instance.profile.fit import fit_held_out
 from alignedserve.instance.profile.grid import Reach, grid
 from alignedserve.instance.profile.points import Measured, Point
@@ -38,7 +40,10 @@ def measured_by(model: CostModel, points: Sequence[Point], noise: float) -> list
     ]
 
 
-def profile_of(facts: dict[str, str], reach: Reach = REACH) -> Profile:
+def profile_of(facts: dict[str, str], reach: Reach = REACH, has_copies: bool = True) -> Profile:
+    """Without `has_copies` it is as an earlier version made it."""
     points = measured_by(KNOWN, grid(reach), 0.02)
     cost, errors = fit_held_out(points, KNOWN.kv_bytes_per_token, reach.num_kv_tokens, "made up")
+    if has_copies:
+        cost = replace(cost, channels=KNOWN.channels)
     return Profile(VERSION, facts, reach, len(points), errors, 0.0, cost)

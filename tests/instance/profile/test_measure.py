@@ -17,6 +17,7 @@ from alignedserve.instance.profile.measure import measure, reach_of
 from alignedserve.instance.profile.points import Point
 from alignedserve.instance.profile.saved import load
 from tests.engine.helpers import greedy_params, run, tokens
+from tests.instance.profile.efforts import pool_of
 from tests.tiny_models import greedy, prompts
 
 Directory = Callable[[str], Path]
@@ -68,7 +69,8 @@ def test_the_smallest_engine_can_be_profiled(tiny_model: Directory) -> None:
         max_num_seqs=1, max_num_batched_tokens=1, max_model_len=32, kv_cache_memory_bytes=3 * 6144 * 2
     )
     built = build_engine(config_of(tiny_model(FAMILY), **sizes))
-    profile = make(built.engine, facts_of(built, config_of(tiny_model(FAMILY), **sizes)), BRIEF)
+    facts = facts_of(built, config_of(tiny_model(FAMILY), **sizes))
+    profile = make(built.engine, facts, BRIEF, pool_of(built.engine))
     assert profile.cost.fastest_tbt_s(16) > 0
     built.engine.check_idle()
 
@@ -79,7 +81,7 @@ def test_lengths_count_up_to_the_window_of_all_layers(
 ) -> None:
     config = config_of(tiny_model("mistral-window"), max_model_len=max_model_len)
     built = build_engine(config)
-    cost = make(built.engine, facts_of(built, config), BRIEF).cost
+    cost = make(built.engine, facts_of(built, config), BRIEF, pool_of(built.engine)).cost
     assert cost.window == window
     assert (cost.fastest_tbt_s(24) == cost.fastest_tbt_s(64)) is bool(window)
 
@@ -88,19 +90,21 @@ def test_a_profile_is_made_once_and_then_found(
     built: BuiltEngine, tiny_model: Directory, tmp_path: Path
 ) -> None:
     path, facts = tmp_path / "profile.json", facts_of(built, config_of(tiny_model(FAMILY)))
-    first = find_or_make(built.engine, facts, path)
+    pool = pool_of(built.engine)
+    first = find_or_make(built.engine, facts, path, pool)
     written = path.read_bytes()
-    assert find_or_make(built.engine, facts, path) == first
+    assert find_or_make(built.engine, facts, path, pool) == first
     assert path.read_bytes() == written
     path.write_bytes(written[:100])
-    again = find_or_make(built.engine, facts, path)
+    again = find_or_make(built.engine, facts, path, pool)
     assert load(path, facts, reach_of(built.engine)) == again
     assert path.with_name("profile.json.aside-1").read_bytes() == written[:100]
 
 
 def test_where_nothing_can_be_written_it_is_made_each_time(built: BuiltEngine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
-    profile = find_or_make(built.engine, {"model": "x", "dtype": "y", "device": "z"}, tmp_path / "file" / "x")
+    facts, path = {"model": "x", "dtype": "y", "device": "z"}, tmp_path / "file" / "x"
+    profile = find_or_make(built.engine, facts, path, pool_of(built.engine))
     assert profile.num_points
 
 
@@ -114,6 +118,7 @@ def test_facts_tell_apart_what_has_another_pace(built: BuiltEngine, tiny_model: 
     ):
         config = config_of(tiny_model(directory), **changes)
         assert facts_of(build_engine(config), config) != facts
+    assert facts_of(built, config_of(tiny_model(FAMILY)), "int8") == facts | {"pool_kv_dtype": "int8"}
 
 
 def test_facts_do_not_depend_on_where_the_model_is(tiny_model: Directory, tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from alignedserve.instance.profile.grid import Reach
-from alignedserve.instance.profile.saved import default_path, load, locked, save
+from alignedserve.instance.profile.saved import POOL_FACT, default_path, load, locked, save
 from tests.instance.profile.profiles import FACTS, REACH, profile_of
 
 
@@ -65,6 +66,37 @@ def test_one_that_does_not_reach_far_enough_stays_and_is_not_used(path: Path) ->
     save(path, profile_of(FACTS, small))
     assert load(path, FACTS, REACH) is None and path.exists()
     assert load(path, FACTS, small) is not None
+
+
+def test_one_of_an_earlier_version_is_read_and_said_to_have_free_copies(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it would have to hold now."""
+    old = profile_of(FACTS, has_copies=False)
+    save(path, old)
+    for facts, keeps_inputs in ((FACTS, False), (FACTS | {POOL_FACT: "int8"}, True)):
+        caplog.clear()
+        assert load(path, facts, REACH, keeps_inputs) == old
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING and "copies of KV are taken to be free" in record.message
+    caplog.clear()
+    save(path, profile_of(FACTS))
+    assert load(path, FACTS, REACH) and not caplog.records
+
+
+def test_one_without_kept_inputs_is_not_used_where_they_may_be_kept(path: Path) -> None:
+    without = profile_of(FACTS)
+    save(path, without)
+    assert load(path, FACTS, REACH, keeps_inputs=True) is None and path.exists()
+    restoring = replace(without, cost=replace(without.cost, restored_token_s=1e-6))
+    save(path, restoring)
+    assert load(path, FACTS, REACH, keeps_inputs=True) == load(path, FACTS, REACH) == restoring
+
+
+def test_copies_are_of_what_the_pool_keeps(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(path, profile_of(FACTS))
+    assert load(path, FACTS | {POOL_FACT: "int8"}, REACH) is None
+    assert "pool_kv_dtype=None, not 'int8'" in caplog.text
 
 
 def test_each_set_of_facts_has_a_file_of_its_own() -> None:

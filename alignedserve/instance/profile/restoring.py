@@ -1,0 +1,76 @@
+"""Measures how much longer an iteration takes for each token whose K and V are restored from kept inputs
+(`ops/kept_inputs.py`).
+
+Two requests of the same length decode in turn: one has KV, the other has inputs of all tokens, of which each of its
+iterations restores K and V. The difference is what restoring takes.
+"""
+
+from __future__ import annotations
+
+import time
+
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.request import Request
+from alignedserve.instance.profile.fit_copies import Restored, fit_restoring
+from alignedserve.instance.profile.grid import MARGIN, Reach
+from alignedserve.instance.profile.measure import LONG_S, Bench, reach_of
+from alignedserve.timing.cost import CostModel
+
+_SHORTEST, _STEP = 16, 4
+# Of several steps the quickest counts, beside one that is left out; fewer are made when they take long.
+_NUM_STEPS = 4
+MAX_ROUNDS = 5
+
+
+def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float:
+    """Returns the seconds per token; 0 if the engine keeps no inputs. `cost` says how long the iterations will take, so
+    that they are no longer than `budget_s` allows. `engine` must be idle, and is left idle."""
+    if not engine.limits.can_keep_inputs:
+        return 0.0
+    bench, found = RestoringBench(engine), list[Restored]()
+    lengths = lengths_within(reach_of(engine), cost, budget_s)
+    begun_s = time.perf_counter()
+    for _ in range(MAX_ROUNDS):
+        found += map(bench.restored, lengths)
+        if time.perf_counter() - begun_s > budget_s:
+            break
+    return fit_restoring(found)
+
+
+def lengths_within(reach: Reach, cost: CostModel, budget_s: float) -> list[int]:
+    """Returns two numbers of tokens to restore, for a line: a small one, and the largest which leaves half of the time
+    to the small one and to repetitions. Inputs are computed in one iteration, and there is memory for both requests."""
+    longest = min(reach.max_chunk, reach.max_model_len - MARGIN, reach.num_kv_tokens // 2 - MARGIN)
+    if longest <= 0:
+        return []
+    small = min(_SHORTEST, longest)
+    # However slow the model is, it is measured with this one.
+    large = min(small * _STEP, longest)
+    while large < longest and _seconds(cost, next_one := min(large * _STEP, longest)) <= budget_s / 2:
+        large = next_one
+    return sorted({small, large})
+
+
+def _seconds(cost: CostModel, length: int) -> float:
+    """What measuring one length once takes."""
+    return cost.iteration([(0, length)], []) + 2 * (1 + _NUM_STEPS) * cost.iteration([], [length], length)
+
+
+class RestoringBench(Bench):
+    def restored(self, num_tokens: int) -> Restored:
+        kept = self._with_inputs(num_tokens)
+        try:
+            with self._decodes([num_tokens + 1]) as plain:
+                restoring_s, plain_s = list[float](), list[float]()
+                while len(plain_s) < 2 or (len(plain_s) <= _NUM_STEPS and sum(plain_s) < LONG_S):
+                    plain_s.append(self._run(plain))
+                    restoring_s.append(self._run([(kept, 1)]))
+        finally:
+            self._release([kept])
+        return Restored(num_tokens, min(restoring_s[1:]) - min(plain_s[1:]))
+
+    def _with_inputs(self, num_tokens: int) -> Request:
+        """Computes a prompt of which the inputs are kept, so that the request decodes."""
+        request = self._request(num_tokens, 0, keeps_inputs=True)
+        self._run([(request, num_tokens)])
+        return request
