@@ -153,9 +153,10 @@ class _Wanted:
 
 
 def _wanted(objectives: Objectives, found: Fitting, pace: float) -> _Wanted:
-    """Tight: what a whole batch takes and a half more, and three prompts' time. Infeasible: less than a request alone
-    takes."""
-    full_s, alone_s, first_s = pace * found.full_s, pace * found.alone_s, pace * found.first_s
+    """Tight: what a whole batch takes and a half more, and three times what a prompt takes in full iterations.
+    Infeasible: less than a request alone takes."""
+    full_s, first_s = pace * found.full_s, pace * found.first_among_others_s
+    alone_s, first_alone_s = pace * found.alone_s, pace * found.first_s
     # Where answers have one token there is no time between two; any number will do.
     full_s = full_s or alone_s
     tight, loose = _Wanted(3 * first_s + full_s, 1.5 * full_s), _Wanted(10 * first_s + full_s, 5 * full_s)
@@ -170,7 +171,7 @@ def _wanted(objectives: Objectives, found: Fitting, pace: float) -> _Wanted:
             mix = f"{_rounded(tight.tbt_s)}:0.3,{_rounded(loose.tbt_s)}:0.7"
             return _Wanted(loose.ttft_s, loose.tbt_s, mix)
         case "infeasible":
-            return _Wanted(0.5 * first_s, 0.5 * alone_s)
+            return _Wanted(0.5 * first_alone_s, 0.5 * alone_s)
 
 
 def _rounded(value: float) -> float:

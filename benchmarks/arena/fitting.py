@@ -112,6 +112,14 @@ class Fitting:
         """The seconds to the first token of a mean prompt that is computed alone."""
         return self.cost.fastest_ttft_s(round(self._prompt), MAX_NUM_BATCHED_TOKENS)
 
+    @cached_property
+    def first_among_others_s(self) -> float:
+        """The same in iterations that are full of prompt tokens, beside the decodes of a colocated instance."""
+        beside = self.batch if self.layout.num_colocated else []
+        chunk = MAX_NUM_BATCHED_TOKENS - len(beside)
+        num_chunks = -(-round(self._prompt) // chunk)
+        return sum(self.cost.iteration([(k * chunk, chunk)], beside) for k in range(num_chunks))
+
     @property
     def answer_s(self) -> float:
         """The seconds from the arrival of a mean request to its last token, in a whole batch and without waiting."""

@@ -158,9 +158,15 @@ def test_what_a_lone_request_and_a_whole_batch_take() -> None:
     found = Fitting(COST, Layout(1, 1, 0), ALIKE)
     assert found.first_s == pytest.approx(1.0 + 100 * 0.01 + 0.1)
     assert found.full_s == pytest.approx(1.555)
+    # Among other prompts it is in an iteration of 2,048 tokens.
+    assert found.first_among_others_s == pytest.approx(1.0 + 20.48 + 2.048)
     # 105.5 tokens, to the nearest even number.
     assert found.alone_s == pytest.approx(0.5 + 0.001 * 106)
     assert found.answer_s == pytest.approx(found.first_s + 10 * found.full_s)
+    beside = Fitting(COST, Layout(0, 0, 1), ALIKE)
+    assert beside.first_among_others_s == pytest.approx(1.0 + 20.38 + 2.038 + 1.055)
+    long = Fitting(COST, Layout(1, 1, 0), [Lengths(3000, 11)])
+    assert long.first_among_others_s == pytest.approx(2 * (1.0 + 20.48) + 2.048 + 4.096)
 
 
 @pytest.mark.parametrize(
