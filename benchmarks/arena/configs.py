@@ -4,6 +4,7 @@ and how long requests take there (fitting.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,8 +22,11 @@ from benchmarks.arena.fitting import Fitting, Layout
 
 Objectives = Literal["none", "loose", "tight", "mixed", "infeasible"]
 
-# Requests of real time, and the most of both classes together.
+# Requests of real time at least, and the most of both classes together.
 NUM_REAL_TIME, MOST_REQUESTS = 240, 1200
+# Requests come for as long as this number of answers takes, so that batches fill: else no load would be felt where the
+# instances hold all requests at once.
+NUM_ANSWERS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +72,16 @@ class Drawn:
 def config_of(drawn: Drawn) -> SimConfig:
     """Raises ValueError where no request fits an instance."""
     cost = load_cost_model(drawn.machine).with_attention(drawn.attention)  # type: ignore[arg-type]
-    made = _without_times(drawn, cost)
-    lengths = _lengths(made)
-    longest = min(MAX_MODEL_LEN, cost.num_kv_tokens)
-    fitting = [each for each in lengths if each.prompt + each.output <= longest]
-    if not fitting:
-        raise ValueError(
-            f"{drawn.trace or drawn.lengths}: each of {len(lengths)} requests is longer than {longest} tokens"
-        )
-    found = Fitting(cost, drawn.layout, fitting)
+    # As much real time with best effort as without.
+    num_requests = round(NUM_REAL_TIME / (1 - _be_share(drawn)))
+    made = _without_times(drawn, cost, num_requests)
+    found, share = _fitting(drawn, cost, made)
+    in_flight = drawn.load * found.rate * found.answer_s
+    num_requests = min(max(num_requests, math.ceil(NUM_ANSWERS * in_flight)), MOST_REQUESTS)
+    made = _without_times(drawn, cost, num_requests)
+    found, share = _fitting(drawn, cost, made)
     # What is too long is left out, and the rate is that of all.
-    rate = drawn.load * found.rate * len(lengths) / len(fitting)
+    rate = drawn.load * found.rate / share
     answer_s, wanted = drawn.pace * found.answer_s, _wanted(drawn.objectives, found, drawn.pace)
     return replace(
         made,
@@ -91,11 +94,24 @@ def config_of(drawn: Drawn) -> SimConfig:
     )
 
 
-def _without_times(drawn: Drawn, cost: CostModel) -> SimConfig:
+def _be_share(drawn: Drawn) -> float:
+    return drawn.be_share if drawn.best_effort in ("share", "windows") else 0.0
+
+
+def _fitting(drawn: Drawn, cost: CostModel, config: SimConfig) -> tuple[Fitting, float]:
+    """What fits, and the share of requests that an instance holds. Raises ValueError where that is none."""
+    lengths = _lengths(config)
+    longest = min(MAX_MODEL_LEN, cost.num_kv_tokens)
+    fitting = [each for each in lengths if each.prompt + each.output <= longest]
+    if not fitting:
+        raise ValueError(
+            f"{drawn.trace or drawn.lengths}: each of {len(lengths)} requests is longer than {longest} tokens"
+        )
+    return Fitting(cost, drawn.layout, fitting), len(fitting) / len(lengths)
+
+
+def _without_times(drawn: Drawn, cost: CostModel, num_requests: int) -> SimConfig:
     layout, has_backlog = drawn.layout, drawn.best_effort == "backlog"
-    be_share = drawn.be_share if drawn.best_effort in ("share", "windows") else 0.0
-    # As much real time with best effort as without.
-    num_requests = min(round(NUM_REAL_TIME / (1 - be_share)), MOST_REQUESTS)
     return SimConfig(
         cost=drawn.machine,
         attention=drawn.attention,
@@ -111,7 +127,7 @@ def _without_times(drawn: Drawn, cost: CostModel) -> SimConfig:
         output_len=round(drawn.output),
         spread=drawn.spread,
         seed=drawn.number,
-        be_share=be_share,
+        be_share=_be_share(drawn),
         be_backlog=64 * (layout.num_decode or layout.num_colocated) if has_backlog else 0,
         be_input_len=round(drawn.be_prompt) if has_backlog else None,
         be_output_len=round(drawn.be_output) if has_backlog else None,
