@@ -32,7 +32,7 @@ from benchmarks.arena.regimes import (
 )
 from tests.benchmarks.arena_scores import options_of
 
-NUM_DRAWN, NUM_OF_TRACES = 400, 200
+NUM_DRAWN, NUM_OF_TRACES = 150, 150
 # Machine, layout, load and objectives of the first scenarios.
 DRAWN = [
     ("opt-13b/a100-80gb", (0, 0, 4), 0.5, "none"),
@@ -51,7 +51,7 @@ def test_a_number_always_means_the_same_scenario() -> None:
     assert [replace(config, policy=tuple(POLICIES)) for config in again] == [
         draw(number).config for number in range(20)
     ]
-    assert len({draw(number).config for number in range(200)}) == 200
+    assert len({draw(number).config for number in range(100)}) == 100
     found = [(each.machine, each.layout, each.load, each.objectives) for each in map(draw, range(3))]
     assert found == DRAWN
 
@@ -63,7 +63,7 @@ def test_the_first_fifty_scenarios_are_what_they_were() -> None:
 
 
 def test_every_value_of_every_dimension_is_drawn() -> None:
-    drawn = [draw(number) for number in range(NUM_DRAWN)]
+    drawn = [dice_of(number, ()) for number in range(400)]
     for dimension in DIMENSIONS:
         assert {value_of(each, dimension) for each in drawn} == {*values_of(dimension)}
 
@@ -134,10 +134,11 @@ def chats(path: Path, num_requests: int) -> Path:
 
 def test_a_quarter_of_scenarios_takes_a_trace_where_there_is_one(tmp_path: Path) -> None:
     trace = chats(tmp_path / "chats.jsonl", 30)
-    drawn = [draw(number, (trace,)) for number in range(NUM_OF_TRACES)]
+    share = sum(dice_of(number, (trace,)).lengths == "chats" for number in range(400)) / 400
+    assert 0.2 < share < 0.3
+    drawn = [draw(number, (trace,)) for number in range(60)]
     of_trace = [each for each in drawn if each.lengths == "chats"]
     assert {each.config.trace for each in of_trace} == {str(trace)}
-    assert 0.2 < len(of_trace) / NUM_OF_TRACES < 0.3
     assert values_of("lengths", (trace,))[-1] == "chats"
     # Its bursts are its own.
     assert {(each.bursts, each.config.burstiness) for each in of_trace} == {("traced", 1.0)}
