@@ -67,7 +67,8 @@ class SimConfig:
         str | None,
         "of arrivals and lengths: CSV as Azure's, or .jsonl, also as Mooncake's [default: made up]",
     ] = None
-    num_prompts: Annotated[int, "requests; of a trace, its first"] = 1000
+    trace_start: Annotated[int, "the trace's first request that is sent, counted from 0"] = 0
+    num_prompts: Annotated[int, "requests; of a trace, the first from there on"] = 1000
     request_rate: Annotated[float | None, "requests per second [default: the trace's own, or 1]"] = None
     burstiness: Annotated[float, "of made arrivals: 1 is Poisson, below it comes in bursts"] = 1.0
     input_len: Annotated[float, "tokens of a made prompt, at the median"] = 512.0
@@ -108,6 +109,9 @@ class SimConfig:
         _one_of("pool_kv_dtype", self.pool_kv_dtype, tuple(POOL_KV_DTYPES))
         _one_of("length_predictor", self.length_predictor, LENGTH_PREDICTORS)
         _in_range("num_prompts", self.num_prompts, 1, 10_000_000)
+        _in_range("trace_start", self.trace_start, 0, 10_000_000)
+        if self.trace_start and self.trace is None:
+            raise ValueError(f"trace_start={self.trace_start}: takes a trace")
         _in_range("be_backlog", self.be_backlog, 0, 100_000)
         _in_range("spread", self.spread, 1, 100)
         _in_range("warmup_s", self.warmup_s, 0, 86_400)

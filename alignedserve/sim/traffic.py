@@ -19,7 +19,7 @@ _LONGEST = 1 << 24
 
 def make_traffic(config: SimConfig) -> list[Arrival]:
     if config.trace is not None:
-        arrivals = at_rate(cut(read_trace(Path(config.trace)), config.num_prompts), config.request_rate)
+        arrivals = at_rate(_traced(config, Path(config.trace)), config.request_rate)
     else:
         arrivals = _made(config)
     if config.be_share is not None:
@@ -31,6 +31,17 @@ def make_traffic(config: SimConfig) -> list[Arrival]:
             each if each.tier == "rt" else replace(each, window_s=config.be_window_s) for each in arrivals
         ]
     return arrivals
+
+
+def _traced(config: SimConfig, path: Path) -> list[Arrival]:
+    """From the request on with which it begins, whose arrival is at 0."""
+    arrivals = read_trace(path)
+    if config.trace_start >= len(arrivals):
+        raise ValueError(
+            f"trace_start={config.trace_start}: {path} holds {len(arrivals)} requests, counted from 0"
+        )
+    kept = cut(arrivals[config.trace_start :], config.num_prompts)
+    return [replace(each, time_s=each.time_s - kept[0].time_s) for each in kept]
 
 
 def at_rate(arrivals: list[Arrival], rate: float | None) -> list[Arrival]:

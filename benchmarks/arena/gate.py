@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.arena.regret import Judged, standings
 
-# How far behind it may be, as shares of real time: in nearly all scenarios, and in any.
+# The most that its regret may be, a share of real time: in this share of scenarios, and in any.
 NEARLY_ALWAYS, EVER = 0.01, 0.03
 NEARLY = 0.98
-# The least shares: of the most best effort at level real time, and of the most goodput above what fits.
+# The least that it may have: of the most best effort at level real time, and of the most goodput above what fits.
 BEST_EFFORT, GOODPUT = 0.95, 0.85
 
 
@@ -18,16 +18,20 @@ def failures(judged: Sequence[Judged], policy: str) -> list[str]:
 
 
 def _failures(judged: Sequence[Judged], policy: str) -> Iterator[str]:
-    own = [each.verdicts[policy] for each in judged]
-    behind = [each.regime.number for each in judged if each.verdicts[policy].regret > NEARLY_ALWAYS]
-    if len(behind) > (1 - NEARLY) * len(own):
-        yield f"{policy} is more than {100 * NEARLY_ALWAYS:g} point behind in {len(behind)} of {len(own)}: {behind}"
+    can_be_late = [each for each in judged if each.regime.has_objectives]
+    behind = [each.regime.number for each in can_be_late if each.verdicts[policy].regret > NEARLY_ALWAYS]
+    if len(behind) > (1 - NEARLY) * len(can_be_late):
+        yield (
+            f"{policy} is more than {100 * NEARLY_ALWAYS:g} point behind in {len(behind)} of {len(can_be_late)}: "
+            f"{behind}"
+        )
     for each in judged:
         verdict, number = each.verdicts[policy], each.regime.number
         if verdict.regret > EVER:
             yield f"scenario {number}: {policy} is {100 * verdict.regret:.1f} points behind"
         if verdict.be_share is not None and verdict.be_share < BEST_EFFORT:
-            yield f"scenario {number}: {policy} has {verdict.be_share:.2f} of the best effort of the best"
+            what = "jobs in their windows" if verdict.windows_regret is not None else "best effort"
+            yield f"scenario {number}: {policy} has {verdict.be_share:.2f} of the {what} of the best"
         goodput_share = verdict.goodput_share if each.regime.is_overloaded else None
         if goodput_share is not None and goodput_share < GOODPUT:
             yield f"scenario {number}: {policy} has {goodput_share:.2f} of the best goodput"

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from benchmarks.arena.regimes import DIMENSIONS
-from benchmarks.arena.regret import Judged, Standing, at, by_value, standings
+from benchmarks.arena.regret import Judged, Standing, at, be_by_value, by_value, standings
 
 NUM_WORST = 12
 
 
-def page(judged: Sequence[Judged], policy: str, machine: str, command: str) -> str:
-    return "\n".join(_lines(judged, policy, machine, command)) + "\n"
+def page(
+    judged: Sequence[Judged], policy: str, machine: str, command: str, failed: Mapping[str, str] | None = None
+) -> str:
+    """`failed`: errors, by scenario and policy."""
+    return "\n".join(_lines(judged, policy, machine, command, failed or {})) + "\n"
 
 
-def _lines(judged: Sequence[Judged], policy: str, machine: str, command: str) -> Iterator[str]:
+def _lines(
+    judged: Sequence[Judged], policy: str, machine: str, command: str, failed: Mapping[str, str]
+) -> Iterator[str]:
     numbers = sorted(each.regime.number for each in judged)
     yield "# Arena"
     yield ""
     yield f"{len(judged)} scenarios, numbers {numbers[0]} to {numbers[-1]}, in virtual time on {machine}: `{command}`."
     yield ""
-    yield (
-        "A policy's regret is how many points less of real time it has in time than the best policy of the scenario. "
-        "Best effort is compared where real time is level (within a point), as a share of the most. Goodput is what is "
-        "in time above what fits, as a share of the most."
-    )
+    yield from _words(judged)
     yield ""
     yield from _leaderboard(standings(judged))
     yield ""
@@ -36,18 +37,47 @@ def _lines(judged: Sequence[Judged], policy: str, machine: str, command: str) ->
     yield f"## Where `{policy}` is furthest behind"
     yield ""
     yield from _worst(judged, policy)
+    if failed:
+        yield ""
+        yield "## Errors"
+        yield ""
+        yield from (f"- {place}: {error}" for place, error in failed.items())
+
+
+def _words(judged: Sequence[Judged]) -> Iterator[str]:
+    num_apart = sum(each.tells_apart for each in judged)
+    num_late = sum(each.regime.has_objectives for each in judged)
+    yield (
+        "- **Best in**: the share of scenarios in which no policy is better by more than noise, among the "
+        f"{num_apart} in which policies differ by more."
+    )
+    yield (
+        "- **Regret**: by how many points of real time in time a policy is behind the best of the scenario, over the "
+        f"{num_late} scenarios in which real time has objectives."
+    )
+    yield (
+        "- **Best effort**, as a share of the most that policies with level real time (within a point) give it: output "
+        "tokens per second, or jobs that end within their windows. **Windows**: by how many points of these jobs a "
+        "policy is behind."
+    )
+    yield (
+        "- **Answers**, where real time has no objectives or none that can be kept: the shortest mean time of answers "
+        "under any policy, as a share of this policy's. Best effort is compared with policies that answer as soon."
+    )
+    yield "- **Goodput**: real time in time where more comes than fits, as a share of the most."
 
 
 def _leaderboard(found: Sequence[Standing]) -> Iterator[str]:
     yield (
-        "| policy | best in | regret, mean | p95 | p98 | worst | best effort, mean | p5 "
-        "| goodput above what fits, mean | least |"
+        "| policy | best in | regret, mean | p95 | p98 | worst | best effort, mean | p5 | windows, mean | worst "
+        "| answers, mean | goodput, mean | least |"
     )
-    yield "| --- | " + "---: | " * 9
+    yield "| --- | " + "---: | " * 12
     for each in found:
         yield (
-            f"| `{each.policy}` | {100 * each.won:.0f} % | {100 * each.mean:.2f} | {100 * each.p95:.1f} "
+            f"| `{each.policy}` | {_percent(each.won)} | {100 * each.mean:.2f} | {100 * each.p95:.1f} "
             f"| {100 * each.p98:.1f} | {100 * each.worst:.1f} | {_share(each.be_mean)} | {_share(each.be_p5)} "
+            f"| {_points(each.windows_mean)} | {_points(each.windows_worst)} | {_share(each.answer_mean)} "
             f"| {_share(each.overload_mean)} | {_share(each.overload_worst)} |"
         )
 
@@ -56,32 +86,48 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def _points(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
 def _by_regime(judged: Sequence[Judged], policy: str) -> Iterator[str]:
-    yield "| regime | | scenarios | mean, points | p95 | worst |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: |"
+    yield "| regime | | scenarios | mean, points | p95 | worst | scenarios | best effort, mean | least |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for dimension in DIMENSIONS:
-        for value, regrets in sorted(by_value(judged, dimension, policy).items()):
-            ascending = sorted(regrets)
+        regrets, be = by_value(judged, dimension, policy), be_by_value(judged, dimension, policy)
+        for value in sorted({*regrets, *be}):
+            own, shares = sorted(regrets.get(value, [])), sorted(be.get(value, []))
+            points = (
+                f"{100 * fmean(own):.2f} | {100 * at(own, 0.95):.1f} | {100 * own[-1]:.1f}"
+                if own
+                else " | | "
+            )
+            least = f"{fmean(shares):.2f} | {shares[0]:.2f}" if shares else " | "
             yield (
-                f"| {dimension.replace('_', ' ')} | {value} | {len(regrets)} | {100 * fmean(regrets):.2f} "
-                f"| {100 * at(ascending, 0.95):.1f} | {100 * ascending[-1]:.1f} |"
+                f"| {dimension.replace('_', ' ')} | {value} | {len(own)} | {points} | {len(shares)} | {least} |"
             )
 
 
 def _worst(judged: Sequence[Judged], policy: str) -> Iterator[str]:
-    yield "| scenario | in time | best | best effort, of the most | again |"
-    yield "| ---: | ---: | --- | ---: | --- |"
+    yield "| scenario | in time | best | best effort, of the most | answers | again |"
+    yield "| ---: | ---: | --- | ---: | ---: | --- |"
 
-    def place(each: Judged) -> tuple[float, float]:
+    def place(each: Judged) -> tuple[float, float, float]:
         own = each.verdicts[policy]
-        return -own.regret, 1.0 if own.be_share is None else own.be_share
+        return -own.regret, _or_all(own.be_share), _or_all(own.answer_share)
 
     for each in sorted(judged, key=place)[:NUM_WORST]:
-        others = [score for score in each.scores if score.policy != policy]
-        best = max(others or each.scores, key=lambda score: (score.in_time, score.be_tokens_per_s))
-        own = next(score for score in each.scores if score.policy == policy)
+        own, best, verdict = each.score(policy), each.rival(policy), each.verdicts[policy]
         again = each.regime.command(tuple(dict.fromkeys((policy, best.policy))))
         yield (
             f"| {each.regime.number} | {100 * own.in_time:.1f} % | `{best.policy}` {100 * best.in_time:.1f} % "
-            f"| {_share(each.verdicts[policy].be_share)} | `{again}` |"
+            f"| {_share(verdict.be_share)} | {_share(verdict.answer_share)} | `{again}` |"
         )
+
+
+def _or_all(share: float | None) -> float:
+    return 1.0 if share is None else share

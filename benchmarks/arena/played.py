@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.router.config import RouterConfig
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.compare import Comparison, Row
+from alignedserve.sim.trace import Arrival
 from alignedserve.timing.cost_presets import load_cost_model
+from benchmarks.arena.baselines import name_of
 from benchmarks.arena.regimes import Regime
 
 
@@ -21,6 +25,8 @@ class Score:
     be_tokens_per_s: float
     # The share of jobs with a window that ended within it; None where there are none.
     jobs_in_time: float | None
+    # Mean seconds from the arrival of a real-time request to its last token; 0 where there is none.
+    answer_s: float
     # Seconds to the first token and between two, at the median and p99.
     ttft_p50_s: float
     ttft_p99_s: float
@@ -29,7 +35,7 @@ class Score:
     num_open: int
 
 
-class _Silent:
+class Silent:
     """See alignedserve.sim.compare.Progress."""
 
     def begin(self, name: str, total: int) -> None: ...
@@ -40,7 +46,8 @@ class _Silent:
 
 
 def play(regime: Regime) -> list[Score]:
-    return [_score(row) for row in comparison(regime).rows(_Silent())]
+    compared = comparison(regime)
+    return [_score(row, compared.workload.traffic) for row in compared.rows(Silent())]
 
 
 def comparison(regime: Regime) -> Comparison:
@@ -51,15 +58,17 @@ def comparison(regime: Regime) -> Comparison:
     return Comparison(config, load_cost_model(config.cost), engine, RouterConfig(), told)
 
 
-def _score(row: Row) -> Score:
+def _score(row: Row, traffic: Sequence[Arrival]) -> Score:
     outcome = row.outcome
     assert outcome is not None, "only a search ends without one"
     rt, be = outcome.mixture.rt, outcome.mixture.be
+    num_tokens = [each.lengths.output for each in traffic if each.tier == "rt"]
     return Score(
-        policy=row.setting.policy,
+        policy=name_of(row.setting.policy),
         in_time=rt.attainment if rt.num_requests else 1.0,
         be_tokens_per_s=be.tokens_per_s,
         jobs_in_time=be.jobs_kept,
+        answer_s=rt.ttft_s.mean + rt.gap_s.mean * (fmean(num_tokens) - 1) if num_tokens else 0.0,
         ttft_p50_s=rt.ttft_s.p50,
         ttft_p99_s=rt.ttft_s.p99,
         gap_p99_s=rt.gap_s.p99,

@@ -17,7 +17,7 @@ class PromptsFirstPart(ColocatedPart):
     fits, and else decodes."""
 
     def plan(self, at: DecodeBoundary) -> None:
-        at.evict(decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
+        self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         ready, behind = at.ready_and_behind()
         num_left = at.num_tokens_left
         for request in behind:

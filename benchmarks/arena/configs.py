@@ -1,0 +1,195 @@
+"""The call of `alignedserve simulate` that is a scenario: rates, objectives, windows and memory follow from what fits
+and how long requests take there (fitting.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from alignedserve.sim.compare import MAX_MODEL_LEN
+from alignedserve.sim.config import SimConfig
+from alignedserve.sim.jsonl_trace import read_trace
+from alignedserve.sim.trace import Lengths
+from alignedserve.sim.traffic import make_traffic
+from alignedserve.timing.cost import CostModel
+from alignedserve.timing.cost_presets import load_cost_model
+from benchmarks.arena.fitting import Fitting, Layout
+
+Objectives = Literal["none", "loose", "tight", "mixed", "infeasible"]
+
+# Requests of real time at least, and the most of both classes together.
+NUM_REAL_TIME, MOST_REQUESTS = 240, 1200
+# Requests come for as long as this number of answers takes, so that batches fill: else no load would be felt where the
+# instances hold all requests at once.
+NUM_ANSWERS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """What a scenario's number draws. See `regimes.DIMENSIONS` for its names."""
+
+    number: int
+    machine: str
+    layout: Layout
+    attention: str
+    lengths: str
+    # A share of what fits.
+    load: float
+    bursts: str
+    objectives: Objectives
+    best_effort: str
+    pool: str
+    predictor: str
+    # How long iterations take, as a multiple of what policies believe.
+    pace: float
+
+    # Where arrivals and lengths are from, if from a trace, and at which share of it they begin.
+    trace: Path | None
+    begin_at: float
+    # Tokens, at the median, and how far they spread.
+    prompt: float
+    output: float
+    spread: float
+    burstiness: float
+    # The share of requests that are best effort, where it comes with the others.
+    be_share: float
+    # How long its windows are, as multiples of what an answer takes.
+    windows: float
+    # Tokens of a backlog, at the median.
+    be_prompt: float
+    be_output: float
+
+    @property
+    def layout_name(self) -> str:
+        return str(self.layout)
+
+
+def config_of(drawn: Drawn) -> SimConfig:
+    """Raises ValueError where no request fits an instance."""
+    cost = load_cost_model(drawn.machine).with_attention(drawn.attention)  # type: ignore[arg-type]
+    # As much real time with best effort as without.
+    num_requests = round(NUM_REAL_TIME / (1 - _be_share(drawn)))
+    made = _without_times(drawn, cost, num_requests)
+    found, share = _fitting(drawn, cost, made)
+    in_flight = drawn.load * found.rate * found.answer_s
+    num_requests = min(max(num_requests, math.ceil(NUM_ANSWERS * in_flight)), MOST_REQUESTS)
+    made = _without_times(drawn, cost, num_requests)
+    found, share = _fitting(drawn, cost, made)
+    # What is too long is left out, and the rate is that of all.
+    rate = drawn.load * found.rate / share
+    answer_s, wanted = drawn.pace * found.answer_s, _wanted(drawn.objectives, found, drawn.pace)
+    return replace(
+        made,
+        request_rate=_rounded(rate / drawn.pace),
+        be_window_s=_rounded(drawn.windows * answer_s) if drawn.best_effort == "windows" else None,
+        warmup_s=_rounded(min(30.0, 3 * answer_s)) if drawn.best_effort == "backlog" else 30.0,
+        slo_ttft_ms=_rounded(1000 * wanted.ttft_s),
+        slo_tbt_ms=_rounded(1000 * wanted.tbt_s),
+        slo_mix=wanted.mix,
+    )
+
+
+def _be_share(drawn: Drawn) -> float:
+    return drawn.be_share if drawn.best_effort in ("share", "windows") else 0.0
+
+
+def _fitting(drawn: Drawn, cost: CostModel, config: SimConfig) -> tuple[Fitting, float]:
+    """What fits, and the share of requests that an instance holds. Raises ValueError where that is none."""
+    lengths = _lengths(config)
+    longest = min(MAX_MODEL_LEN, cost.num_kv_tokens)
+    fitting = [each for each in lengths if each.prompt + each.output <= longest]
+    if not fitting:
+        raise ValueError(
+            f"{drawn.trace or drawn.lengths}: each of {len(lengths)} requests is longer than {longest} tokens"
+        )
+    return Fitting(cost, drawn.layout, fitting), len(fitting) / len(lengths)
+
+
+def _without_times(drawn: Drawn, cost: CostModel, num_requests: int) -> SimConfig:
+    layout, has_backlog = drawn.layout, drawn.best_effort == "backlog"
+    return SimConfig(
+        cost=drawn.machine,
+        attention=drawn.attention,
+        prefill_instances=(layout.num_prefill,) if layout.num_prefill else (),
+        decode_instances=(layout.num_decode,) if layout.num_decode else (),
+        colocated_instances=(layout.num_colocated,) if layout.num_colocated else (),
+        pace=drawn.pace,
+        trace=str(drawn.trace) if drawn.trace else None,
+        trace_start=_start(drawn.trace, num_requests, drawn.begin_at) if drawn.trace else 0,
+        num_prompts=num_requests,
+        burstiness=drawn.burstiness,
+        input_len=round(drawn.prompt),
+        output_len=round(drawn.output),
+        spread=drawn.spread,
+        seed=drawn.number,
+        be_share=_be_share(drawn),
+        be_backlog=64 * (layout.num_decode or layout.num_colocated) if has_backlog else 0,
+        be_input_len=round(drawn.be_prompt) if has_backlog else None,
+        be_output_len=round(drawn.be_output) if has_backlog else None,
+        pool_memory_bytes=_small_pool_bytes(cost, layout) if drawn.pool == "small" else None,
+        length_predictor=drawn.predictor,
+    )
+
+
+def _lengths(config: SimConfig) -> Sequence[Lengths]:
+    if config.trace is None:
+        return [each.lengths for each in make_traffic(config)]
+    return _traced(Path(config.trace))[config.trace_start :][: config.num_prompts]
+
+
+@cache
+def _traced(trace: Path) -> list[Lengths]:
+    return [each.lengths for each in read_trace(trace)]
+
+
+def _start(trace: Path, num_requests: int, share: float) -> int:
+    """The first request: each place after which there are enough is as likely."""
+    return int(share * (max(0, len(_traced(trace)) - num_requests) + 1))
+
+
+def _small_pool_bytes(cost: CostModel, layout: Layout) -> int:
+    """Half of what decode instances hold, but room for the longest request that one of them holds."""
+    num_decoding = layout.num_decode or layout.num_colocated
+    held = cost.num_kv_tokens * cost.kv_bytes_per_token
+    return int(max(0.5 * num_decoding * held, 1.01 * min(held, MAX_MODEL_LEN * cost.kv_bytes_per_token)))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Objectives in seconds; 0: whenever."""
+
+    ttft_s: float
+    tbt_s: float
+    mix: str | None = None
+
+
+def _wanted(objectives: Objectives, found: Fitting, pace: float) -> _Wanted:
+    """Tight: what a whole batch takes and a half more, and three times what a prompt takes in full iterations.
+    Infeasible: less than a request alone takes."""
+    full_s, first_s = pace * found.full_s, pace * found.first_among_others_s
+    alone_s, first_alone_s = pace * found.alone_s, pace * found.first_s
+    # Where answers have one token there is no time between two; any number will do.
+    full_s = full_s or alone_s
+    tight, loose = _Wanted(3 * first_s + full_s, 1.5 * full_s), _Wanted(10 * first_s + full_s, 5 * full_s)
+    match objectives:
+        case "none":
+            return _Wanted(0.0, 0.0)
+        case "loose":
+            return loose
+        case "tight":
+            return tight
+        case "mixed":
+            mix = f"{_rounded(tight.tbt_s)}:0.3,{_rounded(loose.tbt_s)}:0.7"
+            return _Wanted(loose.ttft_s, loose.tbt_s, mix)
+        case "infeasible":
+            return _Wanted(0.5 * first_alone_s, 0.5 * alone_s)
+
+
+def _rounded(value: float) -> float:
+    """To three digits, so that commands can be read."""
+    return float(f"{value:.3g}")

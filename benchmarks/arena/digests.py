@@ -1,0 +1,85 @@
+"""What a score depends on: the scenario's configuration, and the code of the policy and of what runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import alignedserve
+from alignedserve.scheduling.policies import POLICIES
+from alignedserve.sim.config import SimConfig
+from benchmarks.arena.baselines import BASELINES
+
+ROOT = Path(alignedserve.__file__).parent.parent
+_POLICIES = "alignedserve.scheduling.policies"
+# What runs a policy in the simulation, below `alignedserve`.
+_FOLDERS = (
+    *("decode_worker", "engine", "instance", "kvpool", "prefill_worker", "protocol", "router", "scheduling"),
+    *("sim", "timing", "transport"),
+)
+# Files there that other policies may have, by the modules that a policy's own files name.
+_IMPORTED = re.compile(r"(?:alignedserve\.scheduling\.policies|benchmarks)(?:\.\w+)+")
+_DIGITS = 16
+
+
+@cache
+def scenario_digest(config: SimConfig) -> str:
+    """Of all but the policies. A trace counts by what it holds, and not by its name."""
+    trace = sha256(Path(config.trace).read_bytes()).hexdigest() if config.trace else None
+    told = asdict(replace(config, policy=(), trace=trace))
+    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+@cache
+def code_digest(policy: str) -> str:
+    """Of the policy's files, those of others that these import, and all that runs every policy."""
+    digest = sha256()
+    for file in sorted(files_of(policy)):
+        digest.update(f"{file.relative_to(ROOT)}\n".encode())
+        digest.update(sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:_DIGITS]
+
+
+def files_of(policy: str) -> set[Path]:
+    return {*_shared_files(), *_own_files(policy)}
+
+
+@cache
+def _shared_files() -> tuple[Path, ...]:
+    package, policies = ROOT / "alignedserve", ROOT / _POLICIES.replace(".", "/")
+    found = [file for folder in _FOLDERS for file in (package / folder).rglob("*.py")]
+    shared = [file for file in found if policies not in file.parents]
+    return (
+        *(*shared, policies / "__init__.py", policies / "base.py"),
+        *(package / "timing" / "cost_presets.json", Path(__file__).with_name("played.py")),
+    )
+
+
+def _own_files(policy: str) -> set[Path]:
+    waiting = [(POLICIES | BASELINES)[policy].__module__]
+    seen, found = set[str](), set[Path]()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        files = [*_files_in(module)]
+        found.update(files)
+        waiting += [name for file in files for name in _IMPORTED.findall(file.read_text())]
+    return found
+
+
+def _files_in(module: str) -> Iterator[Path]:
+    """None of the package that lists all policies: it is among what all share."""
+    if module == _POLICIES:
+        return
+    path = ROOT / module.replace(".", "/")
+    if path.is_dir():
+        yield from path.rglob("*.py")
+    elif path.with_suffix(".py").is_file():
+        yield path.with_suffix(".py")
