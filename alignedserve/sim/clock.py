@@ -40,12 +40,14 @@ class Clock:
 
     def step(self, until_s: float = float("inf")) -> bool:
         """Runs the next event, if there is one by then."""
-        while self._heap and self._heap[0][0] <= until_s:
-            time_s, _, timer = heapq.heappop(self._heap)
-            if timer.action is not None:
+        heap = self._heap
+        while heap and heap[0][0] <= until_s:
+            time_s, _, timer = heapq.heappop(heap)
+            action = timer.action
+            if action is not None:
                 self.now = time_s
                 self.num_events += 1
-                timer.action()
+                action()
                 return True
         return False
 
@@ -57,8 +59,9 @@ class Clock:
 
     def run_while(self, goes_on: Callable[[], bool], limit_s: float) -> bool:
         """Until `goes_on` is false; False if it still is true at the limit, or nothing is left to happen."""
+        step = self.step
         while goes_on():
-            if not self.step(limit_s):
+            if not step(limit_s):
                 return False
         return True
 
@@ -76,8 +79,10 @@ class LocalClock:
         self._is_still = False
 
     def now(self) -> float:
-        rate = 0.0 if self._is_still else self._rate
-        return self._base_s + (self._clock.now - self._since_s) * rate
+        """Each process asks several times an iteration."""
+        if self._is_still:
+            return self._base_s
+        return self._base_s + (self._clock.now - self._since_s) * self._rate
 
     def jump(self, seconds: float) -> None:
         self._rebase()

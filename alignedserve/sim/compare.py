@@ -198,6 +198,7 @@ class Comparison:
             overhead=Overhead(config.pace, config.outside_ms / 1000),
             hidden_cache=self._engine.hidden_cache,
             groups=self._groups,
+            is_checked=False,
         )
 
     def _most_tokens(self, setting: Setting) -> int:

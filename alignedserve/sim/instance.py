@@ -32,6 +32,7 @@ from alignedserve.sim.grammars import SimThreads
 from alignedserve.sim.host_links import Ports
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
+from alignedserve.sim.trusting import TrustingEngine
 from alignedserve.sim.transfers import SimChannels, SimTransfers
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import TransferIds
@@ -100,7 +101,8 @@ class SimInstance(SimProcess):
     def begin(self) -> None:
         world = self.world
         seconds = partial(world.overhead.engine_s, dice=world.dice)
-        self.engine = SimEngine(self._limits, world.cost, world.computed, world.kv, seconds)
+        make = SimEngine if world.is_checked else TrustingEngine
+        self.engine = make(self._limits, world.cost, world.computed, world.kv, seconds)
         self._begin_role()
         self._inbox: list[AnyMessage | Up | Down] = []
         # The number of the connection that reports are sent on.
@@ -165,7 +167,8 @@ class SimInstance(SimProcess):
             self._obey(item)
         self._say(self.worker.take_outcomes())
         step = self.worker.begin()
-        self.worker.check()
+        if self.world.is_checked:
+            self.worker.check()
         if step.iteration is None:
             self._finish(step)
         else:

@@ -31,10 +31,15 @@ def num_output_tokens(request: Request, max_model_len: int) -> int:
     return min(request.seed >> _SALT_BITS, request.params.max_tokens or room, room)
 
 
+def is_last(seed: int, num_output_tokens: int) -> bool:
+    """Whether an answer stops with this token, whatever its limits are."""
+    return num_output_tokens >= seed >> _SALT_BITS
+
+
 def finish_reason(
     seed: int, prompt_len: int, max_tokens: int | None, num_output_tokens: int, max_model_len: int
 ) -> str | None:
-    if num_output_tokens >= seed >> _SALT_BITS:
+    if is_last(seed, num_output_tokens):
         return "stop"
     is_full = prompt_len + num_output_tokens >= max_model_len
     return "length" if is_full or (max_tokens is not None and num_output_tokens >= max_tokens) else None

@@ -42,8 +42,8 @@ class Connection:
         self._client = client
         self._hub = hub
         self._encode = encode
-        self._up = _Lane(clock, up, lambda message: hub.when_awake(lambda: self._at_hub(message)))
-        self._down = _Lane(clock, down, lambda message: client.when_awake(lambda: self._at_client(message)))
+        self._up = _Lane(clock, up, hub.when_awake, self._at_hub)
+        self._down = _Lane(clock, down, client.when_awake, self._at_client)
         self._client_listens = True
         self._hub_listens = True
 
@@ -102,15 +102,25 @@ class Connection:
 class _Lane:
     """One direction. None is the last that is sent."""
 
-    def __init__(self, clock: Clock, latency: Latency, deliver: Callable[[AnyMessage | None], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        latency: Latency,
+        when_awake: Callable[[Callable[[], None]], None],
+        take: Callable[[AnyMessage | None], None],
+    ) -> None:
+        """`when_awake`: the receiver's, which then calls `take`."""
         self._clock = clock
         self._latency = latency
-        self._deliver = deliver
+        self._when_awake = when_awake
+        self._take = take
         self._last_arrival_s = 0.0
         self._num_cuts = 0
 
     def send(self, message: AnyMessage | None) -> None:
-        self._last_arrival_s = max(self._last_arrival_s, self._clock.now + self._latency())
+        arrival_s = self._clock.now + self._latency()
+        if arrival_s > self._last_arrival_s:
+            self._last_arrival_s = arrival_s
         self._clock.at(self._last_arrival_s, partial(self._arrive, message, self._num_cuts))
 
     def cut(self) -> None:
@@ -120,4 +130,4 @@ class _Lane:
 
     def _arrive(self, message: AnyMessage | None, num_cuts: int) -> None:
         if num_cuts == self._num_cuts:
-            self._deliver(message)
+            self._when_awake(partial(self._take, message))

@@ -87,13 +87,12 @@ class SimProcess(CanHang):
             self._connection.to_hub(message)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
-        life = self._life
+        act = partial(self._act, self._life, action)
+        return self.world.clock.after(delay_s, partial(self.when_awake, act))
 
-        def act() -> None:
-            if self._life == life:
-                action()
-
-        return self.world.clock.after(delay_s, lambda: self.when_awake(act))
+    def _act(self, life: int, action: Callable[[], None]) -> None:
+        if self._life == life:
+            action()
 
     # ---- the connection, as alignedserve/protocol/connection.py has it ----
 

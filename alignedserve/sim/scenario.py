@@ -55,6 +55,8 @@ class Scenario:
     hidden_cache: bool = False
     # The model's layers, as far as an instance holds blocks for a window only.
     groups: LayerGroups = field(default_factory=lambda: one_group(1))
+    # See World.
+    is_checked: bool = True
 
     def island(self) -> Island:
         span = self.span
@@ -84,6 +86,7 @@ class Scenario:
             scheduling=self.scheduling,
             foresee=self.foresee,
             overhead=self.overhead,
+            is_checked=self.is_checked,
         )
         return Island(config)
 

@@ -188,7 +188,8 @@ class SimTransfers:
         segment = self._pool(key)
 
         def read() -> list[Content]:
-            return segment.read(key, [there for _, there in pairs])
+            has_contents = self.engine.has_contents
+            return segment.read(key, [there for _, there in pairs]) if has_contents else []
 
         found: list[Content] = []
 
@@ -200,8 +201,7 @@ class SimTransfers:
             if error is None and read() != found:
                 raise RuntimeError(f"request {key}: its blocks were written while they were read")
             if error is None:
-                for (here, _), content in zip(pairs, found, strict=True):
-                    self.engine.contents[here] = content
+                self._hold([here for here, _ in pairs], found)
             return error
 
         channel, crossings = self._channels.load, self._channels.ports.from_pool
@@ -213,8 +213,10 @@ class SimTransfers:
     ) -> None:
         segment = self._pool(key)
         # The blocks are copied as they were when the copy was started, whatever is computed meanwhile.
-        places = [(there, self.own(key, here, "saved")) for here, there in pairs]
-        self._check_filled(key, [held for _, held in places], num_empty)
+        places = []
+        if self.engine.has_contents:
+            places = [(there, self.own(key, here, "saved")) for here, there in pairs]
+            self._check_filled(key, [held for _, held in places], num_empty)
         write = segment.write(places)
 
         def end(error: str | None) -> str | None:
@@ -239,6 +241,12 @@ class SimTransfers:
                 raise RuntimeError(
                     f"request {key}: {wanted} tokens of a block are to be saved, which holds {held}"
                 )
+
+    def _hold(self, blocks: Sequence[BlockId], contents: Sequence[Content]) -> None:
+        """What was copied is in these blocks now."""
+        if self.engine.has_contents:
+            for block, content in zip(blocks, contents, strict=True):
+                self.engine.contents[block] = content
 
     def own(self, key: RequestKey, block: BlockId, how: str) -> Content:
         """KV that a request shares is its own in the pool, and at another instance. `how`: what is done with it."""
@@ -278,6 +286,8 @@ class SimTransfers:
         found: list[Content] = []
 
         def read(sender: SimTransfers) -> list[Content]:
+            if not self.engine.has_contents:
+                return []
             return [sender.own(key, of, "pulled") for key, of in zip(owners, theirs, strict=True)]
 
         def begin() -> str | None:
@@ -302,8 +312,7 @@ class SimTransfers:
                 return error
             if read(sender) != found:
                 raise RuntimeError(f"requests {keys}: {source}'s blocks were written while they were pulled")
-            for to, content in zip(here, found, strict=True):
-                self.engine.contents[to] = content
+            self._hold(here, found)
             sender.staging_buffer.finish_pull(keys)
             return None
 

@@ -106,6 +106,9 @@ class World:
     # Maps each instance to the transfers of its latest life.
     transfers: dict[InstanceId, SimTransfers] = field(default_factory=dict)
     num_epochs: int = 0
+    # Whether each block's KV and each token is looked at, and what instances count. In a simulation that nobody
+    # doubts it need not be: all tokens are 0 then.
+    is_checked: bool = True
     # What KV should be, for all requests.
     kv: KvModel = field(default_factory=KvModel)
     # Counts for each request the tokens whose KV instances have computed. The instances write it.

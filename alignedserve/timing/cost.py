@@ -173,19 +173,23 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     ) -> float:
         """The seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with
         these prefix `lengths`. `num_restored`: tokens of which K and V are restored from inputs."""
+        # Policies ask many times an iteration, so that nothing is called for what is not there.
         fixed_s = self.prefill_fixed_s if chunks else 0.0
-        if lengths:
-            fixed_s = max(
-                fixed_s, *(line.fixed_s + line.token_s * len(lengths) for line in self.decode_lines)
-            )
-        num_prompt_tokens = sum(count for _, count in chunks)
+        num_decodes, num_prompt_tokens, chunks_s = len(lengths), 0, 0.0
+        for line in self.decode_lines if num_decodes else ():
+            line_s = line.fixed_s + line.token_s * num_decodes
+            if line_s > fixed_s:
+                fixed_s = line_s
+        for before, count in chunks:
+            num_prompt_tokens += count
+            chunks_s += self.chunk_s(before, count)
         return (
             fixed_s
             + self.prefill_token_s * num_prompt_tokens
-            + self.reading_experts(num_prompt_tokens + len(lengths))
-            + sum(self.chunk_s(*chunk) for chunk in chunks)
-            + self.decode_attention(lengths)
-            + self.restoring(num_restored)
+            + (self.reading_experts(num_prompt_tokens + num_decodes) if self.expert_counts else 0.0)
+            + chunks_s
+            + (self.decode_attention(lengths) if num_decodes else 0.0)
+            + (self.restoring(num_restored) if num_restored else 0.0)
         )
 
     def reading_experts(self, num_tokens: int) -> float:
@@ -212,7 +216,8 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         return max(compute_s, self.decode_attention_s * num_read) + self.prefill_context_s * num_read
 
     def decode_attention(self, lengths: Sequence[int]) -> float:
-        lengths = seen_lengths(lengths, self.window)
+        if self.window:
+            lengths = seen_lengths(lengths, self.window)
         match self.attention:
             case "balanced":
                 num_read: float = sum(lengths)
@@ -220,8 +225,10 @@ class CostModel(Record, frozen=True, omit_defaults=True):
                 num_read = plain_cost(lengths, self.num_filling)
             case "padded":
                 num_read = len(lengths) * max(lengths, default=0)
-        num_far = max(num_read - self.num_near_tokens, 0)
-        return self.decode_attention_s * num_read + self.decode_far_s * num_far
+        near_s = self.decode_attention_s * num_read
+        if not self.decode_far_s:
+            return near_s
+        return near_s + self.decode_far_s * max(num_read - self.num_near_tokens, 0)
 
     def with_attention(self, attention: Attention) -> CostModel:
         return msgspec.structs.replace(self, attention=attention)

@@ -6,10 +6,9 @@ comes on top, and hardly depends on what is in the iteration.
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from alignedserve.timing.cost import ChunkCosts, CostModel
 
@@ -78,8 +77,8 @@ class Estimate:
         self._last.append(off * self.pace)
         self._last_outside_s.append(min(outside_s, _MOST_OFF * max(self.outside_s, inside_s)))
         # With few measurements the lower of the middle two counts: the first may well have been slow.
-        self.pace += _WEIGHT * (statistics.median_low(self._last) - self.pace)
-        self.outside_s += _WEIGHT * (statistics.median_low(self._last_outside_s) - self.outside_s)
+        self.pace += _WEIGHT * (_median_low(self._last) - self.pace)
+        self.outside_s += _WEIGHT * (_median_low(self._last_outside_s) - self.outside_s)
 
     def _overran(self, ratio: float) -> None:
         self._ratios.append(ratio)
@@ -89,3 +88,7 @@ class Estimate:
         if len(self._ratios) >= _LEAST:
             most = self._sorted_ratios[int((1 - _RARE) * (len(self._ratios) - 1))]
             self.overrun = min(max(most, 1.0), _MOST_OFF)
+
+
+def _median_low(numbers: Collection[float]) -> float:
+    return sorted(numbers)[(len(numbers) - 1) // 2]

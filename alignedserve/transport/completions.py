@@ -67,6 +67,8 @@ class Completions:
         `timeout_s` at most."""
         num_run = 0
         while True:
+            if not timeout_s and self._waiting.empty():
+                return num_run
             try:
                 what = self._waiting.get(timeout=timeout_s)
             except queue.Empty:
