@@ -58,7 +58,7 @@ class Restore:
 EndOp = Lend | Checkpoint | GiveUp | Renew | Restore
 
 
-@dataclass
+@dataclass(slots=True)
 class DecodePlan:
     # These requests leave at once, with their KV: their blocks are free before anybody takes any.
     drops: list[RequestKey] = field(default_factory=list)

@@ -46,7 +46,7 @@ from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
-@dataclass
+@dataclass(slots=True)
 class Changes:
     """What has changed since the last report."""
 
@@ -62,7 +62,7 @@ class Changes:
     failed_pulls: list[FailedPull] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(slots=True)
 class DecodeStep:
     begun_s: float
     plan: DecodePlan
@@ -334,7 +334,8 @@ class DecodeWorker(Worker[DecodeStep]):
             self._start(work, plan.num_lent(key), key in plan.keep_inputs)
         if plan.ends:
             self._carry_out(plan)
-        self._pull(plan.pulls)
+        if plan.pulls:
+            self._pull(plan.pulls)
         return self._launch(DecodeStep(begun_s, plan, None, []))
 
     def _carry_out(self, plan: DecodePlan) -> None:
@@ -389,11 +390,13 @@ class DecodeWorker(Worker[DecodeStep]):
         self._take_outputs(step, outputs)
 
     def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
-        self._prompts.computed(map(self._requests.__getitem__, step.prompts))
-        self._changes.progress += [
-            (key, self._requests[key].num_computed, self._prompts.num_found(key))
-            for key, _ in step.plan.chunks
-        ]
+        if step.prompts:
+            self._prompts.computed(map(self._requests.__getitem__, step.prompts))
+        if step.plan.chunks:
+            self._changes.progress += [
+                (key, self._requests[key].num_computed, self._prompts.num_found(key))
+                for key, _ in step.plan.chunks
+            ]
         # Outputs beyond the news have only log-probabilities of prompts.
         pairs = zip_longest(step.news, outputs) if step.prompts else zip(step.news, outputs, strict=False)
         for one, output in pairs:
@@ -444,14 +447,15 @@ class DecodeWorker(Worker[DecodeStep]):
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:
-        is_new = report.news or self._changes != Changes() or self._levels(report) != self._last_levels
+        levels = self._levels(report)
+        is_new = report.news or self._changes != Changes() or levels != self._last_levels
         messages = [*self._failed_evictions]
         # The router forgets what it was asked for when an eviction fails, so it is asked again.
         if is_new or self._failed_evictions:
             messages.append(report)
             self._moved = {}
         messages += self._outbox
-        self._changes, self._last_levels = Changes(), self._levels(report)
+        self._changes, self._last_levels = Changes(), levels
         self._outbox, self._failed_evictions = [], []
         return messages
 

@@ -31,29 +31,31 @@ class OutputProcessor:
 
     def process(self, sender: InstanceId, all_news: Iterable[NewTokens]) -> None:
         """Requests that are not with the sender any more are left alone: messages cross."""
+        find = self._requests.get
         for news in all_news:
-            state = self._requests.get(news.key)
+            state = find(news.key)
             if state and state.instance_id == sender and not state.is_finished:
                 self._append(sender, state, news)
 
     def _append(self, sender: InstanceId, state: RequestState, news: NewTokens) -> None:
-        if news.first != len(state.output):
+        output, now = state.output, self._clock.now
+        if news.first != len(output):
             raise RuntimeError(
-                f"{sender}: request {news.key} has {len(state.output)} tokens, and {news.first} before the new ones"
+                f"{sender}: request {news.key} has {len(output)} tokens, and {news.first} before the new ones"
             )
-        is_first = not state.output
+        is_first = not output
         if is_first and news.tokens:
-            self._output.add_progress(state, len(state.request.prompt), news.num_reused, self._clock.now)
-        state.output.extend(news.tokens)
+            self._output.add_progress(state, len(state.request.prompt), news.num_reused, now)
+        output += news.tokens
         if is_first:
             self._note_first_token(sender, state)
         if is_first or news.finish_reason:
             self._output.add_timeline(state)
-        self._output.add(state, news, self._clock.now)
+        self._output.add(state, news, now)
         if news.finish_reason:
             self._finish(sender, state, news.finish_reason)
             return
-        state.forecast.advance(len(state.output), self._clock.now)
+        state.forecast.advance(len(output), now)
         if self._demand.is_exceeded(state):
             self._demand.add(state)
 

@@ -112,12 +112,16 @@ def emptiest(request: RoutedRequest, views: Iterable[DecodeView]) -> DecodeView 
 
 def assign_in_order(requests: Iterable[RoutedRequest], cluster: ClusterState) -> list[Assign]:
     """Each to the emptiest decode instance, as soon as it fits there. Nobody is overtaken by one that comes later."""
+    waiting = iter(requests)
+    first = next(waiting, None)
+    if first is None:
+        return []
     decodes = cluster.decodes
     blocks = {view.instance_id: view.num_available_blocks for view in decodes}
     slots = {view.instance_id: view.num_available_slots for view in decodes}
     spans = {view.instance_id: view.hello.limits.span for view in decodes}
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
-    for request in requests:
+    for request in chain([first], waiting):
         open_ones = [name for name in blocks if slots[name] > 0]
         if not open_ones:
             break
