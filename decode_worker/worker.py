@@ -365,7 +365,8 @@ class DecodeWorker(Worker[DecodeStep]):
     def _launch(self, step: DecodeStep) -> DecodeStep:
         plan = step.plan
         work = [(request, request.num_pending) for request in map(self._requests.__getitem__, plan.run)]
-        work += [(self._requests[key], count) for key, count in plan.chunks]
+        if plan.chunks:
+            work += [(self._requests[key], count) for key, count in plan.chunks]
         if not work:
             return step
         self._stopwatch.engine_begins()
@@ -381,7 +382,7 @@ class DecodeWorker(Worker[DecodeStep]):
         self.schedule.sampled(plan.run)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
-        step.news = [coming_news(request) for request in step.iteration.requests]
+        step.news = list(map(coming_news, step.iteration.requests))
         return step
 
     def _computed(self, step: DecodeStep, iteration: Iteration) -> None:

@@ -126,6 +126,8 @@ class Eviction:
         if not self._cluster.pool or not self._pool.take_victims_retry():
             return
         for view in self._cluster.all_decodes:
+            if not view.refused:
+                continue
             found = [self._requests.find(key, view.instance_id, Phase.MAKING_ROOM) for key in view.refused]
             victims = [state for state in found if state]
             view.refused = {state.key: None for state in victims}

@@ -41,7 +41,7 @@ class OutputCoalescing:
         """Adds a request's next tokens."""
         delayed = self._delayed.get(state.key) if self._delayed else None
         if delayed is None:
-            if _is_urgent(state, news, len(news.tokens)):
+            if state.deadlines.is_rt or _is_urgent(state, news, len(news.tokens)):
                 self._of(state.gateway).news.append(news)
             else:
                 self._delayed[state.key] = _Delayed(state, now, [news], len(news.tokens))

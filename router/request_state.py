@@ -108,18 +108,17 @@ class RequestState:
     timeline: list[tuple[str, float]] = field(default_factory=list)
     _taken_s: float = 0.0
 
+    # That of the request: it is asked for several times a token.
+    key: RequestKey = field(init=False)
+
     def __post_init__(self) -> None:
-        self._taken_s = self.since_s
+        self._taken_s, self.key = self.since_s, self.request.key
 
     def record_phase(self) -> None:
         """Adds the phase that the request has just entered to its timeline."""
         is_new = not self.timeline or self.timeline[-1][0] != self.phase.value
         if is_new and len(self.timeline) < MAX_TIMELINE_LEN:
             self.timeline.append((self.phase.value, self.since_s - self._taken_s))
-
-    @property
-    def key(self) -> RequestKey:
-        return self.request.key
 
     @property
     def is_rt(self) -> bool:

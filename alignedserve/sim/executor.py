@@ -328,21 +328,23 @@ class SimEngine:
 
     def launch(self, work: Work) -> SimIteration:
         chunks, lengths, requests, num_restored = [], [], [], 0
-        block_size, computed = self.format.block_size, self._computed
+        block_size, computed, has_contents = self.format.block_size, self._computed, self.has_contents
         for request, count in work:
-            first, num_tokens = request.num_computed, request.num_tokens
+            first = request.num_computed
             end = first + count
-            if end == num_tokens:
+            is_due = end == request.num_prompt + len(request.output)
+            if is_due:
                 requests.append(request)
-            if end == num_tokens and count == 1 and request.output:
-                lengths.append(num_tokens)
+            if is_due and count == 1 and request.output:
+                lengths.append(end)
             else:
                 chunks.append((first, count))
             if request.keeps_inputs:
                 num_restored += first
             if end > request.num_columns * block_size:
                 self._grow_for(request, end)
-            self._compute(request, end)
+            if has_contents:
+                self._compute(request, end)
             request.num_computed = end
             computed[key_of(request.request_id)] += count
         computing_s = self._seconds(self._cost.iteration(chunks, lengths, num_restored), bool(chunks))
@@ -385,16 +387,13 @@ class SimEngine:
         if request.pooling is not None:
             self.part(request)
             return TokenOutput(request.request_id, None, "stop", embedding=self._embedding(request))
-        token, output = self._token(request), request.output
+        output, reason = request.output, None
+        token = model.sample(request.seed, len(output)) if self.has_contents else 0
         output.append(token)
-        reason = None
         if len(output) >= request.max_output_len or model.is_last(request.seed, len(output)):
             reason = "stop" if model.is_last(request.seed, len(output)) else "length"
             self.part(request)
         return TokenOutput(request.request_id, token, reason)
-
-    def _token(self, request: Request) -> int:
-        return model.sample(request.seed, len(request.output))
 
     def _embedding(self, request: Request) -> bytes:
         return self._chains[request.request_id].embedding

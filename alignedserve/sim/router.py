@@ -199,7 +199,8 @@ class RouterProcess(CanHang):
 
     def _tick(self, core: Router) -> None:
         if self.core is core:
-            self._let_part()
+            if self._parting:
+                self._let_part()
             self._step(Tick())
             tick = partial(self._tick, core)
             self._world.clock.after(self._world.tick_s, lambda: self.when_awake(tick))

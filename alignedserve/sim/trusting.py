@@ -13,8 +13,6 @@ from alignedserve.sim.block_contents import BlockContents, Digest
 from alignedserve.sim.executor import SimEngine
 from alignedserve.types import BlockId, RequestId, RequestKey
 
-TOKEN = 0
-
 
 class NoContents(BlockContents):
     """Blocks of which nobody asks what they hold."""
@@ -57,12 +55,6 @@ class TrustingEngine(SimEngine):
 
     def _clear(self, grown: Sequence[Grown]) -> None:
         pass
-
-    def _compute(self, request: Request, end: int) -> None:
-        pass
-
-    def _token(self, request: Request) -> int:
-        return TOKEN
 
     def _embedding(self, request: Request) -> bytes:
         return b""
