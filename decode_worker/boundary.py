@@ -150,7 +150,10 @@ class Boundary:
             )
 
     def drop(self, requests: Iterable[DecodeRequest]) -> None:
-        for request in [*requests]:
+        leaving = [*requests]
+        if not leaving:
+            return
+        for request in leaving:
             scheduled = _own(request)
             if scheduled.key not in self._block_table.running or scheduled.last_run == self._num_planned:
                 raise RuntimeError(

@@ -62,13 +62,12 @@ class RemainingTime(TokenTimes):
         self.pivot = Pivot(limits, estimate)
         self._estimate = estimate
         self._last: deque[float] = deque([self.pivot.seconds], maxlen=NUM_REMEMBERED)
+        # How long an iteration is taken to last.
+        self.iteration_s = self.pivot.seconds
 
     def took(self, seconds: float) -> None:
         self._last.append(seconds)
-
-    @property
-    def iteration_s(self) -> float:
-        return max(self._last)
+        self.iteration_s = max(self._last)
 
     def left_s(self, request: DecodeRequest, now: float) -> float:
         """Likewise of the next step of a job."""

@@ -147,7 +147,7 @@ class SimEngine:
             params=params,
             seed=seed,
             stop_token_ids=frozenset(),
-            max_output_len=min(room, params.max_tokens or room),
+            max_output_len=min(room, params.max_tokens or room, model.own_output_len(seed)),
             matcher=matcher,
             keeps_inputs=keeps_inputs,
             status=Status.HELD,
@@ -390,8 +390,8 @@ class SimEngine:
         output, reason = request.output, None
         token = model.sample(request.seed, len(output)) if self.has_contents else 0
         output.append(token)
-        if len(output) >= request.max_output_len or model.is_last(request.seed, len(output)):
-            reason = "stop" if model.is_last(request.seed, len(output)) else "length"
+        if len(output) >= request.max_output_len:
+            reason = "stop" if len(output) >= model.own_output_len(request.seed) else "length"
             self.part(request)
         return TokenOutput(request.request_id, token, reason)
 

@@ -87,8 +87,13 @@ class SimProcess(CanHang):
             self._connection.to_hub(message)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
-        act = partial(self._act, self._life, action)
-        return self.world.clock.after(delay_s, partial(self.when_awake, act))
+        return self.world.clock.after(delay_s, partial(self._act_awake, self._life, action))
+
+    def _act_awake(self, life: int, action: Callable[[], None]) -> None:
+        if self.is_hung:
+            self.when_awake(partial(self._act, life, action))
+        else:
+            self._act(life, action)
 
     def _act(self, life: int, action: Callable[[], None]) -> None:
         if self._life == life:

@@ -287,8 +287,11 @@ class BrosDecode(DecodePart):
         num_lendable = max(0, at.num_lendable_blocks - at.growth(self.config.evict_ahead, True))
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(map(at.num_freed, chosen))
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
-        be = [each for each in self.in_eviction_order(at.running, at) if not (each.is_rt or each in chosen)]
+        be: list[DecodeRequest] | None = None
         for request in (each for each in rt if not each.num_columns):
+            if be is None:
+                in_order = self.in_eviction_order([each for each in at.running if not each.is_rt], at)
+                be = [each for each in in_order if each not in chosen]
             needed = at.growth_of(request, self.config.admit_ahead)
             num_lent = 0 if request.num_pooled else min(needed, num_lendable)
             num_lendable -= num_lent
