@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(slots=True)
-class Timer:
+class Timer(msgspec.Struct, eq=False):
     action: Callable[[], None] | None
 
     def cancel(self) -> None:

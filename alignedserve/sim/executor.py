@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
@@ -46,8 +47,7 @@ class SimFormat:
         return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
 
 
-@dataclass
-class SimIteration:
+class SimIteration(msgspec.Struct):
     requests: list[Request]
     # The iteration takes this many seconds of virtual time.
     seconds: float
@@ -352,7 +352,7 @@ class SimEngine:
         return SimIteration(requests, copies_s + computing_s)
 
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
-        return [self._sample(request) for request in iteration.requests]
+        return list(map(self._sample, iteration.requests))
 
     def _grow_for(self, request: Request, num_tokens: int) -> None:
         """Has the request hold blocks for its first tokens. `Request.num_columns` says for how many columns it does
