@@ -42,7 +42,9 @@ class OutputCoalescing:
         delayed = self._delayed.get(state.key) if self._delayed else None
         if delayed is None:
             if state.deadlines.is_rt or _is_urgent(state, news, len(news.tokens)):
-                self._of(state.gateway).news.append(news)
+                # Most tokens take this way.
+                tokens = self._news.get(state.gateway) or self._of(state.gateway)
+                tokens.news.append(news)
             else:
                 self._delayed[state.key] = _Delayed(state, now, [news], len(news.tokens))
             return

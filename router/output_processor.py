@@ -55,8 +55,9 @@ class OutputProcessor:
         if news.finish_reason:
             self._finish(sender, state, news.finish_reason)
             return
-        state.forecast.advance(len(output), now)
-        if self._demand.is_exceeded(state):
+        if state.forecast.length <= len(output):
+            state.forecast.advance(len(output), now)
+        if state.demanded_output <= len(output):
             self._demand.add(state)
 
     def _note_first_token(self, sender: InstanceId, state: RequestState) -> None:

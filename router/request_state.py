@@ -11,6 +11,7 @@ From any phase a request may be recalled: it is LEAVING until no instance can to
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -98,6 +99,8 @@ class RequestState:
     # ---- what is expected of it ----
     # The expected length of its answer; it doubles each time the answer exceeds it.
     forecast: Forecast = field(default_factory=Forecast)
+    # The number of its output tokens for which `PoolDemand` counts blocks, which writes it.
+    demanded_output: int = sys.maxsize
     # Seconds on the router's clock at which it came to its gateway.
     arrived_s: float = 0.0
     # Seconds on the router's clock at which its tokens are due.

@@ -352,7 +352,19 @@ class SimEngine:
         return SimIteration(requests, copies_s + computing_s)
 
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
-        return list(map(self._sample, iteration.requests))
+        outputs, has_contents = [], self.has_contents
+        for request in iteration.requests:
+            if request.pooling is not None:
+                outputs.append(self._embed(request))
+                continue
+            tokens, reason = request.output, None
+            token = model.sample(request.seed, len(tokens)) if has_contents else 0
+            tokens.append(token)
+            if len(tokens) >= request.max_output_len:
+                reason = "stop" if len(tokens) >= model.own_output_len(request.seed) else "length"
+                self.part(request)
+            outputs.append(TokenOutput(request.request_id, token, reason))
+        return outputs
 
     def _grow_for(self, request: Request, num_tokens: int) -> None:
         """Has the request hold blocks for its first tokens. `Request.num_columns` says for how many columns it does
@@ -383,20 +395,10 @@ class SimEngine:
     def _digest(self, request_id: RequestId, num_tokens: int) -> int:
         return self._chains[request_id].hash_of(num_tokens)
 
-    def _sample(self, request: Request) -> TokenOutput:
-        if request.pooling is not None:
-            self.part(request)
-            return TokenOutput(request.request_id, None, "stop", embedding=self._embedding(request))
-        output, reason = request.output, None
-        token = model.sample(request.seed, len(output)) if self.has_contents else 0
-        output.append(token)
-        if len(output) >= request.max_output_len:
-            reason = "stop" if len(output) >= model.own_output_len(request.seed) else "length"
-            self.part(request)
-        return TokenOutput(request.request_id, token, reason)
-
-    def _embedding(self, request: Request) -> bytes:
-        return self._chains[request.request_id].embedding
+    def _embed(self, request: Request) -> TokenOutput:
+        self.part(request)
+        embedding = self._chains[request.request_id].embedding if self.has_contents else b""
+        return TokenOutput(request.request_id, None, "stop", embedding=embedding)
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 

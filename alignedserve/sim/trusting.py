@@ -56,5 +56,3 @@ class TrustingEngine(SimEngine):
     def _clear(self, grown: Sequence[Grown]) -> None:
         pass
 
-    def _embedding(self, request: Request) -> bytes:
-        return b""
