@@ -413,17 +413,17 @@ class DecodeWorker(Worker[DecodeStep]):
     # ---- reports ----------------------------------------------------------------------------------------------------
 
     def _report(self, step: DecodeStep, duration_s: float) -> DecodeReport:
-        schedule, changes = self.schedule, self._changes
-        lengths, own = schedule.lengths(), schedule.batch_lengths() if schedule.running_batch else []
+        schedule, changes, batch = self.schedule, self._changes, self.schedule.running_batch
+        lengths, own = schedule.lengths(), schedule.batch_lengths() if batch else ()
         num_be_running, num_be_blocks = schedule.best_effort()
         changes.num_asked, changes.num_found = self._prompts.prefix_cache.take_counts()
         return DecodeReport(
-            news=step.news + changes.refused,
+            news=step.news + changes.refused if changes.refused else step.news,
             admitted=changes.admitted,
             wants_evicted=step.plan.wants_evicted,
             evicted=changes.evicted,
             num_free_blocks=schedule.num_free_blocks,
-            num_running=schedule.num_running,
+            num_running=len(lengths),
             max_length=max(lengths, default=0),
             sum_lengths=sum(lengths),
             duration_s=duration_s,
@@ -436,7 +436,7 @@ class DecodeWorker(Worker[DecodeStep]):
             progress=changes.progress,
             num_asked=changes.num_asked,
             num_found=changes.num_found,
-            batch=schedule.running_batch,
+            batch=batch,
             batch_min_length=min(own, default=0),
             batch_max_length=max(own, default=0),
             is_mixed=step.is_mixed,

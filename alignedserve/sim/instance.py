@@ -162,9 +162,10 @@ class SimInstance(SimProcess):
         self._is_woken, self._is_busy = False, True
         if self._patience:
             self._patience.cancel()
-        inbox, self._inbox = self._inbox, []
-        for item in inbox:
-            self._obey(item)
+        if self._inbox:
+            inbox, self._inbox = self._inbox, []
+            for item in inbox:
+                self._obey(item)
         self._say(self.worker.take_outcomes())
         step = self.worker.begin()
         if self.world.is_checked:
@@ -172,7 +173,7 @@ class SimInstance(SimProcess):
         if step.iteration is None:
             self._finish(step)
         else:
-            self.after(step.iteration.seconds, lambda: self._finish(step))
+            self.after(step.iteration.seconds, partial(self._finish, step))
 
     def _finish(self, step: Step) -> None:
         messages, goes_on = self.worker.finish(step)
@@ -185,7 +186,7 @@ class SimInstance(SimProcess):
             self._patience = self.after(self.worker.patience_s, self._wake)
 
     def _say(self, messages: Sequence[AnyMessage]) -> None:
-        if self._connection_number == self._num_connections:
+        if messages and self._connection_number == self._num_connections:
             for message in messages:
                 self.send(message)
 

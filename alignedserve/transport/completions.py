@@ -65,10 +65,11 @@ class Completions:
     def run(self, timeout_s: float = 0.0) -> int:
         """Makes the calls that are waiting, and returns their number. If there are none it waits for one, for
         `timeout_s` at most."""
+        if not timeout_s and self._waiting.empty():
+            # So it is before most iterations, and an exception would take longer than this.
+            return 0
         num_run = 0
         while True:
-            if not timeout_s and self._waiting.empty():
-                return num_run
             try:
                 what = self._waiting.get(timeout=timeout_s)
             except queue.Empty:
