@@ -27,6 +27,8 @@ _LEAST, _MEMORY = 20, 200
 class Estimate:
     def __init__(self, model: CostModel) -> None:
         self._model = model
+        # The cost model's seconds for a decode that is alone, by the number of tokens before it.
+        self._alone_s: dict[int, float] = {}
         # The recent ratio of measured to modelled time in the engine.
         self.pace = 1.0
         # The recent seconds per iteration outside the engine.
@@ -47,6 +49,13 @@ class Estimate:
     ) -> float:
         """The seconds of `CostModel.iteration`, corrected."""
         return self.corrected(self._model.iteration(chunks, lengths, num_restored))
+
+    def alone(self, num_tokens: int) -> float:
+        """The seconds of an iteration with a single decode after so many tokens."""
+        model_s = self._alone_s.get(num_tokens)
+        if model_s is None:
+            model_s = self._alone_s[num_tokens] = self._model.iteration([], [num_tokens])
+        return self.corrected(model_s)
 
     @property
     def restored_token_s(self) -> float:

@@ -212,7 +212,7 @@ class BrosDecode(DecodePart):
         """If it runs alone."""
         alone_s = 0.0
         if self._estimate and request.num_pending == 1:
-            alone_s = self._estimate.iteration([], [request.num_tokens])
+            alone_s = self._estimate.alone(request.num_tokens)
         elif self._estimate:
             count = min(request.num_pending, self.limits.max_num_batched_tokens)
             alone_s = self._estimate.iteration([(request.num_cached, count)], [])
