@@ -135,6 +135,8 @@ class AccelgenColocated(AccelgenDecode):
         urgent = [each for each in could_run if self._time.is_urgent(each, at.now)]
         pivot = self._time.pivot.num_tokens
         lengths, bound_s = self._run(at, min(sum(each.num_pending for each in urgent), pivot))
+        if not (begun or waiting):
+            return
         # A prompt makes progress where nothing else runs, or it must.
         num_least = at.limits.block_size if urgent or not lengths else 0
         num_before = begun[0].num_tokens - begun[0].num_pending if begun else 0
