@@ -328,7 +328,8 @@ class DecodeWorker(Worker[DecodeStep]):
             self.engine.free_passed(self._requests[key])
         for key in plan.drops:
             self._leave(key)
-        self._changes.dropped += plan.drops
+        if plan.drops:
+            self._changes.dropped += plan.drops
         for work in plan.new_prompts:
             key = work.request.key
             self._start(work, plan.num_lent(key), key in plan.keep_inputs)
