@@ -174,17 +174,12 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         """The seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with
         these prefix `lengths`. `num_restored`: tokens of which K and V are restored from inputs."""
         # Policies ask many times an iteration, so that nothing is called for what is not there.
-        fixed_s = self.prefill_fixed_s if chunks else 0.0
         num_decodes, num_prompt_tokens, chunks_s = len(lengths), 0, 0.0
-        for line in self.decode_lines if num_decodes else ():
-            line_s = line.fixed_s + line.token_s * num_decodes
-            if line_s > fixed_s:
-                fixed_s = line_s
         for before, count in chunks:
             num_prompt_tokens += count
             chunks_s += self.chunk_s(before, count)
         return (
-            fixed_s
+            self.fixed_s(bool(chunks), num_decodes)
             + self.prefill_token_s * num_prompt_tokens
             + (self.reading_experts(num_prompt_tokens + num_decodes) if self.expert_counts else 0.0)
             + chunks_s
@@ -192,12 +187,24 @@ class CostModel(Record, frozen=True, omit_defaults=True):
             + (self.restoring(num_restored) if num_restored else 0.0)
         )
 
+    def fixed_s(self, has_chunks: bool, num_decodes: int) -> float:
+        """The seconds that an iteration takes whatever its requests' lengths are."""
+        seconds = self.prefill_fixed_s if has_chunks else 0.0
+        for line in self.decode_lines if num_decodes else ():
+            line_s = line.fixed_s + line.token_s * num_decodes
+            if line_s > seconds:
+                seconds = line_s
+        return seconds
+
     def reading_experts(self, num_tokens: int) -> float:
         """The seconds in which the experts are read that so many tokens go through."""
         return self.experts_s * self.expert_counts.hit_share(num_tokens) if self.expert_counts else 0.0
 
     def chunks_together(self) -> ChunkCosts:
         return ChunkCosts(self)
+
+    def one_more_chunk(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> OneMoreChunk:
+        return OneMoreChunk(self, chunks, lengths)
 
     def fastest_tbt_s(self, num_tokens: int) -> float:
         """The seconds between two tokens of a request that decodes alone, after so many tokens."""
@@ -211,9 +218,12 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         )
 
     def chunk_s(self, before: int, count: int) -> float:
-        compute_s = self.prefill_attention_s * chunk_pairs(before, count, self.window)
-        num_read = chunk_reads(before, count, self.window)
-        return max(compute_s, self.decode_attention_s * num_read) + self.prefill_context_s * num_read
+        if self.window:
+            num_pairs, num_read = chunk_pairs(before, count, self.window), chunk_reads(before, count, self.window)
+        else:
+            num_pairs, num_read = (2 * before + count) * count, before + count
+        compute_s, reading_s = self.prefill_attention_s * num_pairs, self.decode_attention_s * num_read
+        return (compute_s if compute_s > reading_s else reading_s) + self.prefill_context_s * num_read
 
     def decode_attention(self, lengths: Sequence[int]) -> float:
         if self.window:
@@ -253,6 +263,31 @@ class ChunkCosts:
         num_tokens = self._num_tokens + count
         linear_s = model.prefill_token_s * num_tokens + model.reading_experts(num_tokens)
         return model.prefill_fixed_s + linear_s + (self._sum_s + model.chunk_s(before, count))
+
+
+class OneMoreChunk:
+    """The cost of an iteration of these chunks and decodes, and one more chunk, while that one's size is sought."""
+
+    def __init__(
+        self, model: CostModel, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
+    ) -> None:
+        self._model = model
+        self._num_decodes = len(lengths)
+        self._num_tokens = sum(count for _, count in chunks)
+        self._fixed_s = model.fixed_s(True, len(lengths))
+        self._chunks_s = sum(model.chunk_s(before, count) for before, count in chunks)
+        self._attention_s = model.decode_attention(lengths) if lengths else 0.0
+
+    def seconds_with(self, before: int, count: int) -> float:
+        """The same as `CostModel.iteration`, to the last bit: what is added up is added in the same order."""
+        model, num_tokens = self._model, self._num_tokens + count
+        return (
+            self._fixed_s
+            + model.prefill_token_s * num_tokens
+            + (model.reading_experts(num_tokens + self._num_decodes) if model.expert_counts else 0.0)
+            + (self._chunks_s + model.chunk_s(before, count))
+            + self._attention_s
+        )
 
 
 def seen_lengths(lengths: Sequence[int], window: int) -> Sequence[int]:

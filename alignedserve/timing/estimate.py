@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from alignedserve.timing.cost import ChunkCosts, CostModel
 
@@ -65,6 +65,14 @@ class Estimate:
     def fetch(self, num_tokens: int) -> float:
         """The seconds in which the KV of so many tokens comes from the pool."""
         return self._model.channels.fetch.seconds(int(num_tokens * self._model.pool_bytes_per_token))
+
+    def one_more_chunk(
+        self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
+    ) -> Callable[[int, int], float]:
+        """Returns a function of a chunk: of the tokens computed before, and to compute. It returns what `iteration` of
+        that and all these does, and is quicker where many chunks are tried."""
+        costs = self._model.one_more_chunk(chunks, lengths)
+        return lambda before, count: self.corrected(costs.seconds_with(before, count))
 
     def chunks_together(self) -> ChunkCosts:
         """Costs by the cost model alone: see `corrected`."""

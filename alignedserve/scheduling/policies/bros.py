@@ -101,10 +101,11 @@ class Batch:
         """Adds as many blocks of a prompt as there is time for. Returns False if there is time for none."""
         if self._estimate is None or _is_fetched(request):
             return False
-        before, block_size, predict = request.num_cached, self._at.limits.block_size, self._estimate.iteration
+        before, block_size = request.num_cached, self._at.limits.block_size
+        predict = self._estimate.one_more_chunk(self._chunks, self._lengths)
 
         def seconds(num_blocks: int) -> float:
-            return predict([*self._chunks, (before, num_blocks * block_size)], self._lengths)
+            return predict(before, num_blocks * block_size)
 
         num_most = max(min(request.num_pending, self._num_tokens_left) // block_size, 0)
         num_blocks = bisect_right(range(1, num_most + 1), bound_s, key=seconds)
