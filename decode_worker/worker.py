@@ -399,17 +399,25 @@ class DecodeWorker(Worker[DecodeStep]):
                 (key, self._requests[key].num_computed, self._prompts.num_found(key))
                 for key, _ in step.plan.chunks
             ]
-        # Outputs beyond the news have only log-probabilities of prompts.
-        pairs = zip_longest(step.news, outputs) if step.prompts else zip(step.news, outputs, strict=False)
-        for one, output in pairs:
-            if one is not None:
+        if not step.prompts:
+            for one, output in zip(step.news, outputs, strict=False):
                 complete(one, output)
-            if step.prompts:
-                self._prompts.take_output(output, one)
-            if one is not None and output.finish_reason:
-                self._prompts.ended(self._requests[one.key])
-                self.schedule.ended(one.key)
-                self._leave(one.key)
+                if output.finish_reason:
+                    self._ended(one.key)
+            return
+        # Outputs beyond the news have only log-probabilities of prompts.
+        for news, output in zip_longest(step.news, outputs):
+            if news is not None:
+                complete(news, output)
+            self._prompts.take_output(output, news)
+            if news is not None and output.finish_reason:
+                self._ended(news.key)
+
+    def _ended(self, key: RequestKey) -> None:
+        """The request's answer is whole."""
+        self._prompts.ended(self._requests[key])
+        self.schedule.ended(key)
+        self._leave(key)
 
     # ---- reports ----------------------------------------------------------------------------------------------------
 

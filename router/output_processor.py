@@ -31,33 +31,35 @@ class OutputProcessor:
 
     def process(self, sender: InstanceId, all_news: Iterable[NewTokens]) -> None:
         """Requests that are not with the sender any more are left alone: messages cross."""
-        find = self._requests.get
+        find, add, now = self._requests.get, self._output.add, self._clock.now
         for news in all_news:
             state = find(news.key)
-            if state and state.instance_id == sender and not state.is_finished:
-                self._append(sender, state, news)
+            if not state or state.instance_id != sender or state.is_finished:
+                continue
+            output = state.output
+            num_before = len(output)
+            if news.first != num_before:
+                raise RuntimeError(
+                    f"{sender}: request {news.key} has {num_before} tokens, and {news.first} before the new ones"
+                )
+            if not num_before and news.tokens:
+                self._output.add_progress(state, len(state.request.prompt), news.num_reused, now)
+            output += news.tokens
+            if not num_before:
+                self._note_first_token(sender, state)
+            if news.finish_reason or not num_before:
+                self._output.add_timeline(state)
+            add(state, news, now)
+            if news.finish_reason:
+                self._finish(sender, state, news.finish_reason)
+            else:
+                self._look_ahead(state, len(output), now)
 
-    def _append(self, sender: InstanceId, state: RequestState, news: NewTokens) -> None:
-        output, now = state.output, self._clock.now
-        if news.first != len(output):
-            raise RuntimeError(
-                f"{sender}: request {news.key} has {len(output)} tokens, and {news.first} before the new ones"
-            )
-        is_first = not output
-        if is_first and news.tokens:
-            self._output.add_progress(state, len(state.request.prompt), news.num_reused, now)
-        output += news.tokens
-        if is_first:
-            self._note_first_token(sender, state)
-        if is_first or news.finish_reason:
-            self._output.add_timeline(state)
-        self._output.add(state, news, now)
-        if news.finish_reason:
-            self._finish(sender, state, news.finish_reason)
-            return
-        if state.forecast.length <= len(output):
-            state.forecast.advance(len(output), now)
-        if state.demanded_output <= len(output):
+    def _look_ahead(self, state: RequestState, num_output: int, now: float) -> None:
+        """The answer goes on, and may be longer than was expected."""
+        if state.forecast.length <= num_output:
+            state.forecast.advance(num_output, now)
+        if state.demanded_output <= num_output:
             self._demand.add(state)
 
     def _note_first_token(self, sender: InstanceId, state: RequestState) -> None:

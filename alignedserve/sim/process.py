@@ -92,8 +92,8 @@ class SimProcess(CanHang):
     def _act_awake(self, life: int, action: Callable[[], None]) -> None:
         if self.is_hung:
             self.when_awake(partial(self._act, life, action))
-        else:
-            self._act(life, action)
+        elif self._life == life:
+            action()
 
     def _act(self, life: int, action: Callable[[], None]) -> None:
         if self._life == life:
