@@ -106,13 +106,17 @@ def compare(
                 f"fast  {turns[0][1].num_tokens:8} tokens  {verdict}",
                 flush=True,
             )
-    print(f"{'all':33} {totals_s[0]:7.2f} s {totals_s[1]:7.2f} s {totals_s[0] / totals_s[1]:6.2f} times as fast")
+    print(
+        f"{'all':33} {totals_s[0]:7.2f} s {totals_s[1]:7.2f} s {totals_s[0] / totals_s[1]:6.2f} times as fast"
+    )
     return are_equal
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--policy", action="append", choices=[*POLICIES], help="repeat for several; default: all")
+    parser.add_argument(
+        "--policy", action="append", choices=[*POLICIES], help="repeat for several; default: all"
+    )
     parser.add_argument("--scenario", action="append", choices=[*SCENARIOS], help="likewise")
     parser.add_argument("--requests", type=int, default=200, help="of each scenario, but for its backlog")
     parser.add_argument("--against", type=Path, help="another checkout")

@@ -21,7 +21,6 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey
 
-
 _NO_KEYS: frozenset[RequestKey] = frozenset()
 
 

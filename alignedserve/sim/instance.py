@@ -32,8 +32,8 @@ from alignedserve.sim.grammars import SimThreads
 from alignedserve.sim.host_links import Ports
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
-from alignedserve.sim.trusting import TrustingEngine
 from alignedserve.sim.transfers import SimChannels, SimTransfers
+from alignedserve.sim.trusting import TrustingEngine
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import TransferIds
 from alignedserve.types import InstanceId

@@ -55,4 +55,3 @@ class TrustingEngine(SimEngine):
 
     def _clear(self, grown: Sequence[Grown]) -> None:
         pass
-

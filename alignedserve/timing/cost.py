@@ -219,7 +219,10 @@ class CostModel(Record, frozen=True, omit_defaults=True):
 
     def chunk_s(self, before: int, count: int) -> float:
         if self.window:
-            num_pairs, num_read = chunk_pairs(before, count, self.window), chunk_reads(before, count, self.window)
+            num_pairs, num_read = (
+                chunk_pairs(before, count, self.window),
+                chunk_reads(before, count, self.window),
+            )
         else:
             num_pairs, num_read = (2 * before + count) * count, before + count
         compute_s, reading_s = self.prefill_attention_s * num_pairs, self.decode_attention_s * num_read
@@ -268,9 +271,7 @@ class ChunkCosts:
 class OneMoreChunk:
     """The cost of an iteration of these chunks and decodes, and one more chunk, while that one's size is sought."""
 
-    def __init__(
-        self, model: CostModel, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
-    ) -> None:
+    def __init__(self, model: CostModel, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
         self._model = model
         self._num_decodes = len(lengths)
         self._num_tokens = sum(count for _, count in chunks)
