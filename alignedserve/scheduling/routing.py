@@ -28,22 +28,37 @@ NUM_CHOICES = 4
 def window(cluster: ClusterState, num_iterations: float) -> Room:
     """So many iterations of all prefill instances. However short prompts are, there are not more in them than instances
     run at once."""
-    limits = [view.hello.limits for view in cluster.prefills]
-    return Room(
-        int(num_iterations * sum(each.max_num_batched_tokens for each in limits)),
-        math.ceil(num_iterations * sum(each.max_num_seqs for each in limits)),
-    )
+    num_tokens = num_requests = 0
+    for view in cluster.prefills:
+        limits = view.hello.limits
+        num_tokens += limits.max_num_batched_tokens
+        num_requests += limits.max_num_seqs
+    return Room(int(num_iterations * num_tokens), math.ceil(num_iterations * num_requests))
 
 
 def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
     """Tokens and requests that were started and are not computed."""
-    works = [island.reserving, *(view.pending for view in island.cluster.prefills)]
-    return sum(each.sum(is_rt) for each in works), sum(each.count(is_rt) for each in works)
+    num_tokens, num_requests = island.reserving.sum(is_rt), island.reserving.count(is_rt)
+    for view in island.cluster.prefills:
+        num_tokens += view.pending.sum(is_rt)
+        num_requests += view.pending.count(is_rt)
+    return num_tokens, num_requests
 
 
 def room_left(island: Island, num_iterations: float) -> Room:
     """In a window of work for all."""
-    return window(island.cluster, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
+    return window(island.cluster, num_iterations).less(*_all_ahead(island))
+
+
+def _all_ahead(island: Island) -> tuple[int, int]:
+    """Of both classes: see `ahead`."""
+    reserving = island.reserving
+    num_tokens, num_requests = reserving.total, reserving.count(True) + reserving.count(False)
+    for view in island.cluster.prefills:
+        pending = view.pending
+        num_tokens += pending.total
+        num_requests += pending.count(True) + pending.count(False)
+    return num_tokens, num_requests
 
 
 def room_to_choose(island: Island, num_iterations: float, num_choices: int = NUM_CHOICES) -> Room:
@@ -53,7 +68,7 @@ def room_to_choose(island: Island, num_iterations: float, num_choices: int = NUM
         return room_left(island, num_iterations)
     num_slots = sum(view.hello.limits.max_num_seqs for view in island.cluster.prefills)
     choices = Room(sys.maxsize, num_choices * num_slots)
-    return choices.less(*ahead(island, True)).less(*ahead(island, False))
+    return choices.less(*_all_ahead(island))
 
 
 def _always(_: RoutedRequest) -> bool:
