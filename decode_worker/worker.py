@@ -365,7 +365,8 @@ class DecodeWorker(Worker[DecodeStep]):
 
     def _launch(self, step: DecodeStep) -> DecodeStep:
         plan = step.plan
-        work = [(request, request.num_pending) for request in map(self._requests.__getitem__, plan.run)]
+        requests = map(self._requests.__getitem__, plan.run)
+        work = [(each, each.num_prompt + len(each.output) - each.num_computed) for each in requests]
         if plan.chunks:
             work += [(self._requests[key], count) for key, count in plan.chunks]
         if not work:

@@ -43,6 +43,7 @@ decodes and in chunks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -206,6 +207,9 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     def one_more_chunk(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> OneMoreChunk:
         return OneMoreChunk(self, chunks, lengths)
 
+    def first_decodes(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> FirstDecodes:
+        return FirstDecodes(self, chunks, lengths)
+
     def fastest_tbt_s(self, num_tokens: int) -> float:
         """The seconds between two tokens of a request that decodes alone, after so many tokens."""
         return self.iteration([], [num_tokens])
@@ -238,6 +242,10 @@ class CostModel(Record, frozen=True, omit_defaults=True):
                 num_read = plain_cost(lengths, self.num_filling)
             case "padded":
                 num_read = len(lengths) * max(lengths, default=0)
+        return self.reading_s(num_read)
+
+    def reading_s(self, num_read: float) -> float:
+        """The seconds in which decodes read KV of so many tokens, if the whole device does."""
         near_s = self.decode_attention_s * num_read
         if not self.decode_far_s:
             return near_s
@@ -289,6 +297,36 @@ class OneMoreChunk:
             + (self._chunks_s + model.chunk_s(before, count))
             + self._attention_s
         )
+
+
+class FirstDecodes:
+    """The cost of an iteration of these chunks and the first few of these decodes, while their number is sought."""
+
+    def __init__(self, model: CostModel, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
+        self._model = model
+        self._has_chunks = bool(chunks)
+        self._lengths = lengths
+        self._num_tokens = sum(count for _, count in chunks)
+        self._chunks_s = sum(model.chunk_s(before, count) for before, count in chunks)
+        self._sums: list[int] | None = None
+        if model.attention == "balanced":
+            self._sums = [0, *accumulate(seen_lengths(lengths, model.window))]
+
+    def seconds(self, num_decodes: int) -> float:
+        """The same as `CostModel.iteration`, to the last bit."""
+        model, num_tokens = self._model, self._num_tokens
+        return (
+            model.fixed_s(self._has_chunks, num_decodes)
+            + model.prefill_token_s * num_tokens
+            + (model.reading_experts(num_tokens + num_decodes) if model.expert_counts else 0.0)
+            + self._chunks_s
+            + self._attention_s(num_decodes)
+        )
+
+    def _attention_s(self, num_decodes: int) -> float:
+        if self._sums is not None:
+            return self._model.reading_s(self._sums[num_decodes])
+        return self._model.decode_attention(self._lengths[:num_decodes])
 
 
 def seen_lengths(lengths: Sequence[int], window: int) -> Sequence[int]:

@@ -74,6 +74,14 @@ class Estimate:
         costs = self._model.one_more_chunk(chunks, lengths)
         return lambda before, count: self.corrected(costs.seconds_with(before, count))
 
+    def first_decodes(
+        self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
+    ) -> Callable[[int], float]:
+        """Returns a function of a number: what `iteration` returns for these chunks and so many of the decodes, the
+        first ones."""
+        costs = self._model.first_decodes(chunks, lengths)
+        return lambda num_decodes: self.corrected(costs.seconds(num_decodes))
+
     def chunks_together(self) -> ChunkCosts:
         """Costs by the cost model alone: see `corrected`."""
         return self._model.chunks_together()

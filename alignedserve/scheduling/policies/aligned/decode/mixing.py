@@ -157,9 +157,10 @@ class Mixing:
         alone_s = self._estimate.iteration(chunks, lengths) if lengths or chunks else 0.0
         in_order, num_pressed = self._in_order(be)
         lengths += [request.num_tokens for request in in_order]
+        predict, num_rt = self._estimate.first_decodes(chunks, lengths), len(rt)
 
         def seconds(num_be: int) -> float:
-            return self._estimate.iteration(chunks, lengths[: len(rt) + num_be])
+            return predict(num_rt + num_be)
 
         def num_within(bound_s: float) -> int:
             bound_s = max(bound_s, alone_s + self._credit.seconds)
