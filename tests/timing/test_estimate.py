@@ -27,6 +27,16 @@ def test_at_first_it_is_the_model() -> None:
     assert Estimate(OPT_13B).iteration([(0, 100)], [5]) == OPT_13B.iteration([(0, 100)], [5])
 
 
+def test_all_that_is_predicted_is_corrected_alike() -> None:
+    estimate = Estimate(OPT_13B)
+    run(estimate, pace=1.3, num=50)
+    chunks, lengths = [(0, 64), (64, 32)], [700, 30, 1200]
+    for _ in range(2):
+        assert estimate.alone(700) == estimate.iteration([], [700])
+    assert estimate.one_more_chunk(chunks, lengths)(5, 99) == estimate.iteration([*chunks, (5, 99)], lengths)
+    assert estimate.first_decodes(chunks, lengths)(2) == estimate.iteration(chunks, lengths[:2])
+
+
 @given(st.floats(0.05, 20))
 def test_it_converges_on_a_device_of_any_pace(pace: float) -> None:
     estimate = Estimate(OPT_13B)
