@@ -31,35 +31,33 @@ class OutputProcessor:
 
     def process(self, sender: InstanceId, all_news: Iterable[NewTokens]) -> None:
         """Requests that are not with the sender any more are left alone: messages cross."""
-        find, add, now = self._requests.get, self._output.add, self._clock.now
+        find, now = self._requests.get, self._clock.now
         for news in all_news:
             state = find(news.key)
-            if not state or state.instance_id != sender or state.is_finished:
-                continue
-            output = state.output
-            num_before = len(output)
-            if news.first != num_before:
-                raise RuntimeError(
-                    f"{sender}: request {news.key} has {num_before} tokens, and {news.first} before the new ones"
-                )
-            if not num_before and news.tokens:
-                self._output.add_progress(state, len(state.request.prompt), news.num_reused, now)
-            output += news.tokens
-            if not num_before:
-                self._note_first_token(sender, state)
-            if news.finish_reason or not num_before:
-                self._output.add_timeline(state)
-            add(state, news, now)
-            if news.finish_reason:
-                self._finish(sender, state, news.finish_reason)
-            else:
-                self._look_ahead(state, len(output), now)
+            if state and state.instance_id == sender and not state.is_finished:
+                self._append(sender, state, news, now)
 
-    def _look_ahead(self, state: RequestState, num_output: int, now: float) -> None:
-        """The answer goes on, and may be longer than was expected."""
-        if state.forecast.length <= num_output:
-            state.forecast.advance(num_output, now)
-        if state.demanded_output <= num_output:
+    def _append(self, sender: InstanceId, state: RequestState, news: NewTokens, now: float) -> None:
+        output = state.output
+        num_before = len(output)
+        if news.first != num_before:
+            raise RuntimeError(
+                f"{sender}: request {news.key} has {num_before} tokens, and {news.first} before the new ones"
+            )
+        if not num_before and news.tokens:
+            self._output.add_progress(state, len(state.request.prompt), news.num_reused, now)
+        output += news.tokens
+        if not num_before:
+            self._note_first_token(sender, state)
+        if news.finish_reason or not num_before:
+            self._output.add_timeline(state)
+        self._output.add(state, news, now)
+        if news.finish_reason:
+            self._finish(sender, state, news.finish_reason)
+            return
+        if state.forecast.length <= len(output):
+            state.forecast.advance(len(output), now)
+        if state.demanded_output <= len(output):
             self._demand.add(state)
 
     def _note_first_token(self, sender: InstanceId, state: RequestState) -> None:

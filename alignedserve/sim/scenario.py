@@ -55,7 +55,7 @@ class Scenario:
     hidden_cache: bool = False
     # The model's layers, as far as an instance holds blocks for a window only.
     groups: LayerGroups = field(default_factory=lambda: one_group(1))
-    # See World.
+    # See World. Only its figures are wanted of a simulation where this is False.
     is_checked: bool = True
 
     def island(self) -> Island:
