@@ -77,12 +77,13 @@ def measure(scenario: str, policy: str, num_requests: int) -> Run:
     return Run(scenario, policy, cpu_s, num_tokens, hashlib.sha256(found).hexdigest()[:16])
 
 
-def measure_in(checkout: Path, scenario: str, policy: str, num_requests: int) -> Run:
+def measure_in(checkout: Path, scenario: str, policies: Sequence[str], num_requests: int) -> list[Run]:
     """In a process of its own, whose modules are those of the checkout."""
     command = [sys.executable, "-m", "benchmarks.simulator_speed", "--as-json"]
-    command += ["--scenario", scenario, "--policy", policy, "--requests", str(num_requests)]
+    command += ["--scenario", scenario, "--requests", str(num_requests)]
+    command += [f"--policy={policy}" for policy in policies]
     done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
-    return Run(**json.loads(done.stdout))
+    return [Run(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def compare(
@@ -91,19 +92,20 @@ def compare(
     """Prints the least time of all rounds in each checkout. Returns whether all digests are equal."""
     totals_s, are_equal = [0.0, 0.0], True
     for scenario in scenarios:
-        for policy in policies:
-            turns = [
-                [measure_in(each, scenario, policy, num_requests) for each in (other, ROOT)]
-                for _ in range(rounds)
-            ]
-            before_s, now_s = (min(run.cpu_s for run in runs) for runs in zip(*turns, strict=True))
-            is_equal = len({run.digest for turn in turns for run in turn}) == 1
+        turns = [
+            [measure_in(each, scenario, policies, num_requests) for each in (other, ROOT)]
+            for _ in range(rounds)
+        ]
+        for index, policy in enumerate(policies):
+            of_policy = [[runs[index] for runs in turn] for turn in turns]
+            before_s, now_s = (min(run.cpu_s for run in runs) for runs in zip(*of_policy, strict=True))
+            is_equal = len({run.digest for turn in of_policy for run in turn}) == 1
             are_equal &= is_equal
             totals_s = [totals_s[0] + before_s, totals_s[1] + now_s]
             verdict = "equal" if is_equal else "OTHER FIGURES"
             print(
                 f"{scenario:22} {policy:10} {before_s:7.2f} s {now_s:7.2f} s {before_s / now_s:6.2f} times as "
-                f"fast  {turns[0][1].num_tokens:8} tokens  {verdict}",
+                f"fast  {of_policy[0][1].num_tokens:8} tokens  {verdict}",
                 flush=True,
             )
     print(
