@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start many processes: without bytecode each of them would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak lint types check picture lock clean
+.PHONY: demo serve test test-all test-everything clients fuzz attack vopr soak arena lint types check picture lock clean
 
 demo: .venv/installed
 	$(BIN)/alignedserve generate
@@ -52,6 +52,12 @@ check: lint types test
 # an hour of new seeds; MINUTES=2 make vopr, FIRST_SEED=7 for those from there on
 vopr: .venv/installed
 	$(BIN)/alignedserve vopr --minutes $${MINUTES:-60} $${FIRST_SEED:+--first-seed $$FIRST_SEED} --out $${OUT:-.}
+
+# Ten scenarios that the commit's number draws, every policy in each, in MINUTES at most; it fails where the default policy
+# is too far behind. FIRST_SEED=7 for those from there on; OUT=DIR keeps what was found, and goes on from there.
+arena: .venv/installed
+	timeout $${MINUTES:-15}m $(BIN)/python -m benchmarks.arena --gate --count $${COUNT:-10} --out "$${OUT:-$$(mktemp -d)}" \
+	  --first "$${FIRST_SEED:-$$(printf %d "0x$$(git rev-parse --short=7 HEAD)")}"
 
 # a live server while its processes are killed; SEED=7 make soak, MINUTES=30 for longer
 soak: .venv/installed

@@ -84,6 +84,10 @@ class ScheduledRequest:
         """How many seconds the next iteration may take for the sake of this request, which is real time."""
         return self.deadlines.allowance_s(self.num_tokens - self.num_prompt, now)
 
+    def slack_s(self, now: float) -> float:
+        """How many seconds there are until its next token is due."""
+        return self.work.deadlines.slack_s(self.num_output, now)
+
     def is_lost(self, now: float) -> bool:
         return self.deadlines.is_lost(self.num_tokens - self.num_prompt, now)
 

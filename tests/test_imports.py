@@ -126,7 +126,7 @@ GATEWAY_MAY_IMPORT: dict[str, set[str]] = {
     "chat": {"generation", "grammars", "limits", "model", "tools"},
     "openai": {
         *("chat", "fields", "generation", "grammars", "http", "islands", "limits", "model"),
-        *("output_queue", "telemetry", "tools", "webhooks"),
+        *("output_queue", "tools", "webhooks"),
     },
     "anthropic": {"chat", "fields", "generation", "http", "limits", "model", "openai", "tools"},
     "endpoints": {"anthropic", "generation", "openai"},

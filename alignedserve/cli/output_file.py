@@ -9,7 +9,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,16 +28,20 @@ class OutputFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if is_replaced(path):
+        try:
+            with suppress(FileNotFoundError):
+                path.lstat()
             folder = path.resolve().parent
-            if not folder.is_dir() or not os.access(folder, os.W_OK):
+            if is_replaced(path) and not (folder.is_dir() and os.access(folder, os.W_OK)):
                 self.fail(f"'{folder}' is no directory that can be written to.", param, ctx)
+        except (OSError, RuntimeError) as error:
+            # (Links that lead round in circles are a RuntimeError.)
+            self.fail(f"{path}: {getattr(error, 'strerror', error)}", param, ctx)
         return path
 
 
 def is_replaced(path: Path) -> bool:
     """Returns whether a new file takes the place of what is there, or of nothing; False if that is written to."""
-    # (What can't be looked at, as its name is too long or its folder somebody else's, is told when it is opened.)
     return (os.path.isfile(path) or not os.path.exists(path)) and not _proc_link(path)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ import click
 import alignedserve
 from alignedserve.cli.options import options_of, writing
 from alignedserve.cli.output_file import OutputFile
+from alignedserve.cli.simulate_progress import shown
 from alignedserve.engine.choices import block_format, choose_layer_groups, choose_max_model_len
 from alignedserve.engine.config import EngineConfig
 from alignedserve.launch.settings import taken
@@ -24,13 +23,14 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.config import SimConfig
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from alignedserve.sim.compare import Comparison, Row
     from alignedserve.sim.model_kv import ModelKv
     from alignedserve.timing.cost import CostModel
 
-_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "hidden_cache", "kv_cache_dtype")
+_LIMITS = (
+    *("max_num_seqs", "max_num_batched_tokens", "block_size", "hidden_cache", "kv_cache_dtype"),
+    "enable_prefix_caching",
+)
 _OF_AN_ENGINE = {field.name for field in fields(EngineConfig)} - {*_LIMITS}
 # The exit status of a program that was interrupted.
 _SIGINT = 130
@@ -39,21 +39,26 @@ _SIGINT = 130
 @click.command("simulate")
 @click.argument("model", required=False)
 @click.option("--output", type=OutputFile(), help="JSON file to write: the settings, and all figures")
+@click.option("--plot", type=OutputFile(), help="PNG to draw: attainment, TTFT and gaps of each setting")
 @options_of(SimConfig)
 @options_of(EngineConfig, without=_OF_AN_ENGINE)
 # Processes neither die nor hang in the simulation.
 @options_of(RouterConfig, without=["link", "orphan_s", "silence_s"])
 # The share of best effort is an option of the traffic: see be_min_share.
 @options_of(SchedulingConfig, without=["policy", "be_share"])
-def command(model: str | None, output: Path | None, **options: Any) -> None:
+def command(model: str | None, output: Path | None, plot: Path | None, **options: Any) -> None:
     """Run made traffic, or a trace, through the scheduling of `serve`, on instances that take a cost model's time.
 
     MODEL is the model of --cost: a directory, a hub name or a preset, of which only the config is read. It is needed
     for --kv-cache-dtype, and where layers have a sliding window.
     """
     from alignedserve.sim.compare import Comparison
+    from alignedserve.sim.plot import draw, figure_class
     from alignedserve.sim.table import remarks, tables
+    from alignedserve.sim.verdict import verdict
 
+    if plot:
+        figure_class()
     config = SimConfig(**taken(SimConfig, options))
     router = RouterConfig(
         **{name: value for name, value in taken(RouterConfig, options).items() if name != "link"}
@@ -69,8 +74,13 @@ def command(model: str | None, output: Path | None, **options: Any) -> None:
     click.echo(_head(config, comparison))
     for line in (*tables(rows), "", *remarks(rows)):
         click.echo(line)
+    if found := verdict(rows, config.attainment):
+        click.echo(found)
     if output:
         _save(output, {"model": model, **options}, comparison, rows, is_whole)
+    if plot and any(row.outcome for row in rows):
+        with writing(plot):
+            draw(rows, plot)
     if not is_whole:
         sys.exit(_SIGINT)
     if any(row.outcome is None or row.outcome.num_open for row in rows):
@@ -107,40 +117,13 @@ def load_cost(name: str) -> CostModel:
 def _collect(comparison: Comparison, rows: list[Row]) -> bool:
     """Returns False if it was interrupted; `rows` has those that were done then."""
     try:
-        with _bar() as progress:
+        with shown() as progress:
             for row in comparison.rows(progress):
                 rows.append(row)
     except KeyboardInterrupt:
         click.echo(f"Interrupted: {len(rows)} of {len(comparison.settings)} settings were done", err=True)
         return False
     return True
-
-
-class _Bar:
-    """See alignedserve.sim.compare.Progress."""
-
-    def __init__(self, bar: tqdm[Any]) -> None:
-        self._bar = bar
-
-    def begin(self, name: str, total: int) -> None:
-        self._bar.reset(total)
-        self._bar.set_description(name)
-
-    def advance(self) -> None:
-        self._bar.update()
-
-    def tried(self, name: str, rate: float, attainment: float) -> None:
-        self._bar.clear()
-        click.echo(f"{name}: {rate:.3g} requests/s, {100 * attainment:.1f} % in time", err=True)
-
-
-@contextmanager
-def _bar() -> Iterator[_Bar]:
-    from tqdm import tqdm
-
-    # With None, the bar is shown only at a terminal.
-    with tqdm(unit="req", disable=None, leave=False) as bar:
-        yield _Bar(bar)
 
 
 def _head(config: SimConfig, comparison: Comparison) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 from alignedserve.gateway.anthropic.batch_bodies import MESSAGE_BATCHES
 from alignedserve.gateway.anthropic.routes import COUNT_TOKENS, MESSAGES
 from alignedserve.gateway.generation.endpoint import Endpoint
+from alignedserve.gateway.openai.batch_bodies import BATCHES
 from alignedserve.gateway.openai.completions import CHAT, COMPLETIONS
 from alignedserve.gateway.openai.embeddings.routes import EMBEDDING_ENDPOINTS
 from alignedserve.gateway.openai.responses.conversation_bodies import ADD_ITEMS, CREATE, UPDATE
@@ -17,7 +18,7 @@ ENDPOINTS: Final[dict[str, Endpoint]] = {
     endpoint.path: endpoint
     for endpoint in (
         *(CHAT, COMPLETIONS, RESPONSES, INPUT_TOKENS, TOKENIZE, DETOKENIZE),
-        *(CREATE, UPDATE, ADD_ITEMS),
+        *(CREATE, UPDATE, ADD_ITEMS, BATCHES),
         *(MESSAGES, COUNT_TOKENS, MESSAGE_BATCHES),
         *EMBEDDING_ENDPOINTS,
     )

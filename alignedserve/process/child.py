@@ -70,7 +70,7 @@ class Starter:
         self._patience_s = patience_s
         self._keeps_spare = keeps_spare
         self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
-        # The starts whose process nobody has taken, the spare's among them.
+        # The starts whose process has not been taken yet, the spare's among them.
         self._untaken: set[asyncio.Task[asyncio.subprocess.Process]] = set()
         # The children that have not answered their greeting yet.
         self._greeted: set[asyncio.subprocess.Process] = set()

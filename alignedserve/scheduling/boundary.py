@@ -88,6 +88,9 @@ class DecodeRequest(Protocol):
     def allowance_s(self, now: float) -> float:
         """How many seconds the next iteration may take for the sake of this request, which is real time."""
 
+    def slack_s(self, now: float) -> float:
+        """How many seconds there are until its next token is due, which is real time; negative if it is late."""
+
     def is_lost(self, now: float) -> bool:
         """Whether it is so late that hurrying won't help."""
 

@@ -91,6 +91,9 @@ class Comparison:
         self._model = model
         self._router = router
         self._scheduling = scheduling
+        traffic = make_traffic(config)
+        # Without hash ids all prompts are different.
+        self._shares_prefixes = engine.enable_prefix_caching and any(each.hash_ids for each in traffic)
         fixed = [Setting(policy, *each) for policy, each in product(config.policy, config.islands)]
         changing = [
             replace(each, change_roles=True)
@@ -101,7 +104,6 @@ class Comparison:
         are_colocated = all(each.num_colocated for each in self.settings)
         scheduling.check_share_blocks(are_colocated, config.pool_kv_dtype)
         self.scenarios = [self._scenario(setting) for setting in self.settings]
-        traffic = make_traffic(config)
         if config.find_rate and not any(each.tier == "rt" for each in traffic):
             raise ValueError("find_rate: needs real time, whose objectives are to be kept")
         backlog = make_backlog(config, traffic) if config.be_backlog else ()
@@ -197,6 +199,7 @@ class Comparison:
             foresee=_foresight(config.length_predictor, max_model_len),
             overhead=Overhead(config.pace, config.outside_ms / 1000),
             hidden_cache=self._engine.hidden_cache,
+            enable_prefix_caching=self._shares_prefixes,
             groups=self._groups,
             is_checked=False,
         )

@@ -63,9 +63,10 @@ class SimConfig:
         int | None, "prompt and output tokens of a request [default: 16384, or what an instance holds]"
     ] = None
 
-    trace: Annotated[str | None, "of arrivals and lengths: CSV as Azure's, or .jsonl [default: made up]"] = (
-        None
-    )
+    trace: Annotated[
+        str | None,
+        "of arrivals and lengths: CSV as Azure's, or .jsonl, also as Mooncake's [default: made up]",
+    ] = None
     num_prompts: Annotated[int, "requests; of a trace, its first"] = 1000
     request_rate: Annotated[float | None, "requests per second [default: the trace's own, or 1]"] = None
     burstiness: Annotated[float, "of made arrivals: 1 is Poisson, below it comes in bursts"] = 1.0

@@ -45,6 +45,8 @@ class Stream:
     outcome: str | None = None
     ended_s: float = 0.0
     num_submitted: int = 0
+    # Tokens of its prompt whose KV was there already, when its first token came.
+    num_reused: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -139,6 +141,8 @@ class SimGateway(SimProcess):
             raise RuntimeError(
                 f"request {news.key}: {num_known} tokens came, then those from {news.first} on"
             )
+        if not num_known:
+            stream.num_reused = news.num_reused
         tokens = news.tokens
         if self.world.is_checked:
             self._check_tokens(stream, tokens)

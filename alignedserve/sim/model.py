@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from alignedserve.protocol.messages import Request
@@ -9,6 +10,10 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 
 VOCABULARY = 50_000
+# Tokens of a prompt that a hash id names: Mooncake's traces have blocks of this size.
+TOKENS_PER_ID = 512
+# The first token of a piece of a prompt: a piece that a hash id names, or one that only its request has.
+_NAMED, _OWN = 1, 2
 _SALT_BITS = 31
 _MASK = (1 << 64) - 1
 
@@ -55,10 +60,12 @@ def make_request(
     tbt_s: float | None = None,
     tier: str = "rt",
     deadline_s: float | None = None,
+    prompt: list[int] | None = None,
 ) -> Request:
+    """`prompt`: its tokens, where prompts are told apart by them."""
     return Request(
         key=RequestKey(key),
-        prompt=_prompt(prompt_len),
+        prompt=_prompt(prompt_len) if prompt is None else prompt,
         params=SamplingParams(max_tokens=max_tokens),
         seed=seed_for(num_output_tokens, key),
         arrival_s=arrival_s,
@@ -75,3 +82,21 @@ def make_request(
 def _prompt(prompt_len: int) -> list[int]:
     """Shared by all prompts of this length: nobody writes to a prompt."""
     return [0] * prompt_len
+
+
+def prompt_of(key: int, prompt_len: int, hash_ids: Sequence[int]) -> list[int]:
+    """Returns a prompt that begins as those with the same first ids do, and then as no other one does."""
+    prompt: list[int] = []
+    for each in hash_ids:
+        prompt += _piece(_NAMED, each, TOKENS_PER_ID)
+    del prompt[prompt_len:]
+    return prompt + _piece(_OWN, key, prompt_len - len(prompt))
+
+
+def _piece(kind: int, number: int, num_tokens: int) -> list[int]:
+    """Returns tokens that are no other number's: its digits, with the vocabulary for a base, and zeros."""
+    tokens = [kind]
+    while number:
+        number, digit = divmod(number, VOCABULARY)
+        tokens.append(digit)
+    return (tokens + [0] * num_tokens)[:num_tokens]

@@ -18,7 +18,7 @@ from alignedserve.sim.gateway import Stream
 from alignedserve.sim.host_links import Sharing
 from alignedserve.sim.island import Island, IslandConfig
 from alignedserve.sim.lifetime import Lifetimes
-from alignedserve.sim.model import make_request
+from alignedserve.sim.model import make_request, prompt_of
 from alignedserve.sim.pauses import Pauses
 from alignedserve.sim.report import Report, Slo, make_report
 from alignedserve.sim.trace import Arrival, Lengths
@@ -53,6 +53,8 @@ class Scenario:
     overhead: Overhead = NO_OVERHEAD
     # Whether colocated instances may keep inputs of layers in place of KV.
     hidden_cache: bool = False
+    # Whether prompts are told apart by their hash ids, so that those that begin alike share KV.
+    enable_prefix_caching: bool = False
     # The model's layers, as far as an instance holds blocks for a window only.
     groups: LayerGroups = field(default_factory=lambda: one_group(1))
     # See World. Only its figures are wanted of a simulation where this is False.
@@ -84,6 +86,7 @@ class Scenario:
             sharing=self.sharing,
             router=self.router,
             scheduling=self.scheduling,
+            enable_prefix_caching=self.enable_prefix_caching,
             foresee=self.foresee,
             overhead=self.overhead,
             is_checked=self.is_checked,
@@ -111,18 +114,19 @@ class Scenario:
 
     def request(self, key: int, arrival: Arrival) -> Request:
         """Real time has the SLO, or its own objectives; best effort has its window."""
-        is_rt, window_s = arrival.tier == "rt", arrival.window_s
+        is_rt, window_s, lengths = arrival.tier == "rt", arrival.window_s, arrival.lengths
         ttft_s = self.slo.ttft_s if arrival.ttft_s is None else arrival.ttft_s
         tbt_s = self.slo.tpot_s if arrival.tbt_s is None else arrival.tbt_s
         return make_request(
             key=key,
-            prompt_len=arrival.lengths.prompt,
-            num_output_tokens=arrival.lengths.output,
+            prompt_len=lengths.prompt,
+            num_output_tokens=lengths.output,
             arrival_s=arrival.time_s,
             ttft_s=ttft_s if is_rt and ttft_s < inf else None,
             tbt_s=tbt_s if is_rt and tbt_s < inf else None,
             tier=arrival.tier,
             deadline_s=None if is_rt or window_s is None else arrival.time_s + window_s,
+            prompt=prompt_of(key, lengths.prompt, arrival.hash_ids) if self.enable_prefix_caching else None,
         )
 
     def run(self, workload: Sequence[Arrival]) -> Report:

@@ -14,6 +14,7 @@ _OBJECTIVES = ("gap, at most", "requests", "in time")
 _BEST_EFFORT = ("answered", "TTFT p50", "answer p50, s", "answer p99, s", "tokens/s", "jobs in time")
 _INSTANCES = ("prefill busy", "decode busy", "batch", "batches", "mixed", "scheduled in 5 ms", "interrupted")
 _MEMORY = ("pool, at most", "evicted", "evicted, GB", "dropped", "overwritten, GB")
+_PREFIXES = ("prompt tokens reused",)
 _LINKS = ("link", "busy", "slows", "GB")
 
 
@@ -32,6 +33,9 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     if done:
         yield from _table("Instances", _INSTANCES, [_who(row) + _instances(each) for row, each in done])
         yield from _table("Memory", _MEMORY, [_who(row) + _memory(each) for row, each in done])
+        reused = [(row, each.reused) for row, each in done if each.reused is not None]
+        if reused:
+            yield from _table("Prefixes", _PREFIXES, [[*_who(row), _percent(share)] for row, share in reused])
         crossed = [_who(row) + _link(use) for row, each in done for use in each.links]
         if crossed:
             yield from _table("Links", _LINKS, crossed)

@@ -1,4 +1,5 @@
-"""What arrives when, and how long it is: read from a trace of the Azure format, or made up.
+"""What arrives when, and how long it is: read from a trace of the Azure format, or made up. See jsonl_trace.py for the
+other formats.
 
 A workload is a list of arrivals in order of time, from 0 on.
 """
@@ -14,6 +15,14 @@ from datetime import datetime
 from pathlib import Path
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+# Fields of a line of JSON that a trace needs, in our format and in Mooncake's.
+OWN_FIELDS = ("arrival_s", "prompt_len", "output_len")
+MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
+# The part of an error that names what each format needs.
+MUST_HOLD = (
+    f"must hold {', '.join(AZURE_COLUMNS)} (CSV, as Azure's), {', '.join(OWN_FIELDS)} (.jsonl), "
+    f"or {', '.join(MOONCAKE_FIELDS)} (.jsonl, as Mooncake's)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +43,17 @@ class Arrival:
     tbt_s: float | None = None
     # Likewise, to its first token.
     ttft_s: float | None = None
+    # Names of its prompt's pieces of `model.TOKENS_PER_ID` tokens: prompts whose first ids are equal share that prefix.
+    hash_ids: tuple[int, ...] = ()
 
 
 def read_azure_trace(path: Path) -> list[Arrival]:
     """github.com/Azure/AzurePublicDataset, "LLM inference traces"."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
-        missing = [column for column in AZURE_COLUMNS if column not in (rows.fieldnames or ())]
-        if missing:
-            raise ValueError(f"{path}: columns are {rows.fieldnames}: must hold {', '.join(AZURE_COLUMNS)}")
+        columns = rows.fieldnames or ()
+        if not set(AZURE_COLUMNS) <= set(columns):
+            raise ValueError(f"{path}: has columns {', '.join(columns) or '(none)'}: {MUST_HOLD}")
         read = [_azure_row(row, f"{path}, line {rows.line_num}") for row in rows]
     if not read:
         raise ValueError(f"{path}: holds no requests")

@@ -65,6 +65,8 @@ class Outcome:
     window_s: float
     # What crossed each link until the last request of the traffic had ended.
     links: list[LinkUse]
+    # The share of complete requests' prompt tokens whose KV was there already. It is None where no prefixes are shared.
+    reused: float | None = None
 
 
 class Trial:
@@ -138,7 +140,14 @@ class Trial:
             pool_peak=self._load.most_pool_blocks / island.pool.core.num_blocks,
             window_s=window_s,
             links=links,
+            reused=self._share_reused(traffic) if self._scenario.enable_prefix_caching else None,
         )
+
+    @staticmethod
+    def _share_reused(streams: Sequence[Stream]) -> float:
+        complete = [stream for stream in streams if stream.is_complete]
+        num_tokens = sum(len(stream.request.prompt) for stream in complete)
+        return sum(stream.num_reused for stream in complete) / num_tokens if num_tokens else 0.0
 
     def _end_s(self, traffic: Sequence[Stream]) -> float:
         """When the last of real time ended: what is left of best effort then has nothing beside it. Without real time,

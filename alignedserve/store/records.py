@@ -74,7 +74,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completion_window: str
     created_at: int
     expires_at: int
-    metadata: dict[str, str] | None = None
+    # JSON. Older records hold the object itself.
+    metadata: bytes | dict[str, str] | None = None
     owner: str = ""
     # The state of the job (alignedserve/batch/job.py).
     status: Status = "validating"

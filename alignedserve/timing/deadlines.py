@@ -42,6 +42,10 @@ class Deadlines(msgspec.Struct, frozen=True, array_like=True):
         """How many seconds an iteration may take that yields this token; negative if the token is late already."""
         return min(self.tbt_s, self.token_due_s(number) - now)
 
+    def slack_s(self, number: int, now: float) -> float:
+        """How many seconds there are until this token is due; negative if it is late already."""
+        return self.token_due_s(number) - now
+
     def is_lost(self, number: int, now: float) -> bool:
         """Whether it is so late that hurrying won't help: others come first from here on."""
         return now - self.token_due_s(number) > LOST_TOKENS * self.tbt_s

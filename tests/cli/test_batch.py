@@ -154,7 +154,7 @@ def test_names_may_be_as_long_as_the_file_system_has_them(tmp_path: Path) -> Non
             (["-o", str(output), "-e", f"{errors}e"], f"{errors}e: File name too long"),
         ):
             code, _, err = await run("run", "-i", source, *words)
-            assert code == 2 and err.endswith(f"Error: {said}\n"), err
+            assert code == 2 and err.endswith(f": {said}\n"), err
         assert len((await at.gateway.client.batches.list()).data) == num_jobs
 
     commands(scenario)

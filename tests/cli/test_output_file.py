@@ -20,12 +20,13 @@ NOBODY = 65534
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that everyone can reach, with `own`, which everyone may write to, and `others`, which root alone may."""
+    """A folder that everyone can reach, with `own`, which everyone may write to, `others`, which root alone may, and
+    `closed`, into which nobody else may look."""
     # pytest's own folders are its user's alone.
     with tempfile.TemporaryDirectory() as directory:
         found = Path(directory)
         found.chmod(0o755)
-        for name, mode in (("own", 0o777), ("others", 0o755)):
+        for name, mode in (("own", 0o777), ("others", 0o755), ("closed", 0o700)):
             (found / name).mkdir()
             (found / name).chmod(mode)
         yield found
@@ -63,7 +64,9 @@ def test_what_matters_is_the_folder_of_the_file_that_is_replaced(place: Path) ->
     }
     for link, target in links.items():
         link.symlink_to(target)
-    refused = [others / "out", others / "none", own / "to-others", own / "to-nothing"]
+    (own / "round").symlink_to(own / "round")
+    refused = [others / "out", others / "none", own / "to-others", own / "to-nothing", own / "round"]
+    refused += [place / "closed/out", place / "closed/none/out", own / ("x" * 300), own / ("x" * 300) / "out"]
     accepted = [own / "out", others / "pipe", others / "to-own", own / "to-device", Path("/dev/null")]
     assert [path for path in [*refused, *accepted] if accepts(path)] == accepted
 

@@ -370,7 +370,48 @@ def test_a_trace_that_is_none_is_one_line(tmp_path: Path) -> None:
     csv.write_text(CSV + "2023-11-16 18:15:46,374,44\n2023-11-16 18:15:47,374,-1\n")
     assert "line 3: GeneratedTokens='-1'" in error_in(csv)
     jsonl.write_text('{"arrival_s": 0, "prompt_len": 3}\n')
-    assert "line 1: Object missing required field `output_len`" in error_in(jsonl)
+    assert "line 1: has arrival_s, prompt_len: must hold TIMESTAMP" in error_in(jsonl)
+    assert "or timestamp, input_length, output_length (.jsonl, as Mooncake's)" in error_in(jsonl)
+
+
+def test_prompts_of_a_mooncake_trace_share_prefixes_unless_that_is_off(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 0, "input_length": 1000, "output_length": 10, "hash_ids": [0, 1]},
+        {"timestamp": 9000, "input_length": 900, "output_length": 10, "hash_ids": [0, 2]},
+        {"timestamp": 18000, "input_length": 100, "output_length": 10, "hash_ids": [3]},
+        {"timestamp": 20000, "input_length": 20000, "output_length": 10, "hash_ids": [*range(40)]},
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    done = CliRunner().invoke(command, ["--trace", str(trace)])
+    assert done.exit_code == 0, done.output
+    assert "1 more are left out: longer than max_model_len=16384" in done.stdout
+    # A piece of 512 tokens, of 2,000 in all.
+    assert done.stdout.split("Prefixes")[1].split("Links")[0].rstrip().endswith(" 25.6 % |")
+    assert (
+        "Prefixes"
+        not in CliRunner().invoke(command, ["--trace", str(trace), "--no-enable-prefix-caching"]).stdout
+    )
+    assert "Prefixes" not in CliRunner().invoke(command, ["--num-prompts", "2"]).stdout
+
+
+def test_a_comparison_ends_with_a_verdict_and_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plot.png"
+    words = [*ALONE, "--output-len", "20", "--policy", "fcfs", "--policy", "aligned", "--plot", str(path)]
+    done = CliRunner().invoke(command, words)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == (
+        "aligned keeps 100.0 % of real time in time, the most: next is fcfs, 0.0 points behind."
+    )
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_cannot_be_made_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = CliRunner().invoke(command, ["--plot", str(tmp_path / "plot.png")])
+    assert str(done.exception) == "plot: needs matplotlib; pip install 'alignedserve[plot]'"
+    assert not done.stdout
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def message_batch_routes(
         async with Upload(store, contents, owner, max_file_bytes) as upload:
             file = await _stored(upload, job_id, asked.body)
         try:
-            job = await add_job(store, _new_job(job_id, file, asked))
+            job = await add_job(store, _new_job(job_id, file, asked), idempotency_key)
         except BaseException:
             # It stays if the batch is there after all.
             with suppress(StoreAway):
@@ -237,7 +237,7 @@ def _processing_status(job: JobRecord) -> str:
 
 def _counts(job: JobRecord, tally: Tally) -> dict[str, int]:
     """As in Anthropic's API, all requests are being processed until the batch has ended, and the counts add up to all
-    of them. Of a batch that failed there are no results, whatever was answered: all its requests are errors."""
+    of them. A batch that failed has no results, whatever was answered: all its requests are errors."""
     if not job.is_over:
         return {"processing": job.num_lines, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
     if job.status == "failed":

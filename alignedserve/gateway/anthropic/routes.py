@@ -49,7 +49,7 @@ def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> A
     """Counts those of a prompt that does not fit, too: clients ask, to see how much they have to leave out. Raises
     ApiError and InvalidRequest."""
     with body.naming():
-        num_tokens, ignored = count_prompt(body, body.conversation(), model, limits)
+        num_tokens, ignored = count_prompt(body, body.conversation(), model)
         found = msgspec.json.encode({"input_tokens": num_tokens})
         return Answered(memoryview(found), ignored=[*ignored, *body.ignored])
 

@@ -71,16 +71,12 @@ def chat_fields(
     }
 
 
-def count_prompt(
-    body: ConversationBody, chat: Conversation, model: ServedModel, limits: Limits
-) -> tuple[int, list[str]]:
+def count_prompt(body: ConversationBody, chat: Conversation, model: ServedModel) -> tuple[int, list[str]]:
     """Returns the number of tokens of the prompt, which need not fit, and the names of what is ignored. What the body
     says of the output is not looked at. Raises ApiError and InvalidRequest."""
     model.check_name(body.model)
     chat, ignored = _usable(chat, model)
-    # (Which call has to be made, and a grammar of calls, are of the output.)
-    tooling = _tooling_of(replace(chat, choice="auto"), model, limits, has_format=True)
-    return len(_prompt_of(body, chat, tooling, model, is_bounded=False)), ignored
+    return len(_prompt_of(body, chat, _shown_of(chat, model), model, is_bounded=False)), ignored
 
 
 def _prompt_of(
@@ -150,6 +146,18 @@ def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_form
     name = family.held_name if free and family.held_name else family.name
     reading = Reading(name, types=types_for(name, tools))
     return _Tooling(variables, reading, None, free, family.has_special_marks)
+
+
+def _shown_of(chat: Conversation, model: ServedModel) -> _Tooling:
+    """Returns what the prompt has of the tools, without what their calls have to look like. Raises ApiError and
+    InvalidRequest if this model makes no calls."""
+    variables = {}
+    if chat.tools:
+        # It raises ApiError.
+        model.tool_template  # noqa: B018
+        variables = tool_variables(chat.tools, model)
+    name = HARMONY if model.writes_harmony(has_tools=bool(chat.tools)) else Reading().name
+    return _Tooling(variables, Reading(name))
 
 
 def _harmony(

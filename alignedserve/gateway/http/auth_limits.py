@@ -28,9 +28,6 @@ from alignedserve.store.contents import CHUNK_BYTES
 
 # The body of an upload may have so many bytes besides its file: it has parts, with headers of their own.
 MULTIPART_BYTES = 64 << 10
-# The body of a batch's creation is decoded on the event loop. It holds names, and metadata of 16 x 576 characters, each
-# of which may be written as twelve bytes.
-BATCH_BYTES = 128 << 10
 # Load balancers ask for this under names of their own, so its Host is not checked. It holds no data, and changes
 # nothing.
 PROBED = "/health"
@@ -60,7 +57,6 @@ class AuthLimitsMiddleware:
         # Bytes of a body, by path, and those of them that are in memory at a time: files go on to the store in chunks.
         self._max_bytes: Mapping[str, tuple[int, int]] = {
             "/v1/files": (limits.max_file_bytes + MULTIPART_BYTES, CHUNK_BYTES),
-            "/v1/batches": (min(BATCH_BYTES, limits.max_body_bytes),) * 2,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,33 +5,27 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 from msgspec.structs import replace
-from pydantic import Field
 
 from alignedserve.batch.forecast import Forecast
 from alignedserve.batch.job import parse_window
 from alignedserve.batch.job_run import cancel_job
 from alignedserve.batch.placed_inputs import PlacedInputs, is_url
 from alignedserve.batch.runner import BatchRunner
-from alignedserve.gateway.fields import Fields
-from alignedserve.gateway.generation.endpoint import unknown_in
+from alignedserve.gateway.generation.request_builder import RequestBuilder
+from alignedserve.gateway.http.description import request_body
 from alignedserve.gateway.http.errors import ApiError
+from alignedserve.gateway.http.json_body import json_body
 from alignedserve.gateway.http.json_pieces import Json
 from alignedserve.gateway.http.keys import owner_of
-from alignedserve.gateway.openai.files import (
-    MAX_EXPIRES_S,
-    MIN_EXPIRES_S,
-    find_file,
-    list_response,
-    viewer,
-)
-from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
+from alignedserve.gateway.openai.batch_bodies import BATCHES, AskedBatch, BatchBody
+from alignedserve.gateway.openai.files import find_file, list_response, viewer
 from alignedserve.gateway.webhooks.urls import is_allowed
 from alignedserve.store import (
     FileId,
@@ -47,6 +41,7 @@ from alignedserve.store.records import new_job_id
 from alignedserve.store.retry import repeated
 
 # Message batches are jobs too, and are described here as any other.
+_ONE = f"{BATCHES.path}/{{batch_id}}"
 _ID = re.compile(r"(msg)?batch_[0-9a-f]{24}")
 
 # The number of jobs of a listing that are read at a time.
@@ -55,72 +50,43 @@ JOBS_AT_A_TIME = 250
 # A client that repeats a creation with the same key gets the job that it has created.
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
-Key = Annotated[str, Field(max_length=64)]
-Value = Annotated[str, Field(max_length=512)]
-
-
-class ExpiresAfter(Fields):
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=MIN_EXPIRES_S, le=MAX_EXPIRES_S)]
-
-
-class OwnFields(Fields):
-    """What OpenAI's batches lack."""
-
-    # Where the end of the batch is told.
-    webhook_url: str | None = None
-
-
-class BatchBody(Fields):
-    input_file_id: str
-    endpoint: str
-    completion_window: str
-    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
-    # How long the output and error files are kept.
-    output_expires_after: ExpiresAfter | None = None
-    alignedserve: OwnFields | None = None
-
 
 def batch_routes(
     store: Store,
     runner: BatchRunner,
     endpoints: Sequence[str],
-    ignored_parameters: IgnoredParameters,
+    request_builder: RequestBuilder,
     placed_inputs: PlacedInputs,
     is_shared: bool = False,
-    is_strict: bool = False,
     allowed_urls: Sequence[str] = (),
 ) -> APIRouter:
     """`endpoints` are those that a job's lines may call; `placed_inputs` are files that need no upload. With
-    `is_shared`, everyone sees all batches, whichever key made them. With `is_strict`, unknown parameters are
-    refused. A webhook of a batch's own must begin like one of `allowed_urls`."""
+    `is_shared`, everyone sees all batches, whichever key made them. A webhook of a batch's own must begin like one of
+    `allowed_urls`."""
     routes = APIRouter()
 
     def body_of(job: JobRecord, tally: Tally) -> Json:
         return batch_body(job, tally) | {"alignedserve": _forecast(job, tally, runner.forecast)}
 
-    @routes.post("/v1/batches")
-    async def create(
-        body: BatchBody, http: Request, answer: Response, idempotency_key: IdempotencyKey = None
-    ) -> Json:
-        answer.headers.update(ignored_parameters.note(unknown_in(body, is_strict)))
-        webhook_url = body.alignedserve.webhook_url if body.alignedserve else None
-        _check_webhook(webhook_url, allowed_urls)
+    @routes.post(BATCHES.path, openapi_extra=request_body(BatchBody))
+    async def create(http: Request, idempotency_key: IdempotencyKey = None) -> Response:
         owner = owner_of(http)
+        asked = await request_builder.preparer.answer(BATCHES, await json_body(http), owner)
+        assert isinstance(asked, AskedBatch)
+        headers = request_builder.ignored_parameters.note(asked.ignored)
+        _check_webhook(asked.webhook_url, allowed_urls)
         job_id = job_id_of(owner, idempotency_key)
         if idempotency_key and (earlier := await store.job(job_id)):
-            if _asked_of(earlier) != (body.input_file_id, body.endpoint, body.completion_window):
-                raise used_key(idempotency_key)
-            return body_of(earlier, await store.tally(job_id))
-        job = await _new_job(store, body, endpoints, placed_inputs, owner, viewer(http, is_shared))
-        job = await add_job(store, replace(job, id=job_id, webhook_url=webhook_url))
-        if _asked_of(job) != (body.input_file_id, body.endpoint, body.completion_window):
-            # A call at the same time came first.
-            raise used_key(str(idempotency_key))
+            _check_repeats(earlier, asked, idempotency_key)
+            return _shown(body_of(earlier, await store.tally(job_id)), headers)
+        job = await _new_job(store, asked, endpoints, placed_inputs, owner, viewer(http, is_shared))
+        job = await add_job(store, replace(job, id=job_id), idempotency_key)
+        # A call at the same time may have come first.
+        _check_repeats(job, asked, str(idempotency_key))
         runner.wake()
-        return body_of(job, Tally())
+        return _shown(body_of(job, await store.tally(job_id) if idempotency_key else Tally()), headers)
 
-    @routes.get("/v1/batches")
+    @routes.get(BATCHES.path)
     async def list_batches(
         http: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> Response:
@@ -130,20 +96,31 @@ def batch_routes(
         found = await store.jobs([JobId(each) for each in page.ids])
         return list_response([body_of(job, tally) for job, tally in found], page.has_more)
 
-    @routes.get("/v1/batches/{batch_id}")
-    async def one_batch(batch_id: str, http: Request) -> Json:
+    @routes.get(_ONE)
+    async def one_batch(batch_id: str, http: Request) -> Response:
         job = await find_job(store, batch_id, viewer(http, is_shared))
-        return body_of(job, await store.tally(job.id))
+        return _shown(body_of(job, await store.tally(job.id)))
 
-    @routes.post("/v1/batches/{batch_id}/cancel")
-    async def cancel(batch_id: str, http: Request) -> Json:
+    @routes.post(f"{_ONE}/cancel")
+    async def cancel(batch_id: str, http: Request) -> Response:
         job = await cancel_job(store, await find_job(store, batch_id, viewer(http, is_shared)))
         if job.status not in ("cancelling", "cancelled"):
             raise ApiError(400, f"Cannot cancel a batch with status '{job.status}'.", param="batch_id")
         runner.cancel(job.id)
-        return body_of(job, await store.tally(job.id))
+        return _shown(body_of(job, await store.tally(job.id)))
 
     return routes
+
+
+def _shown(body: Json, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json", headers=headers)
+
+
+def _check_repeats(job: JobRecord, asked: AskedBatch, idempotency_key: str) -> None:
+    """Raises ApiError if something else than `job` was asked for with the same key."""
+    found = job.input_file_id, job.endpoint, job.completion_window
+    if found != (asked.input_file_id, asked.endpoint, asked.completion_window):
+        raise used_key(idempotency_key)
 
 
 def _check_webhook(url: str | None, allowed_urls: Sequence[str]) -> None:
@@ -159,41 +136,38 @@ def _check_webhook(url: str | None, allowed_urls: Sequence[str]) -> None:
 
 async def _new_job(
     store: Store,
-    body: BatchBody,
+    asked: AskedBatch,
     endpoints: Sequence[str],
     placed_inputs: PlacedInputs,
     owner: str,
     viewer: str | None,
 ) -> JobRecord:
-    if body.endpoint not in endpoints:
-        message = f"endpoint={body.endpoint!r}: must be one of {', '.join(endpoints)}"
+    if asked.endpoint not in endpoints:
+        message = f"endpoint={asked.endpoint!r}: must be one of {', '.join(endpoints)}"
         raise ApiError(400, message, param="endpoint")
     try:
-        window_s = parse_window(body.completion_window)
+        window_s = parse_window(asked.completion_window)
     except ValueError as error:
         raise ApiError(400, str(error), param="completion_window") from None
     placed: PlacedInput | None = None
-    if is_url(body.input_file_id):
-        placed = await placed_inputs.find(body.input_file_id)
+    if is_url(asked.input_file_id):
+        placed = await placed_inputs.find(asked.input_file_id)
     else:
-        await _check_uploaded(store, body.input_file_id, viewer)
+        await _check_uploaded(store, asked.input_file_id, viewer)
     now = int(time.time())
     return JobRecord(
         id=new_job_id(),
-        endpoint=body.endpoint,
-        input_file_id=FileId(body.input_file_id),
-        completion_window=body.completion_window,
+        endpoint=asked.endpoint,
+        input_file_id=FileId(asked.input_file_id),
+        completion_window=asked.completion_window,
         created_at=now,
         expires_at=now + window_s,
-        metadata=body.metadata,
+        metadata=asked.metadata,
         owner=owner,
-        output_expires_after_s=body.output_expires_after.seconds if body.output_expires_after else None,
+        output_expires_after_s=asked.output_expires_after_s,
+        webhook_url=asked.webhook_url,
         placed_input=placed,
     )
-
-
-def _asked_of(job: JobRecord) -> tuple[str, str, str]:
-    return job.input_file_id, job.endpoint, job.completion_window
 
 
 async def _check_uploaded(store: Store, file_id: str, viewer: str | None) -> None:
@@ -227,7 +201,7 @@ def used_key(idempotency_key: str) -> ApiError:
     return ApiError(400, f"Idempotency-Key={idempotency_key!r}: another batch was created with it")
 
 
-async def add_job(store: Store, job: JobRecord) -> JobRecord:
+async def add_job(store: Store, job: JobRecord, idempotency_key: str | None) -> JobRecord:
     """Adds the job, and returns the one of this id that is there then: of two calls at the same time with the same
     `Idempotency-Key`, the first has added its own. Raises ApiError and StoreAway."""
     try:
@@ -238,7 +212,8 @@ async def add_job(store: Store, job: JobRecord) -> JobRecord:
         raise ApiError(413, str(error), code="storage_full") from None
     if not is_added:
         raise ApiError(400, f"input_file_id={job.input_file_id!r}: it is gone", param="input_file_id")
-    return await repeated(store.job, job.id) or job
+    stored = await repeated(store.job, job.id) if idempotency_key else None
+    return stored or job
 
 
 def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:
@@ -290,7 +265,7 @@ def batch_body(job: JobRecord, tally: Tally) -> Json:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": tally.num_input_tokens + tally.num_output_tokens,
         },
-        "metadata": job.metadata,
+        "metadata": msgspec.Raw(job.metadata) if isinstance(job.metadata, bytes) else job.metadata,
         "output_expires_after": None
         if job.output_expires_after_s is None
         else {"anchor": "created_at", "seconds": job.output_expires_after_s},

@@ -26,9 +26,9 @@ _MAX_LIST_CHARS = 17
 # What may begin a call in text, as far as it has come.
 _BEGUN = re.compile(r'\{\s*(?:\Z|"(?:\Z|[nt]))')
 # The most characters of a call in another form. It is kept until its end, and read again if it is none, which takes
-# 20 ms for this length: a longer one is text. After so many characters that were read again nothing is looked at as a
-# call in another form any more.
-MAX_OBJECT_CHARS = 1 << 16
+# 10 ms for this length: a longer one is text. Once as many characters have been read again, no more calls in another
+# form are looked for.
+MAX_OBJECT_CHARS = 1 << 15
 
 
 class JsonCalls(Cursor):

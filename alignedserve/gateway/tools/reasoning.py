@@ -17,7 +17,7 @@ from alignedserve.gateway.tools.tags import overlap
 
 # The tags of the models that are known. A template has both where it strips the thoughts of earlier turns.
 TAGS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("<reasoning>", "</reasoning>"))
-# A closing tag in a text within a call is a part of this text if it ends within so many characters, as such texts do.
+# A closing tag in a text within a call is a part of the text if the text ends within this number of characters.
 MAX_WAIT_CHARS = 1 << 10
 
 

@@ -275,6 +275,23 @@ def test_tokens_are_counted_as_the_prompt_has_them() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("choice", [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_tokens_are_counted_however_a_model_writes_its_calls(choice: dict[str, str]) -> None:
+    """It has a place for tools, and a call of it that was not asked for would not be known as one."""
+
+    async def scenario() -> None:
+        template = TEMPLATE.replace("<tool_call>", "<its_own>").replace("</tool_call>", "</its_own>")
+        async with served(model=model_with(template)) as at:
+            body = {key: value for key, value in ASKED.items() if key != "max_tokens"} | {"tools": [TOOL]}
+            counted = await at.post(f"{MESSAGES}/count_tokens", body | {"tool_choice": choice})
+            assert counted.status_code == 200, counted.text
+            if choice["type"] != "auto":
+                await at.post(MESSAGES, ASKED | {"tools": [TOOL], "tool_choice": choice})
+                assert counted.json() == {"input_tokens": len(at.router.submitted[0].request.prompt)}
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("num_words", [200, 40_000])
 def test_tokens_of_a_prompt_that_does_not_fit_are_counted(num_words: int) -> None:
     """The longer one has more letters than any prompt that fits."""

@@ -16,8 +16,9 @@ from openai.types import Batch
 
 from alignedserve.batch.results import Answer
 from alignedserve.gateway.generation.lines import LineAnswers
+from alignedserve.gateway.openai.batches import batch_body
 from alignedserve.protocol.messages import NewTokens, Rejected, Request, Submit
-from alignedserve.store import JobId, JobRecord, StoreAway
+from alignedserve.store import JobId, JobRecord, StoreAway, Tally
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.scripts import PREFIX
 from tests.gateway.batching import CHATS, QUICK, System, gateway_on, jsonl, play, question, questions
@@ -220,6 +221,14 @@ def test_metadata_has_the_limits_of_openai() -> None:
         assert (await at.gateway.until(batch, "completed")).metadata == metadata
 
     play(scenario)
+
+
+def test_metadata_of_records_that_hold_it_as_an_object_is_shown_and_kept() -> None:
+    ids = {"id": "batch_x", "input_file_id": "file-x", "endpoint": CHATS, "completion_window": "1h"}
+    stored = msgspec.msgpack.encode(ids | {"created_at": 1, "expires_at": 2, "metadata": {"ä": "b"}})
+    job = msgspec.msgpack.decode(stored, type=JobRecord)
+    assert msgspec.json.decode(msgspec.json.encode(batch_body(job, Tally())))["metadata"] == {"ä": "b"}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(job)) == msgspec.msgpack.decode(stored)
 
 
 @pytest.mark.slow
@@ -546,6 +555,49 @@ def test_a_creation_that_is_repeated_with_its_key_makes_no_second_job(
             # Without it, each call makes one, and so does another key.
             more = [await http.post(path, json=body, headers=each) for each in ({}, {"Idempotency-Key": "b"})]
             assert len({made["id"], *(each.json()["id"] for each in more)}) == 3
+
+    play(scenario)
+
+
+@pytest.mark.slow
+def test_of_two_creations_at_once_with_one_key_one_makes_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_job, both = RedisStore.job, asyncio.Barrier(2)
+
+    async def job(self: RedisStore, job_id: JobId) -> JobRecord | None:
+        found = await find_job(self, job_id)
+        if found is None:
+            # Neither creates it before both have seen that it is not there.
+            await both.wait()
+        return found
+
+    async def scenario(at: System) -> None:
+        at.router.allowed = 0
+        monkeypatch.setattr(RedisStore, "job", job)
+        http, file = at.gateway.http, await at.gateway.upload(questions(2))
+        asked = {"input_file_id": file.id, "endpoint": CHATS, "completion_window": "1h"}
+        message = {"custom_id": "a", "params": question(0)["body"] | {"max_tokens": 9}}
+        for path, body, other in (
+            ("/v1/batches", asked, asked | {"completion_window": "2h"}),
+            (
+                "/v1/messages/batches",
+                {"requests": [message]},
+                {"requests": [message, message | {"custom_id": "b"}]},
+            ),
+        ):
+            num_jobs = len((await http.get("/v1/batches")).json()["data"])
+            for key, second, statuses in (("same", body, [200, 200]), ("other", other, [200, 400])):
+                calls = [
+                    http.post(path, json=each, headers={"Idempotency-Key": key}) for each in (body, second)
+                ]
+                answers = await asyncio.gather(*calls)
+                assert sorted(each.status_code for each in answers) == statuses, answers[1].text
+                assert len({each.json()["id"] for each in answers if each.status_code == 200}) == 1
+                num_jobs += 1
+                assert len((await http.get("/v1/batches")).json()["data"]) == num_jobs
+        # What the second ones had stored is gone.
+        inputs = [each["input_file_id"] for each in (await http.get("/v1/batches")).json()["data"]]
+        stored = [each["id"] for each in (await http.get("/v1/files")).json()["data"]]
+        assert {*stored} <= {*inputs}
 
     play(scenario)
 

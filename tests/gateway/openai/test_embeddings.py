@@ -355,6 +355,22 @@ def test_a_small_call_beside_a_large_one_is_not_computed_text_by_text() -> None:
     play(scenario)
 
 
+def test_a_call_that_has_begun_all_of_its_texts_leaves_its_share_to_others() -> None:
+    async def scenario() -> None:
+        async with served(ScriptedRouter()) as at:
+            at.router.allowed, num_small = 0, 8
+            small = [asyncio.create_task(at.post("/v1/embeddings", {"input": "x"})) for _ in range(num_small)]
+            await at.router.until(lambda: len(at.router.submitted) == num_small)
+            # It begins more as long as all have room for as many as are begun at once.
+            most = num_small + -(-(MAX_OPEN - NUM_AT_ONCE - num_small + 1) // NUM_AT_ONCE) * NUM_AT_ONCE
+            large = await begun(at, MANY, most)
+            at.router.allow(None)
+            assert [len(vectors_in(await each)) for each in (*small, large)] == [1] * num_small + [100]
+            assert not any(embedding._in_real_time.values())
+
+    play(scenario)
+
+
 def test_calls_in_real_time_share_what_they_have_open() -> None:
     """Eight of 2,048 texts kept a chat from its first token for eight seconds."""
 

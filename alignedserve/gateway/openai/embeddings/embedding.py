@@ -33,13 +33,20 @@ class _Calls:
     """Calls that share what they have open."""
 
     num_calls: int = 0
+    # The number of calls that have requests left to begin.
+    num_beginning: int = 0
     # The number of their requests that are open.
     num_open: int = 0
 
     @property
+    def share(self) -> int:
+        """A call with this many open requests begins no more."""
+        return max(1, MAX_OPEN // max(1, self.num_beginning))
+
+    @property
     def least(self) -> int:
         """The number of requests that each call may have open, whatever the others have."""
-        return max(1, NUM_AT_ONCE // max(1, self.num_calls))
+        return max(1, NUM_AT_ONCE // max(1, self.num_beginning))
 
 
 # The calls in real time, by owner; of each gateway.
@@ -63,6 +70,8 @@ class Embedding:
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
     _calls: _Calls | None = None
+    # Whether it counts among those that have requests left to begin.
+    _is_beginning: bool = False
 
     async def vectors(self) -> list[bytes]:
         """Returns the embedding of each prompt, in order. Raises ApiError as soon as one can't be had; `close` then
@@ -71,6 +80,8 @@ class Embedding:
         while self._open or self._num_begun < len(self.prompts):
             while self._num_begun < len(self.prompts) and self._has_room(calls):
                 await self._begin_some(calls)
+            if self._num_begun == len(self.prompts):
+                self._begins_no_more(calls)
             index, news = await self._news.get()
             if isinstance(news, Rejected):
                 raise rejection(news, "input")
@@ -91,6 +102,7 @@ class Embedding:
         if calls := self._calls:
             self._calls = None
             calls.num_open -= len(keys)
+            self._begins_no_more(calls)
             calls.num_calls -= 1
             if self.service.tier == "rt" and not calls.num_calls:
                 del _in_real_time[self.islands][self.owner]
@@ -102,13 +114,19 @@ class Embedding:
         if self.service.tier == "rt":
             calls = _in_real_time.setdefault(self.islands, {}).setdefault(self.owner, calls)
         calls.num_calls += 1
-        self._calls = calls
+        calls.num_beginning += 1
+        self._calls, self._is_beginning = calls, True
         return calls
+
+    def _begins_no_more(self, calls: _Calls) -> None:
+        calls.num_beginning -= self._is_beginning
+        self._is_beginning = False
 
     def _has_room(self, calls: _Calls) -> bool:
         """Whether some more may be begun: few at a time would cost more."""
-        has_least = len(self._open) > calls.least // 2
-        return calls.num_open <= MAX_OPEN - NUM_AT_ONCE or not has_least
+        if len(self._open) <= calls.least // 2:
+            return True
+        return calls.num_open <= MAX_OPEN - NUM_AT_ONCE and len(self._open) < calls.share
 
     async def _begin_some(self, calls: _Calls) -> None:
         """Raises ApiError when there is no router."""

@@ -16,6 +16,7 @@ from alignedserve.gateway.http.json_pieces import Json, Piece, encode
 from alignedserve.gateway.openai.responses.output import Output, run
 from alignedserve.gateway.openai.responses.written import Event, Written, event_pieces, response_pieces
 from alignedserve.gateway.openai.token_logprobs import chat_logprobs
+from alignedserve.gateway.tools.calls import Read
 from alignedserve.gateway.tools.readers import Reader
 
 
@@ -109,20 +110,23 @@ class ResponsesBuilder(ResponseBuilder):
 
     def _events(self, delta: Delta) -> Iterator[Event]:
         """Must be iterated to its end."""
-        logprobs, steps = self._logprobs(delta), [*delta.steps()]
+        logprobs, steps, read = self._logprobs(delta), [*delta.steps()], Read()
         for number, (text, num_tokens) in enumerate(steps, 1):
-            was_thinking = self._reader.is_thinking
-            read = self._reader.feed(text)
+            was_thinking, is_last = self._reader.is_thinking, number == len(steps)
+            read.add(self._reader.feed(text))
             if self._reader.is_thinking:
                 self._num_reasoning_tokens += num_tokens
-            if number == len(steps) and delta.finish_reason is not None:
+            if is_last and delta.finish_reason is not None:
                 self._finish_reason, self._completed_at = delta.finish_reason, int(time.time())
                 read.add(self._reader.end(is_cut=delta.is_cut))
+            if self.num_logprobs is None and not is_last:
+                # Without log-probabilities, one event for all steps is cheaper.
+                continue
             is_thought = bool(read.reasoning or was_thinking or self._reader.is_thinking)
             if not self.shows_reasoning:
                 read.drop_thoughts()
             yield from self.output.add(read, logprobs[:num_tokens], is_thought)
-            logprobs = logprobs[num_tokens:]
+            logprobs, read = logprobs[num_tokens:], Read()
         if delta.finish_reason is not None:
             yield from self.output.end("incomplete" if delta.finish_reason == "length" else "completed")
 

@@ -3,6 +3,7 @@ they go into the template."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
@@ -20,6 +21,7 @@ MAX_ID_CHARS = 256
 _REFERENCE = "item_reference"
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_ID_IN_PATH = re.compile(r"(?!\.{1,2}\Z)[^/?#%\x00-\x1f\x7f]+")
 _ROLES = ("user", "assistant", "system", "developer")
 # An id begins with what it is of.
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -154,8 +156,11 @@ def _item(item: Any) -> Item:
 
 def _in_full(item: Item) -> Item:
     """Returns the item with all that OpenAI's types of it need. Raises InvalidRequest."""
-    if "/" in item["id"] or not item["id"]:
-        raise InvalidRequest("input: an item's id is a part of a path: it must have a letter, and no slash")
+    if not _ID_IN_PATH.fullmatch(item["id"]):
+        raise InvalidRequest(
+            "input: an item's id is a part of a path: it must not be empty, '.' or '..', nor contain / ? # % or control"
+            " characters"
+        )
     match item["type"]:
         case "message":
             content = item["content"]

@@ -72,7 +72,7 @@ def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside:
     InvalidRequest and Expands."""
     with body.naming():
         items, _ = _items_of(body, beside)
-        num_tokens, ignored = count_prompt(body, body.conversation_of(items.all), model, limits)
+        num_tokens, ignored = count_prompt(body, body.conversation_of(items.all), model)
         found = {"object": "response.input_tokens", "input_tokens": num_tokens}
         return Answered(memoryview(encode(found)), ignored + _foreign_tools(body))
 

@@ -433,6 +433,15 @@ def test_a_conversation_that_is_deleted_under_way_is_not_added_to(more: dict[str
     play(scenario)
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a?b", "a#b"])
+def test_an_item_has_an_id_by_which_it_can_be_found(name: str) -> None:
+    async def scenario(at: System) -> None:
+        with pytest.raises(openai.BadRequestError, match="a part of a path"):
+            await at.client.conversations.create(items=[HELLO | {"id": name}])
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_a_turn_that_was_begun_in_a_conversation_is_not_refused_at_its_end(
     is_stored: bool, monkeypatch: pytest.MonkeyPatch

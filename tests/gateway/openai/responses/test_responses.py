@@ -471,7 +471,9 @@ def test_the_tokens_of_an_input_are_counted() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(("num_more", "num_turns"), [(0, 1), (2 * SMALL_BYTES, 1), (MAX_LOOKED_AT_BYTES, 2)])
+@pytest.mark.parametrize(
+    ("num_more", "num_turns"), [(0, 1), (MAX_LOOKED_AT_BYTES // 2, 1), (MAX_LOOKED_AT_BYTES, 2)]
+)
 def test_a_call_that_goes_on_takes_one_turn_at_the_process_for_bodies(
     num_more: int, num_turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

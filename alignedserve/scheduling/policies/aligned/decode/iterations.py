@@ -57,7 +57,8 @@ def _fill_mixed(
     lengths = [request.num_tokens for request in rt]
     # Where nobody decodes, or is about to, prompts of RT hold nobody up but prompts behind them.
     is_alone = not (rt or at.arriving or mixing.is_rt_near)
-    chunks = _catch_up(at, mixing, rt_behind, [], lengths, math.inf if is_alone else bound_s)
+    prompts_s = math.inf if is_alone else mixing.bound_of_prompts_s(rt)
+    chunks = _catch_up(at, mixing, rt_behind, [], lengths, prompts_s)
     chosen = _run(at, mixing.choose(rt, be, chunks, bound_s))
     lengths += [request.num_tokens for request in chosen]
     be_behind = [request for request in behind if not request.is_rt]

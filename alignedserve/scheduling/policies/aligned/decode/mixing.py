@@ -131,6 +131,13 @@ class Mixing:
         )
         return self._planned_share * min(bounds_s)
 
+    def bound_of_prompts_s(self, decodes: Iterable[DecodeRequest]) -> float:
+        """How many seconds an iteration may take for the sake of real time that decodes, if prompts of real time are
+        computed in it. A stream that is ahead waits, longer than for one token if need be; one that is late has missed
+        its objective, and holds up none that can still keep its own."""
+        slacks_s = (request.slack_s(self._now_s) for request in decodes)
+        return self._planned_share * min((each for each in slacks_s if each > 0), default=math.inf)
+
     @property
     def _planned_share(self) -> float:
         return min(SAFETY, 1 / self._estimate.overrun)

@@ -1,0 +1,69 @@
+"""The body of a batch, and what is kept of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from alignedserve.gateway.fields import Fields
+from alignedserve.gateway.generation.endpoint import Endpoint
+from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.limits import Limits
+from alignedserve.gateway.model import ServedModel
+from alignedserve.gateway.openai.files import MAX_EXPIRES_S, MIN_EXPIRES_S
+from alignedserve.gateway.openai.responses.body import Metadata
+from alignedserve.gateway.openai.responses.items import kept_json
+from alignedserve.gateway.webhooks.urls import MAX_URL_CHARS
+
+Name = Annotated[str, Field(max_length=256)]
+Url = Annotated[str, Field(max_length=MAX_URL_CHARS)]
+
+
+class ExpiresAfter(Fields):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=MIN_EXPIRES_S, le=MAX_EXPIRES_S)]
+
+
+class OwnFields(Fields):
+    """What OpenAI's batches lack."""
+
+    # Where the end of the batch is told.
+    webhook_url: Url | None = None
+
+
+class BatchBody(Fields):
+    # The URL of a file that is read where it is may stand in place of an id.
+    input_file_id: Url
+    endpoint: Name
+    completion_window: Name
+    metadata: Metadata | None = None
+    # How long the output and error files are kept.
+    output_expires_after: ExpiresAfter | None = None
+    alignedserve: OwnFields | None = None
+
+
+class AskedBatch(Answered, frozen=True, kw_only=True):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    # JSON.
+    metadata: bytes | None
+    output_expires_after_s: int | None
+    webhook_url: str | None
+
+
+def asked_batch(body: BatchBody, model: ServedModel, limits: Limits) -> AskedBatch:
+    """Raises InvalidRequest."""
+    return AskedBatch(
+        memoryview(b""),
+        input_file_id=body.input_file_id,
+        endpoint=body.endpoint,
+        completion_window=body.completion_window,
+        metadata=None if body.metadata is None else kept_json("metadata", body.metadata),
+        output_expires_after_s=body.output_expires_after.seconds if body.output_expires_after else None,
+        webhook_url=body.alignedserve.webhook_url if body.alignedserve else None,
+    )
+
+
+BATCHES: Final = Endpoint("/v1/batches", BatchBody, asked_batch, AskedBatch)
