@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -55,9 +54,6 @@ class SimIteration(msgspec.Struct):
 
 class SimEngine:
     """See `Engine` for what each method promises."""
-
-    # Whether its blocks hold what copies could look at.
-    has_contents: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -250,7 +246,7 @@ class SimEngine:
         return self._copied(end - first, self._cost.channels.fetch)
 
     def cut(self, request: Request, num_tokens: int) -> None:
-        request.num_computed, request.num_columns = num_tokens, 0
+        request.num_computed = num_tokens
         self._blocks.cut(request.request_id, max(1, self.format.num_columns(num_tokens)))
         self.contents.drop(key_of(request.request_id))
 
@@ -328,7 +324,7 @@ class SimEngine:
 
     def launch(self, work: Work) -> SimIteration:
         chunks, lengths, requests, num_restored = [], [], [], 0
-        block_size, computed, has_contents = self.format.block_size, self._computed, self.has_contents
+        block_size, has_window, computed = self.format.block_size, self.span.window > 0, self._computed
         for request, count in work:
             first = request.num_computed
             end = first + count
@@ -341,10 +337,10 @@ class SimEngine:
                 chunks.append((first, count))
             if request.keeps_inputs:
                 num_restored += first
-            if end > request.num_columns * block_size:
-                self._grow_for(request, end)
-            if has_contents:
-                self._compute(request, end)
+            # A token within a block needs no other block, unless it gets one in place of a block that was passed.
+            if count > 1 or first % block_size == 0 or has_window:
+                self._grow(request.request_id, self.format.num_columns(end, request.keeps_inputs))
+            self._compute(request, end)
             request.num_computed = end
             computed[key_of(request.request_id)] += count
         computing_s = self._seconds(self._cost.iteration(chunks, lengths, num_restored), bool(chunks))
@@ -352,27 +348,19 @@ class SimEngine:
         return SimIteration(requests, copies_s + computing_s)
 
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
-        outputs, has_contents = [], self.has_contents
-        for request in iteration.requests:
-            if request.pooling is not None:
-                outputs.append(self._embed(request))
-                continue
-            tokens, reason = request.output, None
-            token = model.sample(request.seed, len(tokens)) if has_contents else 0
-            tokens.append(token)
-            if len(tokens) >= request.max_output_len:
-                reason = "stop" if len(tokens) >= model.own_output_len(request.seed) else "length"
-                self.part(request)
-            outputs.append(TokenOutput(request.request_id, token, reason))
-        return outputs
+        return [self._sample(request) for request in iteration.requests]
 
-    def _grow_for(self, request: Request, num_tokens: int) -> None:
-        """Has the request hold blocks for its first tokens. `Request.num_columns` says for how many columns it does
-        where that is for certain: there it need not be asked for each token."""
-        num_columns = self.format.num_columns(num_tokens, request.keeps_inputs)
-        self._grow(request.request_id, num_columns)
-        if not self.span.window:
-            request.num_columns = num_columns
+    def _sample(self, request: Request) -> TokenOutput:
+        if request.pooling is not None:
+            self.part(request)
+            return TokenOutput(request.request_id, None, "stop", embedding=self._embedding(request))
+        output, reason = request.output, None
+        token = model.sample(request.seed, len(output))
+        output.append(token)
+        if len(output) >= request.max_output_len:
+            reason = "stop" if len(output) >= model.own_output_len(request.seed) else "length"
+            self.part(request)
+        return TokenOutput(request.request_id, token, reason)
 
     def _compute(self, request: Request, end: int) -> None:
         """Computes the request's tokens up to this one: looks at those before, and fills blocks."""
@@ -395,10 +383,8 @@ class SimEngine:
     def _digest(self, request_id: RequestId, num_tokens: int) -> int:
         return self._chains[request_id].hash_of(num_tokens)
 
-    def _embed(self, request: Request) -> TokenOutput:
-        self.part(request)
-        embedding = self._chains[request.request_id].embedding if self.has_contents else b""
-        return TokenOutput(request.request_id, None, "stop", embedding=embedding)
+    def _embedding(self, request: Request) -> bytes:
+        return self._chains[request.request_id].embedding
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 

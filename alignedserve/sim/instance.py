@@ -33,7 +33,7 @@ from alignedserve.sim.host_links import Ports
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.transfers import SimChannels, SimTransfers
-from alignedserve.sim.trusting import TrustingEngine
+from alignedserve.sim.trusting import TrustingEngine, TrustingTransfers
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import TransferIds
 from alignedserve.types import InstanceId
@@ -114,7 +114,8 @@ class SimInstance(SimProcess):
 
     def _begin_role(self) -> None:
         world, ids = self.world, TransferIds(self.epoch)
-        self.transfers = SimTransfers(world, ids, self.engine, self._channels, self._wake, self.when_awake)
+        make = SimTransfers if world.is_checked else TrustingTransfers
+        self.transfers = make(world, ids, self.engine, self._channels, self._wake, self.when_awake)
         world.transfers[self.instance_id] = self.transfers
         self.worker = self._make_worker()
 

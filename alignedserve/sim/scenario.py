@@ -57,7 +57,7 @@ class Scenario:
     enable_prefix_caching: bool = False
     # The model's layers, as far as an instance holds blocks for a window only.
     groups: LayerGroups = field(default_factory=lambda: one_group(1))
-    # See World. Only its figures are wanted of a simulation where this is False.
+    # See World. It may be False where only figures are wanted.
     is_checked: bool = True
 
     def island(self) -> Island:

@@ -1,30 +1,23 @@
-"""An engine that only counts and takes time: its blocks hold nothing, and all tokens are 0. When requests end, and how
-long iterations take, is as with `SimEngine`, which looks at all KV, and takes most of a simulation's time for that.
+"""An instance's engine and copies without contents of blocks: they only count and take time. Requests get the same
+tokens, blocks and seconds as with `SimEngine` and `SimTransfers`, which check the KV that each of them uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from alignedserve.engine.blocks import Grown
 from alignedserve.engine.request import Request
 from alignedserve.sim.block_contents import BlockContents, Digest
 from alignedserve.sim.executor import SimEngine
-from alignedserve.types import BlockId, RequestId, RequestKey
+from alignedserve.sim.segment import Content, SimSegment
+from alignedserve.sim.transfers import SimTransfers
+from alignedserve.transport.runs import Pairs
+from alignedserve.types import BlockId, PoolBlockId, RequestId, RequestKey
 
 
 class NoContents(BlockContents):
-    """Blocks of which nobody asks what they hold."""
-
-    def is_reversed(self, key: RequestKey, is_reversed: bool) -> None:
-        pass
-
-    def forget(self, key: RequestKey) -> None:
-        pass
-
-    def clear(self, block: BlockId) -> None:
-        pass
+    """Nothing is ever written to these blocks, so that nothing of them can be saved or restored."""
 
     def save(self, key: RequestKey, block: BlockId, index: int, first: int, end: int, digest: Digest) -> None:
         pass
@@ -32,16 +25,8 @@ class NoContents(BlockContents):
     def restore(self, key: RequestKey, block: BlockId, index: int, first: int, end: int) -> None:
         pass
 
-    def drop(self, key: RequestKey) -> None:
-        pass
-
-    def copy(self, key: RequestKey, old: BlockId, new: BlockId) -> None:
-        pass
-
 
 class TrustingEngine(SimEngine):
-    has_contents: ClassVar[bool] = False
-
     def _make_contents(self) -> BlockContents:
         return NoContents(self.limits.block_size)
 
@@ -54,4 +39,24 @@ class TrustingEngine(SimEngine):
         pass
 
     def _clear(self, grown: Sequence[Grown]) -> None:
+        pass
+
+    def _compute(self, request: Request, end: int) -> None:
+        pass
+
+    def _embedding(self, request: Request) -> bytes:
+        return b""
+
+
+class TrustingTransfers(SimTransfers):
+    def _in_pool(self, segment: SimSegment, key: RequestKey, blocks: Sequence[PoolBlockId]) -> list[Content]:
+        return []
+
+    def _to_save(self, key: RequestKey, pairs: Pairs, num_empty: int) -> list[tuple[PoolBlockId, Content]]:
+        return []
+
+    def to_pull(self, owners: Sequence[RequestKey], blocks: Sequence[BlockId]) -> list[Content]:
+        return []
+
+    def _hold(self, blocks: Sequence[BlockId], contents: Sequence[Content]) -> None:
         pass

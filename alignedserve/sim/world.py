@@ -106,8 +106,8 @@ class World:
     # Maps each instance to the transfers of its latest life.
     transfers: dict[InstanceId, SimTransfers] = field(default_factory=dict)
     num_epochs: int = 0
-    # Whether each block's KV and each token is looked at, and what instances count. In a simulation that nobody
-    # doubts it need not be: all tokens are 0 then.
+    # Whether instances check the KV in their blocks and their own counts, and gateways all tokens. Figures are the same
+    # without that: see `trusting.py`.
     is_checked: bool = True
     # What KV should be, for all requests.
     kv: KvModel = field(default_factory=KvModel)
