@@ -86,7 +86,7 @@ class ScheduledRequest:
 
     def slack_s(self, now: float) -> float:
         """How many seconds there are until its next token is due."""
-        return self.work.deadlines.slack_s(self.num_output, now)
+        return self.deadlines.slack_s(self.num_tokens - self.num_prompt, now)
 
     def is_lost(self, now: float) -> bool:
         return self.deadlines.is_lost(self.num_tokens - self.num_prompt, now)
