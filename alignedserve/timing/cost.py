@@ -175,10 +175,8 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         """The seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with
         these prefix `lengths`. `num_restored`: tokens of which K and V are restored from inputs."""
         # Policies ask many times an iteration, so that nothing is called for what is not there.
-        num_decodes, num_prompt_tokens, chunks_s = len(lengths), 0, 0.0
-        for before, count in chunks:
-            num_prompt_tokens += count
-            chunks_s += self.chunk_s(before, count)
+        num_decodes = len(lengths)
+        num_prompt_tokens, chunks_s = self.sum_of(chunks) if chunks else (0, 0.0)
         return (
             self.fixed_s(bool(chunks), num_decodes)
             + self.prefill_token_s * num_prompt_tokens
@@ -196,6 +194,16 @@ class CostModel(Record, frozen=True, omit_defaults=True):
             if line_s > seconds:
                 seconds = line_s
         return seconds
+
+    def sum_of(self, chunks: Sequence[tuple[int, int]]) -> tuple[int, float]:
+        """Returns the number of tokens to compute in these chunks, and the seconds of their attention. They are
+        added in turn, so that those of one more chunk can be added to them: from Python 3.12 on, `sum` makes up for
+        rounding, and its result would differ in the last bit."""
+        num_tokens, seconds = 0, 0.0
+        for before, count in chunks:
+            num_tokens += count
+            seconds += self.chunk_s(before, count)
+        return num_tokens, seconds
 
     def reading_experts(self, num_tokens: int) -> float:
         """The seconds in which the experts are read that so many tokens go through."""
@@ -282,9 +290,8 @@ class OneMoreChunk:
     def __init__(self, model: CostModel, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
         self._model = model
         self._num_decodes = len(lengths)
-        self._num_tokens = sum(count for _, count in chunks)
+        self._num_tokens, self._chunks_s = model.sum_of(chunks)
         self._fixed_s = model.fixed_s(True, len(lengths))
-        self._chunks_s = sum(model.chunk_s(before, count) for before, count in chunks)
         self._attention_s = model.decode_attention(lengths) if lengths else 0.0
 
     def seconds_with(self, before: int, count: int) -> float:
@@ -306,8 +313,7 @@ class FirstDecodes:
         self._model = model
         self._has_chunks = bool(chunks)
         self._lengths = lengths
-        self._num_tokens = sum(count for _, count in chunks)
-        self._chunks_s = sum(model.chunk_s(before, count) for before, count in chunks)
+        self._num_tokens, self._chunks_s = model.sum_of(chunks)
         self._sums: list[int] | None = None
         if model.attention == "balanced":
             self._sums = [0, *accumulate(seen_lengths(lengths, model.window))]
