@@ -22,6 +22,8 @@ _MOST_OFF = 4.0
 # least and at most.
 _RARE = 0.01
 _LEAST, _MEMORY = 20, 200
+# The cost of a decode that is alone is remembered for this number of lengths.
+_MAX_REMEMBERED = 4096
 
 
 class Estimate:
@@ -54,6 +56,8 @@ class Estimate:
         """The seconds of an iteration with a single decode after so many tokens."""
         model_s = self._alone_s.get(num_tokens)
         if model_s is None:
+            if len(self._alone_s) >= _MAX_REMEMBERED:
+                self._alone_s.clear()
             model_s = self._alone_s[num_tokens] = self._model.iteration([], [num_tokens])
         return self.corrected(model_s)
 
