@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from alignedserve.engine.outputs import TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request
@@ -74,8 +73,6 @@ def id_of(key: RequestKey) -> RequestId:
     return RequestId(str(key))
 
 
-# It is asked for several times a token.
-@lru_cache(maxsize=1 << 16)
 def key_of(request_id: RequestId) -> RequestKey:
     return RequestKey(int(request_id))
 
