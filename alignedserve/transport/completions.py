@@ -66,7 +66,7 @@ class Completions:
         """Makes the calls that are waiting, and returns their number. If there are none it waits for one, for
         `timeout_s` at most."""
         if not timeout_s and self._waiting.empty():
-            # So it is before most iterations, and an exception would take longer than this.
+            # Nothing waits before most iterations, and an exception takes longer than this.
             return 0
         num_run = 0
         while True:
