@@ -21,8 +21,6 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.types import RequestKey
 
-_NO_KEYS: frozenset[RequestKey] = frozenset()
-
 
 class Boundary:
     """See `scheduling.boundary.DecodeBoundary` for what each method promises."""
@@ -40,7 +38,7 @@ class Boundary:
         self._block_table = block_table
         self._lookup = lookup
         self._dedup = dedup
-        self._begin(-math.inf, _NO_KEYS)
+        self._begin(-math.inf, frozenset())
         self._num_planned = 0
 
     def begin(self, now: float) -> None:
@@ -54,7 +52,7 @@ class Boundary:
         self.now = now
         self.plan = DecodePlan()
         # The requests whose eviction was wanted at the last boundary, and those at this one.
-        self._were_evicted, self._evicted = evicted, _NO_KEYS
+        self._were_evicted, self._evicted = evicted, frozenset[RequestKey]()
         self.num_tokens_left = self.limits.max_num_batched_tokens
         # What the iteration computes, for the cost model: (tokens computed before, tokens to compute) of each chunk,
         # the length of each decode in tokens, and how many tokens' KV is restored from inputs.

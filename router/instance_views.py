@@ -181,12 +181,12 @@ class DecodeView(Process):
 
     def take_announcement(self) -> Coming | None:
         """Returns what it should hear of coming real time; None if it knows that."""
-        num_ready = sum(self.coming.values()) if self.coming else 0
-        num_prefilling, announced = len(self.coming) - num_ready, self.announced
-        if num_prefilling == announced.num_prefilling and num_ready == announced.num_ready:
+        num_ready = sum(self.coming.values())
+        coming = Coming(len(self.coming) - num_ready, num_ready)
+        if coming == self.announced:
             return None
-        self.announced = Coming(num_prefilling, num_ready)
-        return self.announced
+        self.announced = coming
+        return coming
 
     def begin_batch(self, replaces: bool = False) -> int:
         """A new candidate batch comes. Returns its number."""

@@ -25,7 +25,7 @@ MAX_DELAY_S = 0.25
 class _Delayed:
     state: RequestState
     since_s: float
-    # What instances have said of them, in order, and the number of these tokens.
+    # What instances have reported, in order, and the number of tokens in it.
     parts: list[NewTokens]
     num_tokens: int
 
@@ -39,12 +39,10 @@ class OutputCoalescing:
 
     def add(self, state: RequestState, news: NewTokens, now: float) -> None:
         """Adds a request's next tokens."""
-        delayed = self._delayed.get(state.key) if self._delayed else None
+        delayed = self._delayed.get(state.key)
         if delayed is None:
-            if state.deadlines.is_rt or _is_urgent(state, news, len(news.tokens)):
-                # Most tokens take this way.
-                tokens = self._news.get(state.gateway) or self._of(state.gateway)
-                tokens.news.append(news)
+            if _is_urgent(state, news, len(news.tokens)):
+                self._of(state.gateway).news.append(news)
             else:
                 self._delayed[state.key] = _Delayed(state, now, [news], len(news.tokens))
             return
@@ -93,7 +91,7 @@ def _is_urgent(state: RequestState, news: NewTokens, num_tokens: int) -> bool:
     """Whether the tokens should go out at once. So should those of a request with stop strings: its gateway may find
     that the answer has ended, and nothing should be computed after that."""
     return (
-        state.deadlines.is_rt
+        state.is_rt
         or num_tokens >= MAX_COALESCED_TOKENS
         or bool(news.finish_reason)
         or bool(state.request.params.stop)

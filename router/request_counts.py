@@ -30,7 +30,7 @@ class RequestCounts:
         if old := self._counted.pop(state.key, None):
             self._count(old, -1)
         if not state.is_finished:
-            instance_ids = frozenset([each for each in (state.instance_id, state.staged_at) if each])
+            instance_ids = frozenset(each for each in (state.instance_id, state.staged_at) if each)
             self._counted[state.key] = new = _Counted(state.request.tier, state.phase.value, instance_ids)
             self._count(new, 1)
 

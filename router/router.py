@@ -179,13 +179,13 @@ class Router:
     def on(self, event: Event, now: float) -> list[Send]:
         self.clock.now = now
         match event:
-            case Received():
-                self._received(event.sender, event.message)
             case Connected():
                 self._recovery.connected(event.hello)
             case Closed():
                 self._recovery.closed(event.instance_id)
                 self._role_changes.closed(event.instance_id)
+            case Received():
+                self._received(event.sender, event.message)
             case Tick():
                 self.link_health.tick()
                 self._failed_copies.retry()
@@ -199,8 +199,6 @@ class Router:
 
     def _received(self, sender: InstanceId, message: AnyMessage) -> None:
         match message:
-            case DecodeReport():
-                self._reports.decode(sender, message)
             case Submit():
                 self._submissions.submit(sender, message)
                 self._role_changes.submitted(message.request)
@@ -212,6 +210,8 @@ class Router:
                 self._decode.candidates(message)
             case PrefillReport():
                 self._reports.prefill(sender, message)
+            case DecodeReport():
+                self._reports.decode(sender, message)
             case Gone(keys=keys):
                 for state in filter(None, map(self.requests.get, keys)):
                     self._recaller.confirm(state, sender)

@@ -47,18 +47,7 @@ def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
 
 def room_left(island: Island, num_iterations: float) -> Room:
     """In a window of work for all."""
-    return window(island.cluster, num_iterations).less(*_all_ahead(island))
-
-
-def _all_ahead(island: Island) -> tuple[int, int]:
-    """Of both classes: see `ahead`."""
-    reserving = island.reserving
-    num_tokens, num_requests = reserving.total, reserving.count(True) + reserving.count(False)
-    for view in island.cluster.prefills:
-        pending = view.pending
-        num_tokens += pending.total
-        num_requests += pending.count(True) + pending.count(False)
-    return num_tokens, num_requests
+    return window(island.cluster, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
 
 
 def room_to_choose(island: Island, num_iterations: float, num_choices: int = NUM_CHOICES) -> Room:
@@ -68,7 +57,7 @@ def room_to_choose(island: Island, num_iterations: float, num_choices: int = NUM
         return room_left(island, num_iterations)
     num_slots = sum(view.hello.limits.max_num_seqs for view in island.cluster.prefills)
     choices = Room(sys.maxsize, num_choices * num_slots)
-    return choices.less(*_all_ahead(island))
+    return choices.less(*ahead(island, True)).less(*ahead(island, False))
 
 
 def _always(_: RoutedRequest) -> bool:

@@ -95,19 +95,18 @@ class Lifetimes:
 
     def _received(self, now: float, sender: InstanceId, message: AnyMessage) -> None:
         match message:
-            case DecodeReport():
-                self._news(now, message.news)
-                self._note(now, "admitted", message.admitted)
-                if message.evicted:
-                    self._note(now, "evicted", (key for key, _ in message.evicted))
-                self._note(now, "dropped", message.dropped)
-                self._iteration(now, sender, message)
             case Submit():
                 self._note(now, "arrived", [message.request.key])
             case PrefillReport():
                 self._news(now, message.news)
                 self._note(now, "saved", (key for key, _ in message.saved))
                 self._note(now, "staged", message.staged)
+            case DecodeReport():
+                self._news(now, message.news)
+                self._note(now, "admitted", message.admitted)
+                self._note(now, "evicted", (key for key, _ in message.evicted))
+                self._note(now, "dropped", message.dropped)
+                self._iteration(now, sender, message)
             case _:
                 pass
 

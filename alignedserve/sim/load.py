@@ -21,10 +21,10 @@ class Load:
             self._look_at_pool()
         if now <= self._begin_s or not isinstance(event, Received):
             return
-        if isinstance(event.message, DecodeReport):
-            self.computing_s["decode"] += event.message.duration_s
-        elif isinstance(event.message, PrefillReport):
+        if isinstance(event.message, PrefillReport):
             self.computing_s["prefill"] += event.message.duration_s
+        elif isinstance(event.message, DecodeReport):
+            self.computing_s["decode"] += event.message.duration_s
 
     def _look_at_pool(self) -> None:
         """Spare copies fill what nobody needs."""

@@ -47,11 +47,14 @@ class Pauses:
         return len(self.evicted) + len(self.dropped) + len(self.sat_out) + len(self.interrupted)
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
-        if isinstance(event, Received):
-            self._received(event.sender, event.message)
-        elif isinstance(event, Closed):
-            self._running.pop(event.instance_id, None)
-            self._prompts.pop(event.instance_id, None)
+        match event:
+            case Received(sender, message):
+                self._received(sender, message)
+            case Closed(instance_id):
+                self._running.pop(instance_id, None)
+                self._prompts.pop(instance_id, None)
+            case _:
+                pass
         for send in sends:
             self._sent(send.to, send.message)
 

@@ -152,9 +152,6 @@ class DecodePart:
         begin. Returns those that are gone, which are not to be planned. Prompts for embeddings are dropped in any case:
         none of their KV goes to the pool."""
         mode = self.config.preemption_mode
-        if not (to_grow or for_others) and mode != "recompute":
-            at.evict(())
-            return ()
         leaving = [*to_grow] if mode == "defer" else [*to_grow, *for_others]
         gone = leaving if mode == "recompute" else [each for each in leaving if each.is_embedding]
         if gone:
