@@ -38,7 +38,7 @@ EVENTS = (
 )
 
 
-# There are many of these two, and structs are made sooner than dataclasses.
+# There are many of these two, and a struct takes less time to make than a dataclass.
 class LifeEvent(msgspec.Struct):
     time_s: float
     name: str
