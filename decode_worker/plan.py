@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import dataclass, field
 
 from alignedserve.protocol.messages import Work
 from alignedserve.types import RequestKey
@@ -60,27 +58,26 @@ class Restore:
 EndOp = Lend | Checkpoint | GiveUp | Renew | Restore
 
 
-class DecodePlan(msgspec.Struct):
-    # A struct is made sooner than a dataclass, and there is one for each iteration.
-
+@dataclass
+class DecodePlan:
     # These requests leave at once, with their KV: their blocks are free before anybody takes any.
-    drops: list[RequestKey] = []
+    drops: list[RequestKey] = field(default_factory=list)
     # These requests have passed blocks, which are free even before that.
-    passing: list[RequestKey] = []
+    passing: list[RequestKey] = field(default_factory=list)
     # The KV of these requests is to be copied here; their blocks are taken. `pulled` or `pull_failed` follows.
-    pulls: list[Work] = []
+    pulls: list[Work] = field(default_factory=list)
     # These prompts, of which there is no KV, start: their blocks are taken, and they may run at once.
-    new_prompts: list[Work] = []
+    new_prompts: list[Work] = field(default_factory=list)
     # Those of the new prompts of which the inputs of layers are kept in place of KV.
-    keep_inputs: set[RequestKey] = set()
+    keep_inputs: set[RequestKey] = field(default_factory=set)
     # These requests compute all their pending tokens, usually one, and sample the next: `sampled` follows.
-    run: list[RequestKey] = []
+    run: list[RequestKey] = field(default_factory=list)
     # These requests compute so many tokens, fewer than they have pending: `computed` follows.
-    chunks: list[tuple[RequestKey, int]] = []
+    chunks: list[tuple[RequestKey, int]] = field(default_factory=list)
     # All requests whose eviction is wanted now, whether an earlier plan wanted it or not.
-    wants_evicted: list[RequestKey] = []
+    wants_evicted: list[RequestKey] = field(default_factory=list)
     # These come before the iteration, in this order, after new prompts have their own blocks.
-    ends: list[EndOp] = []
+    ends: list[EndOp] = field(default_factory=list)
     # For so many seconds nothing runs, unless something happens before: real time is about to join.
     hold_s: float = 0.0
 

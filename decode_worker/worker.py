@@ -8,11 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-
-import msgspec
 
 from alignedserve.decode_worker.end_ops import EndOps
 from alignedserve.decode_worker.plan import DecodePlan
@@ -48,29 +46,31 @@ from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
-class Changes(msgspec.Struct):
-    """What has changed since the last report. This and the step are structs, which are made sooner than dataclasses."""
+@dataclass
+class Changes:
+    """What has changed since the last report."""
 
-    admitted: list[RequestKey] = []
-    evicted: list[tuple[RequestKey, int]] = []
-    dropped: list[RequestKey] = []
+    admitted: list[RequestKey] = field(default_factory=list)
+    evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
+    dropped: list[RequestKey] = field(default_factory=list)
     # The errors of prompts that can't be run.
-    refused: list[NewTokens] = []
-    progress: list[tuple[RequestKey, int, int]] = []
+    refused: list[NewTokens] = field(default_factory=list)
+    progress: list[tuple[RequestKey, int, int]] = field(default_factory=list)
     num_asked: int = 0
     num_found: int = 0
     num_computed: int = 0
-    failed_pulls: list[FailedPull] = []
+    failed_pulls: list[FailedPull] = field(default_factory=list)
 
 
-class DecodeStep(msgspec.Struct):
+@dataclass
+class DecodeStep:
     begun_s: float
     plan: DecodePlan
     iteration: Iteration | None
     # The report of each request that gets a token, without the token.
     news: list[NewTokens]
     # The requests of whose prompts this iteration computes a part.
-    prompts: list[RequestKey] = []
+    prompts: list[RequestKey] = field(default_factory=list)
     # See DecodeReport.
     is_mixed: bool = False
     scheduling_s: float | None = None

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import msgspec
 
-
-class Timer(msgspec.Struct, eq=False):
+@dataclass(slots=True)
+class Timer:
     action: Callable[[], None] | None
 
     def cancel(self) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import msgspec
 import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
@@ -46,7 +45,8 @@ class SimFormat:
         return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
 
 
-class SimIteration(msgspec.Struct):
+@dataclass
+class SimIteration:
     requests: list[Request]
     # The iteration takes this many seconds of virtual time.
     seconds: float

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-
-import msgspec
+from dataclasses import dataclass
 
 from alignedserve.protocol.messages import (
     AnyMessage,
@@ -38,13 +37,14 @@ EVENTS = (
 )
 
 
-# There are many of these two, and a struct takes less time to make than a dataclass.
-class LifeEvent(msgspec.Struct):
+@dataclass(frozen=True, slots=True)
+class LifeEvent:
     time_s: float
     name: str
 
 
-class Iteration(msgspec.Struct):
+@dataclass(frozen=True, slots=True)
+class Iteration:
     """Of a decode instance."""
 
     end_s: float
