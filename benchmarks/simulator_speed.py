@@ -3,9 +3,11 @@
     python -m benchmarks.simulator_speed [--policy NAME ...] [--scenario NAME ...] [--requests 200]
     python -m benchmarks.simulator_speed --against CHECKOUT [--rounds 2]
 
-Each line has a digest of all figures that `--output` would have, and of the time of every token: a change that only
-makes the simulator quicker leaves it as it is. `--against` runs the same in another checkout too, which has this
-command, in turns; it says how many times as fast this one is, and fails if a digest differs.
+Each line has a digest of what happened: the time of each event of the router with the kinds of messages in and out,
+each token with its time, and the figures in `FIGURES`. A change that only makes the simulator quicker leaves it as it is.
+The digest does not cover what else is in messages. `--against` runs this file with the modules of another checkout too,
+in turns; it says how many times as fast this checkout is, and fails if a digest differs. The other checkout need not
+have this command.
 """
 
 from __future__ import annotations
@@ -13,22 +15,26 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
 
 from alignedserve.engine.config import EngineConfig
 from alignedserve.router.config import RouterConfig
+from alignedserve.router.events import Event, Received, Send
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import POLICIES
 from alignedserve.sim.compare import Comparison
 from alignedserve.sim.config import SimConfig
-from alignedserve.sim.trial import Trial
+from alignedserve.sim.gateway import Stream
+from alignedserve.sim.trial import Outcome, Trial
 from alignedserve.timing.cost_presets import load_cost_model
 
 _TRAFFIC = SimConfig(input_len=600, output_len=150, spread=2.2, seed=7)
@@ -43,7 +49,15 @@ SCENARIOS = {
     for suffix, backlog in (("", {}), (", backlog", _BACKLOG))
     for name, island in _ISLANDS.items()
 }
-ROOT = Path(__file__).parents[1]
+# Those of an `Outcome`; the other checkout may have others besides.
+FIGURES = (
+    *("num_be_complete", "num_refused", "num_open", "prefill_busy", "mean_batch", "num_batches", "mixed"),
+    *("scheduled_soon", "pool_peak", "window_s"),
+    *("mixture.num_evicted", "mixture.num_dropped", "mixture.num_sat_out", "mixture.num_interrupted"),
+    *("mixture.moved_bytes", "mixture.overwritten_bytes", "mixture.num_computed", "mixture.num_needed"),
+    *("mixture.busy", "mixture.rt.attainment", "mixture.rt.tokens_per_s", "mixture.be.tokens_per_s"),
+)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -53,8 +67,24 @@ class Run:
     # Seconds of processor time.
     cpu_s: float
     num_tokens: int
-    # A hash of all figures, and of the time of each token.
+    # A hash of what happened.
     digest: str
+
+
+class Events:
+    """An observer of the router."""
+
+    def __init__(self) -> None:
+        # The time of each event, its kind, the kind and the sender of its message, and the receivers and the kinds of
+        # those that it sends.
+        self.seen: list[tuple[float, str, str, str, list[tuple[str, str]]]] = []
+
+    def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
+        sender, received = "", ""
+        if isinstance(event, Received):
+            sender, received = event.sender, type(event.message).__name__
+        sent = [(send.to, type(send.message).__name__) for send in sends]
+        self.seen.append((now, type(event).__name__, received, sender, sent))
 
 
 def measure(scenario: str, policy: str, num_requests: int) -> Run:
@@ -67,22 +97,32 @@ def measure(scenario: str, policy: str, num_requests: int) -> Run:
         RouterConfig(),
         SchedulingConfig(policy=policy, be_share=config.be_min_share),
     )
-    begun_s = time.process_time()
+    events, begun_s = Events(), time.process_time()
     trial = Trial(comparison.scenarios[0], comparison.workload, told=lambda: None)
+    trial._island.router.observers.append(events)
     outcome = trial.run()
     cpu_s = time.process_time() - begun_s
-    streams = [(each.request.key, each.times_s, each.outcome, each.ended_s) for each in trial.streams]
-    found = msgspec.json.encode((asdict(outcome), streams))
-    num_tokens = sum(len(each.times_s) for each in trial.streams)
-    return Run(scenario, policy, cpu_s, num_tokens, hashlib.sha256(found).hexdigest()[:16])
+    streams = trial._island.streams
+    num_tokens = sum(len(each.times_s) for each in streams)
+    return Run(scenario, policy, cpu_s, num_tokens, digest(events, streams, outcome))
+
+
+def digest(events: Events, streams: Sequence[Stream], outcome: Outcome) -> str:
+    answers = [(each.request.key, each.tokens, each.times_s, each.outcome, each.ended_s) for each in streams]
+    links = [(each.name, each.busy, each.slowing, each.num_bytes) for each in outcome.links]
+    figures = [attrgetter(name)(outcome) for name in FIGURES]
+    found = msgspec.json.encode((events.seen, answers, links, figures))
+    return hashlib.sha256(found).hexdigest()[:16]
 
 
 def measure_in(checkout: Path, scenario: str, policies: Sequence[str], num_requests: int) -> list[Run]:
-    """In a process of its own, whose modules are those of the checkout."""
-    command = [sys.executable, "-m", "benchmarks.simulator_speed", "--as-json"]
+    """In a process of its own that runs this file, with the checkout's modules."""
+    # With -P the folder of this file is none of those where modules are looked for.
+    command = [sys.executable, "-P", __file__, "--as-json"]
     command += ["--scenario", scenario, "--requests", str(num_requests)]
     command += [f"--policy={policy}" for policy in policies]
-    done = subprocess.run(command, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return [Run(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
@@ -127,7 +167,7 @@ def main() -> None:
     options = parser.parse_args()
     scenarios, policies = options.scenario or [*SCENARIOS], options.policy or [*POLICIES]
     if options.against:
-        sys.exit(not compare(options.against, scenarios, policies, options.requests, options.rounds))
+        sys.exit(not compare(options.against.resolve(), scenarios, policies, options.requests, options.rounds))
     for scenario in scenarios:
         total_s = 0.0
         for policy in policies:

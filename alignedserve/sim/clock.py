@@ -40,14 +40,12 @@ class Clock:
 
     def step(self, until_s: float = float("inf")) -> bool:
         """Runs the next event, if there is one by then."""
-        heap = self._heap
-        while heap and heap[0][0] <= until_s:
-            time_s, _, timer = heapq.heappop(heap)
-            action = timer.action
-            if action is not None:
+        while self._heap and self._heap[0][0] <= until_s:
+            time_s, _, timer = heapq.heappop(self._heap)
+            if timer.action is not None:
                 self.now = time_s
                 self.num_events += 1
-                action()
+                timer.action()
                 return True
         return False
 
@@ -59,9 +57,8 @@ class Clock:
 
     def run_while(self, goes_on: Callable[[], bool], limit_s: float) -> bool:
         """Until `goes_on` is false; False if it still is true at the limit, or nothing is left to happen."""
-        step = self.step
         while goes_on():
-            if not step(limit_s):
+            if not self.step(limit_s):
                 return False
         return True
 
@@ -79,10 +76,8 @@ class LocalClock:
         self._is_still = False
 
     def now(self) -> float:
-        """Each process asks several times an iteration."""
-        if self._is_still:
-            return self._base_s
-        return self._base_s + (self._clock.now - self._since_s) * self._rate
+        rate = 0.0 if self._is_still else self._rate
+        return self._base_s + (self._clock.now - self._since_s) * rate
 
     def jump(self, seconds: float) -> None:
         self._rebase()

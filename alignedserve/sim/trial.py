@@ -102,11 +102,6 @@ class Trial:
             island.check_idle()
         return self._outcome(links)
 
-    @property
-    def streams(self) -> list[Stream]:
-        """What the clients of all requests have got, those of the backlog included."""
-        return self._island.streams
-
     def _ended(self, stream: Stream) -> None:
         if self._is_traffic(stream):
             self._num_left -= 1
