@@ -45,7 +45,7 @@ class ScheduledRequest:
     # The policy keeps what it likes here.
     mark: Any = None
 
-    # What follows from the work, which does not change: it is asked for many times an iteration.
+    # These follow from the work, which does not change, and are read many times an iteration.
     key: RequestKey = field(init=False)
     deadlines: Deadlines = field(init=False)
     num_prompt: int = field(init=False)

@@ -111,7 +111,7 @@ class RequestState:
     timeline: list[tuple[str, float]] = field(default_factory=list)
     _taken_s: float = 0.0
 
-    # That of the request: it is asked for several times a token.
+    # The request's key. It is a field, because it is read several times for each token.
     key: RequestKey = field(init=False)
 
     def __post_init__(self) -> None:

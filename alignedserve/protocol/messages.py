@@ -127,7 +127,7 @@ class InstanceLimits(Message):
         )
 
 
-# Policies ask for the span of the same few limits with each event.
+# Policies read the span of the same few limits at each event.
 _span_of = lru_cache(maxsize=256)(KvSpan)
 
 

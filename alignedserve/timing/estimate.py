@@ -73,16 +73,16 @@ class Estimate:
     def one_more_chunk(
         self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
     ) -> Callable[[int, int], float]:
-        """Returns a function of a chunk: of the tokens computed before, and to compute. It returns what `iteration` of
-        that and all these does, and is quicker where many chunks are tried."""
+        """Returns a function of one more chunk: of the number of tokens computed before, and to compute. The function
+        returns what `iteration` does for that chunk and all these, and takes less time where many chunks are tried."""
         costs = self._model.one_more_chunk(chunks, lengths)
         return lambda before, count: self.corrected(costs.seconds_with(before, count))
 
     def first_decodes(
         self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
     ) -> Callable[[int], float]:
-        """Returns a function of a number: what `iteration` returns for these chunks and so many of the decodes, the
-        first ones."""
+        """Returns a function of the number of decodes. The function returns what `iteration` does for these chunks and
+        that number of the first decodes, and takes less time where many numbers are tried."""
         costs = self._model.first_decodes(chunks, lengths)
         return lambda num_decodes: self.corrected(costs.seconds(num_decodes))
 
