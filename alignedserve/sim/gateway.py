@@ -1,4 +1,4 @@
-"""A simulated gateway with its clients. It knows what each request has to say and accepts nothing else."""
+"""A simulated gateway with its clients. It knows each request's tokens, and accepts no others in a checked world."""
 
 from __future__ import annotations
 
@@ -143,13 +143,10 @@ class SimGateway(SimProcess):
             )
         if not num_known:
             stream.num_reused = news.num_reused
-        tokens = news.tokens
         if self.world.is_checked:
-            self._check_tokens(stream, tokens)
-        stream.tokens += tokens
-        now = self.world.clock.now
-        for _ in tokens:
-            stream.times_s.append(now)
+            self._check_tokens(stream, news.tokens)
+        stream.tokens += news.tokens
+        stream.times_s += [self.world.clock.now] * len(news.tokens)
         if news.finish_reason:
             self._finish(stream, news)
 
