@@ -4,10 +4,10 @@
     python -m benchmarks.simulator_speed --against CHECKOUT [--rounds 2]
 
 Each line has a digest of what happened: the time of each event of the router with the kinds of messages in and out,
-each token with its time, and the figures in `FIGURES`. A change that only makes the simulator quicker leaves it as it is.
-The digest does not cover what else is in messages. `--against` runs this file with the modules of another checkout too,
-in turns; it says how many times as fast this checkout is, and fails if a digest differs. The other checkout need not
-have this command.
+each token with its time, and the figures in `FIGURES`. A change that only makes the simulator quicker leaves it as it
+is. The digest does not cover what else is in messages. `--against` runs this file with the modules of another checkout
+too, in turns; it says how many times as fast this checkout is, and fails if a digest differs. The other checkout need
+not have this command.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def main() -> None:
     options = parser.parse_args()
     scenarios, policies = options.scenario or [*SCENARIOS], options.policy or [*POLICIES]
     if options.against:
-        sys.exit(not compare(options.against.resolve(), scenarios, policies, options.requests, options.rounds))
+        sys.exit(
+            not compare(options.against.resolve(), scenarios, policies, options.requests, options.rounds)
+        )
     for scenario in scenarios:
         total_s = 0.0
         for policy in policies:

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Request
-
 from alignedserve.sim.executor import SimEngine
 from alignedserve.sim.island import Island
 from alignedserve.sim.model import make_request, prompt_of
@@ -35,9 +34,12 @@ def many() -> list[Request]:
 def check_same(policy: str, asked: Sequence[Request], **options: Any) -> Island:
     """Returns the island where nothing was checked."""
     checked, trusting = (
-        play(small_island(policy, pool_blocks=400, is_checked=each, **options), asked) for each in (True, False)
+        play(small_island(policy, pool_blocks=400, is_checked=each, **options), asked)
+        for each in (True, False)
     )
-    assert {(type(each.engine), type(each.transfers)) for each in checked.instances} == {(SimEngine, SimTransfers)}
+    assert {(type(each.engine), type(each.transfers)) for each in checked.instances} == {
+        (SimEngine, SimTransfers)
+    }
     assert {(type(each.engine), type(each.transfers)) for each in trusting.instances} == {
         (TrustingEngine, TrustingTransfers)
     }

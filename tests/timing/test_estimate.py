@@ -35,7 +35,9 @@ def test_all_that_is_predicted_is_corrected_alike() -> None:
         assert estimate.pace == pytest.approx(pace, rel=0.02)
         for length in (700, 700, 701):
             assert estimate.alone(length) == estimate.iteration([], [length])
-        assert estimate.one_more_chunk(chunks, lengths)(5, 99) == estimate.iteration([*chunks, (5, 99)], lengths)
+        assert estimate.one_more_chunk(chunks, lengths)(5, 99) == estimate.iteration(
+            [*chunks, (5, 99)], lengths
+        )
         assert estimate.first_decodes(chunks, lengths)(2) == estimate.iteration(chunks, lengths[:2])
 
 
