@@ -36,6 +36,7 @@ from alignedserve.sim.config import SimConfig
 from alignedserve.sim.gateway import Stream
 from alignedserve.sim.trial import Outcome, Trial
 from alignedserve.timing.cost_presets import load_cost_model
+from alignedserve.types import InstanceId
 
 _TRAFFIC = SimConfig(input_len=600, output_len=150, spread=2.2, seed=7)
 _BACKLOG = {"be_backlog": 32, "be_input_len": 600.0, "be_output_len": 150.0, "warmup_s": 10.0}
@@ -77,7 +78,7 @@ class Events:
     def __init__(self) -> None:
         # The time of each event, its kind, the kind and the sender of its message, and the receivers and the kinds of
         # those that it sends.
-        self.seen: list[tuple[float, str, str, str, list[tuple[str, str]]]] = []
+        self.seen: list[tuple[float, str, str, str, list[tuple[InstanceId, str]]]] = []
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
         sender, received = "", ""
