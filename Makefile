@@ -16,11 +16,11 @@ serve: .venv/installed
 # each file whole; on two cores three at a time, since live processes wait for half of their time
 TESTS := -m pytest -n $${WORKERS:-3} --dist loadfile --no-loadscope-reorder
 
-# 4 minutes on two cores: without those that are marked slow, and a few cases of each, drawn by the commit's number
+# 5 minutes on two cores: without those that are marked slow, and a few cases of each, drawn by the commit's number
 test: .venv/installed
 	$(BIN)/python $(TESTS) -m "not slow" --few 4 $${RECORD:+--record="$$RECORD"}
 
-# 16 minutes on two cores: all of them, with this commit's share of large matrices; RECORD=FILE keeps how long each took
+# 19 minutes on two cores: all of them, with this commit's share of large matrices; RECORD=FILE keeps how long each took
 test-all: .venv/installed
 	$(BIN)/python $(TESTS) $${RECORD:+--record="$$RECORD"}
 

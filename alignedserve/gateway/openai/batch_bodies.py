@@ -9,15 +9,16 @@ from pydantic import Field
 from alignedserve.gateway.fields import Fields
 from alignedserve.gateway.generation.endpoint import Endpoint
 from alignedserve.gateway.generation.prepared import Answered
+from alignedserve.gateway.http.errors import ApiError
 from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.openai.files import MAX_EXPIRES_S, MIN_EXPIRES_S
 from alignedserve.gateway.openai.responses.body import Metadata
 from alignedserve.gateway.openai.responses.items import kept_json
-from alignedserve.gateway.webhooks.urls import MAX_URL_CHARS
+from alignedserve.gateway.webhooks.urls import check_url
 
 Name = Annotated[str, Field(max_length=256)]
-Url = Annotated[str, Field(max_length=MAX_URL_CHARS)]
+WEBHOOK_URL: Final = "alignedserve.webhook_url"
 
 
 class ExpiresAfter(Fields):
@@ -29,12 +30,12 @@ class OwnFields(Fields):
     """What OpenAI's batches lack."""
 
     # Where the end of the batch is told.
-    webhook_url: Url | None = None
+    webhook_url: str | None = None
 
 
 class BatchBody(Fields):
     # The URL of a file that is read where it is may stand in place of an id.
-    input_file_id: Url
+    input_file_id: Annotated[str, Field(max_length=4096)]
     endpoint: Name
     completion_window: Name
     metadata: Metadata | None = None
@@ -54,7 +55,13 @@ class AskedBatch(Answered, frozen=True, kw_only=True):
 
 
 def asked_batch(body: BatchBody, model: ServedModel, limits: Limits) -> AskedBatch:
-    """Raises InvalidRequest."""
+    """Raises ApiError and InvalidRequest."""
+    webhook_url = body.alignedserve.webhook_url if body.alignedserve else None
+    try:
+        if webhook_url is not None:
+            check_url(webhook_url)
+    except ValueError as error:
+        raise ApiError(400, f"{WEBHOOK_URL}: {error}", param=WEBHOOK_URL) from None
     return AskedBatch(
         memoryview(b""),
         input_file_id=body.input_file_id,
@@ -62,7 +69,7 @@ def asked_batch(body: BatchBody, model: ServedModel, limits: Limits) -> AskedBat
         completion_window=body.completion_window,
         metadata=None if body.metadata is None else kept_json("metadata", body.metadata),
         output_expires_after_s=body.output_expires_after.seconds if body.output_expires_after else None,
-        webhook_url=body.alignedserve.webhook_url if body.alignedserve else None,
+        webhook_url=webhook_url,
     )
 
 

@@ -371,6 +371,25 @@ def test_a_call_that_has_begun_all_of_its_texts_leaves_its_share_to_others() -> 
     play(scenario)
 
 
+def test_small_calls_that_have_begun_all_of_their_texts_count_for_the_bound() -> None:
+    async def scenario() -> None:
+        async with served(ScriptedRouter()) as at:
+            small, asking = {"input": [[number] for number in range(NUM_AT_ONCE)]}, []
+            for num_calls in range(1, 25):
+                asking.append(await begun(at, small, len(at.router.submitted) + 1))
+                # Another call is answered meanwhile, and shows that no more came before it.
+                at.router.allowed = None
+                await at.post("/v1/embeddings", {"input": "x", "service_tier": "flex"})
+                most = MAX_OPEN + sum(max(1, NUM_AT_ONCE // number) for number in range(2, num_calls + 1))
+                assert len(at.router.submitted) - num_calls <= most
+            at.router.allow(None)
+            for each in asking:
+                assert len(vectors_in(await each)) == NUM_AT_ONCE
+            assert not any(embedding._in_real_time.values())
+
+    play(scenario)
+
+
 def test_calls_in_real_time_share_what_they_have_open() -> None:
     """Eight of 2,048 texts kept a chat from its first token for eight seconds."""
 

@@ -46,7 +46,7 @@ class _Calls:
     @property
     def least(self) -> int:
         """The number of requests that each call may have open, whatever the others have."""
-        return max(1, NUM_AT_ONCE // max(1, self.num_beginning))
+        return max(1, NUM_AT_ONCE // max(1, self.num_calls))
 
 
 # The calls in real time, by owner; of each gateway.
