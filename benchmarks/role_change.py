@@ -61,6 +61,7 @@ class Setting:
             pool_bytes=POOL_BYTES,
             slo=SLO,
             scheduling=SchedulingConfig("aligned"),
+            is_checked=False,
         )
 
 

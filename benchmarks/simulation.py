@@ -66,6 +66,7 @@ class Setting:
             pool_bytes=POOL_BYTES,
             max_model_len=MAX_MODEL_LEN,
             scheduling=SchedulingConfig(**scheduling),  # type: ignore[arg-type]
+            is_checked=False,
         )
 
 

@@ -127,8 +127,10 @@ class BlockTable:
     def free_passed(self) -> list[RequestKey]:
         """Frees what running requests have passed, and gives them those blocks that they get in place of it: never more
         than become free. Returns these requests."""
-        found = []
-        for request in self._running.values() if self._span.window else ():
+        found: list[RequestKey] = []
+        if not self._span.window:
+            return found
+        for request in self._running.values():
             num_passed = self._span.num_passed(request.num_cached)
             if num_passed > request.num_passed:
                 request.num_passed = num_passed
@@ -180,6 +182,8 @@ class BlockTable:
     @property
     def num_blocks_to_come(self) -> int:
         """The number of blocks under copies, which become free when those end."""
+        if not (self._leaving or self._dying):
+            return 0
         return sum(request.num_blocks for request in (*self._leaving.values(), *self._dying.values()))
 
     @property
@@ -278,7 +282,7 @@ class BlockTable:
         return any(key in requests for requests in self._places)
 
     def __len__(self) -> int:
-        return sum(map(len, self._places))
+        return len(self._pulling) + len(self._running) + len(self._leaving) + len(self._dying)
 
     def check(self) -> None:
         self.ends.check()

@@ -137,6 +137,8 @@ class Boundary:
     def evict(self, all_scheduled: Iterable[DecodeRequest]) -> None:
         self.plan.wants_evicted = [request.key for request in all_scheduled]
         self._evicted = frozenset(self.plan.wants_evicted)
+        if not self._evicted:
+            return
         if unknown := self._evicted - self._block_table.running.keys():
             raise RuntimeError(f"requests {sorted(unknown)}: to be evicted, but they do not run")
         running = self._block_table.running
@@ -148,7 +150,10 @@ class Boundary:
             )
 
     def drop(self, requests: Iterable[DecodeRequest]) -> None:
-        for request in [*requests]:
+        leaving = [*requests]
+        if not leaving:
+            return
+        for request in leaving:
             scheduled = _own(request)
             if scheduled.key not in self._block_table.running or scheduled.last_run == self._num_planned:
                 raise RuntimeError(
@@ -206,11 +211,11 @@ class Boundary:
                 request, num_tokens
             ):
                 request.last_run = number
-                run.append(request.work.request.key)
+                run.append(request.key)
                 lengths.append(num_tokens)
                 found.append(requests[index])
-        self.num_tokens_left = self.limits.max_num_batched_tokens - sum(count for _, count in self.chunks)
-        self.num_tokens_left -= len(lengths)
+        num_in_chunks = sum(count for _, count in self.chunks) if self.chunks else 0
+        self.num_tokens_left = self.limits.max_num_batched_tokens - num_in_chunks - len(lengths)
         return found
 
     def run(self, request: DecodeRequest) -> bool:

@@ -86,11 +86,12 @@ class Prompts:
         if output.prompt_logprobs and key in self._logprobs:
             self._logprobs[key] += output.prompt_logprobs
         prefix = self._prefixes.get(key)
-        if prefix and isinstance(output.error, BrokenLogits):
+        if output.error and prefix and isinstance(output.error, BrokenLogits):
             self.prefix_cache.spoilt(prefix)
-        if news is not None:
-            self._computing.discard(key)
-        if news is not None and prefix and not news.first:
+        if news is None:
+            return
+        self._computing.discard(key)
+        if prefix and not news.first:
             news.num_reused = prefix.num_found
             if (logprobs := self._logprobs.pop(key, None)) is not None:
                 news.prompt_logprobs = pack([*map(plain, logprobs)])

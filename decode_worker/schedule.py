@@ -200,8 +200,10 @@ class DecodeSchedule:
 
     def is_mixed(self, plan: DecodePlan) -> bool:
         """Whether the plan runs requests of several batches, or some of a batch and some of none."""
+        if not self.running_batch:
+            return False
         running = self._block_table.running
-        keys = chain(plan.run, (key for key, _ in plan.chunks)) if self.running_batch else ()
+        keys = chain(plan.run, (key for key, _ in plan.chunks))
         return len({running[key].batch for key in keys}) > 1
 
     def batch_lengths(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from alignedserve.protocol.messages import Work
@@ -45,26 +45,24 @@ class ScheduledRequest:
     # The policy keeps what it likes here.
     mark: Any = None
 
-    @property
-    def key(self) -> RequestKey:
-        return self.work.request.key
+    # These follow from the work, which does not change, and are read many times an iteration.
+    key: RequestKey = field(init=False)
+    deadlines: Deadlines = field(init=False)
+    num_prompt: int = field(init=False)
+    # The number of tokens whose KV the pool has.
+    num_pooled: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key, self.deadlines = self.work.request.key, self.work.deadlines
+        self.num_prompt, self.num_pooled = len(self.work.request.prompt), self.work.num_cached
 
     @property
     def is_embedding(self) -> bool:
         return self.work.request.is_embedding
 
     @property
-    def deadlines(self) -> Deadlines:
-        return self.work.deadlines
-
-    @property
     def num_computed(self) -> int:
         return self.num_cached
-
-    @property
-    def num_pooled(self) -> int:
-        """The number of tokens whose KV the pool has."""
-        return self.work.num_cached
 
     @property
     def num_pending(self) -> int:
@@ -73,24 +71,25 @@ class ScheduledRequest:
     @property
     def num_output(self) -> int:
         """The number of tokens of its answer, and so the index of the next one."""
-        return self.num_tokens - len(self.work.request.prompt)
+        return self.num_tokens - self.num_prompt
 
     @property
     def num_left(self) -> int:
         """The number of tokens that its answer is still expected to have."""
-        length = length_beyond(self.work.predicted_len or UNKNOWN_OUTPUT, self.num_output)
-        return max(min(length - self.num_output, self.max_cached + 1 - self.num_tokens), 1)
+        num_output = self.num_tokens - self.num_prompt
+        length = length_beyond(self.work.predicted_len or UNKNOWN_OUTPUT, num_output)
+        return max(min(length - num_output, self.max_cached + 1 - self.num_tokens), 1)
 
     def allowance_s(self, now: float) -> float:
         """How many seconds the next iteration may take for the sake of this request, which is real time."""
-        return self.work.deadlines.allowance_s(self.num_output, now)
+        return self.deadlines.allowance_s(self.num_tokens - self.num_prompt, now)
 
     def slack_s(self, now: float) -> float:
         """How many seconds there are until its next token is due."""
-        return self.work.deadlines.slack_s(self.num_output, now)
+        return self.deadlines.slack_s(self.num_tokens - self.num_prompt, now)
 
     def is_lost(self, now: float) -> bool:
-        return self.work.deadlines.is_lost(self.num_output, now)
+        return self.deadlines.is_lost(self.num_tokens - self.num_prompt, now)
 
 
 ScheduledRequests = dict[RequestKey, ScheduledRequest]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+
+import msgspec
 
 from alignedserve.decode_worker.end_ops import EndOps
 from alignedserve.decode_worker.plan import DecodePlan
@@ -46,31 +48,29 @@ from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
-@dataclass
-class Changes:
-    """What has changed since the last report."""
+class Changes(msgspec.Struct):
+    """What has changed since the last report. It is a struct, as the step is: see `DecodePlan`."""
 
-    admitted: list[RequestKey] = field(default_factory=list)
-    evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
-    dropped: list[RequestKey] = field(default_factory=list)
+    admitted: list[RequestKey] = []
+    evicted: list[tuple[RequestKey, int]] = []
+    dropped: list[RequestKey] = []
     # The errors of prompts that can't be run.
-    refused: list[NewTokens] = field(default_factory=list)
-    progress: list[tuple[RequestKey, int, int]] = field(default_factory=list)
+    refused: list[NewTokens] = []
+    progress: list[tuple[RequestKey, int, int]] = []
     num_asked: int = 0
     num_found: int = 0
     num_computed: int = 0
-    failed_pulls: list[FailedPull] = field(default_factory=list)
+    failed_pulls: list[FailedPull] = []
 
 
-@dataclass
-class DecodeStep:
+class DecodeStep(msgspec.Struct):
     begun_s: float
     plan: DecodePlan
     iteration: Iteration | None
     # The report of each request that gets a token, without the token.
     news: list[NewTokens]
     # The requests of whose prompts this iteration computes a part.
-    prompts: list[RequestKey] = field(default_factory=list)
+    prompts: list[RequestKey] = []
     # See DecodeReport.
     is_mixed: bool = False
     scheduling_s: float | None = None
@@ -330,13 +330,15 @@ class DecodeWorker(Worker[DecodeStep]):
             self.engine.free_passed(self._requests[key])
         for key in plan.drops:
             self._leave(key)
-        self._changes.dropped += plan.drops
+        if plan.drops:
+            self._changes.dropped += plan.drops
         for work in plan.new_prompts:
             key = work.request.key
             self._start(work, plan.num_lent(key), key in plan.keep_inputs)
         if plan.ends:
             self._carry_out(plan)
-        self._pull(plan.pulls)
+        if plan.pulls:
+            self._pull(plan.pulls)
         return self._launch(DecodeStep(begun_s, plan, None, []))
 
     def _carry_out(self, plan: DecodePlan) -> None:
@@ -365,8 +367,10 @@ class DecodeWorker(Worker[DecodeStep]):
 
     def _launch(self, step: DecodeStep) -> DecodeStep:
         plan = step.plan
-        work = [(request, request.num_pending) for request in map(self._requests.__getitem__, plan.run)]
-        work += [(self._requests[key], count) for key, count in plan.chunks]
+        requests = map(self._requests.__getitem__, plan.run)
+        work = [(each, each.num_prompt + len(each.output) - each.num_computed) for each in requests]
+        if plan.chunks:
+            work += [(self._requests[key], count) for key, count in plan.chunks]
         if not work:
             return step
         self._stopwatch.engine_begins()
@@ -391,37 +395,47 @@ class DecodeWorker(Worker[DecodeStep]):
         self._take_outputs(step, outputs)
 
     def _take_outputs(self, step: DecodeStep, outputs: Sequence[TokenOutput]) -> None:
-        self._prompts.computed(map(self._requests.__getitem__, step.prompts))
-        self._changes.progress += [
-            (key, self._requests[key].num_computed, self._prompts.num_found(key))
-            for key, _ in step.plan.chunks
-        ]
-        # Outputs beyond the news have only log-probabilities of prompts.
-        pairs = zip_longest(step.news, outputs) if step.prompts else zip(step.news, outputs, strict=False)
-        for one, output in pairs:
-            if one is not None:
+        if step.prompts:
+            self._prompts.computed(map(self._requests.__getitem__, step.prompts))
+        if step.plan.chunks:
+            self._changes.progress += [
+                (key, self._requests[key].num_computed, self._prompts.num_found(key))
+                for key, _ in step.plan.chunks
+            ]
+        if not step.prompts:
+            for one, output in zip(step.news, outputs, strict=False):
                 complete(one, output)
-            if step.prompts:
-                self._prompts.take_output(output, one)
-            if one is not None and output.finish_reason:
-                self._prompts.ended(self._requests[one.key])
-                self.schedule.ended(one.key)
-                self._leave(one.key)
+                if output.finish_reason:
+                    self._ended(one.key)
+            return
+        # Outputs beyond the news have only log-probabilities of prompts.
+        for news, output in zip_longest(step.news, outputs):
+            if news is not None:
+                complete(news, output)
+            self._prompts.take_output(output, news)
+            if news is not None and output.finish_reason:
+                self._ended(news.key)
+
+    def _ended(self, key: RequestKey) -> None:
+        """The request's answer is whole."""
+        self._prompts.ended(self._requests[key])
+        self.schedule.ended(key)
+        self._leave(key)
 
     # ---- reports ----------------------------------------------------------------------------------------------------
 
     def _report(self, step: DecodeStep, duration_s: float) -> DecodeReport:
-        schedule, changes = self.schedule, self._changes
-        lengths, own = schedule.lengths(), schedule.batch_lengths() if schedule.running_batch else []
+        schedule, changes, batch = self.schedule, self._changes, self.schedule.running_batch
+        lengths, own = schedule.lengths(), schedule.batch_lengths() if batch else ()
         num_be_running, num_be_blocks = schedule.best_effort()
         changes.num_asked, changes.num_found = self._prompts.prefix_cache.take_counts()
         return DecodeReport(
-            news=step.news + changes.refused,
+            news=step.news + changes.refused if changes.refused else step.news,
             admitted=changes.admitted,
             wants_evicted=step.plan.wants_evicted,
             evicted=changes.evicted,
             num_free_blocks=schedule.num_free_blocks,
-            num_running=schedule.num_running,
+            num_running=len(lengths),
             max_length=max(lengths, default=0),
             sum_lengths=sum(lengths),
             duration_s=duration_s,
@@ -434,7 +448,7 @@ class DecodeWorker(Worker[DecodeStep]):
             progress=changes.progress,
             num_asked=changes.num_asked,
             num_found=changes.num_found,
-            batch=schedule.running_batch,
+            batch=batch,
             batch_min_length=min(own, default=0),
             batch_max_length=max(own, default=0),
             is_mixed=step.is_mixed,
@@ -446,14 +460,15 @@ class DecodeWorker(Worker[DecodeStep]):
         )
 
     def _take_messages(self, report: DecodeReport) -> list[AnyMessage]:
-        is_new = report.news or self._changes != Changes() or self._levels(report) != self._last_levels
+        levels = self._levels(report)
+        is_new = report.news or self._changes != Changes() or levels != self._last_levels
         messages = [*self._failed_evictions]
         # The router forgets what it was asked for when an eviction fails, so it is asked again.
         if is_new or self._failed_evictions:
             messages.append(report)
             self._moved = {}
         messages += self._outbox
-        self._changes, self._last_levels = Changes(), self._levels(report)
+        self._changes, self._last_levels = Changes(), levels
         self._outbox, self._failed_evictions = [], []
         return messages
 

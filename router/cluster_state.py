@@ -20,6 +20,8 @@ class ClusterState:
         self.decodes: list[DecodeView] = []
         # With those that take no more, and still have some.
         self.all_decodes: list[DecodeView] = []
+        # Whether prompts are computed where requests decode.
+        self.is_colocated = False
         # Tokens that a request may have at the instance which allows most.
         self.max_model_len = 0
 
@@ -49,6 +51,7 @@ class ClusterState:
         self.prefills = [process for process in taking if isinstance(process, PrefillView | ColocatedView)]
         self.decodes = [process for process in taking if isinstance(process, DecodeView)]
         self.all_decodes = [process for process in self if isinstance(process, DecodeView)]
+        self.is_colocated = any(isinstance(view, ColocatedView) for view in self.prefills)
         self.max_model_len = max((view.hello.limits.max_model_len for view in self.instances), default=0)
 
     def __contains__(self, instance_id: InstanceId) -> bool:
@@ -61,11 +64,6 @@ class ClusterState:
     def instances(self) -> list[Process]:
         """The processes that compute: neither the pool nor gateways."""
         return [process for process in self if isinstance(process, PrefillView | DecodeView)]
-
-    @property
-    def is_colocated(self) -> bool:
-        """Whether prompts are computed where requests decode."""
-        return any(isinstance(view, ColocatedView) for view in self.prefills)
 
     def prefill(self, instance_id: InstanceId | None) -> PrefillView | None:
         process = self._processes.get(instance_id) if instance_id else None

@@ -32,7 +32,8 @@ class InstanceCounters:
     moved: dict[str, Moved] = field(default_factory=dict)
 
     def add_report(self, report: PrefillReport | DecodeReport) -> None:
-        self._add_moved(report.moved)
+        if report.moved:
+            self._add_moved(report.moved)
         if report.num_computed:
             self.num_computed_tokens += report.num_computed
             self.computing_s += report.duration_s

@@ -50,7 +50,7 @@ class Eviction:
         instance_id, keys = view.instance_id, report.wants_evicted
         if report.news:
             view.progress_s = self._clock.now
-        for key in () if view.is_draining else view.refused.keys() - keys:
+        for key in view.refused.keys() - keys if view.refused and not view.is_draining else ():
             del view.refused[key]
             if state := self._requests.find(key, instance_id, Phase.MAKING_ROOM):
                 self._transitions.enter(state, Phase.RUNNING, instance_id)
@@ -126,6 +126,8 @@ class Eviction:
         if not self._cluster.pool or not self._pool.take_victims_retry():
             return
         for view in self._cluster.all_decodes:
+            if not view.refused:
+                continue
             found = [self._requests.find(key, view.instance_id, Phase.MAKING_ROOM) for key in view.refused]
             victims = [state for state in found if state]
             view.refused = {state.key: None for state in victims}

@@ -36,6 +36,8 @@ class FailedCopies:
 
     def retry(self) -> None:
         """Lets the requests go on, those that are still where their copies failed."""
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if self._requests.get(each.failed.key) is not each.state or each.state.since_s != each.since_s:

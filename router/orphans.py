@@ -48,6 +48,8 @@ class Orphans:
         self._found.pop(key, None)
 
     def take_expired(self) -> list[RequestKey]:
+        if not self._found:
+            return []
         now = self._clock.now
         expired = [key for key, orphan in self._found.items() if now - orphan.since_s >= self._patience_s]
         for key in expired:

@@ -5,7 +5,7 @@ Nobody waits for single tokens of best effort, and each message costs a gateway 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -21,11 +21,13 @@ MAX_COALESCED_TOKENS = 8
 MAX_DELAY_S = 0.25
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Delayed:
     state: RequestState
-    news: NewTokens
     since_s: float
+    # What instances have reported, in order, and the number of tokens in it.
+    parts: list[NewTokens]
+    num_tokens: int
 
 
 class OutputCoalescing:
@@ -37,15 +39,18 @@ class OutputCoalescing:
 
     def add(self, state: RequestState, news: NewTokens, now: float) -> None:
         """Adds a request's next tokens."""
-        if delayed := self._delayed.get(state.key):
-            news = _merged(delayed.news, news)
-        if _is_urgent(state, news):
-            self._delayed.pop(state.key, None)
-            self._of(state.gateway).news.append(news)
-        elif delayed:
-            delayed.news = news
-        else:
-            self._delayed[state.key] = _Delayed(state, news, now)
+        delayed = self._delayed.get(state.key)
+        if delayed is None:
+            if _is_urgent(state, news, len(news.tokens)):
+                self._of(state.gateway).news.append(news)
+            else:
+                self._delayed[state.key] = _Delayed(state, now, [news], len(news.tokens))
+            return
+        delayed.parts.append(news)
+        delayed.num_tokens += len(news.tokens)
+        if _is_urgent(state, news, delayed.num_tokens):
+            del self._delayed[state.key]
+            self._of(state.gateway).news.append(_merged(delayed.parts))
 
     def resend(self, state: RequestState, num_known: int) -> None:
         """Sends all of a request's tokens after the first `num_known`, which its gateway has already."""
@@ -71,29 +76,36 @@ class OutputCoalescing:
         """Yields what each gateway should get at `now`."""
         while self._delayed and (first := next(iter(self._delayed.values()))).since_s <= now - MAX_DELAY_S:
             del self._delayed[first.state.key]
-            self._of(first.state.gateway).news.append(first.news)
+            self._of(first.state.gateway).news.append(_merged(first.parts))
         news, self._news = self._news, {}
         yield from news.items()
 
     def _of(self, gateway: InstanceId) -> Tokens:
-        return self._news.setdefault(gateway, Tokens([]))
+        tokens = self._news.get(gateway)
+        if tokens is None:
+            tokens = self._news[gateway] = Tokens([])
+        return tokens
 
 
-def _is_urgent(state: RequestState, news: NewTokens) -> bool:
+def _is_urgent(state: RequestState, news: NewTokens, num_tokens: int) -> bool:
     """Whether the tokens should go out at once. So should those of a request with stop strings: its gateway may find
     that the answer has ended, and nothing should be computed after that."""
-    may_end_there = bool(state.request.params.stop)
     return (
-        state.is_rt or may_end_there or bool(news.finish_reason) or len(news.tokens) >= MAX_COALESCED_TOKENS
+        state.is_rt
+        or num_tokens >= MAX_COALESCED_TOKENS
+        or bool(news.finish_reason)
+        or bool(state.request.params.stop)
     )
 
 
-def _merged(one: NewTokens, next_one: NewTokens) -> NewTokens:
+def _merged(parts: Sequence[NewTokens]) -> NewTokens:
+    if len(parts) == 1:
+        return parts[0]
     return replace(
-        next_one,
-        first=one.first,
-        tokens=one.tokens + next_one.tokens,
-        logprobs=one.logprobs + next_one.logprobs,
-        prompt_logprobs=one.prompt_logprobs or next_one.prompt_logprobs,
-        num_reused=one.num_reused or next_one.num_reused,
+        parts[-1],
+        first=parts[0].first,
+        tokens=[token for part in parts for token in part.tokens],
+        logprobs=[each for part in parts for each in part.logprobs],
+        prompt_logprobs=next((part.prompt_logprobs for part in parts if part.prompt_logprobs), b""),
+        num_reused=next((part.num_reused for part in parts if part.num_reused), 0),
     )

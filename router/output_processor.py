@@ -31,30 +31,33 @@ class OutputProcessor:
 
     def process(self, sender: InstanceId, all_news: Iterable[NewTokens]) -> None:
         """Requests that are not with the sender any more are left alone: messages cross."""
+        find, now = self._requests.get, self._clock.now
         for news in all_news:
-            state = self._requests.get(news.key)
+            state = find(news.key)
             if state and state.instance_id == sender and not state.is_finished:
-                self._append(sender, state, news)
+                self._append(sender, state, news, now)
 
-    def _append(self, sender: InstanceId, state: RequestState, news: NewTokens) -> None:
-        if news.first != len(state.output):
+    def _append(self, sender: InstanceId, state: RequestState, news: NewTokens, now: float) -> None:
+        output = state.output
+        num_before = len(output)
+        if news.first != num_before:
             raise RuntimeError(
-                f"{sender}: request {news.key} has {len(state.output)} tokens, and {news.first} before the new ones"
+                f"{sender}: request {news.key} has {num_before} tokens, and {news.first} before the new ones"
             )
-        is_first = not state.output
-        if is_first and news.tokens:
-            self._output.add_progress(state, len(state.request.prompt), news.num_reused, self._clock.now)
-        state.output.extend(news.tokens)
-        if is_first:
+        if not num_before and news.tokens:
+            self._output.add_progress(state, len(state.request.prompt), news.num_reused, now)
+        output += news.tokens
+        if not num_before:
             self._note_first_token(sender, state)
-        if is_first or news.finish_reason:
+        if news.finish_reason or not num_before:
             self._output.add_timeline(state)
-        self._output.add(state, news, self._clock.now)
+        self._output.add(state, news, now)
         if news.finish_reason:
             self._finish(sender, state, news.finish_reason)
             return
-        state.forecast.advance(len(state.output), self._clock.now)
-        if self._demand.is_exceeded(state):
+        if state.forecast.length <= len(output):
+            state.forecast.advance(len(output), now)
+        if state.demanded_output <= len(output):
             self._demand.add(state)
 
     def _note_first_token(self, sender: InstanceId, state: RequestState) -> None:

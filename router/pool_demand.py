@@ -10,6 +10,7 @@ pool has room for: those are computed again (see `Eviction.reserved`).
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 from alignedserve.router.cluster_state import ClusterState
@@ -53,16 +54,14 @@ class PoolDemand:
         num_output = self.expected_output(state)
         need = Need(self.blocks_for(state, num_output), num_output, state.is_rt)
         self._needs[state.key] = need
+        state.demanded_output = num_output
         self._count(need, 1)
 
     def discard(self, state: RequestState) -> None:
         """It is safe to repeat this."""
         if need := self._needs.pop(state.key, None):
+            state.demanded_output = sys.maxsize
             self._count(need, -1)
-
-    def is_exceeded(self, state: RequestState) -> bool:
-        need = self._needs.get(state.key)
-        return need is not None and len(state.output) >= need.num_output
 
     def learn_output_len(self, state: RequestState) -> None:
         """The answer has ended by itself: others of its class may be as long."""

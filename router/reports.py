@@ -66,12 +66,13 @@ class InstanceReports:
             raise RuntimeError(f"{sender} reports as a decode instance, but is none that is up")
         self._counters.of(sender).add_report(report)
         view.report, view.num_free_blocks = report, report.num_free_blocks
-        self._admitted(view, report.admitted)
+        if report.admitted:
+            self._admitted(view, report.admitted)
         for pull in report.failed_pulls:
             self._pull_failed(sender, pull)
         self._output_processor.process(sender, report.news)
         view.pace = report.pace
-        if isinstance(view, ColocatedView):
+        if report.progress and isinstance(view, ColocatedView):
             self._computed(view, report.progress)
         self._eviction.dropped(view, report.dropped)
         self._eviction.wanted(view, report)

@@ -11,6 +11,7 @@ From any phase a request may be recalled: it is LEAVING until no instance can to
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -98,6 +99,8 @@ class RequestState:
     # ---- what is expected of it ----
     # The expected length of its answer; it doubles each time the answer exceeds it.
     forecast: Forecast = field(default_factory=Forecast)
+    # The number of its output tokens for which `PoolDemand` counts blocks, which writes it.
+    demanded_output: int = sys.maxsize
     # Seconds on the router's clock at which it came to its gateway.
     arrived_s: float = 0.0
     # Seconds on the router's clock at which its tokens are due.
@@ -108,18 +111,17 @@ class RequestState:
     timeline: list[tuple[str, float]] = field(default_factory=list)
     _taken_s: float = 0.0
 
+    # The request's key. It is a field, because it is read several times for each token.
+    key: RequestKey = field(init=False)
+
     def __post_init__(self) -> None:
-        self._taken_s = self.since_s
+        self._taken_s, self.key = self.since_s, self.request.key
 
     def record_phase(self) -> None:
         """Adds the phase that the request has just entered to its timeline."""
         is_new = not self.timeline or self.timeline[-1][0] != self.phase.value
         if is_new and len(self.timeline) < MAX_TIMELINE_LEN:
             self.timeline.append((self.phase.value, self.since_s - self._taken_s))
-
-    @property
-    def key(self) -> RequestKey:
-        return self.request.key
 
     @property
     def is_rt(self) -> bool:

@@ -44,7 +44,7 @@ def adopt(
     """Makes the engine's request, for which the schedule has taken blocks. `num_shared` is the number of tokens whose
     KV it shares. `is_reversed` and `num_lent`: see `Engine.adopt`."""
     wanted, params = work.request, work.request.params
-    if work.output:
+    if work.output and params.prompt_logprobs is not None:
         # The log-probabilities of its prompt were sent with the first token.
         params = replace(params, prompt_logprobs=None)
     request = engine.adopt(

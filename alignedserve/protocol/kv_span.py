@@ -81,7 +81,10 @@ class KvSpan:
 
     def num_held(self, num_cached: int, num_tokens: int) -> int:
         """How many blocks a request of so many tokens has, while `num_cached` have KV."""
-        return self.num_blocks(self.num_passed(num_cached), self.num_columns(num_tokens))
+        num_columns = -(-num_tokens // self.block_size)
+        if not self.window:
+            return (self.num_full_groups + self.num_sliding_groups) * num_columns
+        return self.num_blocks(self.num_passed(num_cached), num_columns)
 
     def columns_after_passing(self, num_columns: int, num_tokens: int) -> int:
         """The columns that a request of so many tokens holds after it has passed some of `num_columns`. Where all

@@ -10,6 +10,7 @@ A request's `tokens` are its prompt and what it has generated; the KV of the fir
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -116,7 +117,7 @@ class InstanceLimits(Message):
         return self._span(1)
 
     def _span(self, max_step: int) -> KvSpan:
-        return KvSpan(
+        return _span_of(
             self.block_size,
             self.window,
             max_step,
@@ -124,6 +125,10 @@ class InstanceLimits(Message):
             self.num_sliding_groups,
             self.tile_tokens,
         )
+
+
+# Policies read the span of the same few limits at each event.
+_span_of = lru_cache(maxsize=256)(KvSpan)
 
 
 class Stored(Message):

@@ -24,10 +24,10 @@ def tokens_within(
     most, block_size = at.num_tokens_left, at.limits.block_size
     if estimate is None or math.isinf(bound_s):
         return most
-    predict = estimate.iteration
+    predict = estimate.one_more_chunk([], lengths)
 
     def seconds(num_blocks: int) -> float:
-        return predict([(num_before, num_blocks * block_size)], lengths)
+        return predict(num_before, num_blocks * block_size)
 
     num_blocks = bisect_right(range(1, most // block_size + 1), bound_s, key=seconds)
     return min(max(num_blocks * block_size, num_least), most)

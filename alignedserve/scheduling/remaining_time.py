@@ -62,13 +62,12 @@ class RemainingTime(TokenTimes):
         self.pivot = Pivot(limits, estimate)
         self._estimate = estimate
         self._last: deque[float] = deque([self.pivot.seconds], maxlen=NUM_REMEMBERED)
+        # How long an iteration is taken to last.
+        self.iteration_s = self.pivot.seconds
 
     def took(self, seconds: float) -> None:
         self._last.append(seconds)
-
-    @property
-    def iteration_s(self) -> float:
-        return max(self._last)
+        self.iteration_s = max(self._last)
 
     def left_s(self, request: DecodeRequest, now: float) -> float:
         """Likewise of the next step of a job."""
@@ -126,9 +125,8 @@ class RemainingTime(TokenTimes):
         if self._estimate is None or math.isinf(bound_s):
             return in_order, bound_s
         chunks = [(0, num_urgent_tokens)] if num_urgent_tokens else []
-        predict = self._estimate.iteration
         counts = range(num_urgent + 1, len(in_order) + 1)
-        num_more = bisect_right(counts, bound_s, key=lambda count: predict(chunks, lengths[:count]))
+        num_more = bisect_right(counts, bound_s, key=self._estimate.first_decodes(chunks, lengths))
         return in_order[: num_urgent + num_more], bound_s
 
     def _bound_s(self, decodes: Sequence[DecodeRequest], urgent: Sequence[int], now: float) -> float:

@@ -28,17 +28,21 @@ NUM_CHOICES = 4
 def window(cluster: ClusterState, num_iterations: float) -> Room:
     """So many iterations of all prefill instances. However short prompts are, there are not more in them than instances
     run at once."""
-    limits = [view.hello.limits for view in cluster.prefills]
-    return Room(
-        int(num_iterations * sum(each.max_num_batched_tokens for each in limits)),
-        math.ceil(num_iterations * sum(each.max_num_seqs for each in limits)),
-    )
+    num_tokens = num_requests = 0
+    for view in cluster.prefills:
+        limits = view.hello.limits
+        num_tokens += limits.max_num_batched_tokens
+        num_requests += limits.max_num_seqs
+    return Room(int(num_iterations * num_tokens), math.ceil(num_iterations * num_requests))
 
 
 def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
     """Tokens and requests that were started and are not computed."""
-    works = [island.reserving, *(view.pending for view in island.cluster.prefills)]
-    return sum(each.sum(is_rt) for each in works), sum(each.count(is_rt) for each in works)
+    num_tokens, num_requests = island.reserving.sum(is_rt), island.reserving.count(is_rt)
+    for view in island.cluster.prefills:
+        num_tokens += view.pending.sum(is_rt)
+        num_requests += view.pending.count(is_rt)
+    return num_tokens, num_requests
 
 
 def room_left(island: Island, num_iterations: float) -> Room:
@@ -112,12 +116,16 @@ def emptiest(request: RoutedRequest, views: Iterable[DecodeView]) -> DecodeView 
 
 def assign_in_order(requests: Iterable[RoutedRequest], cluster: ClusterState) -> list[Assign]:
     """Each to the emptiest decode instance, as soon as it fits there. Nobody is overtaken by one that comes later."""
+    waiting = iter(requests)
+    first = next(waiting, None)
+    if first is None:
+        return []
     decodes = cluster.decodes
     blocks = {view.instance_id: view.num_available_blocks for view in decodes}
     slots = {view.instance_id: view.num_available_slots for view in decodes}
     spans = {view.instance_id: view.hello.limits.span for view in decodes}
     chosen: dict[InstanceId, list[RoutedRequest]] = {}
-    for request in requests:
+    for request in chain([first], waiting):
         open_ones = [name for name in blocks if slots[name] > 0]
         if not open_ones:
             break

@@ -201,6 +201,7 @@ class Comparison:
             hidden_cache=self._engine.hidden_cache,
             enable_prefix_caching=self._shares_prefixes,
             groups=self._groups,
+            is_checked=False,
         )
 
     def _most_tokens(self, setting: Setting) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+import msgspec
 import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
@@ -44,8 +46,7 @@ class SimFormat:
         return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
 
 
-@dataclass
-class SimIteration:
+class SimIteration(msgspec.Struct):
     requests: list[Request]
     # The iteration takes this many seconds of virtual time.
     seconds: float
@@ -76,7 +77,7 @@ class SimEngine:
             int(limits.block_size * cost.pool_bytes_per_token / self.span.num_groups),
         )
         self.grammars = SimGrammars()
-        self.contents = BlockContents(limits.block_size)
+        self.contents = self._make_contents()
         # The requests that have ever shared a block from both ends, and the seconds that copies for it take before the
         # next iteration.
         self._sharers: set[RequestId] = set()
@@ -92,6 +93,9 @@ class SimEngine:
         self._num_shared: Counter[RequestId] = Counter()
         # What was right in whole blocks of a request, by group and column, when they were last looked at.
         self._right: dict[RequestId, dict[tuple[int, int], Content]] = {}
+
+    def _make_contents(self) -> BlockContents:
+        return BlockContents(self.limits.block_size)
 
     @property
     def num_free_blocks(self) -> int:
@@ -130,7 +134,7 @@ class SimEngine:
             return None
         if matcher is None and params.structured_outputs is not None:
             matcher = self.grammars.matcher(params.structured_outputs)
-        self._chains[request_id] = self._chain(request_id, prompt_token_ids, seed, output, adapter)
+        self._know_tokens(request_id, prompt_token_ids, seed, output, adapter)
         room = self.max_model_len - len(prompt_token_ids)
         request = self._requests[request_id] = Request(
             request_id=request_id,
@@ -139,7 +143,7 @@ class SimEngine:
             params=params,
             seed=seed,
             stop_token_ids=frozenset(),
-            max_output_len=min(room, params.max_tokens or room),
+            max_output_len=min(room, params.max_tokens or room, model.own_output_len(seed)),
             matcher=matcher,
             keeps_inputs=keeps_inputs,
             status=Status.HELD,
@@ -152,17 +156,16 @@ class SimEngine:
         self._grow(request_id, num_columns, num_passed)
         return request
 
-    def _chain(
+    def _know_tokens(
         self, request_id: RequestId, prompt: Sequence[int], seed: int, output: Sequence[int], adapter: str
-    ) -> TokenChain:
+    ) -> None:
         key = key_of(request_id)
-        chain = self._kv.chain(key, prompt, seed, adapter)
+        chain = self._chains[request_id] = self._kv.chain(key, prompt, seed, adapter)
         for k, token in enumerate(output):
             if token != chain.token(k):
                 raise RuntimeError(
                     f"request {key} comes with {token} as its output token {k}, not {chain.token(k)}"
                 )
-        return chain
 
     def join(self, request: Request) -> None:
         self._check_content(request)
@@ -224,8 +227,7 @@ class SimEngine:
 
     def checkpoint(self, lender: Request, index: int, first: int, end: int) -> int:
         key, block = key_of(lender.request_id), self._blocks.held(lender.request_id)[index]
-        digest = self._chains[lender.request_id].hash_of
-        self.contents.save(key, block, index, first, end, digest)
+        self.contents.save(key, block, index, first, end, partial(self._digest, lender.request_id))
         return self._copied(end - first, self._cost.channels.save)
 
     def give_up(self, lender: Request, index: int) -> None:
@@ -322,17 +324,25 @@ class SimEngine:
 
     def launch(self, work: Work) -> SimIteration:
         chunks, lengths, requests, num_restored = [], [], [], 0
+        block_size, has_window, computed = self.format.block_size, self.span.window > 0, self._computed
         for request, count in work:
-            is_due = count == request.num_pending
+            first = request.num_computed
+            end = first + count
+            is_due = end == request.num_prompt + len(request.output)
             if is_due:
                 requests.append(request)
             if is_due and count == 1 and request.output:
-                lengths.append(request.num_tokens)
+                lengths.append(end)
             else:
-                chunks.append((request.num_computed, count))
+                chunks.append((first, count))
             if request.keeps_inputs:
-                num_restored += request.num_computed
-            self._compute(request, count)
+                num_restored += first
+            # A token within a block needs no other block, unless it gets one in place of a block that was passed.
+            if count > 1 or first % block_size == 0 or has_window:
+                self._grow(request.request_id, self.format.num_columns(end, request.keeps_inputs))
+            self._compute(request, end)
+            request.num_computed = end
+            computed[key_of(request.request_id)] += count
         computing_s = self._seconds(self._cost.iteration(chunks, lengths, num_restored), bool(chunks))
         copies_s, self._copies_s = self._copies_s, 0.0
         return SimIteration(requests, copies_s + computing_s)
@@ -340,11 +350,21 @@ class SimEngine:
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
         return [self._sample(request) for request in iteration.requests]
 
-    def _compute(self, request: Request, count: int) -> None:
+    def _sample(self, request: Request) -> TokenOutput:
+        if request.pooling is not None:
+            self.part(request)
+            return TokenOutput(request.request_id, None, "stop", embedding=self._embedding(request))
+        output, reason = request.output, None
+        token = model.sample(request.seed, len(output))
+        output.append(token)
+        if len(output) >= request.max_output_len:
+            reason = "stop" if len(output) >= model.own_output_len(request.seed) else "length"
+            self.part(request)
+        return TokenOutput(request.request_id, token, reason)
+
+    def _compute(self, request: Request, end: int) -> None:
+        """Computes the request's tokens up to this one: looks at those before, and fills blocks."""
         key, size, first = key_of(request.request_id), self._size_of(request), request.num_computed
-        end = first + count
-        num_columns = self.format.num_columns(end, request.keeps_inputs)
-        self._grow(request.request_id, num_columns)
         if request.request_id in self._sharers or self.span.window or self.span.num_groups > 1:
             self._check_content(request)
         elif first:
@@ -352,35 +372,19 @@ class SimEngine:
             if held is None:
                 raise RuntimeError(f"request {key} goes on after {first} tokens, the last of which are gone")
             self._check_digest(request, held)
-        chain = self._chains[request.request_id]
-        for column in range(first // size, num_columns):
+        for column in range(first // size, self.format.num_columns(end, request.keeps_inputs)):
             until = min(end, (column + 1) * size)
-            content = Content(
-                key, column, until - column * size, chain.hash_of(until), is_inputs=request.keeps_inputs
-            )
+            digest = self._digest(request.request_id, until)
+            content = Content(key, column, until - column * size, digest, is_inputs=request.keeps_inputs)
             for group in range(self.span.num_groups):
                 block = self._blocks.held(request.request_id, group)[column]
                 self.contents.write(block, content._replace(group=group))
-        request.num_computed = end
-        self._computed[key] += count
 
-    def _sample(self, request: Request) -> TokenOutput:
-        if request.pooling is not None:
-            self.part(request)
-            embedding = self._chains[request.request_id].embedding
-            return TokenOutput(request.request_id, None, "stop", embedding=embedding)
-        token = model.sample(request.seed, len(request.output))
-        request.output.append(token)
-        reason = model.finish_reason(
-            request.seed,
-            request.num_prompt,
-            request.params.max_tokens,
-            len(request.output),
-            self.max_model_len,
-        )
-        if reason is not None:
-            self.part(request)
-        return TokenOutput(request.request_id, token, reason)
+    def _digest(self, request_id: RequestId, num_tokens: int) -> int:
+        return self._chains[request_id].hash_of(num_tokens)
+
+    def _embedding(self, request: Request) -> bytes:
+        return self._chains[request.request_id].embedding
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from alignedserve.sim.host_links import Ports
 from alignedserve.sim.network import Connection
 from alignedserve.sim.process import SimProcess
 from alignedserve.sim.transfers import SimChannels, SimTransfers
+from alignedserve.sim.trusting import TrustingEngine, TrustingTransfers
 from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.completions import TransferIds
 from alignedserve.types import InstanceId
@@ -100,7 +101,8 @@ class SimInstance(SimProcess):
     def begin(self) -> None:
         world = self.world
         seconds = partial(world.overhead.engine_s, dice=world.dice)
-        self.engine = SimEngine(self._limits, world.cost, world.computed, world.kv, seconds)
+        make = SimEngine if world.is_checked else TrustingEngine
+        self.engine = make(self._limits, world.cost, world.computed, world.kv, seconds)
         self._begin_role()
         self._inbox: list[AnyMessage | Up | Down] = []
         # The number of the connection that reports are sent on.
@@ -112,7 +114,8 @@ class SimInstance(SimProcess):
 
     def _begin_role(self) -> None:
         world, ids = self.world, TransferIds(self.epoch)
-        self.transfers = SimTransfers(world, ids, self.engine, self._channels, self._wake, self.when_awake)
+        make = SimTransfers if world.is_checked else TrustingTransfers
+        self.transfers = make(world, ids, self.engine, self._channels, self._wake, self.when_awake)
         world.transfers[self.instance_id] = self.transfers
         self.worker = self._make_worker()
 
@@ -160,16 +163,18 @@ class SimInstance(SimProcess):
         self._is_woken, self._is_busy = False, True
         if self._patience:
             self._patience.cancel()
-        inbox, self._inbox = self._inbox, []
-        for item in inbox:
-            self._obey(item)
+        if self._inbox:
+            inbox, self._inbox = self._inbox, []
+            for item in inbox:
+                self._obey(item)
         self._say(self.worker.take_outcomes())
         step = self.worker.begin()
-        self.worker.check()
+        if self.world.is_checked:
+            self.worker.check()
         if step.iteration is None:
             self._finish(step)
         else:
-            self.after(step.iteration.seconds, lambda: self._finish(step))
+            self.after(step.iteration.seconds, partial(self._finish, step))
 
     def _finish(self, step: Step) -> None:
         messages, goes_on = self.worker.finish(step)
@@ -182,7 +187,7 @@ class SimInstance(SimProcess):
             self._patience = self.after(self.worker.patience_s, self._wake)
 
     def _say(self, messages: Sequence[AnyMessage]) -> None:
-        if self._connection_number == self._num_connections:
+        if messages and self._connection_number == self._num_connections:
             for message in messages:
                 self.send(message)
 

@@ -48,6 +48,8 @@ class IslandConfig:
     # Returns the output length that gateways predict for a request.
     foresee: Foresee = nothing
     overhead: Overhead = NO_OVERHEAD
+    # See World.
+    is_checked: bool = True
 
     def ids_of(self, role: str) -> list[InstanceId]:
         counts = {"prefill": self.num_prefill, "decode": self.num_decode}
@@ -70,7 +72,13 @@ class Island:
         clock = clock or Clock()
         latency = latency or (lambda: config.overhead.message_s)
         self.world = World(
-            config.cost, latency, self.host, foresee=config.foresee, clock=clock, overhead=config.overhead
+            config.cost,
+            latency,
+            self.host,
+            foresee=config.foresee,
+            clock=clock,
+            overhead=config.overhead,
+            is_checked=config.is_checked,
         )
         self.router = self.world.router = RouterProcess(
             self.world, lambda epoch: Router(config.router, epoch, config.scheduling)

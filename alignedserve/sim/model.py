@@ -33,13 +33,18 @@ def sample(seed: int, k: int) -> int:
 def num_output_tokens(request: Request, max_model_len: int) -> int:
     """When it has ended."""
     room = max_model_len - len(request.prompt)
-    return min(request.seed >> _SALT_BITS, request.params.max_tokens or room, room)
+    return min(own_output_len(request.seed), request.params.max_tokens or room, room)
+
+
+def own_output_len(seed: int) -> int:
+    """The number of output tokens with which the answer stops by itself, whatever its limits are."""
+    return seed >> _SALT_BITS
 
 
 def finish_reason(
     seed: int, prompt_len: int, max_tokens: int | None, num_output_tokens: int, max_model_len: int
 ) -> str | None:
-    if num_output_tokens >= seed >> _SALT_BITS:
+    if num_output_tokens >= own_output_len(seed):
         return "stop"
     is_full = prompt_len + num_output_tokens >= max_model_len
     return "length" if is_full or (max_tokens is not None and num_output_tokens >= max_tokens) else None

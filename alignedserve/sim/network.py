@@ -18,17 +18,20 @@ Latency = Callable[[], float]
 Encode = Callable[[AnyMessage], AnyMessage]
 
 
-class Client(Protocol):
+class Receiver(Protocol):
+    @property
+    def is_hung(self) -> bool: ...
+
     def when_awake(self, action: Callable[[], None]) -> None: ...
 
+
+class Client(Receiver, Protocol):
     def heard(self, connection: Connection, message: AnyMessage) -> None: ...
 
     def router_closed(self) -> None: ...
 
 
-class Hub(Protocol):
-    def when_awake(self, action: Callable[[], None]) -> None: ...
-
+class Hub(Receiver, Protocol):
     def received(self, connection: Connection, message: AnyMessage) -> None: ...
 
     def client_closed(self, connection: Connection) -> None: ...
@@ -42,8 +45,8 @@ class Connection:
         self._client = client
         self._hub = hub
         self._encode = encode
-        self._up = _Lane(clock, up, lambda message: hub.when_awake(lambda: self._at_hub(message)))
-        self._down = _Lane(clock, down, lambda message: client.when_awake(lambda: self._at_client(message)))
+        self._up = _Lane(clock, up, hub, self._at_hub)
+        self._down = _Lane(clock, down, client, self._at_client)
         self._client_listens = True
         self._hub_listens = True
 
@@ -102,15 +105,25 @@ class Connection:
 class _Lane:
     """One direction. None is the last that is sent."""
 
-    def __init__(self, clock: Clock, latency: Latency, deliver: Callable[[AnyMessage | None], None]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        latency: Latency,
+        receiver: Receiver,
+        take: Callable[[AnyMessage | None], None],
+    ) -> None:
+        """`take` is called with each message when the receiver is awake."""
         self._clock = clock
         self._latency = latency
-        self._deliver = deliver
+        self._receiver = receiver
+        self._take = take
         self._last_arrival_s = 0.0
         self._num_cuts = 0
 
     def send(self, message: AnyMessage | None) -> None:
-        self._last_arrival_s = max(self._last_arrival_s, self._clock.now + self._latency())
+        arrival_s = self._clock.now + self._latency()
+        if arrival_s > self._last_arrival_s:
+            self._last_arrival_s = arrival_s
         self._clock.at(self._last_arrival_s, partial(self._arrive, message, self._num_cuts))
 
     def cut(self) -> None:
@@ -119,5 +132,9 @@ class _Lane:
         self.send(None)
 
     def _arrive(self, message: AnyMessage | None, num_cuts: int) -> None:
-        if num_cuts == self._num_cuts:
-            self._deliver(message)
+        if num_cuts != self._num_cuts:
+            return
+        if self._receiver.is_hung:
+            self._receiver.when_awake(partial(self._take, message))
+        else:
+            self._take(message)

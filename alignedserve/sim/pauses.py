@@ -11,7 +11,7 @@ A spell of iterations without it counts once. One that is named a victim waits f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evict, Failed, PrefillReport
@@ -86,11 +86,16 @@ class Pauses:
             self.num_checkpoint_bytes += moved.num_bytes * (moved.what == "checkpoint")
             self.num_restored_bytes += moved.num_bytes * (moved.what == "restore")
         if report.news:
-            ran = {news.key for news in report.news}
-            self.sat_out += _left_out(running, ran, unless=[*report.wants_evicted, *self._num_in_pool])
-            running.update(dict.fromkeys(ran, True))
-        running.update(dict.fromkeys(report.admitted, True))
-        running.update({key: False for key in report.wants_evicted if key in running})
+            ran = {news.key: True for news in report.news}
+            # Most iterations have all of those in the one before.
+            if not ran.keys() >= running.keys():
+                self.sat_out += _left_out(running, ran, unless=[*report.wants_evicted, *self._num_in_pool])
+            running.update(ran)
+        for key in report.admitted:
+            running[key] = True
+        for key in report.wants_evicted:
+            if key in running:
+                running[key] = False
         for news in report.news:
             if news.finish_reason:
                 running.pop(news.key, None)
@@ -126,7 +131,9 @@ class Pauses:
             prompts.pop(key, None)
 
 
-def _left_out(members: _Members, ran: set[RequestKey], unless: Iterable[RequestKey] = ()) -> list[RequestKey]:
+def _left_out(
+    members: _Members, ran: Collection[RequestKey], unless: Iterable[RequestKey] = ()
+) -> list[RequestKey]:
     """Those that were in the iteration before this one, and are not in it."""
     excused = set(unless)
     left_out = [key for key, was_in in members.items() if was_in and key not in ran and key not in excused]

@@ -87,13 +87,17 @@ class SimProcess(CanHang):
             self._connection.to_hub(message)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
-        life = self._life
+        return self.world.clock.after(delay_s, partial(self._act_awake, self._life, action))
 
-        def act() -> None:
-            if self._life == life:
-                action()
+    def _act_awake(self, life: int, action: Callable[[], None]) -> None:
+        if self.is_hung:
+            self.when_awake(partial(self._act, life, action))
+        elif self._life == life:
+            action()
 
-        return self.world.clock.after(delay_s, lambda: self.when_awake(act))
+    def _act(self, life: int, action: Callable[[], None]) -> None:
+        if self._life == life:
+            action()
 
     # ---- the connection, as alignedserve/protocol/connection.py has it ----
 

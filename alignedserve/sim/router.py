@@ -100,12 +100,14 @@ class RouterProcess(CanHang):
         self._num_unanswered[connection] = 0
         if isinstance(message, Pong):
             return
-        if connection in self._hellos and isinstance(message, Hello):
-            self._hello_again(connection, message)
-        elif connection in self._hellos:
-            self._step(Received(self._hellos[connection].instance_id, message))
-        elif isinstance(message, Hello):
-            self._welcome(connection, message)
+        hello = self._hellos.get(connection)
+        if isinstance(message, Hello):
+            if hello is None:
+                self._welcome(connection, message)
+            else:
+                self._hello_again(connection, message)
+        elif hello is not None:
+            self._step(Received(hello.instance_id, message))
         else:
             raise RuntimeError(f"the first message of a connection is {message}, not a Hello")
 
@@ -199,7 +201,8 @@ class RouterProcess(CanHang):
 
     def _tick(self, core: Router) -> None:
         if self.core is core:
-            self._let_part()
+            if self._parting:
+                self._let_part()
             self._step(Tick())
             tick = partial(self._tick, core)
             self._world.clock.after(self._world.tick_s, lambda: self.when_awake(tick))

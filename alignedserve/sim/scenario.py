@@ -57,6 +57,8 @@ class Scenario:
     enable_prefix_caching: bool = False
     # The model's layers, as far as an instance holds blocks for a window only.
     groups: LayerGroups = field(default_factory=lambda: one_group(1))
+    # See World. It may be False where only figures are wanted.
+    is_checked: bool = True
 
     def island(self) -> Island:
         span = self.span
@@ -87,6 +89,7 @@ class Scenario:
             enable_prefix_caching=self.enable_prefix_caching,
             foresee=self.foresee,
             overhead=self.overhead,
+            is_checked=self.is_checked,
         )
         return Island(config)
 

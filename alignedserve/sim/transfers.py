@@ -22,7 +22,7 @@ from alignedserve.timing.cost import Channel
 from alignedserve.transport.completions import Completions, Done, Outcome, TransferId, TransferIds
 from alignedserve.transport.runs import Pairs, TransferSpec
 from alignedserve.transport.staging_buffer import NotStaged, StagingBuffer
-from alignedserve.types import BlockId, InstanceId, RequestKey
+from alignedserve.types import BlockId, InstanceId, PoolBlockId, RequestKey
 
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
@@ -188,7 +188,7 @@ class SimTransfers:
         segment = self._pool(key)
 
         def read() -> list[Content]:
-            return segment.read(key, [there for _, there in pairs])
+            return self._in_pool(segment, key, [there for _, there in pairs])
 
         found: list[Content] = []
 
@@ -200,8 +200,7 @@ class SimTransfers:
             if error is None and read() != found:
                 raise RuntimeError(f"request {key}: its blocks were written while they were read")
             if error is None:
-                for (here, _), content in zip(pairs, found, strict=True):
-                    self.engine.contents[here] = content
+                self._hold([here for here, _ in pairs], found)
             return error
 
         channel, crossings = self._channels.load, self._channels.ports.from_pool
@@ -213,9 +212,7 @@ class SimTransfers:
     ) -> None:
         segment = self._pool(key)
         # The blocks are copied as they were when the copy was started, whatever is computed meanwhile.
-        places = [(there, self.own(key, here, "saved")) for here, there in pairs]
-        self._check_filled(key, [held for _, held in places], num_empty)
-        write = segment.write(places)
+        write = segment.write(self._to_save(key, pairs, num_empty))
 
         def end(error: str | None) -> str | None:
             if error is None:
@@ -229,6 +226,19 @@ class SimTransfers:
         # The copy holds its pool blocks from here on, also while it waits.
         copy.has_begun = True
         self._saves.start(copy, is_urgent)
+
+    def _in_pool(self, segment: SimSegment, key: RequestKey, blocks: Sequence[PoolBlockId]) -> list[Content]:
+        return segment.read(key, blocks)
+
+    def _to_save(self, key: RequestKey, pairs: Pairs, num_empty: int) -> list[tuple[PoolBlockId, Content]]:
+        places = [(there, self.own(key, here, "saved")) for here, there in pairs]
+        self._check_filled(key, [held for _, held in places], num_empty)
+        return places
+
+    def _hold(self, blocks: Sequence[BlockId], contents: Sequence[Content]) -> None:
+        """What was copied is in these blocks now."""
+        for block, content in zip(blocks, contents, strict=True):
+            self.engine.contents[block] = content
 
     def _check_filled(self, key: RequestKey, saved: Sequence[Content], num_empty: int) -> None:
         """Raises RuntimeError unless all are full but those of the last column, which have so many empty slots."""
@@ -277,9 +287,6 @@ class SimTransfers:
 
         found: list[Content] = []
 
-        def read(sender: SimTransfers) -> list[Content]:
-            return [sender.own(key, of, "pulled") for key, of in zip(owners, theirs, strict=True)]
-
         def begin() -> str | None:
             if sender is None or self._world.transfers.get(source) is not sender:
                 return f"{source} is gone"
@@ -288,7 +295,7 @@ class SimTransfers:
             except NotStaged as error:
                 copy.is_denied = True
                 return str(error)
-            found.extend(read(sender))
+            found.extend(sender.to_pull(owners, theirs))
             sender._pulled_by_others[copy] = lane
             return None
 
@@ -300,16 +307,18 @@ class SimTransfers:
             if error is not None:
                 sender.staging_buffer.cancel_pull(keys)
                 return error
-            if read(sender) != found:
+            if sender.to_pull(owners, theirs) != found:
                 raise RuntimeError(f"requests {keys}: {source}'s blocks were written while they were pulled")
-            for to, content in zip(here, found, strict=True):
-                self.engine.contents[to] = content
+            self._hold(here, found)
             sender.staging_buffer.finish_pull(keys)
             return None
 
         crossings = self._channels.ports.nvlink_in + (sender._channels.ports.nvlink_out if sender else ())
         copy = self._copy("pull", keys, len(here), self._channels.pull, crossings, begin, end, done)
         lane.start(copy, is_urgent=False)
+
+    def to_pull(self, owners: Sequence[RequestKey], blocks: Sequence[BlockId]) -> list[Content]:
+        return [self.own(key, block, "pulled") for key, block in zip(owners, blocks, strict=True)]
 
     def _when_both_awake(self, source: InstanceId, action: Callable[[], None]) -> None:
         """Both ends have a part in a pull."""

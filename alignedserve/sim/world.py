@@ -106,6 +106,9 @@ class World:
     # Maps each instance to the transfers of its latest life.
     transfers: dict[InstanceId, SimTransfers] = field(default_factory=dict)
     num_epochs: int = 0
+    # Whether instances check the KV in their blocks and their own counts, and gateways all tokens. Figures are the same
+    # without that: see `trusting.py`.
+    is_checked: bool = True
     # What KV should be, for all requests.
     kv: KvModel = field(default_factory=KvModel)
     # Counts for each request the tokens whose KV instances have computed. The instances write it.

@@ -43,6 +43,7 @@ decodes and in chunks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -183,20 +184,36 @@ class CostModel(Record, frozen=True, omit_defaults=True):
     ) -> float:
         """The seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with
         these prefix `lengths`. `num_restored`: tokens of which K and V are restored from inputs."""
-        fixed_s = self.prefill_fixed_s if chunks else 0.0
-        if lengths:
-            fixed_s = max(
-                fixed_s, *(line.fixed_s + line.token_s * len(lengths) for line in self.decode_lines)
-            )
-        num_prompt_tokens = sum(count for _, count in chunks)
+        # Policies ask many times an iteration, so that nothing is called for what is not there.
+        num_decodes = len(lengths)
+        num_prompt_tokens, chunks_s = self.sum_of(chunks) if chunks else (0, 0.0)
         return (
-            fixed_s
+            self.fixed_s(bool(chunks), num_decodes)
             + self.prefill_token_s * num_prompt_tokens
-            + self.reading_experts(num_prompt_tokens + len(lengths))
-            + sum(self.chunk_s(*chunk) for chunk in chunks)
-            + self.decode_attention(lengths)
-            + self.restoring(num_restored)
+            + (self.reading_experts(num_prompt_tokens + num_decodes) if self.expert_counts else 0.0)
+            + chunks_s
+            + (self.decode_attention(lengths) if num_decodes else 0.0)
+            + (self.restoring(num_restored) if num_restored else 0.0)
         )
+
+    def fixed_s(self, has_chunks: bool, num_decodes: int) -> float:
+        """The seconds that an iteration takes whatever its requests' lengths are."""
+        seconds = self.prefill_fixed_s if has_chunks else 0.0
+        for line in self.decode_lines if num_decodes else ():
+            line_s = line.fixed_s + line.token_s * num_decodes
+            if line_s > seconds:
+                seconds = line_s
+        return seconds
+
+    def sum_of(self, chunks: Sequence[tuple[int, int]]) -> tuple[int, float]:
+        """Returns the number of tokens to compute in these chunks, and the seconds of their attention. They are
+        added in turn, so that those of one more chunk can be added to them: from Python 3.12 on, `sum` makes up for
+        rounding, and its result would differ in the last bit."""
+        num_tokens, seconds = 0, 0.0
+        for before, count in chunks:
+            num_tokens += count
+            seconds += self.chunk_s(before, count)
+        return num_tokens, seconds
 
     def reading_experts(self, num_tokens: int) -> float:
         """The seconds in which the experts are read that so many tokens go through."""
@@ -204,6 +221,12 @@ class CostModel(Record, frozen=True, omit_defaults=True):
 
     def chunks_together(self) -> ChunkCosts:
         return ChunkCosts(self)
+
+    def one_more_chunk(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> OneMoreChunk:
+        return OneMoreChunk(self, chunks, lengths)
+
+    def first_decodes(self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> FirstDecodes:
+        return FirstDecodes(self, chunks, lengths)
 
     def fastest_tbt_s(self, num_tokens: int) -> float:
         """The seconds between two tokens of a request that decodes alone, after so many tokens."""
@@ -217,12 +240,19 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         )
 
     def chunk_s(self, before: int, count: int) -> float:
-        compute_s = self.prefill_attention_s * chunk_pairs(before, count, self.window)
-        num_read = chunk_reads(before, count, self.window)
-        return max(compute_s, self.decode_attention_s * num_read) + self.prefill_context_s * num_read
+        if self.window:
+            num_pairs, num_read = (
+                chunk_pairs(before, count, self.window),
+                chunk_reads(before, count, self.window),
+            )
+        else:
+            num_pairs, num_read = (2 * before + count) * count, before + count
+        compute_s, reading_s = self.prefill_attention_s * num_pairs, self.decode_attention_s * num_read
+        return (compute_s if compute_s > reading_s else reading_s) + self.prefill_context_s * num_read
 
     def decode_attention(self, lengths: Sequence[int]) -> float:
-        lengths = seen_lengths(lengths, self.window)
+        if self.window:
+            lengths = seen_lengths(lengths, self.window)
         match self.attention:
             case "balanced":
                 num_read: float = sum(lengths)
@@ -230,8 +260,14 @@ class CostModel(Record, frozen=True, omit_defaults=True):
                 num_read = plain_cost(lengths, self.num_filling)
             case "padded":
                 num_read = len(lengths) * max(lengths, default=0)
-        num_far = max(num_read - self.num_near_tokens, 0)
-        return self.decode_attention_s * num_read + self.decode_far_s * num_far
+        return self.reading_s(num_read)
+
+    def reading_s(self, num_read: float) -> float:
+        """The seconds in which decodes read KV of so many tokens, if the whole device does."""
+        near_s = self.decode_attention_s * num_read
+        if not self.decode_far_s:
+            return near_s
+        return near_s + self.decode_far_s * max(num_read - self.num_near_tokens, 0)
 
     def with_attention(self, attention: Attention) -> CostModel:
         return msgspec.structs.replace(self, attention=attention)
@@ -256,6 +292,57 @@ class ChunkCosts:
         num_tokens = self._num_tokens + count
         linear_s = model.prefill_token_s * num_tokens + model.reading_experts(num_tokens)
         return model.prefill_fixed_s + linear_s + (self._sum_s + model.chunk_s(before, count))
+
+
+class OneMoreChunk:
+    """The cost of an iteration of these chunks and decodes, and one more chunk, while that one's size is sought."""
+
+    def __init__(self, model: CostModel, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
+        self._model = model
+        self._num_decodes = len(lengths)
+        self._num_tokens, self._chunks_s = model.sum_of(chunks)
+        self._fixed_s = model.fixed_s(True, len(lengths))
+        self._attention_s = model.decode_attention(lengths) if lengths else 0.0
+
+    def seconds_with(self, before: int, count: int) -> float:
+        """The same as `CostModel.iteration`, to the last bit: what is added up is added in the same order."""
+        model, num_tokens = self._model, self._num_tokens + count
+        return (
+            self._fixed_s
+            + model.prefill_token_s * num_tokens
+            + (model.reading_experts(num_tokens + self._num_decodes) if model.expert_counts else 0.0)
+            + (self._chunks_s + model.chunk_s(before, count))
+            + self._attention_s
+        )
+
+
+class FirstDecodes:
+    """The cost of an iteration of these chunks and the first few of these decodes, while their number is sought."""
+
+    def __init__(self, model: CostModel, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
+        self._model = model
+        self._has_chunks = bool(chunks)
+        self._lengths = lengths
+        self._num_tokens, self._chunks_s = model.sum_of(chunks)
+        self._sums: list[int] | None = None
+        if model.attention == "balanced":
+            self._sums = [0, *accumulate(seen_lengths(lengths, model.window))]
+
+    def seconds(self, num_decodes: int) -> float:
+        """The same as `CostModel.iteration`, to the last bit."""
+        model, num_tokens = self._model, self._num_tokens
+        return (
+            model.fixed_s(self._has_chunks, num_decodes)
+            + model.prefill_token_s * num_tokens
+            + (model.reading_experts(num_tokens + num_decodes) if model.expert_counts else 0.0)
+            + self._chunks_s
+            + self._attention_s(num_decodes)
+        )
+
+    def _attention_s(self, num_decodes: int) -> float:
+        if self._sums is not None:
+            return self._model.reading_s(self._sums[num_decodes])
+        return self._model.decode_attention(self._lengths[:num_decodes])
 
 
 def seen_lengths(lengths: Sequence[int], window: int) -> Sequence[int]:

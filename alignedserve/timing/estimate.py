@@ -7,10 +7,9 @@ beside them slows them.
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from alignedserve.timing.cost import ChunkCosts, CostModel
 
@@ -24,11 +23,15 @@ _MOST_OFF = 4.0
 # least and at most.
 _RARE = 0.01
 _LEAST, _MEMORY = 20, 200
+# The cost of a decode that is alone is remembered for this number of lengths.
+_MAX_REMEMBERED = 4096
 
 
 class Estimate:
     def __init__(self, model: CostModel) -> None:
         self._model = model
+        # The cost model's seconds for a decode that is alone, by the number of tokens before it.
+        self._alone_s: dict[int, float] = {}
         # The recent ratio of measured to modelled time in the engine.
         self.pace = 1.0
         # The recent ratio of measured to modelled time of copies from the pool.
@@ -53,6 +56,15 @@ class Estimate:
         """The seconds of `CostModel.iteration`, corrected."""
         return self.corrected(self._model.iteration(chunks, lengths, num_restored))
 
+    def alone(self, num_tokens: int) -> float:
+        """The seconds of an iteration with a single decode after so many tokens."""
+        model_s = self._alone_s.get(num_tokens)
+        if model_s is None:
+            if len(self._alone_s) >= _MAX_REMEMBERED:
+                self._alone_s.clear()
+            model_s = self._alone_s[num_tokens] = self._model.iteration([], [num_tokens])
+        return self.corrected(model_s)
+
     @property
     def restored_token_s(self) -> float:
         """The seconds by which each token that is kept as inputs makes an iteration longer."""
@@ -62,6 +74,22 @@ class Estimate:
         """The seconds in which the KV of so many tokens comes from the pool, corrected."""
         num_bytes = int(num_tokens * self._model.pool_bytes_per_token)
         return self._model.channels.fetch.seconds(num_bytes) * self.fetch_pace
+
+    def one_more_chunk(
+        self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
+    ) -> Callable[[int, int], float]:
+        """Returns a function of one more chunk: of the number of tokens computed before, and to compute. The function
+        returns what `iteration` does for that chunk and all these, and takes less time where many chunks are tried."""
+        costs = self._model.one_more_chunk(chunks, lengths)
+        return lambda before, count: self.corrected(costs.seconds_with(before, count))
+
+    def first_decodes(
+        self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
+    ) -> Callable[[int], float]:
+        """Returns a function of the number of decodes. The function returns what `iteration` does for these chunks and
+        that number of the first decodes, and takes less time where many numbers are tried."""
+        costs = self._model.first_decodes(chunks, lengths)
+        return lambda num_decodes: self.corrected(costs.seconds(num_decodes))
 
     def chunks_together(self) -> ChunkCosts:
         """Costs by the cost model alone: see `corrected`."""
@@ -83,8 +111,8 @@ class Estimate:
         self._last.append(off * self.pace)
         self._last_outside_s.append(min(outside_s, _MOST_OFF * max(self.outside_s, inside_s)))
         # With few measurements the lower of the middle two counts: the first may well have been slow.
-        self.pace += _WEIGHT * (statistics.median_low(self._last) - self.pace)
-        self.outside_s += _WEIGHT * (statistics.median_low(self._last_outside_s) - self.outside_s)
+        self.pace += _WEIGHT * (_median_low(self._last) - self.pace)
+        self.outside_s += _WEIGHT * (_median_low(self._last_outside_s) - self.outside_s)
 
     def fetched(self, num_bytes: int, seconds: float) -> None:
         """Reports a copy from the pool. Copies that are taken to be free stay so."""
@@ -103,3 +131,7 @@ class Estimate:
         if len(self._ratios) >= _LEAST:
             most = self._sorted_ratios[int((1 - _RARE) * (len(self._ratios) - 1))]
             self.overrun = min(max(most, 1.0), _MOST_OFF)
+
+
+def _median_low(numbers: Collection[float]) -> float:
+    return sorted(numbers)[(len(numbers) - 1) // 2]

@@ -114,6 +114,7 @@ def measure(case: Case, way: str, seconds: float) -> Row:
         max_model_len=MAX_MODEL_LEN,
         pool_bytes=POOL_BYTES,
         scheduling=SchedulingConfig(WAYS[way]),
+        is_checked=False,
     )
     island = scenario.island()
     island.submit(scenario.requests(case.workload(seconds)))

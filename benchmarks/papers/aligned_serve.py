@@ -69,6 +69,7 @@ class System:
             pool_bytes=800e9,
             slo=NEVER,
             scheduling=scheduling(self.policy, starvation_s=starvation_s),
+            is_checked=False,
         )
 
 

@@ -48,6 +48,7 @@ def colocated(
         max_model_len=min(max_model_len, cost.num_kv_tokens // 16 * 16),
         pool_bytes=1e12,
         slo=slo,
+        is_checked=False,
     )
 
 

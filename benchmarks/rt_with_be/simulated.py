@@ -108,6 +108,7 @@ class Simulated:
             slo=slo,
             scheduling=SchedulingConfig(policy),
             foresee=foresight(lengths),
+            is_checked=False,
         )
 
     @property

@@ -35,6 +35,7 @@ def simulate(
         slo=Slo(TTFT_S),
         scheduling=SchedulingConfig(policy),
         overhead=overhead,
+        is_checked=False,
     )
     island, door = scenario.island(), Door()
     island.router.observers.append(door)

@@ -88,6 +88,28 @@ def test_chunks_cost_the_same_while_they_are_chosen(chunks: list[tuple[int, int]
     assert costs.seconds_with(*chunks[-1]) == pytest.approx(model.iteration(chunks, []))
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 999), st.integers(1, 99)), max_size=4),
+    lengths_lists,
+    st.sampled_from(KINDS),
+    st.sampled_from([0, 300]),
+    st.booleans(),
+)
+def test_what_is_sought_costs_the_same_to_the_last_bit(
+    chunks: list[tuple[int, int]], lengths: list[int], kind: Attention, window: int, has_more: bool
+) -> None:
+    """The size of one more chunk, and the number of decodes: policies try many, and decide by each bit."""
+    model = msgspec.structs.replace(OPT_13B, attention=kind, window=window)
+    if has_more:
+        more = {"expert_counts": ExpertCounts(16, 2), "experts_s": 0.01, "decode_far_s": 1e-7}
+        model = msgspec.structs.replace(model, num_near_tokens=5000, **more)
+    one_more, first = model.one_more_chunk(chunks, lengths), model.first_decodes(chunks, lengths)
+    for chunk in ((0, 16), (512, 1), (77, 2048)):
+        assert one_more.seconds_with(*chunk) == model.iteration([*chunks, chunk], lengths)
+    for count in {0, 1, len(lengths) // 2, len(lengths)} & {*range(len(lengths) + 1)}:
+        assert first.seconds(count) == model.iteration(chunks, lengths[:count])
+
+
 def test_plain_attention_waits_for_the_longest() -> None:
     plain = OPT_13B.with_attention("plain")
     assert plain.iteration([], [4000] * 8) == pytest.approx(OPT_13B.iteration([], [4000] * 8))

@@ -29,6 +29,20 @@ def test_at_first_it_is_the_model() -> None:
     assert Estimate(OPT_13B).iteration([(0, 100)], [5]) == OPT_13B.iteration([(0, 100)], [5])
 
 
+def test_all_that_is_predicted_is_corrected_alike() -> None:
+    estimate = Estimate(OPT_13B)
+    chunks, lengths = [(0, 64), (64, 32)], [700, 30, 1200]
+    for pace in (1.3, 0.6, 2.0):
+        run(estimate, pace, num=50)
+        assert estimate.pace == pytest.approx(pace, rel=0.02)
+        for length in (700, 700, 701):
+            assert estimate.alone(length) == estimate.iteration([], [length])
+        assert estimate.one_more_chunk(chunks, lengths)(5, 99) == estimate.iteration(
+            [*chunks, (5, 99)], lengths
+        )
+        assert estimate.first_decodes(chunks, lengths)(2) == estimate.iteration(chunks, lengths[:2])
+
+
 @given(st.floats(0.05, 20))
 def test_it_converges_on_a_device_of_any_pace(pace: float) -> None:
     estimate = Estimate(OPT_13B)

@@ -95,16 +95,18 @@ class AccelgenDecode(DecodePart):
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
-        others = [
-            each
-            for each in self.in_eviction_order(at.running, at)
-            if each not in chosen and not self._time.came_urgent(each)
-        ]
+        others: list[DecodeRequest] | None = None
         for request in waiting:
             if not self._time.is_urgent(request, at.now):
                 break
             num_blocks -= at.growth_of(request, self.config.admit_ahead)
             num_slots -= 1
+            if others is None and (num_blocks < 0 or num_slots < 0):
+                others = [
+                    each
+                    for each in self.in_eviction_order(at.running, at)
+                    if each not in chosen and not self._time.came_urgent(each)
+                ]
             while (num_blocks < 0 or num_slots < 0) and others:
                 if self._time.is_urgent(others[0], at.now):
                     return chosen, for_urgent
@@ -133,6 +135,8 @@ class AccelgenColocated(AccelgenDecode):
         urgent = [each for each in could_run if self._time.is_urgent(each, at.now)]
         pivot = self._time.pivot.num_tokens
         lengths, bound_s = self._run(at, min(sum(each.num_pending for each in urgent), pivot))
+        if not (begun or waiting):
+            return
         # A prompt makes progress where nothing else runs, or it must.
         num_least = at.limits.block_size if urgent or not lengths else 0
         num_before = begun[0].num_tokens - begun[0].num_pending if begun else 0

@@ -36,6 +36,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Island, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
 from alignedserve.timing.estimate import Estimate
+from alignedserve.types import RequestKey
 
 # The first queue is for what takes up to so many seconds, and each of the next ones, but the last, for twice the time.
 FIRST_QUEUE_S = 0.5
@@ -116,14 +117,11 @@ class AliseDecode(DecodePart):
 
     def queue_of(self, request: DecodeRequest, now: float) -> int:
         """The number of the queue in which it is; 0 has the highest priority."""
-        mark: Mark = request.mark
-        return max(self.own_queue_of(request) - int((now - mark.ran_s) / AGE_S), 0)
+        return _risen(request.mark, self.own_queue_of(request), now)
 
     def own_queue_of(self, request: DecodeRequest) -> int:
         """Likewise, had it not risen."""
-        mark: Mark = request.mark
-        number = bisect_left(_QUEUE_ENDS_S, self._predictor.remaining_s(request)) + mark.num_exceeded
-        return min(number, NUM_QUEUES - 1)
+        return _own_queue(request.mark, self._predictor.remaining_s(request))
 
     def waiting_times(self, in_order: Iterable[DecodeRequest], now: float) -> list[float]:
         """The estimated seconds until each runs: those before it, or the time until it rises."""
@@ -151,7 +149,8 @@ class AliseDecode(DecodePart):
         found = []
         for number, request in enumerate(requests):
             self._look(request, now)
-            place = self.queue_of(request, now), self._predictor.remaining_s(request), number
+            remaining_s = self._predictor.remaining_s(request)
+            place = _risen(request.mark, _own_queue(request.mark, remaining_s), now), remaining_s, number
             found.append((place, request))
         found.sort(key=lambda each: each[0])
         return [request for _, request in found]
@@ -177,13 +176,16 @@ class AliseDecode(DecodePart):
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
         num_blocks -= self._num_kept_free
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
-        places = {request.key: place for place, request in enumerate(in_order)}
-        last = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
+        places: dict[RequestKey, int] = {}
+        last: list[DecodeRequest] | None = None
         for place, request in enumerate(in_order):
             if request.num_columns:
                 continue
             num_blocks -= at.growth_of(request, self.config.admit_ahead)
             num_slots -= 1
+            if last is None and (num_blocks < 0 or num_slots < 0):
+                places = {each.key: number for number, each in enumerate(in_order)}
+                last = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
             while (num_blocks < 0 or num_slots < 0) and last:
                 # One of its own queue stays: they would take turns.
                 if places[last[0].key] < place or not self._is_behind(last[0], request, at.now):
@@ -198,6 +200,15 @@ class AliseDecode(DecodePart):
         if has_only_come or self.config.preemption_mode == "recompute":
             return self.own_queue_of(request) > self.own_queue_of(other)
         return self.queue_of(request, now) > self.queue_of(other, now)
+
+
+def _own_queue(mark: Mark, remaining_s: float) -> int:
+    return min(bisect_left(_QUEUE_ENDS_S, remaining_s) + mark.num_exceeded, NUM_QUEUES - 1)
+
+
+def _risen(mark: Mark, own_queue: int, now: float) -> int:
+    """The queue to which it has risen from its own."""
+    return max(own_queue - int((now - mark.ran_s) / AGE_S), 0)
 
 
 class AliseRouter(RouterPart):

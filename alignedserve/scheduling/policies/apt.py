@@ -162,8 +162,10 @@ class AptDecode(DecodePart):
     def _in_order(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
         """Those worth most for each block first."""
 
+        now, num_held = at.now, at.limits.span.num_held
+
         def density(request: DecodeRequest) -> float:
-            return self.worth_s(request, at.now) / self._num_blocks(request, at)
+            return self.worth_s(request, now) / num_held(request.num_cached, request.num_tokens + 1)
 
         return sorted(requests, key=density, reverse=True)
 

@@ -75,13 +75,15 @@ class Batch:
 
     def has_blocks(self, request: DecodeRequest) -> bool:
         """Whether it runs already, or there is room for it."""
+        if request.num_columns:
+            return True
         num_lendable = self._num_lendable if request.is_rt and not request.num_pooled else 0
-        num_blocks = self._num_blocks + num_lendable
-        return request.num_columns > 0 or (self._num_slots > 0 and self._needed(request) <= num_blocks)
+        return self._num_slots > 0 and self._needed(request) <= self._num_blocks + num_lendable
 
     def add(self, request: DecodeRequest) -> None:
         self.requests.append(request)
-        self._take_room(request, 1)
+        if not request.num_columns:
+            self._take_room(request, 1)
         if _is_fetched(request):
             self._num_fetched += request.num_pooled
         elif request.num_pending == 1:
@@ -99,10 +101,11 @@ class Batch:
         """Adds as many blocks of a prompt as there is time for. Returns False if there is time for none."""
         if self._estimate is None or _is_fetched(request):
             return False
-        before, block_size, predict = request.num_cached, self._at.limits.block_size, self._estimate.iteration
+        before, block_size = request.num_cached, self._at.limits.block_size
+        predict = self._estimate.one_more_chunk(self._chunks, self._lengths)
 
         def seconds(num_blocks: int) -> float:
-            return predict([*self._chunks, (before, num_blocks * block_size)], self._lengths)
+            return predict(before, num_blocks * block_size)
 
         num_most = max(min(request.num_pending, self._num_tokens_left) // block_size, 0)
         num_blocks = bisect_right(range(1, num_most + 1), bound_s, key=seconds)
@@ -179,8 +182,15 @@ class BrosDecode(DecodePart):
         gone = self.preempt(at, *self._victims(at, rt))
         rt, be = ([each for each in some if each not in gone] for some in (rt, be))
         batch = self._pack(at, rt, be)
+        decodes: list[DecodeRequest] = []
         # BE that runs can't lend its blocks in the same iteration.
         for request in decoding.real_time_first(batch.requests):
+            if request.num_columns and request.num_pending == 1:
+                decodes.append(request)
+                continue
+            if decodes:
+                at.run_each(decodes)
+                decodes = []
             if not request.num_columns:
                 if decoding.had_better_wait(at, request):
                     continue
@@ -188,6 +198,7 @@ class BrosDecode(DecodePart):
                 if request.num_pooled:
                     continue
             decoding.compute(at, request, min(batch.num_pending(request), at.num_tokens_left))
+        at.run_each(decodes)
 
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
@@ -202,21 +213,28 @@ class BrosDecode(DecodePart):
 
     def _residual_s(self, request: DecodeRequest, now: float) -> float:
         """The seconds that its next iteration may take: those after it, until the next token, take their average."""
-        num_iterations = -(-request.num_pending // self.limits.max_num_batched_tokens)
-        return self._times.left_s(request, now) - (num_iterations - 1) * self._average_s
+        left_s, num_pending = self._times.left_s(request, now), request.num_pending
+        if num_pending == 1:
+            return left_s
+        num_iterations = -(-num_pending // self.limits.max_num_batched_tokens)
+        return left_s - (num_iterations - 1) * self._average_s
 
     def _place(self, request: DecodeRequest, now: float) -> tuple[bool, float]:
-        return not self._can_be_in_time(request, now), self._residual_s(request, now)
+        residual_s = self._residual_s(request, now)
+        return self._alone_s(request) > residual_s, residual_s
 
     def _can_be_in_time(self, request: DecodeRequest, now: float) -> bool:
         """If it runs alone."""
-        alone_s = 0.0
-        if self._estimate and request.num_pending == 1:
-            alone_s = self._estimate.iteration([], [request.num_tokens])
-        elif self._estimate:
-            count = min(request.num_pending, self.limits.max_num_batched_tokens)
-            alone_s = self._estimate.iteration([(request.num_cached, count)], [])
-        return alone_s <= self._residual_s(request, now)
+        return self._alone_s(request) <= self._residual_s(request, now)
+
+    def _alone_s(self, request: DecodeRequest) -> float:
+        if self._estimate is None:
+            return 0.0
+        num_pending = request.num_pending
+        if num_pending == 1:
+            return self._estimate.alone(request.num_tokens)
+        count = min(num_pending, self.limits.max_num_batched_tokens)
+        return self._estimate.iteration([(request.num_cached, count)], [])
 
     def _pack(self, at: DecodeBoundary, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]) -> Batch:
         """Algorithm 1."""
@@ -287,8 +305,11 @@ class BrosDecode(DecodePart):
         num_lendable = max(0, at.num_lendable_blocks - at.growth(self.config.evict_ahead, True))
         num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(map(at.num_freed, chosen))
         num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
-        be = [each for each in self.in_eviction_order(at.running, at) if not (each.is_rt or each in chosen)]
+        be: list[DecodeRequest] | None = None
         for request in (each for each in rt if not each.num_columns):
+            if be is None:
+                in_order = self.in_eviction_order([each for each in at.running if not each.is_rt], at)
+                be = [each for each in in_order if each not in chosen]
             needed = at.growth_of(request, self.config.admit_ahead)
             num_lent = 0 if request.num_pooled else min(needed, num_lendable)
             num_lendable -= num_lent

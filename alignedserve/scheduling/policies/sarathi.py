@@ -28,10 +28,13 @@ class SarathiColocated(ColocatedPart):
         self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         ready, behind = at.ready_and_behind()
         lengths = [request.num_tokens for request in at.run_each(ready)]
+        candidates = [*at.requests, *at.batch]
+        if not (behind or candidates):
+            return
         num_left = self._budget(at, lengths)
         for request in behind:
             num_left -= decoding.compute(at, request, num_left)
-        decoding.begin_in_order(at, self.config, [*at.requests, *at.batch], num_left)
+        decoding.begin_in_order(at, self.config, candidates, num_left)
 
     def _budget(self, at: DecodeBoundary, lengths: list[int]) -> int:
         """The number of prompt tokens: at least a block, so that prompts make progress."""

@@ -164,9 +164,10 @@ class Mixing:
         alone_s = self._estimate.iteration(chunks, lengths) if lengths or chunks else 0.0
         in_order, num_pressed = self._in_order(be)
         lengths += [request.num_tokens for request in in_order]
+        predict, num_rt = self._estimate.first_decodes(chunks, lengths), len(rt)
 
         def seconds(num_be: int) -> float:
-            return self._estimate.iteration(chunks, lengths[: len(rt) + num_be])
+            return predict(num_rt + num_be)
 
         def num_within(bound_s: float) -> int:
             bound_s = max(bound_s, alone_s + self._credit.seconds)
@@ -218,9 +219,10 @@ class Mixing:
         before, block_size = request.num_cached, self._limits.block_size
         first = block_size - before % block_size
         ends: list[int] = [*range(first, most, block_size), most]
+        predict = self._estimate.one_more_chunk(chunks, lengths)
 
         def seconds(count: int) -> float:
-            return self._estimate.iteration([*chunks, (before, count)], lengths)
+            return predict(before, count)
 
         fitting = bisect_right(ends, bound_s, key=seconds)
         if fitting:
@@ -237,8 +239,10 @@ class Mixing:
         if math.isinf(bound_s):
             return bound_s
 
+        predict = self._estimate.one_more_chunk(chunks, lengths)
+
         def seconds(num_blocks: int) -> float:
-            return self._estimate.iteration([*chunks, (first.num_cached, num_blocks * block_size)], lengths)
+            return predict(first.num_cached, num_blocks * block_size)
 
         enough_s = seconds(num_enough(most, seconds, self._config.be_pace))
         alone_s = self._estimate.iteration(chunks, lengths) if chunks or lengths else 0.0
