@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+
+import msgspec
 
 from alignedserve.decode_worker.end_ops import EndOps
 from alignedserve.decode_worker.plan import DecodePlan
@@ -46,31 +48,29 @@ from alignedserve.transport.runs import TransferSpec
 from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
-@dataclass
-class Changes:
-    """What has changed since the last report."""
+class Changes(msgspec.Struct):
+    """What has changed since the last report. It is a struct, as the step is: see `DecodePlan`."""
 
-    admitted: list[RequestKey] = field(default_factory=list)
-    evicted: list[tuple[RequestKey, int]] = field(default_factory=list)
-    dropped: list[RequestKey] = field(default_factory=list)
+    admitted: list[RequestKey] = []
+    evicted: list[tuple[RequestKey, int]] = []
+    dropped: list[RequestKey] = []
     # The errors of prompts that can't be run.
-    refused: list[NewTokens] = field(default_factory=list)
-    progress: list[tuple[RequestKey, int, int]] = field(default_factory=list)
+    refused: list[NewTokens] = []
+    progress: list[tuple[RequestKey, int, int]] = []
     num_asked: int = 0
     num_found: int = 0
     num_computed: int = 0
-    failed_pulls: list[FailedPull] = field(default_factory=list)
+    failed_pulls: list[FailedPull] = []
 
 
-@dataclass
-class DecodeStep:
+class DecodeStep(msgspec.Struct):
     begun_s: float
     plan: DecodePlan
     iteration: Iteration | None
     # The report of each request that gets a token, without the token.
     news: list[NewTokens]
     # The requests of whose prompts this iteration computes a part.
-    prompts: list[RequestKey] = field(default_factory=list)
+    prompts: list[RequestKey] = []
     # See DecodeReport.
     is_mixed: bool = False
     scheduling_s: float | None = None

@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor as Threads
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from alignedserve.engine.outputs import BrokenLogits, TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request, Status
@@ -74,22 +76,20 @@ class Prompt:
         return self.request.num_computed == len(self.work.request.prompt) + len(self.work.output)
 
 
-@dataclass
-class Changes:
+class Changes(msgspec.Struct):
     """What has changed since the last report."""
 
-    news: list[NewTokens] = field(default_factory=list)
-    saved: list[tuple[RequestKey, int]] = field(default_factory=list)
-    staged: list[RequestKey] = field(default_factory=list)
-    progress: list[tuple[RequestKey, int, int]] = field(default_factory=list)
+    news: list[NewTokens] = []
+    saved: list[tuple[RequestKey, int]] = []
+    staged: list[RequestKey] = []
+    progress: list[tuple[RequestKey, int, int]] = []
     num_computed: int = 0
     num_asked: int = 0
     num_found: int = 0
-    held: list[RequestKey] = field(default_factory=list)
+    held: list[RequestKey] = []
 
 
-@dataclass
-class PrefillStep:
+class PrefillStep(msgspec.Struct):
     begun_s: float
     plan: PrefillPlan
     iteration: Iteration | None

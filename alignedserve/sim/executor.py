@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from alignedserve.engine.blocks import NO_BLOCK, BlockManager, Grown
@@ -45,8 +46,7 @@ class SimFormat:
         return -(-num_tokens // tokens_per_block(self.block_size, keeps_inputs))
 
 
-@dataclass
-class SimIteration:
+class SimIteration(msgspec.Struct):
     requests: list[Request]
     # The iteration takes this many seconds of virtual time.
     seconds: float
