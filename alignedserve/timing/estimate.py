@@ -121,7 +121,7 @@ class Estimate:
             return
         off = min(max(seconds / predicted_s, 1 / _MOST_OFF), _MOST_OFF)
         self._last_fetches.append(off * self.fetch_pace)
-        self.fetch_pace += _WEIGHT * (statistics.median_low(self._last_fetches) - self.fetch_pace)
+        self.fetch_pace += _WEIGHT * (_median_low(self._last_fetches) - self.fetch_pace)
 
     def _overran(self, ratio: float) -> None:
         self._ratios.append(ratio)
