@@ -115,7 +115,9 @@ def _make_and_save(
     begun_s = time.monotonic()
     profile = make(engine, facts, BRIEF, pool, experts=experts)
     logger.debug("Profiled %d iterations in %.1f s: %s", profile.num_points, time.monotonic() - begun_s, path)
-    save(path, profile)
+    # What could not be measured may be next time.
+    if not profile.cost.has_free_copies:
+        save(path, profile)
     return profile
 
 

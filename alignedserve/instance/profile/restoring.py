@@ -20,13 +20,19 @@ _SHORTEST, _STEP = 16, 4
 # Of several steps the quickest counts, beside one that is left out; fewer are made when they take long.
 _NUM_STEPS = 4
 MAX_ROUNDS = 5
+# The blocks of two requests, one of which has a block more after its first token.
+_LEAST_BLOCKS = 4
 
 
 def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float:
     """Returns the seconds per token; 0 if the engine keeps no inputs. `cost` says how long the iterations will take, so
-    that they are no longer than `budget_s` allows. `engine` must be idle, and is left idle."""
-    if not engine.limits.can_keep_inputs:
+    that they are no longer than `budget_s` allows, and what restoring takes where two requests have no room together.
+    `engine` must be idle, and is left idle."""
+    limits = engine.limits
+    if not limits.can_keep_inputs:
         return 0.0
+    if min(limits.max_num_seqs, limits.max_num_batched_tokens) < 2 or limits.num_blocks < _LEAST_BLOCKS:
+        return cost.restoring(1)
     bench, found = RestoringBench(engine), list[Restored]()
     lengths = lengths_within(reach_of(engine), cost, budget_s)
     begun_s = time.perf_counter()

@@ -44,6 +44,23 @@ def test_a_profile_has_none_where_they_are_not(tiny_model: Directory) -> None:
     assert measure_restoring(engine, KNOWN, budget_s=1.0) == 0
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"max_num_seqs": 1},
+        {"max_num_batched_tokens": 1},
+        {"max_model_len": 16, "kv_cache_memory_bytes": 1 << 14},
+    ],
+    ids=str,
+)
+def test_where_two_requests_have_no_room_it_is_not_measured(
+    tiny_model: Directory, sizes: dict[str, int]
+) -> None:
+    engine = make_engine(tiny_model("opt"), hidden_cache=True, **({"kv_cache_memory_bytes": 8 << 20} | sizes))
+    assert measure_restoring(engine, KNOWN, budget_s=0.0) == KNOWN.restoring(1)
+    engine.check_idle()
+
+
 def test_an_engine_computes_the_same_after_it(engine: Engine, tiny_model: Directory) -> None:
     assert measure_restoring(engine, KNOWN, budget_s=0.0) > 0
     assert tokens(run(engine, prompts(), greedy_params())) == greedy(tiny_model("opt"))
