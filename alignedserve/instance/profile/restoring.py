@@ -28,13 +28,14 @@ def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float
     """Returns the seconds per token; 0 if the engine keeps no inputs. `cost` says how long the iterations will take, so
     that they are no longer than `budget_s` allows, and what restoring takes where two requests have no room together.
     `engine` must be idle, and is left idle."""
-    limits = engine.limits
+    limits, reach = engine.limits, reach_of(engine)
     if not limits.can_keep_inputs:
         return 0.0
-    if min(limits.max_num_seqs, limits.max_num_batched_tokens) < 2 or limits.num_blocks < _LEAST_BLOCKS:
+    num_blocks = reach.num_kv_tokens // engine.cache.format.block_size
+    if min(limits.max_num_seqs, limits.max_num_batched_tokens) < 2 or num_blocks < _LEAST_BLOCKS:
         return cost.restoring(1)
     bench, found = RestoringBench(engine), list[Restored]()
-    lengths = lengths_within(reach_of(engine), cost, budget_s)
+    lengths = lengths_within(reach, cost, budget_s)
     begun_s = time.perf_counter()
     for _ in range(MAX_ROUNDS):
         found += map(bench.restored, lengths)

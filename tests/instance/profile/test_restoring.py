@@ -49,7 +49,7 @@ def test_a_profile_has_none_where_they_are_not(tiny_model: Directory) -> None:
     [
         {"max_num_seqs": 1},
         {"max_num_batched_tokens": 1},
-        {"max_model_len": 16, "kv_cache_memory_bytes": 1 << 14},
+        {"max_model_len": 16, "kv_cache_memory_bytes": 1 << 16},
     ],
     ids=str,
 )
