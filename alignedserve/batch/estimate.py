@@ -212,9 +212,11 @@ def _fit(target: Sequence[float], first: Sequence[float], second: Sequence[float
     the second as long as the two are too much alike to be told apart."""
     both, with_doubt = _dot(first, second), (1 + _DOUBT) * _dot(second, second)
     by_first, by_second = _dot(first, target), _dot(second, target)
-    scale = _dot(first, first) * with_doubt - both * both
+    # Squares of the smallest numbers are zero.
+    square = _dot(first, first)
+    scale = square * with_doubt - both * both
     if scale <= 0:
-        return (by_first / _dot(first, first) if any(first) else 0.0), 0.0
+        return (by_first / square if square else 0.0), 0.0
     return (
         (by_first * with_doubt - by_second * both) / scale,
         (by_second * _dot(first, first) - by_first * both) / scale,

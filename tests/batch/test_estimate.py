@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.batch.estimate import (
@@ -229,6 +229,8 @@ def test_where_prompts_and_answers_grow_alike_a_token_is_worth_what_is_usual() -
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(*[st.floats(0, 1e6)] * 3), max_size=20))
+@example([(0.0, 0.0, 0.0), (0.0, 1e-184, 1e-184), (0.0, 1e-184, 1e-184)])
+@example([(0.0, 1e-184, 1e-184), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)])
 def test_no_token_is_worth_nothing_or_all(steps: list[tuple[float, float, float]]) -> None:
     """Whatever was seen."""
     sums = [
