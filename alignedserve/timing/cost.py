@@ -102,7 +102,7 @@ class ExpertCounts(Record, frozen=True):
         return 1 - float((1 - self.top_k / self.num_experts) ** num_tokens)
 
 
-# The channels of a cost model for which nobody has measured copies: they take no time.
+# The channels of a cost model without measured copies: they take no time.
 _FREE = Channel(0.0, 1e15)
 FREE_COPIES = Channels(_FREE, _FREE, _FREE, _FREE)
 
@@ -144,7 +144,7 @@ class CostModel(Record, frozen=True, omit_defaults=True):
 
     @property
     def has_free_copies(self) -> bool:
-        """Whether copies of KV are taken to be free, because nobody has measured them."""
+        """Whether copies of KV are taken to be free, because they were not measured."""
         return self.channels == FREE_COPIES
 
     @property
@@ -263,7 +263,7 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         return self.reading_s(num_read)
 
     def reading_s(self, num_read: float) -> float:
-        """The seconds in which decodes read KV of so many tokens, if the whole device does."""
+        """The seconds in which decodes read the KV of `num_read` tokens, if the whole device does."""
         near_s = self.decode_attention_s * num_read
         if not self.decode_far_s:
             return near_s

@@ -57,7 +57,7 @@ class Estimate:
         return self.corrected(self._model.iteration(chunks, lengths, num_restored))
 
     def alone(self, num_tokens: int) -> float:
-        """The seconds of an iteration with a single decode after so many tokens."""
+        """The seconds of an iteration with a single decode after `num_tokens` tokens."""
         model_s = self._alone_s.get(num_tokens)
         if model_s is None:
             if len(self._alone_s) >= _MAX_REMEMBERED:
@@ -71,7 +71,7 @@ class Estimate:
         return self._model.restoring(1) * self.pace
 
     def fetch(self, num_tokens: int) -> float:
-        """The seconds in which the KV of so many tokens comes from the pool, corrected."""
+        """The seconds in which the KV of `num_tokens` tokens comes from the pool, corrected."""
         num_bytes = int(num_tokens * self._model.pool_bytes_per_token)
         return self._model.channels.fetch.seconds(num_bytes) * self.fetch_pace
 

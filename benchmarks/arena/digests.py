@@ -29,7 +29,7 @@ _DIGITS = 16
 
 @cache
 def scenario_digest(config: SimConfig) -> str:
-    """Of all but the policies. A trace counts by what it holds, and not by its name."""
+    """Returns the digest of all but the policies. A trace counts by what it holds, and not by its name."""
     trace = sha256(Path(config.trace).read_bytes()).hexdigest() if config.trace else None
     told = asdict(replace(config, policy=(), trace=trace))
     return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:_DIGITS]
@@ -37,7 +37,7 @@ def scenario_digest(config: SimConfig) -> str:
 
 @cache
 def code_digest(policy: str) -> str:
-    """Of the policy's files, those of others that these import, and all that runs every policy."""
+    """Returns the digest of the policy's files, those of others that these import, and all that runs every policy."""
     digest = sha256()
     for file in sorted(files_of(policy)):
         digest.update(f"{file.relative_to(ROOT)}\n".encode())

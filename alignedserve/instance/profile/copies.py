@@ -36,7 +36,7 @@ from alignedserve.transport.data_path import allocator
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestId, RequestKey
 
-# Makes memory like the pool's, of so many columns of this format, for a context.
+# Makes memory like the pool's for a context, given its format and number of columns.
 PoolMemory = Callable[[BlockFormat, int], AbstractContextManager[NDArray[np.uint8]]]
 
 # The most bytes of a copy, unless two columns have more. A GPU copies them in half a millisecond; a CPU's core has less

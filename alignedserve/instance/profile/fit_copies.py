@@ -58,7 +58,7 @@ def fit_channel(copies: Sequence[Copied]) -> Channel:
 
 
 def fit_restoring(restored: Sequence[Restored]) -> float:
-    """Returns the seconds per token, above zero. Of each number of tokens the median counts, since either of the two
+    """Returns the seconds per token, above zero. For each number of tokens the median counts, since either of the two
     iterations may have been disturbed."""
     by_count: dict[int, list[float]] = {}
     for each in restored:

@@ -17,7 +17,7 @@ from alignedserve.instance.profile.measure import LONG_S, Bench, reach_of
 from alignedserve.timing.cost import CostModel
 
 _SHORTEST, _STEP = 16, 4
-# Of several steps the quickest counts, beside one that is left out; fewer are made when they take long.
+# The quickest of several steps counts, without the first; there are fewer when they take long.
 _NUM_STEPS = 4
 MAX_ROUNDS = 5
 # The blocks of two requests, one of which has a block more after its first token.

@@ -101,6 +101,21 @@ def test_a_profile_is_made_once_and_then_found(
     assert path.with_name("profile.json.aside-1").read_bytes() == written[:100]
 
 
+def test_a_profile_whose_copies_could_not_be_measured_is_not_kept(
+    built: BuiltEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no room")
+
+    facts, path = {"model": "x", "dtype": "y", "device": "z"}, tmp_path / "profile.json"
+    pool = pool_of(built.engine)
+    with monkeypatch.context() as patch:
+        patch.setattr("alignedserve.instance.profile.make.measure_channels", fails)
+        assert find_or_make(built.engine, facts, path, pool).cost.has_free_copies
+        assert not path.exists()
+    assert not find_or_make(built.engine, facts, path, pool).cost.has_free_copies and path.exists()
+
+
 def test_where_nothing_can_be_written_it_is_made_each_time(built: BuiltEngine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     facts, path = {"model": "x", "dtype": "y", "device": "z"}, tmp_path / "file" / "x"
