@@ -5,15 +5,17 @@ A request waits in a line until the policy starts it, and then for blocks of the
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from typing import NamedTuple
 
 from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.router.token_counts import TokenCounts
 from alignedserve.scheduling.island import RoutedRequest, Urgency
 from alignedserve.scheduling.policies.base import RouterPart
-from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import RequestKey
+
+# Fewer would let them wait for longer, more cost those that can still be in time as much of the time.
+LOST_EVERY = 20
 
 
 class Position(NamedTuple):
@@ -24,49 +26,64 @@ class Position(NamedTuple):
 
 
 class Line:
+    """Those that can't make their objectives any more are *lost*: they go last. But each LOST_EVERY-th that starts is
+    one of them, so that none waits for ever."""
+
     def __init__(self) -> None:
-        # Positions of requests without an objective, of those that can still make theirs, and of those that can't: the
-        # last have moved back by DEMOTION_S. A position is skipped if its request has left, or has come again.
+        # Of requests without an objective, of those that can still make theirs, and of those that can't; each in order.
         self._steady: list[Position] = []
         self._alive: list[Position] = []
         self._lost: list[Position] = []
-        # The number of the position that counts, for each request that waits.
-        self._numbers: dict[RequestKey, int] = {}
+        # Those of all requests here.
+        self._positions: dict[RequestKey, Position] = {}
         self._num_pushed = 0
+        # How many have started since one that was lost.
+        self._num_since_lost = 0
         self.num_demotions = 0
         # Whether the pool had no room for a request of this line: nothing starts until blocks were released.
         self.is_refused = False
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._positions)
 
     def push(self, state: RequestState, urgency: Urgency) -> None:
         self._num_pushed += 1
-        self._numbers[state.key] = self._num_pushed
-        heap = self._alive if urgency.can_be_lost else self._steady
-        heapq.heappush(heap, Position(urgency.is_new, urgency.start_s, self._num_pushed, state))
+        position = Position(urgency.is_new, urgency.start_s, self._num_pushed, state)
+        self._positions[state.key] = position
+        insort(self._alive if urgency.can_be_lost else self._steady, position)
 
     def discard(self, key: RequestKey) -> None:
         """It is safe to repeat this."""
-        self._numbers.pop(key, None)
+        position = self._positions.pop(key, None)
+        for each in (self._steady, self._alive, self._lost) if position else ():
+            place = bisect_left(each, position)
+            if place < len(each) and each[place] is position:
+                del each[place]
+
+    def take(self, key: RequestKey) -> None:
+        is_lost = bool(self._lost) and self._lost[0].state.key == key
+        self._num_since_lost = 0 if is_lost else self._num_since_lost + 1
+        self.discard(key)
 
     def first(self, now: float) -> RequestState | None:
         """Returns the most urgent request, which stays in the line."""
-        for heap in (self._steady, self._alive, self._lost):
-            self._skip_left(heap)
-        while self._alive and self._alive[0].start_s < now:
-            self._demote(heapq.heappop(self._alive))
-            self._skip_left(self._alive)
-        tops = [heap[0] for heap in (self._steady, self._alive, self._lost) if heap]
+        self._demote(now)
+        if self._lost and (self._num_since_lost >= LOST_EVERY - 1 or not (self._steady or self._alive)):
+            return self._lost[0].state
+        tops = [each[0] for each in (self._steady, self._alive) if each]
         return min(tops).state if tops else None
 
-    def _demote(self, position: Position) -> None:
-        self.num_demotions += 1
-        heapq.heappush(self._lost, position._replace(start_s=position.start_s + DEMOTION_S))
+    def soonest(self, count: int, now: float) -> list[RequestState]:
+        self._demote(now)
+        return [position.state for position in self._alive[:count]]
 
-    def _skip_left(self, heap: list[Position]) -> None:
-        while heap and self._numbers.get(heap[0].state.key) != heap[0].number:
-            heapq.heappop(heap)
+    def _demote(self, now: float) -> None:
+        num_lost = 0
+        while num_lost < len(self._alive) and self._alive[num_lost].start_s < now:
+            insort(self._lost, self._alive[num_lost])
+            num_lost += 1
+        self.num_demotions += num_lost
+        del self._alive[:num_lost]
 
 
 class PrefillQueue:
@@ -148,8 +165,11 @@ class PrefillQueue:
             raise RuntimeError(f"request {state.key} waits for prefill, but is {state.phase.value}")
         return state
 
+    def soonest(self, line: int, count: int, now: float) -> list[RequestState]:
+        return self._lines[line].soonest(count, now)
+
     def take(self, request: RoutedRequest) -> None:
-        self._lines[self._policy.line(request.is_rt)].discard(request.key)
+        self._lines[self._policy.line(request.is_rt)].take(request.key)
         self._missing.discard(request.key)
 
     def _line_of(self, state: RequestState) -> Line:

@@ -69,7 +69,7 @@ class Urgency(NamedTuple):
     # A request that was begun and interrupted holds blocks in the pool, so it goes before those which would need more.
     is_new: bool
     start_s: float
-    # It is moved back if it has not begun by then.
+    # It goes behind the others if it has not begun by then.
     can_be_lost: bool
 
 
@@ -97,6 +97,9 @@ class PrefillQueue(Protocol):
         """Whether the pool has no blocks for its first request."""
 
     def first(self, line: int, now: float) -> RoutedRequest | None: ...
+
+    def soonest(self, line: int, count: int, now: float) -> Sequence[RoutedRequest]:
+        """So many of those that can still make their objectives, the most urgent first."""
 
     def take(self, request: RoutedRequest) -> None:
         """Takes the request out of its line: it is started."""

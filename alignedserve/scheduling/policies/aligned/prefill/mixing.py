@@ -61,7 +61,7 @@ class Mixing:
                 self._lengths.add(request.num_tokens, now)
         self._tightest_s = self._objectives.value(UNSTATED_TTFT_S, now)
         self._bound_s = self._config.chunk_share * self._tightest_s
-        self._is_rt_known = self._objectives.value(math.inf, now) < math.inf
+        self._is_rt_known = self._lengths.value(0, now) > 0
         if self._is_rt_known and now - self._chosen_s >= CHOOSE_S:
             self._num_least, self._num_enough = self._nums_for_pace()
             self._chosen_s = now
@@ -74,8 +74,11 @@ class Mixing:
         if not self._is_rt_known:
             return self._bound_s
         least_s = self._estimate.iteration([(0, self._num_least)], [])
-        enough_s = self._estimate.iteration([(0, self._num_enough)], [])
-        return min(max(self._bound_s, least_s), max(enough_s, self._credit.seconds))
+        return min(max(self._bound_s, least_s), max(self._enough_s, self._credit.seconds))
+
+    @property
+    def _enough_s(self) -> float:
+        return self._estimate.iteration([(0, self._num_enough)], []) if self._num_enough else 0.0
 
     def _nums_for_pace(self) -> tuple[int, int]:
         """The chunk sizes in tokens: beyond some length attention makes chunks slower again."""
@@ -102,9 +105,10 @@ class Mixing:
         return max(self._bound_s, self._estimate.iteration([last_block], []))
 
     def cut(
-        self, requests: Sequence[PrefillRequest], max_tokens: int, may_fill: bool
+        self, requests: Sequence[PrefillRequest], max_tokens: int, may_fill: bool, is_hopeless: bool
     ) -> list[tuple[PrefillRequest, int]]:
-        """Chunks of these requests, which are in order. BE fills what RT leaves, or gets only its credit."""
+        """Chunks of these requests, which are in order. BE fills what RT leaves, or gets only its credit.
+        `is_hopeless`: all RT here is late in any case."""
         cut = Cut(self._estimate, self._limits.block_size, max_tokens)
         rt = [request for request in requests if request.is_rt]
         be = [request for request in requests if not request.is_rt]
@@ -113,7 +117,8 @@ class Mixing:
             least_s = self._estimate.iteration([(rt[0].num_computed, 1)], []) if rt else 0.0
             self._cut_class(cut, be, least_s + self._credit.seconds, has_floor=False)
         owed = len(cut.chunks)
-        self._cut_class(cut, rt, self._tightest_s, has_floor=True)
+        bound_s = math.inf if is_hopeless else max(self._tightest_s, self._enough_s)
+        self._cut_class(cut, rt, bound_s, has_floor=True)
         if may_fill and not owed:
             bound_s = cut.seconds * (1 + MAX_STRETCH) if cut.chunks else self._alone_s()
             self._cut_class(cut, be, bound_s, has_floor=not cut.chunks)

@@ -30,8 +30,8 @@ class AlignedPrefill(PrefillPart):
         self._mixing = Mixing(limits, config, estimate)
 
     def in_order(self, requests: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
-        def order(request: PrefillRequest) -> tuple[bool, float]:
-            return not request.is_rt, place_of(request, self._estimate, now)
+        def order(request: PrefillRequest) -> tuple[bool, bool, float]:
+            return not request.is_rt, *place_of(request, self._estimate, now)
 
         return sorted(requests, key=order)
 
@@ -45,5 +45,8 @@ class AlignedPrefill(PrefillPart):
         self._mixing.look(at)
         admit(at, self._mixing, self.in_order)
         requests = self.in_order(at.computing, at.now)
-        for request, count in self._mixing.cut(requests, at.num_tokens_left, may_fill=not at.is_rt_copied):
+        is_hopeless = all(place_of(each, self._estimate, at.now)[0] for each in requests if each.is_rt)
+        for request, count in self._mixing.cut(
+            requests, at.num_tokens_left, may_fill=not at.is_rt_copied, is_hopeless=is_hopeless
+        ):
             at.chunk(request, count)

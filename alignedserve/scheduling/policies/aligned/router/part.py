@@ -20,6 +20,7 @@ from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.aligned.router import batches, placing, prompts, rt_fast_path
+from alignedserve.scheduling.policies.aligned.router.savable import Savable
 from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of, yields_s
 from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMinimum
 from alignedserve.scheduling.policies.base import RouterPart
@@ -36,6 +37,9 @@ class AlignedRouter(RouterPart):
         super().__init__(config)
         # This has a value while RT came within the last minute.
         self._real_time = SlidingMinimum()
+        # The seconds that recent real time asked for between two tokens.
+        self._objectives = SlidingMinimum()
+        self._savable = Savable()
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
@@ -47,14 +51,27 @@ class AlignedRouter(RouterPart):
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
         num_iterations, share = self.config.prefill_window, self._share_for_be(island)
-        rt_room = routing.window(island.cluster, num_iterations).less(*routing.ahead(island, True))
+        rt_room = routing.window(island.cluster, self._num_iterations(island)).less(*routing.ahead(island, True))
         be_room = routing.window(island.cluster, num_iterations * share).less(*routing.ahead(island, False))
-        yield from routing.start_line(island, REAL_TIME, rt_room)
+        for request in routing.start_line(island, REAL_TIME, rt_room, first=self._savable.first):
+            self._savable.started(request, island)
+            yield request
+        self._savable.waits(not island.prefill_queue.is_empty(REAL_TIME))
         if routing.has_evicted(island):
             return
         yield from routing.start_line(
             island, BEST_EFFORT, be_room, lambda request: self._may_start(request, island)
         )
+
+    def _num_iterations(self, island: Island) -> float:
+        """How much real time is started ahead, in iterations that are full of prompts. Where decodes run beside them,
+        iterations are no longer than their objective, and prompts have a part of them only."""
+        share, cluster = 1.0, island.cluster
+        if cluster.is_colocated:
+            most = cluster.prefills[0].hello.limits.max_num_batched_tokens
+            full_s = cluster.prefill_s(0, most)
+            share = min(self._objectives.value(full_s, island.now) / full_s, 1.0) / self._savable.slowdown
+        return share * self.config.prefill_window
 
     def _may_start(self, request: RoutedRequest, island: Island) -> bool:
         """Real time that waits for room in the pool leaves best effort its share of it alone."""
@@ -77,6 +94,7 @@ class AlignedRouter(RouterPart):
     ) -> PrefillView:
         if request.is_rt:
             self._real_time.add(0.0, island.now)
+            self._objectives.add(request.deadlines.tbt_s, island.now)
             return placing.for_real_time(views, num_known)
         if self._is_rt_known(island.now):
             return placing.for_best_effort(views, self.config.prefill_window)
@@ -105,7 +123,7 @@ class AlignedRouter(RouterPart):
     @staticmethod
     def _takes_fast_path(request: RoutedRequest, island: Island) -> bool:
         """Real time, and best effort that can give way."""
-        return request.is_rt and island.num_be > 0
+        return request.is_rt
 
     def hand_over_to(
         self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
@@ -120,7 +138,7 @@ class AlignedRouter(RouterPart):
         return next((view for view in views if view.instance_id in chosen), None)
 
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
-        if island.num_be and island.decode_queue.real_time:
+        if island.decode_queue.real_time:
             yield from rt_fast_path.assign(
                 island.decode_queue.soonest(rt_fast_path.MOST), island.cluster.decodes
             )

@@ -16,10 +16,10 @@ NumKnown = Callable[[PrefillView], int]
 
 
 def for_real_time(views: Sequence[PrefillView], num_known: NumKnown) -> PrefillView:
-    def wait(view: PrefillView) -> tuple[int, int]:
+    def wait(view: PrefillView) -> tuple[int, int, int]:
         num_be = view.pending.sum(is_rt=False)
         one_iteration = min(num_be, view.hello.limits.max_num_batched_tokens)
-        return view.pending.sum(is_rt=True) + one_iteration - num_known(view), num_be
+        return view.pending.sum(is_rt=True) + one_iteration - num_known(view), num_be, -view.num_free_blocks
 
     return min(views, key=wait)
 
