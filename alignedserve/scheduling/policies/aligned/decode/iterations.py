@@ -63,7 +63,7 @@ def _fill_mixed(
     lengths += [request.num_tokens for request in chosen]
     be_behind = [request for request in behind if not request.is_rt]
     if be_behind:
-        bound_s = mixing.chunk_bound_s(be_behind[0], chunks, lengths, bound_s)
+        bound_s = mixing.chunk_bound_s(be_behind[0], rt, chunks, lengths, bound_s)
         taken = _catch_up(at, mixing, be_behind, chunks, lengths, bound_s)
         mixing.spent_on_chunks(taken, chunks, lengths)
     mixing.planned(num_be=len(chosen))

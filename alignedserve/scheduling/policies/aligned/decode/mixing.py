@@ -175,7 +175,7 @@ class Mixing:
 
         num_fitting = num_within(bound_s)
         enough = len(in_order)
-        if num_fitting and (self._coming.is_near or not all(request.is_lost(self._now_s) for request in rt)):
+        if num_fitting and self._is_pace_enough(rt):
             enough = num_enough(len(in_order), seconds, self._config.be_pace)
             if self._is_sooner_better(rt, be):
                 enough = min(enough, num_within((1 + self._config.rt_stretch) * alone_s))
@@ -188,6 +188,11 @@ class Mixing:
             self._allowed_s = bound_s / self._planned_share
         self._credit.spend(seconds(num_be) - alone_s if num_be else 0.0)
         return in_order[:num_be]
+
+    def _is_pace_enough(self, rt: Sequence[DecodeRequest]) -> bool:
+        """Whether best effort has less than objectives leave it: where some real time asked for none, or comes in a
+        moment."""
+        return self._coming.is_near or any(request.deadlines.hurries for request in rt)
 
     def _is_sooner_better(self, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]) -> bool:
         """Whether some of real time asked for no objective, and best effort has the time to wait."""
@@ -230,10 +235,14 @@ class Mixing:
         return ends[0] if request.is_rt or not (lengths or chunks) else 0
 
     def chunk_bound_s(
-        self, first: DecodeRequest, chunks: Chunks, lengths: Sequence[int], bound_s: float
+        self,
+        first: DecodeRequest,
+        rt: Sequence[DecodeRequest],
+        chunks: Chunks,
+        lengths: Sequence[int],
+        bound_s: float,
     ) -> float:
-        """How many seconds the iteration may take with chunks of BE, of which the first is `first`: enough for the
-        pace of BE, and its credit."""
+        """How many seconds the iteration may take with chunks of BE, of which the first is `first`."""
         block_size = self._limits.block_size
         most = max(self._limits.max_num_batched_tokens // block_size, 1)
         if math.isinf(bound_s):
@@ -244,9 +253,10 @@ class Mixing:
         def seconds(num_blocks: int) -> float:
             return predict(first.num_cached, num_blocks * block_size)
 
-        enough_s = seconds(num_enough(most, seconds, self._config.be_pace))
+        if self._is_pace_enough(rt):
+            bound_s = min(bound_s, seconds(num_enough(most, seconds, self._config.be_pace)))
         alone_s = self._estimate.iteration(chunks, lengths) if chunks or lengths else 0.0
-        return max(min(bound_s, enough_s), alone_s + self._credit.seconds)
+        return max(bound_s, alone_s + self._credit.seconds)
 
     def spent_on_chunks(self, taken: Chunks, chunks: Chunks, lengths: Sequence[int]) -> None:
         alone_s = self._estimate.iteration(chunks, lengths) if chunks or lengths else 0.0
