@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from alignedserve.router.config import RouterConfig
+from alignedserve.router.prefill_queue import LOST_EVERY
 from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.router.router import Router
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Room
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
-from alignedserve.timing.deadlines import DEMOTION_S, Deadlines
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import Epoch, RequestKey
 from tests.router.script import GATEWAY, hello, request
 from tests.sim.islands import COST
@@ -80,10 +81,10 @@ def test_the_objective_orders_real_time_and_the_window_best_effort() -> None:
     assert len(router.prefill_queue) == router.prefill_queue.num_tokens == 0
 
 
-def test_who_has_lost_goes_behind_who_can_still_make_it() -> None:
-    router = filled([rt(1, 1.0), rt(2, 6.0), rt(3, 1.5 + DEMOTION_S)])
-    assert order(router, now=2.0) == [2, 1, 3]
-    assert router.prefill_queue.num_demotions == 1
+def test_who_has_lost_goes_behind_all_who_can_still_make_it() -> None:
+    router = filled([rt(1, 1.5), rt(2, 6.0), rt(3, 100.0), rt(4, 1.0)])
+    assert order(router, now=2.0) == [2, 3, 4, 1]
+    assert router.prefill_queue.num_demotions == 2
 
 
 def test_a_begun_prompt_goes_before_others_of_best_effort() -> None:
@@ -140,7 +141,7 @@ def test_each_is_taken_once_and_never_before_a_better_one(
 ) -> None:
     """One at a time, while time passes: real time that can make it goes by its objective."""
     states = {key: (rt if is_rt else be)(key, due_s) for key, (is_rt, due_s, _) in enumerate(arrivals, 1)}
-    router, now, taken = filled(list(states.values())), 0.0, list[int]()
+    router, now, taken, num_since_lost = filled(list(states.values())), 0.0, list[int](), 0
     for step_s in [*steps, *[1.0] * len(states)]:
         now += step_s
         waiting = [each for key, each in states.items() if key not in taken]
@@ -148,8 +149,11 @@ def test_each_is_taken_once_and_never_before_a_better_one(
             first = states[key].deadlines.first_due_s
             others = [each.deadlines.first_due_s for each in waiting if each.is_rt and each.key != key]
             live = [due_s for due_s in others if due_s >= now]
-            place = first if first >= now else first + DEMOTION_S
-            assert all(place <= due_s for due_s in live)
+            if first < now and live:
+                assert num_since_lost == LOST_EVERY - 1
+            elif first >= now:
+                assert all(first <= due_s for due_s in live) and num_since_lost < LOST_EVERY
+            num_since_lost = 0 if first < now else num_since_lost + 1
             taken.append(key)
         taken += order(router, now, rt_room=0, be_room=1)
     assert sorted(taken) == sorted(states) and len(router.prefill_queue) == 0
@@ -163,7 +167,7 @@ def test_a_lost_one_ends_however_many_come_after_it(num_later: int) -> None:
         push(router, rt(key, now + 2.0, now))
         taken += order(router, now, rt_room=1)
         now += 1.0
-    assert 1 in taken and taken.index(1) <= DEMOTION_S + 2
+    assert taken.index(1) == LOST_EVERY - 1
 
 
 def test_accelgen_leaves_a_document_that_gets_no_answer_no_time_for_one() -> None:

@@ -131,12 +131,15 @@ class Mixing:
         )
         return self._planned_share * min(bounds_s)
 
-    def bound_of_prompts_s(self, decodes: Iterable[DecodeRequest]) -> float:
+    def bound_of_prompts_s(self, decodes: Sequence[DecodeRequest]) -> float:
         """How many seconds an iteration may take for the sake of real time that decodes, if prompts of real time are
-        computed in it. A stream that is ahead waits, longer than for one token if need be; one that is late has missed
-        its objective, and holds up none that can still keep its own."""
+        computed in it. A stream that is ahead waits, longer than for one token if need be; one that will be late
+        without prompts as well holds up none that can still keep its objective."""
+        alone_s = (
+            self._estimate.iteration([], [request.num_tokens for request in decodes]) if decodes else 0.0
+        )
         slacks_s = (request.slack_s(self._now_s) for request in decodes)
-        return self._planned_share * min((each for each in slacks_s if each > 0), default=math.inf)
+        return self._planned_share * min((each for each in slacks_s if each >= alone_s), default=math.inf)
 
     @property
     def _planned_share(self) -> float:

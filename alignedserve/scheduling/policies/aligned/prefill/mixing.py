@@ -105,10 +105,9 @@ class Mixing:
         return max(self._bound_s, self._estimate.iteration([last_block], []))
 
     def cut(
-        self, requests: Sequence[PrefillRequest], max_tokens: int, may_fill: bool, is_hopeless: bool
+        self, requests: Sequence[PrefillRequest], max_tokens: int, may_fill: bool
     ) -> list[tuple[PrefillRequest, int]]:
-        """Chunks of these requests, which are in order. BE fills what RT leaves, or gets only its credit.
-        `is_hopeless`: all RT here is late in any case."""
+        """Chunks of these requests, which are in order. BE fills what RT leaves, or gets only its credit."""
         cut = Cut(self._estimate, self._limits.block_size, max_tokens)
         rt = [request for request in requests if request.is_rt]
         be = [request for request in requests if not request.is_rt]
@@ -117,8 +116,8 @@ class Mixing:
             least_s = self._estimate.iteration([(rt[0].num_computed, 1)], []) if rt else 0.0
             self._cut_class(cut, be, least_s + self._credit.seconds, has_floor=False)
         owed = len(cut.chunks)
-        bound_s = math.inf if is_hopeless else max(self._tightest_s, self._enough_s)
-        self._cut_class(cut, rt, bound_s, has_floor=True)
+        # However tight an objective is, RT computes at nearly its full pace: else more of it would be late.
+        self._cut_class(cut, rt, max(self._tightest_s, self._enough_s), has_floor=True)
         if may_fill and not owed:
             bound_s = cut.seconds * (1 + MAX_STRETCH) if cut.chunks else self._alone_s()
             self._cut_class(cut, be, bound_s, has_floor=not cut.chunks)

@@ -45,8 +45,5 @@ class AlignedPrefill(PrefillPart):
         self._mixing.look(at)
         admit(at, self._mixing, self.in_order)
         requests = self.in_order(at.computing, at.now)
-        is_hopeless = all(place_of(each, self._estimate, at.now)[0] for each in requests if each.is_rt)
-        for request, count in self._mixing.cut(
-            requests, at.num_tokens_left, may_fill=not at.is_rt_copied, is_hopeless=is_hopeless
-        ):
+        for request, count in self._mixing.cut(requests, at.num_tokens_left, may_fill=not at.is_rt_copied):
             at.chunk(request, count)

@@ -51,7 +51,11 @@ class AlignedRouter(RouterPart):
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
         num_iterations, share = self.config.prefill_window, self._share_for_be(island)
-        rt_room = routing.window(island.cluster, self._num_iterations(island)).less(*routing.ahead(island, True))
+        num_ahead = routing.ahead(island, True)
+        rt_room = routing.window(island.cluster, self._num_iterations(island)).less(*num_ahead)
+        if num_ahead[1] < len(island.cluster.prefills):
+            # However little is started ahead, each instance has a prompt.
+            rt_room = rt_room._replace(num_tokens=max(rt_room.num_tokens, 1))
         be_room = routing.window(island.cluster, num_iterations * share).less(*routing.ahead(island, False))
         for request in routing.start_line(island, REAL_TIME, rt_room, first=self._savable.first):
             self._savable.started(request, island)
@@ -66,12 +70,13 @@ class AlignedRouter(RouterPart):
     def _num_iterations(self, island: Island) -> float:
         """How much real time is started ahead, in iterations that are full of prompts. Where decodes run beside them,
         iterations are no longer than their objective, and prompts have a part of them only."""
-        share, cluster = 1.0, island.cluster
-        if cluster.is_colocated:
-            most = cluster.prefills[0].hello.limits.max_num_batched_tokens
-            full_s = cluster.prefill_s(0, most)
-            share = min(self._objectives.value(full_s, island.now) / full_s, 1.0) / self._savable.slowdown
-        return share * self.config.prefill_window
+        num_iterations, cluster = self.config.prefill_window, island.cluster
+        if not cluster.is_colocated:
+            return num_iterations
+        full_s = cluster.prefill_s(0, cluster.prefills[0].hello.limits.max_num_batched_tokens)
+        objective_s = self._objectives.value(math.inf, island.now)
+        share = objective_s / full_s if objective_s < full_s else 1.0
+        return num_iterations * share / self._savable.slowdown
 
     def _may_start(self, request: RoutedRequest, island: Island) -> bool:
         """Real time that waits for room in the pool leaves best effort its share of it alone."""
@@ -95,7 +100,7 @@ class AlignedRouter(RouterPart):
         if request.is_rt:
             self._real_time.add(0.0, island.now)
             self._objectives.add(request.deadlines.tbt_s, island.now)
-            return placing.for_real_time(views, num_known)
+            return placing.for_real_time(views, num_known, island.cluster.is_colocated)
         if self._is_rt_known(island.now):
             return placing.for_best_effort(views, self.config.prefill_window)
         return super().place(request, views, num_known, island)
@@ -123,7 +128,7 @@ class AlignedRouter(RouterPart):
     @staticmethod
     def _takes_fast_path(request: RoutedRequest, island: Island) -> bool:
         """Real time, and best effort that can give way."""
-        return request.is_rt
+        return request.is_rt and island.num_be > 0
 
     def hand_over_to(
         self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
@@ -138,7 +143,7 @@ class AlignedRouter(RouterPart):
         return next((view for view in views if view.instance_id in chosen), None)
 
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
-        if island.decode_queue.real_time:
+        if island.num_be and island.decode_queue.real_time:
             yield from rt_fast_path.assign(
                 island.decode_queue.soonest(rt_fast_path.MOST), island.cluster.decodes
             )

@@ -15,11 +15,14 @@ from alignedserve.scheduling.island import PrefillView
 NumKnown = Callable[[PrefillView], int]
 
 
-def for_real_time(views: Sequence[PrefillView], num_known: NumKnown) -> PrefillView:
+def for_real_time(views: Sequence[PrefillView], num_known: NumKnown, is_colocated: bool) -> PrefillView:
+    """Of colocated instances where it would wait equally long, the one where least decodes."""
+
     def wait(view: PrefillView) -> tuple[int, int, int]:
         num_be = view.pending.sum(is_rt=False)
         one_iteration = min(num_be, view.hello.limits.max_num_batched_tokens)
-        return view.pending.sum(is_rt=True) + one_iteration - num_known(view), num_be, -view.num_free_blocks
+        num_before = view.pending.sum(is_rt=True) + one_iteration - num_known(view)
+        return num_before, num_be, -view.num_free_blocks if is_colocated else 0
 
     return min(views, key=wait)
 

@@ -26,7 +26,8 @@ class Savable:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long prompts take as they would alone, since decodes run beside them."""
+        """How many times as long prompts take as they would alone, since decodes run beside them. Where several share
+        an iteration it is less, but all of them wait for its end."""
         return max(self._took_s / self._alone_s, 1.0) if self._alone_s else 1.0
 
     def started(self, request: RoutedRequest, island: Island) -> None:
@@ -59,7 +60,7 @@ class Savable:
         waiting = sorted(waiting, key=_due_s)
         slowdown = self.slowdown
         num_ahead, _ = routing.ahead(island, True)
-        begin_s = island.now + (slowdown * _seconds(island, 0, num_ahead) if num_ahead > 1 else 0.0)
+        begin_s = island.now + slowdown * _seconds(island, 0, num_ahead)
         jobs = (
             (_due_s(each), slowdown * _seconds(island, each.num_reusable, each.num_tokens))
             for each in waiting
@@ -69,10 +70,8 @@ class Savable:
 
 
 def _seconds(island: Island, num_cached: int, num_tokens: int) -> float:
-    """What a prompt adds to an iteration of others, if all instances compute it together."""
-    cluster = island.cluster
-    added_s = cluster.prefill_s(num_cached, num_tokens) - cluster.prefill_s(num_tokens - 1, num_tokens)
-    return added_s / len(cluster.prefills)
+    """The seconds of a prompt, if all instances compute it together."""
+    return island.cluster.prefill_s(num_cached, num_tokens) / len(island.cluster.prefills)
 
 
 def _due_s(request: RoutedRequest) -> float:
