@@ -10,6 +10,7 @@ The rules of the paper, with its sections:
 - Who has the highest priority is in memory, as many as fit (3.2, algorithm 2). When one comes that is not, whoever has
   the highest *estimated waiting time* leaves with its KV: the time that all take which go before it, or the time until
   it rises, whichever is less. Copies run beside iterations.
+- Admission leaves free what vLLM's does, on which the system is built (3.3, `decoding.num_free`).
 
 Where this departs from the paper, and why:
 
@@ -109,7 +110,7 @@ class AliseDecode(DecodePart):
                     decoding.compute(at, request, at.num_tokens_left)
             elif is_room and at.num_tokens_left > 0 and not decoding.had_better_wait(at, request):
                 # What becomes free is for the first that finds no room.
-                is_room = decoding.has_room(at, request, self.config.admit_ahead)
+                is_room = decoding.has_room(at, request, self.config)
                 if is_room:
                     at.admit(request)
                     if not request.num_pooled:
@@ -181,7 +182,7 @@ class AliseDecode(DecodePart):
         for place, request in enumerate(in_order):
             if request.num_columns:
                 continue
-            num_blocks -= at.growth_of(request, self.config.admit_ahead)
+            num_blocks -= decoding.needed(at, request, self.config)
             num_slots -= 1
             if last is None and (num_blocks < 0 or num_slots < 0):
                 places = {each.key: number for number, each in enumerate(in_order)}

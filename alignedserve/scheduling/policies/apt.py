@@ -8,6 +8,7 @@ The rules of the paper, with its sections:
 - Of these it takes those worth most for each block (5), in that order, as long as there are blocks; or the one that is
   worth most, if that is more than all of those: so it has at least half of what could be had.
 - Whoever decodes, and finds no block for its next token, leaves: those worth least for each block.
+- Admission leaves free what vLLM's does, on which the system is built (6.1, `decoding.num_free`).
 - With `hidden_cache`, a prompt may have the inputs of layers kept in place of KV (4.2): in half the memory, and worth
   less by the time that restoring its KV takes, once for each request that waits or runs, since all wait for it.
 - The first half of its memory, and the second, which makes KV of inputs, are chosen like requests of their own, by what
@@ -104,10 +105,10 @@ class AptDecode(DecodePart):
 
     def _switching(self, at: DecodeBoundary) -> list[DecodeRequest]:
         """Those with inputs that would not begin with them now, if there is room for their KV."""
-        num_free = at.num_free_blocks - at.growth(self.config.admit_ahead)
+        num_free = decoding.num_free(at, self.config)
         found = []
         for request in self._in_order((each for each in at.running if each.keeps_inputs), at):
-            num_more = self._num_blocks(request, at, self.config.admit_ahead) - request.num_blocks
+            num_more = self._num_blocks(request, at, decoding.num_ahead(self.config)) - request.num_blocks
             if request.num_pending == 1 and num_more <= num_free and not self._pays(request, at.now):
                 found.append(request)
                 num_free -= num_more
@@ -140,14 +141,14 @@ class AptDecode(DecodePart):
     def _pieces(self, request: DecodeRequest, at: DecodeBoundary) -> list[Piece]:
         """All memory that its KV takes, or one half after the other."""
         worth_s, memory = self.worth_s(request, at.now), self._num_blocks(request, at)
-        needed = at.growth_of(request, self.config.admit_ahead)
+        needed = decoding.needed(at, request, self.config)
         whole = [Piece(request, False, worth_s, memory, needed)]
         if self._estimate is None or request.num_pooled:
             return whole
         gain_s = worth_s - self._loss_s * request.num_tokens
         if 2 * gain_s <= worth_s:
             return whole
-        half = at.growth_of(request, self.config.admit_ahead, keeps_inputs=True)
+        half = decoding.needed(at, request, self.config, keeps_inputs=True)
         if half == needed:
             return whole
         return [
@@ -172,7 +173,7 @@ class AptDecode(DecodePart):
     def _admit(self, at: DecodeBoundary, candidates: Iterable[DecodeRequest]) -> bool:
         """Returns whether anybody began."""
         has_begun = False
-        num_free = at.num_free_blocks - at.growth(self.config.admit_ahead)
+        num_free = decoding.num_free(at, self.config)
         pieces = (piece for request in candidates for piece in self._pieces(request, at))
         for choice in choose(pieces, num_free, at.num_free_slots):
             request = choice.request

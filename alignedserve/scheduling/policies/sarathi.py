@@ -2,8 +2,8 @@
 get what is left of a budget of tokens, in chunks.
 
 The budget is what an iteration can compute within the tightest TBT objective of the running requests: the paper finds
-it by profiling, here the cost model predicts it. Where prefill and decode are apart there is nothing to stall, and
-this policy is `fcfs`.
+it by profiling, here the cost model predicts it. Admission is that of vLLM, on which Sarathi-Serve is built. Where
+prefill and decode are apart there is nothing to stall, and this policy is `fcfs`.
 """
 
 from __future__ import annotations
