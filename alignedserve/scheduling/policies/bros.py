@@ -6,7 +6,7 @@ The rules of the paper, with its sections:
 - An iteration may take as long as the most urgent RT request has left, of those that can still be in time (4.1, 6). Its
   time is that of computing or that of fetching KV, whichever is longer, since they overlap.
 - *Priority packing* (4.2, algorithm 1): RT in order of residual time, until the batch has its size, or the iteration
-  its time; then BE, those first whose KV is quickly fetched. Where there is no place for BE, it replaces the RT request
+  its time; then BE, those with the fewest saved slots first. Where there is no place for BE, it replaces the RT request
   with the most residual time, if the iteration is in time then.
 - The size of a batch adapts (4.2): it doubles with each iteration that had time for all its RT, and falls back at once
   to where it began after one that had not.
@@ -27,6 +27,8 @@ Where this departs from the paper, and why:
 - The first RT that there is no time for, if it is a prompt, is computed in part, as far as there is time, and so is the
   first BE. Somebody is always at the brink where many decode, and a prompt that waited until nobody is would keep all
   behind it waiting as well.
+- BE that is here and has got no token for `starvation_s` counts as one without a saved slot: else whoever comes next
+  would go before it, as long as any comes.
 - BE does not fill what RT leaves free in its blocks: it would soon be in RT's way, and RT goes first.
 - The time that an iteration may take has no part for saving what is overwritten: a few slots, before they are known.
 """
@@ -180,7 +182,7 @@ class BrosDecode(DecodePart):
         rt = [each for each in (*at.running, *waiting) if each.is_rt]
         rt.sort(key=lambda request: self._place(request, at.now))
         be = [each for each in (*at.running, *waiting) if not each.is_rt]
-        be.sort(key=lambda request: 0 if request.num_columns else request.num_pooled)
+        be.sort(key=lambda request: self._num_saved(request, at))
         gone = self.preempt(at, *self._victims(at, rt))
         rt, be = ([each for each in some if each not in gone] for some in (rt, be))
         batch = self._pack(at, rt, be)
@@ -212,6 +214,13 @@ class BrosDecode(DecodePart):
             return not at.was_evicted(request), request.is_rt, cost
 
         return sorted(requests, key=place)
+
+    def _num_saved(self, request: DecodeRequest, at: DecodeBoundary) -> int:
+        """The number of slots whose KV would be copied back for it."""
+        if not request.num_columns:
+            return request.num_pooled
+        has_sat_out = at.now - request.mark.since_s > self.config.starvation_s
+        return 0 if has_sat_out else at.num_away(request)
 
     def _residual_s(self, request: DecodeRequest, now: float) -> float:
         """The seconds that its next iteration may take: those after it, until the next token, take their average."""
