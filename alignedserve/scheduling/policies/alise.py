@@ -3,7 +3,8 @@
 The rules of the paper, with its sections:
 
 - What a request still takes is predicted (3.1): its prompt, and for each token that its answer is expected to have, a
-  time which is linear in the prompt's length.
+  time which is linear in the prompt's length. The base of past prompts is filled before serving from a file
+  (`--length-corpus`), as the paper does, or grows from nothing.
 - There are several priority queues by that time (3.1), each for requests of twice the time of the one before. *Virtual
   ageing*: who has not run for a while rises by a queue, and again after as long.
 - Whose answer exceeds its predicted length falls by a queue, and the prediction doubles.
