@@ -27,8 +27,8 @@ Where this departs from the paper, and why:
 - The first RT that there is no time for, if it is a prompt, is computed in part, as far as there is time, and so is the
   first BE. Somebody is always at the brink where many decode, and a prompt that waited until nobody is would keep all
   behind it waiting as well.
-- BE that is here and has got no token for `starvation_s` counts as one without a saved slot: else whoever comes next
-  would go before it, as long as any comes.
+- BE that is here goes before BE that is not: else one of which slots were saved would hold its blocks and wait, as long
+  as others come.
 - BE does not fill what RT leaves free in its blocks: it would soon be in RT's way, and RT goes first.
 - The time that an iteration may take has no part for saving what is overwritten: a few slots, before they are known.
 """
@@ -182,7 +182,12 @@ class BrosDecode(DecodePart):
         rt = [each for each in (*at.running, *waiting) if each.is_rt]
         rt.sort(key=lambda request: self._place(request, at.now))
         be = [each for each in (*at.running, *waiting) if not each.is_rt]
-        be.sort(key=lambda request: self._num_saved(request, at))
+        be.sort(
+            key=lambda each: (
+                not each.num_columns,
+                at.num_away(each) if each.num_columns else each.num_pooled,
+            )
+        )
         gone = self.preempt(at, *self._victims(at, rt))
         rt, be = ([each for each in some if each not in gone] for some in (rt, be))
         batch = self._pack(at, rt, be)
@@ -214,13 +219,6 @@ class BrosDecode(DecodePart):
             return not at.was_evicted(request), request.is_rt, cost
 
         return sorted(requests, key=place)
-
-    def _num_saved(self, request: DecodeRequest, at: DecodeBoundary) -> int:
-        """The number of slots whose KV would be copied back for it."""
-        if not request.num_columns:
-            return request.num_pooled
-        has_sat_out = at.now - request.mark.since_s > self.config.starvation_s
-        return 0 if has_sat_out else at.num_away(request)
 
     def _residual_s(self, request: DecodeRequest, now: float) -> float:
         """The seconds that its next iteration may take: those after it, until the next token, take their average."""

@@ -176,19 +176,22 @@ def test_best_effort_that_finds_no_block_sits_out_while_real_time_is_there() -> 
     assert plan.run == keys(full) and plan.ends == [Restore(key(full), 4, 13, 16)]
 
 
-def test_best_effort_with_fewer_saved_slots_goes_first_until_the_other_has_sat_out() -> None:
+def test_of_best_effort_that_is_here_those_with_the_fewest_saved_slots_go_first() -> None:
     """Beside the chat there is time for one decode. Five tokens of the first job are overwritten."""
     instance = Instance("bros", replace(SMALL, num_blocks=12), max_parts=4)
-    instance.runs(many := job(num_tokens=69), few := job(num_tokens=73), other := job(num_tokens=30))
+    instance.runs(many := job(num_tokens=69), few := job(num_tokens=71), other := job(num_tokens=30))
     deadlines = Deadlines(is_rt=True, first_due_s=1.0, tbt_s=0.0125)
     instance.waits(chat := make_work(20, output_len=0, num_cached=0, deadlines=deadlines))
     plan = instance.iterate()
     assert [op for op in plan.ends if isinstance(op, Checkpoint)] == [Checkpoint(key(many), 4, 0, 5)]
     instance.schedule.abort(key(other))
     assert instance.iterate(now=0.5).run == keys(chat, few)
-    plan = instance.iterate(now=3.0)
+    instance.waits(document(10))
+    assert instance.iterate(now=0.6).run == keys(chat, few)
+    instance.schedule.abort(key(few))
+    plan = instance.iterate(now=0.7)
     assert plan.run == keys(chat, many) and Restore(key(many), 4, 0, 5) in plan.ends
-    assert instance.iterate(now=3.1).run == keys(chat, many)
+    assert not plan.new_prompts
 
 
 def test_best_effort_leaves_when_host_memory_has_no_room() -> None:
