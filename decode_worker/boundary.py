@@ -106,6 +106,9 @@ class Boundary:
     def num_lendable_blocks(self) -> int:
         return self._block_table.num_lendable
 
+    def num_away(self, request: DecodeRequest) -> int:
+        return self._block_table.ends.num_away(_own(request))
+
     def num_freed(self, request: DecodeRequest) -> int:
         return self._block_table.num_freed(_own(request))
 

@@ -70,6 +70,9 @@ class SharedEnds:
     def misses_kv(self, request: ScheduledRequest) -> bool:
         return request.key in self._away
 
+    def num_away(self, request: ScheduledRequest) -> int:
+        return sum(end - first for first, end in self._away.get(request.key, {}).values())
+
     # ---- lending -----------------------------------------------------------------------------------------------------
 
     def num_lendable(self, running: Iterable[ScheduledRequest]) -> int:

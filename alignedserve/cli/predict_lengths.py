@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from alignedserve.lengths.evaluate import Answered, Evaluation
     from alignedserve.text.tokenizer import Tokenizer
 
-# The names that common data sets use.
-PROMPT_KEYS = ("prompt", "question", "instruction")
-ANSWER_KEYS = ("answer", "completion", "output", "response")
 WORDS = "words"
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -81,10 +77,11 @@ def _demo_tasks(count: int, seed: int) -> Data:
 
 
 def _read(file: Path, name: str) -> Data:
+    from alignedserve.lengths.corpus import examples
     from alignedserve.lengths.evaluate import Answered
     from alignedserve.text.tokenizer import Tokenizer
 
-    pairs = list(_pairs(file))
+    found = list(examples(file))
     if name == WORDS:
         words = _Words()
         encode: Callable[[str], list[int]] = words.encode
@@ -92,7 +89,7 @@ def _read(file: Path, name: str) -> Data:
     else:
         tokenizer = Tokenizer.from_directory(name)
         encode, decode = _plain(tokenizer), tokenizer.decode
-    data = [Answered(encode(prompt), len(encode(answer)) + 1) for prompt, answer in pairs]
+    data = [Answered(encode(each.prompt), len(encode(each.answer)) + 1) for each in found]
     return data, decode, f"tokens of {name}" if name != WORDS else "words and punctuation marks"
 
 
@@ -114,31 +111,6 @@ class _Words:
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self._texts[each] for each in ids)
-
-
-def _pairs(file: Path) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(file.read_text().split("\n"), 1):
-        if line.strip():
-            yield _pair(line, f"{file}, line {number}")
-
-
-def _pair(line: str, where: str) -> tuple[str, str]:
-    try:
-        found: Any = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    texts = [_text(found, keys) for keys in (PROMPT_KEYS, ANSWER_KEYS)]
-    prompt, answer = texts
-    if prompt is None or answer is None:
-        raise ValueError(
-            f"{where}: must be an object with a text {' or '.join(PROMPT_KEYS)}, and a text {' or '.join(ANSWER_KEYS)}"
-        )
-    return prompt, answer
-
-
-def _text(found: Any, keys: Sequence[str]) -> str | None:
-    values = [found[key] for key in keys if key in found] if isinstance(found, dict) else []
-    return values[0] if values and isinstance(values[0], str) else None
 
 
 def _print(found: Evaluation, counted: str, encoder: str) -> None:

@@ -13,17 +13,21 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.lengths.config import NONE, LengthConfig
+from alignedserve.lengths.corpus import examples, learn
 from alignedserve.lengths.encoder import make_encoder
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor, teaches
 from alignedserve.lengths.state import CorruptState, dump, load
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.store import Store, StoreAway
+from alignedserve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,8 @@ class Lengths:
         self._config = config
         # Makes a predictor that has learned nothing; None: nothing is predicted.
         self._new: Callable[[], Predictor] | None = None
+        # What a corpus has taught before the gateway runs.
+        self._taught: Predictor | None = None
         # None while the gateway does not run, and while a saved state is loaded.
         self._predictor: Predictor | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lengths")
@@ -59,12 +65,39 @@ class Lengths:
         self._num_unsaved = 0
 
     def prepare(self, model: ServedModel) -> None:
-        """Makes the encoder, which may take seconds. Raises ValueError if it can't be made. Safe to repeat."""
+        """Makes the encoder, and learns from the corpus if there is one, which may take seconds. Raises ValueError if
+        the encoder can't be made or the corpus can't be read. Safe to repeat."""
         if self._config.predictor == NONE or self._new is not None:
             return
         decode = model.tokenizer.decode if model.tokenizer else None
         encoder = make_encoder(self._config.predictor, self._config.predictor_model, decode)
-        self._new = lambda: Predictor(encoder, model.max_model_len, self._config.predictor_entries)
+
+        def new() -> Predictor:
+            return Predictor(encoder, model.max_model_len, self._config.predictor_entries)
+
+        if self._config.corpus is not None:
+            self._taught = self._teach(new(), self._config.corpus, model)
+        self._new = new
+
+    def _teach(self, predictor: Predictor, corpus: str, model: ServedModel) -> Predictor:
+        """Learns from as many of its first lines as there are entries."""
+        if model.tokenizer is None:
+            raise ValueError("length_corpus: needs text, and this model has no tokenizer")
+        prompt_ids, tokenizer = _prompts_of(model.tokenizer), model.tokenizer
+        num_learned = 0
+        try:
+            for each in islice(examples(Path(corpus).expanduser()), self._config.predictor_entries):
+                try:
+                    prompt = prompt_ids(each.prompt)
+                    length = len(tokenizer.encode(each.answer, add_special_tokens=False)) + 1
+                except ValueError as error:
+                    raise ValueError(f"{each.where}: {error}") from error
+                learn(predictor, prompt, length)
+                num_learned += 1
+        except ValueError as error:
+            raise ValueError(f"length_corpus={corpus!r}: {error}") from error
+        logger.info("lengths of %d answers were learned from %s", num_learned, corpus)
+        return predictor
 
     @contextlib.asynccontextmanager
     async def running(self, name: str, store: Store | None) -> AsyncIterator[None]:
@@ -73,7 +106,7 @@ class Lengths:
         if self._new is None:
             yield
             return
-        self._predictor = self._new()
+        self._predictor = self._taught or self._new()
         keeping = asyncio.create_task(self._keep(store, f"lengths:{name}", self._new)) if store else None
         try:
             yield
@@ -191,6 +224,15 @@ class Lengths:
             logger.warning("what was learned of lengths is not saved: %s", error)
             return
         self._num_unsaved -= num_saved
+
+
+def _prompts_of(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Returns what makes a prompt of a text: a chat, where the model has a template for one."""
+    try:
+        tokenizer.chat_template(has_tools=False)
+    except ValueError:
+        return tokenizer.encode
+    return lambda text: tokenizer.chat_ids([{"role": "user", "content": text}])
 
 
 async def _cancelled(keeping: asyncio.Task[None]) -> None:

@@ -273,7 +273,7 @@ def plan_gateways(
         files_at=_absolute(settings.launch.files_at),
         batches=settings.batches,
         log=log_of(settings),
-        lengths=settings.lengths,
+        lengths=replace(settings.lengths, corpus=_absolute_path(settings.lengths.corpus)),
         slo=settings.slo,
         webhooks=settings.webhooks,
         webhook_secrets=settings.webhooks.secrets(os.environ),
@@ -307,8 +307,11 @@ def _names_of_island_gateways(settings: Settings) -> tuple[InstanceId, ...]:
 def log_of(settings: Settings) -> LogConfig:
     """Returns the logging settings with an absolute directory, since the other processes may run in other
     directories."""
-    directory = settings.log.dir
-    return replace(settings.log, dir=directory and os.path.abspath(os.path.expanduser(directory)))
+    return replace(settings.log, dir=_absolute_path(settings.log.dir))
+
+
+def _absolute_path(path: str | None) -> str | None:
+    return path and os.path.abspath(os.path.expanduser(path))
 
 
 def _absolute(place: str | None) -> str | None:

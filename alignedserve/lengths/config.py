@@ -20,12 +20,17 @@ class LengthConfig:
         str | None, "of sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
     ] = None
     predictor_entries: Annotated[int, "past prompts that the length predictor keeps"] = MAX_ENTRIES
+    corpus: Annotated[
+        str | None, "a file of prompts and answers, of which lengths are learned before anything is served"
+    ] = None
     # The seconds between two saves of what was learned.
     save_s: float = 300.0
 
     def __post_init__(self) -> None:
         if self.predictor not in KINDS:
             raise ValueError(f"length_predictor={self.predictor!r}: must be one of {', '.join(KINDS)}")
+        if self.corpus is not None and self.predictor == NONE:
+            raise ValueError("length_corpus: needs a length_predictor")
         if not 1 <= self.predictor_entries <= 1 << 20:
             raise ValueError(
                 f"length_predictor_entries={self.predictor_entries}: must be from 1 to {1 << 20}"

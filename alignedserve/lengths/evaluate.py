@@ -11,14 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from alignedserve.lengths.corpus import TIER, UNLIMITED
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor
-from alignedserve.sampling_params import SamplingParams
 
 NUM_BINS = 10
-TIER = "rt"
-# The evaluation does not limit the length of answers.
-UNLIMITED = SamplingParams(max_tokens=None)
 
 Lengths = NDArray[np.float64]
 

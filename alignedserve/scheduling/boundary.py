@@ -157,6 +157,10 @@ class DecodeBoundary(Protocol):
         """The number of best effort's blocks that real time may share where none is free, if requests share blocks
         from both ends (`share_blocks`). A prompt that begins may, and what runs; not what comes from the pool."""
 
+    def num_away(self, request: DecodeRequest) -> int:
+        """The number of its tokens whose slots real time has overwritten: their KV comes back from host memory before
+        it runs."""
+
     def num_freed(self, request: DecodeRequest) -> int:
         """The number of blocks that become free when this request leaves: those that it does not share."""
 

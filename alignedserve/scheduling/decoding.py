@@ -10,6 +10,9 @@ from alignedserve.scheduling.config import SchedulingConfig
 
 InOrder = Callable[[Sequence[DecodeRequest], DecodeBoundary], Sequence[DecodeRequest]]
 
+# vLLM's: the share of the blocks that stays free when a request joins others.
+WATERMARK = 0.01
+
 
 # ---- which leave -----------------------------------------------------------------------------------------------------
 
@@ -66,20 +69,45 @@ def run_all(at: DecodeBoundary) -> None:
 # ---- which join ------------------------------------------------------------------------------------------------------
 
 
+def num_ahead(config: SchedulingConfig) -> int:
+    """The number of iterations of all requests for which admission leaves blocks. By vLLM's rule it leaves none for
+    them; here it is one iteration further than victims are chosen ahead, so that none is admitted and evicted at the
+    next boundary."""
+    return config.evict_ahead + 1 if config.admit_ahead is None else config.admit_ahead
+
+
+def watermark(at: DecodeBoundary, config: SchedulingConfig) -> int:
+    """The number of blocks that admission leaves free by vLLM's rule. A request that comes alone may take all."""
+    if config.admit_ahead is not None or not (at.running or at.arriving):
+        return 0
+    return int(WATERMARK * at.limits.num_blocks)
+
+
+def needed(
+    at: DecodeBoundary, newcomer: DecodeRequest, config: SchedulingConfig, keeps_inputs: bool = False
+) -> int:
+    """The number of blocks that must be free for the request to be admitted."""
+    return at.growth_of(newcomer, num_ahead(config), keeps_inputs)
+
+
+def num_free(at: DecodeBoundary, config: SchedulingConfig) -> int:
+    """The number of free blocks that requests which are admitted may need; negative if those here need more."""
+    return at.num_free_blocks - at.growth(num_ahead(config)) - watermark(at, config)
+
+
 def has_room(
-    at: DecodeBoundary, newcomer: DecodeRequest, num_iterations: int, num_blocks_left: int = 0
+    at: DecodeBoundary, newcomer: DecodeRequest, config: SchedulingConfig, num_blocks_left: int = 0
 ) -> bool:
-    """Whether there are blocks for the whole request, and for so many iterations of all. That is further than victims
-    are chosen ahead, because otherwise the request would be evicted soon after."""
+    """Whether the request can be admitted, with so many blocks left besides."""
     if at.num_free_slots <= 0:
         return False
-    needed = at.growth_of(newcomer, num_iterations) + num_blocks_left
-    return needed <= at.num_free_blocks and needed + at.growth(num_iterations) <= at.num_free_blocks
+    wanted = needed(at, newcomer, config) + num_blocks_left
+    return wanted <= at.num_free_blocks and wanted <= num_free(at, config)
 
 
 def admit_in_order(at: DecodeBoundary, config: SchedulingConfig, is_rt: bool | None = None) -> None:
     """Admits as many requests as there is room for, of one class or of both."""
-    admit_while(at, config, is_rt, lambda request: has_room(at, request, config.admit_ahead))
+    admit_while(at, config, is_rt, lambda request: has_room(at, request, config))
 
 
 def admit_while(
@@ -157,7 +185,7 @@ def begin_in_order(
     for request in sorted(candidates, key=lambda request: not (request.num_pooled or request.num_output)):
         if had_better_wait(at, request):
             continue
-        if num_left <= 0 or not has_room(at, request, config.admit_ahead):
+        if num_left <= 0 or not has_room(at, request, config):
             break
         at.admit(request)
         if not request.num_pooled:

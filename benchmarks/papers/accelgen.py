@@ -91,9 +91,7 @@ class WithoutBatchPart(AccelgenColocated):
     def _begin(self, at: DecodeBoundary, waiting: list[DecodeRequest], prompts: Prompts) -> None:
         for request in waiting:
             is_prompt = not request.num_pooled
-            if (is_prompt and prompts.num_left <= 0) or not decoding.has_room(
-                at, request, self.config.admit_ahead
-            ):
+            if (is_prompt and prompts.num_left <= 0) or not decoding.has_room(at, request, self.config):
                 return
             at.admit(request)
             if is_prompt:

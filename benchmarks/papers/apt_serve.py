@@ -50,7 +50,7 @@ APPLICATIONS = {
 
 def scenario(policy: str, slo: Slo) -> Scenario:
     base = colocated(with_memory(ONE_GPU, 1, 40e9), slo)
-    num_tokens = CHUNK if policy == "sarathi" else base.max_num_batched_tokens
+    num_tokens = CHUNK if policy in ("sarathi", "apt-s") else base.max_num_batched_tokens
     return replace(base, scheduling=scheduling(policy), max_num_batched_tokens=num_tokens)
 
 

@@ -17,7 +17,7 @@ from alignedserve.protocol.pooling import DTYPE, NO_SAMPLING, POOLINGS
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest, RequestId
 from tests.engine.helpers import greedy_params, make_engine, make_instance
-from tests.tiny_models import MAX_LEN, VOCAB_SIZE, embeddings, greedy, prompts
+from tests.tiny_models import VOCAB_SIZE, embeddings, greedy, prompts
 
 Directory = Callable[[str], Path]
 FAMILIES = ["llama-gqa-tied", "qwen3", "opt", "opt-post-norm"]
@@ -86,10 +86,11 @@ def test_preempted_for_answers_they_are_computed_again(tiny_model: Directory, po
     """There is room for the longest prompt alone. What leaves has its KV moved, but for an embedding dropped."""
     directory = tiny_model("llama-gqa-tied")
     block_bytes = 3 * 2 * 16 * 2 * 16 * 4
-    num_blocks = MAX_LEN // 16
+    num_blocks = 25
     instance = make_instance(
         directory,
         kv_cache_memory_bytes=block_bytes * num_blocks,
+        max_model_len=16 * num_blocks,
         max_prefill_chunk=4,
         enable_prefix_caching=False,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -259,6 +261,40 @@ def test_of_many_answers_at_once_few_are_with_the_thread_and_a_prediction_goes_b
             assert lengths._num_unsaved == 50
 
     play(scenario)
+
+
+def test_a_corpus_teaches_before_anything_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its lines as many count as there are entries."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["one", "one two three four five six seven", "four"]
+    lines = [json.dumps({"prompt": f"say {each}", "answer": each}) for each in words]
+    (tmp_path / "said.jsonl").write_text("\n".join([*lines[:2], "no JSON"]))
+    lengths = Lengths(LengthConfig("hash", predictor_entries=2, corpus="~/said.jsonl"))
+    lengths.prepare(MODEL)
+    tokenizer = MODEL.tokenizer
+    assert tokenizer
+
+    async def scenario() -> None:
+        async with lengths.running("demo", None):
+            for each in words[:2]:
+                prompt = tokenizer.chat_ids([{"role": "user", "content": f"say {each}"}])
+                (found,) = await lengths.predict([prompt], SamplingParams(max_tokens=100), "rt")
+                assert found and found.similarity == pytest.approx(1, abs=0.01)
+                num_tokens = len(tokenizer.encode(each, add_special_tokens=False)) + 1
+                assert found.guesses["neighbours"] == pytest.approx(num_tokens, abs=2)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("text", "why"), [("{", "line 1: Expecting"), (None, "No such file")])
+def test_a_corpus_that_can_not_be_read_is_named(tmp_path: Path, text: str | None, why: str) -> None:
+    path = tmp_path / "corpus.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=f"length_corpus='{path}': .*{why}"):
+        Lengths(LengthConfig("hash", corpus=str(path))).prepare(MODEL)
+    with pytest.raises(ValueError, match="length_corpus: needs a length_predictor"):
+        LengthConfig("none", corpus=str(path))
 
 
 def ended(prediction: Prediction | None, reason: str) -> Any:

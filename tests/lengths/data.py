@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from alignedserve import demo
 from alignedserve.demo.tasks import TASKS, expected_output_len
-from alignedserve.lengths.evaluate import TIER, UNLIMITED, Answered
+from alignedserve.lengths.corpus import TIER, UNLIMITED
+from alignedserve.lengths.evaluate import Answered
 from alignedserve.lengths.hash_encoder import HashEncoder
 from alignedserve.lengths.predictor import Predictor
 from alignedserve.text.tokenizer import Tokenizer

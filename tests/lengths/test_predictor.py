@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.lengths.evaluate import UNLIMITED, Answered, evaluate
+from alignedserve.lengths.corpus import UNLIMITED
+from alignedserve.lengths.evaluate import Answered, evaluate
 from alignedserve.lengths.predictor import Predictor
 from alignedserve.lengths.regression import MIN_ANSWERS
 from alignedserve.lengths.trust import MAX_ERROR, MIN_ERRORS, Trust

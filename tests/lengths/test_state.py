@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from alignedserve.lengths.evaluate import UNLIMITED
+from alignedserve.lengths.corpus import UNLIMITED
 from alignedserve.lengths.hash_encoder import HashEncoder
 from alignedserve.lengths.predictor import Predictor
 from alignedserve.lengths.state import CorruptState, dump, load

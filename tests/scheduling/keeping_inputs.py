@@ -31,7 +31,7 @@ class KeepingColocated(ColocatedPart):
         for request in [*at.requests, *at.batch]:
             if at.had_better_wait(request) or at.num_tokens_left <= 0:
                 continue
-            if not decoding.has_room(at, request, self.config.admit_ahead):
+            if not decoding.has_room(at, request, self.config):
                 break
             self._num_begun += 1
             is_again = request.num_output % (2 * NUM_TOKENS) == NUM_TOKENS

@@ -7,6 +7,7 @@ The rules of the paper, in its words where they are ours too, with its sections:
   *pivot*, beyond which more tokens compute hardly faster, and by which chunks that are yet to come are counted.
 - Prompts are cut where the budget ends. One long prompt is computed at a time (4.2).
 - Urgent requests are in the batch, and push out those with the most remaining time (4.4, algorithm 1).
+- Admission leaves free what vLLM's does, on which the system is built (5, `decoding.num_free`).
 - Of the prompts that wait and have about the least remaining time, that one begins which fits best what is left of
   tokens and of blocks together (4.4, algorithm 2).
 
@@ -16,7 +17,8 @@ Where this departs from the paper, and why:
   instead, which knows what decodes and long prefixes cost.
 - Who is pushed out for want of time sits the iteration out, and keeps its KV; only who is in the way for want of blocks
   leaves with it. The paper has one kind of preemption, vLLM's.
-- A prompt takes the blocks of all its tokens when it begins, as everywhere here, not those of its first chunk.
+- A prompt takes the blocks of all its tokens when it begins, as everywhere here. In the paper each chunk takes its own
+  (4.4). That was tried: it did not pay, and the prefix cache was lost with it.
 - An objective that can't be met any more bounds no iteration, and a prompt that missed its own stands as if it were due
   ten seconds later: those that can still make it come first. Else one that comes late makes the next ones late.
 - No urgent request makes another one leave, nor one that was urgent when it came, before that has got a token. They
@@ -63,7 +65,7 @@ class AccelgenDecode(DecodePart):
         for request in at.ready_and_behind()[1]:
             decoding.compute(at, request, at.num_tokens_left)
         for request in waiting:
-            if not decoding.has_room(at, request, self.config.admit_ahead):
+            if not decoding.has_room(at, request, self.config):
                 break
             self._admit(at, request)
 
@@ -99,7 +101,7 @@ class AccelgenDecode(DecodePart):
         for request in waiting:
             if not self._time.is_urgent(request, at.now):
                 break
-            num_blocks -= at.growth_of(request, self.config.admit_ahead)
+            num_blocks -= decoding.needed(at, request, self.config)
             num_slots -= 1
             if others is None and (num_blocks < 0 or num_slots < 0):
                 others = [
@@ -130,7 +132,7 @@ class AccelgenColocated(AccelgenDecode):
         # Decodes would sit out for nothing if they did for a prompt that finds no room.
         could_run = [
             *begun,
-            *(each for each in waiting if decoding.has_room(at, each, self.config.admit_ahead)),
+            *(each for each in waiting if decoding.has_room(at, each, self.config)),
         ]
         urgent = [each for each in could_run if self._time.is_urgent(each, at.now)]
         pivot = self._time.pivot.num_tokens
@@ -151,14 +153,14 @@ class AccelgenColocated(AccelgenDecode):
         while waiting := [each for each in waiting if each.num_pooled or prompts.num_left > 0]:
             first, now = waiting[0], at.now
             if self._time.is_urgent(first, now):
-                fitting = [first] if decoding.has_room(at, first, self.config.admit_ahead) else []
+                fitting = [first] if decoding.has_room(at, first, self.config) else []
             else:
                 until_s = self._time.of(first, now) + ALIKE_S
                 alike = [each for each in waiting if self._time.of(each, now) <= until_s]
                 fitting = [
                     each
                     for each in alike
-                    if prompts.may_begin(each) and decoding.has_room(at, each, self.config.admit_ahead)
+                    if prompts.may_begin(each) and decoding.has_room(at, each, self.config)
                 ]
             if not fitting:
                 return

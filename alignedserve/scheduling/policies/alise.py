@@ -3,13 +3,15 @@
 The rules of the paper, with its sections:
 
 - What a request still takes is predicted (3.1): its prompt, and for each token that its answer is expected to have, a
-  time which is linear in the prompt's length.
+  time which is linear in the prompt's length. The base of past prompts is filled before serving from a file
+  (`--length-corpus`), as the paper does, or grows from nothing.
 - There are several priority queues by that time (3.1), each for requests of twice the time of the one before. *Virtual
   ageing*: who has not run for a while rises by a queue, and again after as long.
 - Whose answer exceeds its predicted length falls by a queue, and the prediction doubles.
-- Who has the highest priority is in memory, as many as fit (3.2, algorithm 2). When one comes that is not, whoever has
-  the highest *estimated waiting time* leaves with its KV: the time that all take which go before it, or the time until
-  it rises, whichever is less. Copies run beside iterations.
+- Who has the highest priority is in memory, as many as fit (3.2, algorithm 2), and within a queue who takes the least.
+  When one comes that is not, whoever has the highest *estimated waiting time* leaves with its KV: the time that all
+  take which go before it, or the time until it rises, whichever is less. Copies run beside iterations.
+- Admission leaves free what vLLM's does, on which the system is built (3.3, `decoding.num_free`).
 
 Where this departs from the paper, and why:
 
@@ -18,7 +20,8 @@ Where this departs from the paper, and why:
   one need not wait for a copy.
 - Where KV is dropped instead (`--preemption-mode recompute`), nobody leaves for one that has only risen: they would
   take turns, and each be computed again before it gets a token. These are the deadlocks that the paper names. Elsewhere
-  nobody does who has got no token since coming: a pool without room drops KV, too.
+  nobody does who has got no token since coming: a pool without room drops KV, too. Such a one leaves for none of its
+  own queue either.
 - KV in the pool is not compressed; that is no matter of who runs when.
 - The paper says neither how many queues there are, nor when one rises: see the constants.
 """
@@ -109,7 +112,7 @@ class AliseDecode(DecodePart):
                     decoding.compute(at, request, at.num_tokens_left)
             elif is_room and at.num_tokens_left > 0 and not decoding.had_better_wait(at, request):
                 # What becomes free is for the first that finds no room.
-                is_room = decoding.has_room(at, request, self.config.admit_ahead)
+                is_room = decoding.has_room(at, request, self.config)
                 if is_room:
                     at.admit(request)
                     if not request.num_pooled:
@@ -181,13 +184,12 @@ class AliseDecode(DecodePart):
         for place, request in enumerate(in_order):
             if request.num_columns:
                 continue
-            num_blocks -= at.growth_of(request, self.config.admit_ahead)
+            num_blocks -= decoding.needed(at, request, self.config)
             num_slots -= 1
             if last is None and (num_blocks < 0 or num_slots < 0):
                 places = {each.key: number for number, each in enumerate(in_order)}
                 last = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
             while (num_blocks < 0 or num_slots < 0) and last:
-                # One of its own queue stays: they would take turns.
                 if places[last[0].key] < place or not self._is_behind(last[0], request, at.now):
                     return chosen, for_others
                 for_others.append(last.pop(0))
@@ -197,9 +199,13 @@ class AliseDecode(DecodePart):
 
     def _is_behind(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
         has_only_come = request.num_output == request.mark.num_brought
-        if has_only_come or self.config.preemption_mode == "recompute":
-            return self.own_queue_of(request) > self.own_queue_of(other)
-        return self.queue_of(request, now) > self.queue_of(other, now)
+        queue, other_queue = self.own_queue_of(request), self.own_queue_of(other)
+        if not has_only_come and self.config.preemption_mode != "recompute":
+            queue, other_queue = self.queue_of(request, now), self.queue_of(other, now)
+        if queue != other_queue:
+            return queue > other_queue
+        remaining_s = self._predictor.remaining_s
+        return not has_only_come and remaining_s(request) > remaining_s(other)
 
 
 def _own_queue(mark: Mark, remaining_s: float) -> int:

@@ -8,10 +8,13 @@ The rules of the paper, with its sections:
 - Of these it takes those worth most for each block (5), in that order, as long as there are blocks; or the one that is
   worth most, if that is more than all of those: so it has at least half of what could be had.
 - Whoever decodes, and finds no block for its next token, leaves: those worth least for each block.
+- Admission leaves free what vLLM's does, on which the system is built (6.1, `decoding.num_free`).
 - With `hidden_cache`, a prompt may have the inputs of layers kept in place of KV (4.2): in half the memory, and worth
   less by the time that restoring its KV takes, once for each request that waits or runs, since all wait for it.
 - The first half of its memory, and the second, which makes KV of inputs, are chosen like requests of their own, by what
   they gain for memory (5). Where the whole gains more for its memory than the first half does, there are no halves.
+- `apt-s` (Apt-Serve-S, 6.7) has no kinds of iterations: as under Sarathi-Serve, prompts have the tokens for which there
+  is time beside all decodes, in chunks. Who begins, who leaves and who has inputs is chosen in the same way.
 - In an iteration of decodes, whoever has inputs runs if that is worth more than it costs (5); until then it waits with
   its blocks. Who would not begin with inputs any more is computed again with KV, when there is room for that (5).
 
@@ -21,6 +24,8 @@ Where this departs from the paper, and why:
   it comes back with KV. Nobody who runs with KV is computed again for the sake of having inputs.
 - Who is late has KV: what is worth next to nothing is worth nobody's time.
 - A prompt with more tokens than an iteration may have is cut, and its next chunk is in the next iteration of prompts.
+- `apt-s` has the budget of `sarathi`, by the tightest objective that runs, where the paper's is fixed. Prompts that
+  have begun restore their inputs before decodes do, which else might leave them no room in any iteration.
 - What a request has waited at the router counts only where its objective tells.
 - It chooses among a bounded number of prompts, which is far more than an instance runs at once.
 """
@@ -32,6 +37,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding, routing
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.chunk_budget import tokens_beside
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Island, RoutedRequest
 from alignedserve.scheduling.marginal_gains import Piece, choose
@@ -57,11 +63,7 @@ class AptDecode(DecodePart):
         self._loss_s = 0.0
 
     def plan(self, at: DecodeBoundary) -> None:
-        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
-        self._times.look([*at.running, *waiting], at.now)
-        self._make_room(at)
-        self._loss_s = self._loss_of_a_token_s(at)
-        at.drop(self._switching(at))
+        waiting = self._look(at)
         ready, begun = at.ready_and_behind()
         self._admit(at, [each for each in waiting if each.num_pooled])
         prompts = [each for each in waiting if not each.num_pooled]
@@ -76,6 +78,15 @@ class AptDecode(DecodePart):
             for request in begun:
                 decoding.compute(at, request, at.num_tokens_left)
             self._admit(at, prompts)
+
+    def _look(self, at: DecodeBoundary) -> list[DecodeRequest]:
+        """Has some leave, and returns those that wait."""
+        waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
+        self._times.look([*at.running, *waiting], at.now)
+        self._make_room(at)
+        self._loss_s = self._loss_of_a_token_s(at)
+        at.drop(self._switching(at))
+        return waiting
 
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
@@ -104,10 +115,10 @@ class AptDecode(DecodePart):
 
     def _switching(self, at: DecodeBoundary) -> list[DecodeRequest]:
         """Those with inputs that would not begin with them now, if there is room for their KV."""
-        num_free = at.num_free_blocks - at.growth(self.config.admit_ahead)
+        num_free = decoding.num_free(at, self.config)
         found = []
         for request in self._in_order((each for each in at.running if each.keeps_inputs), at):
-            num_more = self._num_blocks(request, at, self.config.admit_ahead) - request.num_blocks
+            num_more = self._num_blocks(request, at, decoding.num_ahead(self.config)) - request.num_blocks
             if request.num_pending == 1 and num_more <= num_free and not self._pays(request, at.now):
                 found.append(request)
                 num_free -= num_more
@@ -140,14 +151,14 @@ class AptDecode(DecodePart):
     def _pieces(self, request: DecodeRequest, at: DecodeBoundary) -> list[Piece]:
         """All memory that its KV takes, or one half after the other."""
         worth_s, memory = self.worth_s(request, at.now), self._num_blocks(request, at)
-        needed = at.growth_of(request, self.config.admit_ahead)
+        needed = decoding.needed(at, request, self.config)
         whole = [Piece(request, False, worth_s, memory, needed)]
         if self._estimate is None or request.num_pooled:
             return whole
         gain_s = worth_s - self._loss_s * request.num_tokens
         if 2 * gain_s <= worth_s:
             return whole
-        half = at.growth_of(request, self.config.admit_ahead, keeps_inputs=True)
+        half = decoding.needed(at, request, self.config, keeps_inputs=True)
         if half == needed:
             return whole
         return [
@@ -169,25 +180,51 @@ class AptDecode(DecodePart):
 
         return sorted(requests, key=density, reverse=True)
 
-    def _admit(self, at: DecodeBoundary, candidates: Iterable[DecodeRequest]) -> bool:
-        """Returns whether anybody began."""
-        has_begun = False
-        num_free = at.num_free_blocks - at.growth(self.config.admit_ahead)
+    def _admit(
+        self, at: DecodeBoundary, candidates: Iterable[DecodeRequest], num_tokens: int | None = None
+    ) -> bool:
+        """Returns whether anybody began. `num_tokens` bounds what is computed of their prompts."""
+        has_begun, num_left = False, at.num_tokens_left if num_tokens is None else num_tokens
+        num_free = decoding.num_free(at, self.config)
         pieces = (piece for request in candidates for piece in self._pieces(request, at))
         for choice in choose(pieces, num_free, at.num_free_slots):
             request = choice.request
-            if not request.num_pooled and at.num_tokens_left <= 0:
+            if not request.num_pooled and num_left <= 0:
                 break
             if decoding.had_better_wait(at, request):
                 continue
             at.admit(request, choice.keeps_inputs)
             has_begun = True
             if not request.num_pooled:
-                decoding.compute(at, request, at.num_tokens_left)
+                num_left -= decoding.compute(at, request, num_left)
         return has_begun
 
     def _pending_s(self, requests: Iterable[DecodeRequest], now: float) -> float:
         return sum(now - float(request.mark.since_s) for request in requests)
+
+
+class AptSDecode(AptDecode):
+    """Apt-Serve-S."""
+
+    def __init__(
+        self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None = None
+    ) -> None:
+        super().__init__(limits, config, estimate)
+        self._time = estimate
+
+    def plan(self, at: DecodeBoundary) -> None:
+        waiting = self._look(at)
+        ready, begun = at.ready_and_behind()
+        self._admit(at, [each for each in waiting if each.num_pooled])
+        decodes = self._in_order(self._worth_running(ready, at.now), at)
+        with_inputs = [each for each in decodes if each.keeps_inputs]
+        at.run_each([each for each in decodes if not each.keeps_inputs])
+        num_left = tokens_beside(at, self._time, [each.num_tokens for each in decodes])
+        num_left = min(num_left, at.num_tokens_left - len(with_inputs))
+        for request in self._in_order(begun, at):
+            num_left -= decoding.compute(at, request, num_left)
+        at.run_each(with_inputs)
+        self._admit(at, [each for each in waiting if not each.num_pooled], num_left)
 
 
 class AptRouter(RouterPart):
@@ -210,3 +247,14 @@ class Apt(Policy):
 
     def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         return AptDecode(limits, self.config, estimate)
+
+
+class AptS(Apt):
+    name = "apt-s"
+    summary = "as apt, with prompts in chunks beside decodes"
+
+    def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return AptSDecode(limits, self.config, estimate)
+
+    def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
+        return AptSDecode(limits, self.config, estimate)

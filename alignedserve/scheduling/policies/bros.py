@@ -6,13 +6,15 @@ The rules of the paper, with its sections:
 - An iteration may take as long as the most urgent RT request has left, of those that can still be in time (4.1, 6). Its
   time is that of computing or that of fetching KV, whichever is longer, since they overlap.
 - *Priority packing* (4.2, algorithm 1): RT in order of residual time, until the batch has its size, or the iteration
-  its time; then BE, those first whose KV is quickly fetched. Where there is no place for BE, it replaces the RT request
+  its time; then BE, those with the fewest saved slots first. Where there is no place for BE, it replaces the RT request
   with the most residual time, if the iteration is in time then.
 - The size of a batch adapts (4.2): it doubles with each iteration that had time for all its RT, and falls back at once
   to where it began after one that had not.
 - With `share_blocks`, on colocated instances: RT that finds no free block fills a block of BE from the other end, those
   with the most empty slots first; only what it overwrites there is saved, and comes back before that BE goes on (5.1,
   5.2, `decode_worker/shared_ends.py`). BE that finds no block sits out as long as RT is here.
+- Who begins finds its blocks above vLLM's watermark (`decoding.num_free`): the paper compares with vLLM, and says only
+  that there must be blocks.
 - RT that finds no blocks, its own or BE's, makes BE leave; where there is none, RT with the most residual time (5.2).
 
 Where this departs from the paper, and why:
@@ -25,6 +27,8 @@ Where this departs from the paper, and why:
 - The first RT that there is no time for, if it is a prompt, is computed in part, as far as there is time, and so is the
   first BE. Somebody is always at the brink where many decode, and a prompt that waited until nobody is would keep all
   behind it waiting as well.
+- BE that is here goes before BE that is not: else one of which slots were saved would hold its blocks and wait, as long
+  as others come.
 - BE does not fill what RT leaves free in its blocks: it would soon be in RT's way, and RT goes first.
 - The time that an iteration may take has no part for saving what is overwritten: a few slots, before they are known.
 """
@@ -55,13 +59,13 @@ WEIGHT = 0.1
 class Batch:
     """What an iteration would have, and how long it would take."""
 
-    def __init__(self, at: DecodeBoundary, estimate: Estimate | None, admit_ahead: int) -> None:
+    def __init__(self, at: DecodeBoundary, estimate: Estimate | None, config: SchedulingConfig) -> None:
         self._at = at
         self._estimate = estimate
-        self._admit_ahead = admit_ahead
+        self._config = config
         self.requests: list[DecodeRequest] = []
         # Those that run need blocks for their next tokens.
-        self._num_blocks = at.num_free_blocks - at.growth(admit_ahead)
+        self._num_blocks = decoding.num_free(at, config)
         # RT may share these of BE when there are too few.
         self._num_lendable = at.num_lendable_blocks
         self._num_slots = at.num_free_slots
@@ -137,7 +141,7 @@ class Batch:
         return max(computing_s, self._estimate.fetch(self._num_fetched) if self._num_fetched else 0.0)
 
     def _needed(self, request: DecodeRequest) -> int:
-        return self._at.growth_of(request, self._admit_ahead)
+        return decoding.needed(self._at, request, self._config)
 
     def _take_room(self, request: DecodeRequest, sign: int) -> None:
         if not request.num_columns:
@@ -178,7 +182,12 @@ class BrosDecode(DecodePart):
         rt = [each for each in (*at.running, *waiting) if each.is_rt]
         rt.sort(key=lambda request: self._place(request, at.now))
         be = [each for each in (*at.running, *waiting) if not each.is_rt]
-        be.sort(key=lambda request: 0 if request.num_columns else request.num_pooled)
+        be.sort(
+            key=lambda each: (
+                not each.num_columns,
+                at.num_away(each) if each.num_columns else each.num_pooled,
+            )
+        )
         gone = self.preempt(at, *self._victims(at, rt))
         rt, be = ([each for each in some if each not in gone] for some in (rt, be))
         batch = self._pack(at, rt, be)
@@ -238,7 +247,7 @@ class BrosDecode(DecodePart):
 
     def _pack(self, at: DecodeBoundary, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]) -> Batch:
         """Algorithm 1."""
-        batch = Batch(at, self._estimate, self.config.admit_ahead)
+        batch = Batch(at, self._estimate, self.config)
         bound_s, is_in_time, is_room = math.inf, True, True
         ready: list[DecodeRequest] = []
         for request in rt:
@@ -310,7 +319,7 @@ class BrosDecode(DecodePart):
             if be is None:
                 in_order = self.in_eviction_order([each for each in at.running if not each.is_rt], at)
                 be = [each for each in in_order if each not in chosen]
-            needed = at.growth_of(request, self.config.admit_ahead)
+            needed = decoding.needed(at, request, self.config)
             num_lent = 0 if request.num_pooled else min(needed, num_lendable)
             num_lendable -= num_lent
             num_blocks -= needed - num_lent

@@ -2,18 +2,16 @@
 get what is left of a budget of tokens, in chunks.
 
 The budget is what an iteration can compute within the tightest TBT objective of the running requests: the paper finds
-it by profiling, here the cost model predicts it. Where prefill and decode are apart there is nothing to stall, and
-this policy is `fcfs`.
+it by profiling, here the cost model predicts it. Admission is that of vLLM, on which Sarathi-Serve is built. Where
+prefill and decode are apart there is nothing to stall, and this policy is `fcfs`.
 """
 
 from __future__ import annotations
 
-import math
-
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary
-from alignedserve.scheduling.chunk_budget import tokens_within
+from alignedserve.scheduling.chunk_budget import tokens_beside
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.base import ColocatedPart, DecodePart, Policy
 from alignedserve.timing.estimate import Estimate
@@ -31,15 +29,10 @@ class SarathiColocated(ColocatedPart):
         candidates = [*at.requests, *at.batch]
         if not (behind or candidates):
             return
-        num_left = self._budget(at, lengths)
+        num_left = tokens_beside(at, self._estimate, lengths)
         for request in behind:
             num_left -= decoding.compute(at, request, num_left)
         decoding.begin_in_order(at, self.config, candidates, num_left)
-
-    def _budget(self, at: DecodeBoundary, lengths: list[int]) -> int:
-        """The number of prompt tokens: at least a block, so that prompts make progress."""
-        tightest_s = min((request.deadlines.tbt_s for request in at.running), default=math.inf)
-        return tokens_within(at, self._estimate, lengths, tightest_s, num_least=at.limits.block_size)
 
 
 class Sarathi(Policy):

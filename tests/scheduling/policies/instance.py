@@ -44,13 +44,15 @@ class Instance:
         cost: CostModel | None = PLAIN,
         preemption_mode: str = "swap",
         max_parts: int = 0,
+        evict_ahead: int = 1,
+        admit_ahead: int | None = 1,
     ) -> None:
         """`max_parts`: of how many blocks host memory has room for what is overwritten; 0: blocks are not shared."""
         estimate = Estimate(cost) if cost else None
         config = SchedulingConfig(
             policy,
-            evict_ahead=1,
-            admit_ahead=1,
+            evict_ahead=evict_ahead,
+            admit_ahead=admit_ahead,
             preemption_mode=preemption_mode,
             share_blocks=max_parts > 0,
         )

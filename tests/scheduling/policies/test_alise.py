@@ -84,11 +84,26 @@ def test_a_shorter_one_has_a_longer_one_leave_and_not_the_other_way() -> None:
         assert key(short) in plan.run
 
 
-def test_nobody_leaves_for_one_of_its_own_queue() -> None:
-    instance = Instance("alise", SMALL)
-    instance.runs(foretold(44, 60), foretold(43, 60))
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_within_a_queue_the_longest_leaves_for_a_shorter_one(mode: str) -> None:
+    instance = Instance("alise", SMALL, preemption_mode=mode)
+    instance.runs(long := foretold(44, 60), foretold(43, 60))
+    instance.waits(foretold(44, 60))
+    plan = instance.iterate()
+    assert not (plan.wants_evicted or plan.drops)
     instance.waits(foretold(20, 60))
-    assert not instance.iterate().wants_evicted
+    plan = instance.iterate()
+    assert [*plan.wants_evicted, *plan.drops] == keys(long)
+
+
+def test_nobody_leaves_before_a_token_for_one_of_its_own_queue() -> None:
+    instance = Instance("alise", replace(SMALL, max_num_batched_tokens=64))
+    instance.waits(long := foretold(40, 100, 0, 0))
+    assert not instance.iterate().run
+    instance.waits(foretold(20, 80))
+    plan = instance.iterate()
+    assert plan.run == keys(long) and not plan.wants_evicted
+    assert instance.iterate().wants_evicted == keys(long)
 
 
 def test_while_a_shorter_one_waits_blocks_are_kept_free_for_the_next() -> None:

@@ -18,9 +18,17 @@ from alignedserve.timing.estimate import Estimate
 from tests.scheduling.policies.instance import LIMITS, PLAIN, Instance, document, job, key, keys, prompt
 
 
-def limits(num_blocks: int) -> Instance:
+def limits(num_blocks: int, policy: str = "apt", max_restored_blocks: int = 99, **more: int) -> Instance:
+    max_model_len = num_blocks * 16
     return Instance(
-        "apt", replace(LIMITS, num_blocks=num_blocks, max_model_len=num_blocks * 16, max_restored_blocks=99)
+        policy,
+        replace(
+            LIMITS,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            max_restored_blocks=max_restored_blocks,
+            **more,
+        ),
     )
 
 
@@ -124,6 +132,16 @@ def test_inputs_are_dropped_when_blocks_run_out() -> None:
     plan = instance.iterate(now=10.2)
     assert len(plan.drops) == 1 and not plan.wants_evicted
     assert len(plan.run) == 2
+
+
+def test_under_apt_s_a_begun_prompt_with_inputs_goes_on_beside_decodes_with_inputs() -> None:
+    """A decode restores eight blocks, which is all that an iteration may: prompts go first."""
+    instance = limits(12, "apt-s", max_restored_blocks=8, max_num_batched_tokens=64)
+    works = [document(120), document(120), document(120)]
+    plans = [after_waiting(instance, *works, until=10.0)]
+    plans += [instance.iterate(now=10.0 + 0.1 * number) for number in range(1, 10)]
+    assert {each for plan in plans for each in plan.keep_inputs} == {*keys(*works)}
+    assert {each for plan in plans for each in plan.run} == {*keys(*works)}
 
 
 def test_without_hidden_cache_all_have_kv() -> None:

@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from alignedserve.decode_worker.plan import Checkpoint, Lend, Restore
 from alignedserve.scheduling.policies.bros import BASE_SIZE
+from alignedserve.timing.deadlines import Deadlines
 from tests.scheduling.policies.instance import LIMITS, Instance, decoding, document, job, key, keys, prompt
+from tests.works import make_work
 
 
 def test_best_effort_has_the_time_that_the_most_urgent_has_left() -> None:
@@ -172,6 +174,24 @@ def test_best_effort_that_finds_no_block_sits_out_while_real_time_is_there() -> 
     instance.schedule.ended(key(chat))
     plan = instance.iterate()
     assert plan.run == keys(full) and plan.ends == [Restore(key(full), 4, 13, 16)]
+
+
+def test_of_best_effort_that_is_here_those_with_the_fewest_saved_slots_go_first() -> None:
+    """Beside the chat there is time for one decode. Five tokens of the first job are overwritten."""
+    instance = Instance("bros", replace(SMALL, num_blocks=12), max_parts=4)
+    instance.runs(many := job(num_tokens=69), few := job(num_tokens=71), other := job(num_tokens=30))
+    deadlines = Deadlines(is_rt=True, first_due_s=1.0, tbt_s=0.0125)
+    instance.waits(chat := make_work(20, output_len=0, num_cached=0, deadlines=deadlines))
+    plan = instance.iterate()
+    assert [op for op in plan.ends if isinstance(op, Checkpoint)] == [Checkpoint(key(many), 4, 0, 5)]
+    instance.schedule.abort(key(other))
+    assert instance.iterate(now=0.5).run == keys(chat, few)
+    instance.waits(document(10))
+    assert instance.iterate(now=0.6).run == keys(chat, few)
+    instance.schedule.abort(key(few))
+    plan = instance.iterate(now=0.7)
+    assert plan.run == keys(chat, many) and Restore(key(many), 4, 0, 5) in plan.ends
+    assert not plan.new_prompts
 
 
 def test_best_effort_leaves_when_host_memory_has_no_room() -> None:

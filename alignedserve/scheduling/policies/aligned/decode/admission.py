@@ -51,9 +51,9 @@ class Admission:
         """Best effort leaves headroom, unless it is alone: then it may take all, because it can be evicted for real
         time."""
         if newcomer.is_rt:
-            growth = at.growth(self._config.admit_ahead, is_rt=True)
+            growth = at.growth(decoding.num_ahead(self._config), is_rt=True)
             growth += at.growth(self._config.evict_ahead, is_rt=False)
-            needed = at.growth_of(newcomer, self._config.admit_ahead)
+            needed = decoding.needed(at, newcomer, self._config) + decoding.watermark(at, self._config)
             return at.num_free_slots > 0 and needed + growth <= at.num_free_blocks
         if not (at.running or at.arriving):
             return self._fits(at, newcomer)
@@ -61,7 +61,7 @@ class Admission:
         return has_slot and self._fits(at, newcomer, self._mixing.num_headroom_blocks)
 
     def _fits(self, at: DecodeBoundary, newcomer: DecodeRequest, num_left: int = 0) -> bool:
-        return decoding.has_room(at, newcomer, self._config.admit_ahead, num_left)
+        return decoding.has_room(at, newcomer, self._config, num_left)
 
 
 def _is_be_started(at: DecodeBoundary) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
@@ -76,7 +77,7 @@ class Eviction:
         """The numbers of blocks and slots for these requests, in order, as far as so many can be had."""
         if not waiting:
             return 0, 0
-        ahead, num_blocks, num_slots = self._config.admit_ahead, 0, 0
+        ahead, num_blocks, num_slots = decoding.num_ahead(self._config), 0, 0
         most_slots += at.num_free_slots + at.num_slots_to_come
         reserve = at.growth(ahead, is_rt=True) - at.growth(self._config.evict_ahead, is_rt=True)
         for request in waiting:

@@ -1,0 +1,60 @@
+"""How many blocks admission leaves free: by vLLM's rule, or by a policy's own."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.scheduling.policies import POLICIES, make_policy
+from tests.scheduling.policies.instance import LIMITS, Instance, document, job, key
+
+BY_TRIAL = {"aligned", "priority"}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_has_vllms_rule_or_its_own_unless_it_is_told(name: str) -> None:
+    assert make_policy(SchedulingConfig(name)).config.admit_ahead == (32 if name in BY_TRIAL else None)
+    assert make_policy(SchedulingConfig(name, admit_ahead=7)).config.admit_ahead == 7
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("evict_ahead", [1, 4])
+@pytest.mark.parametrize("policy", ["fcfs", "sarathi"])
+def test_nobody_is_admitted_and_evicted_at_the_next_boundary(
+    policy: str, evict_ahead: int, seed: int
+) -> None:
+    """One per cent of 30 blocks is none: it is what victims look ahead for that keeps them."""
+    limits = replace(LIMITS, num_blocks=30, max_model_len=480)
+    instance = Instance(policy, limits, evict_ahead=evict_ahead, admit_ahead=None)
+    dice = Random(seed)
+    instance.waits(*(document(dice.randint(10, 90)) for _ in range(60)))
+    came: set[int] = set()
+    num_evicted = 0
+    for _ in range(150):
+        plan = instance.iterate()
+        assert not came & {*plan.wants_evicted}
+        for each in plan.wants_evicted:
+            assert instance.schedule.evict(each) and instance.schedule.evicted(each)
+        num_evicted += len(plan.wants_evicted)
+        came = {key(work) for work in plan.new_prompts}
+    assert num_evicted
+
+
+@pytest.mark.parametrize(("num_blocks", "num_begun"), [(199, 1), (200, 0)])
+def test_beside_others_one_per_cent_of_the_blocks_stays_free(num_blocks: int, num_begun: int) -> None:
+    """One block is free beside those of the one that runs and of the prompt: with 199 that is enough."""
+    limits = replace(LIMITS, num_blocks=num_blocks, max_num_batched_tokens=4096, max_model_len=3180)
+    instance = Instance("fcfs", limits, admit_ahead=None)
+    instance.runs(job(num_tokens=20))
+    instance.waits(document(16 * (num_blocks - 3) - 4))
+    assert len(instance.iterate().new_prompts) == num_begun
+
+
+def test_one_that_comes_alone_may_take_all_blocks() -> None:
+    limits = replace(LIMITS, num_blocks=196, max_num_batched_tokens=4096, max_model_len=196 * 16)
+    instance = Instance("fcfs", limits, admit_ahead=None)
+    instance.waits(long := document(3130))
+    assert instance.iterate().new_prompts == [long]
