@@ -91,6 +91,13 @@ def test_real_time_goes_where_it_waits_least(
     assert for_real_time(views, lambda view: 0, is_colocated=False) is views[better]
 
 
+def test_of_two_where_it_waits_as_long_it_goes_where_least_decodes() -> None:
+    views = [view(PREFILL, 0, 0), view(SECOND, 0, 0)]
+    views[0].num_free_blocks -= 1
+    assert for_real_time(views, lambda view: 0, is_colocated=True) is views[1]
+    assert for_real_time(views, lambda view: 0, is_colocated=False) is views[0]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "better"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from alignedserve.router.router import Router
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Room
+from alignedserve.scheduling.policies.aligned.router.savable import Savable
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import Epoch, RequestKey
@@ -179,3 +181,68 @@ def test_accelgen_leaves_a_document_that_gets_no_answer_no_time_for_one() -> Non
     router.requests.add(document)
     urgency = router.policy.urgency(document, router.island)
     assert urgency.start_s == 9.0 - router.cluster.prefill_s(0, document.num_tokens)
+
+
+# ---- more than can be in time ----------------------------------------------------------------------------------------
+
+
+def long_and_short(due_s: float) -> Router:
+    """A prompt of many chunks, which has to begin first, and two of one chunk, due a little later."""
+    router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
+    router.cluster.add(replace(hello("prefill-0"), cost=COST))
+    for key, num_prompt in ((1, 320), (2, 32), (3, 32)):
+        each = rt(key, due_s + 0.001 * key)
+        each.request = request(key, num_prompt)
+        push(router, each)
+    return router
+
+
+def test_those_that_let_most_be_in_time_start_first() -> None:
+    router = long_and_short(due_s=0.0)
+    long_s, short_s = (router.cluster.prefill_s(0, num_tokens) for num_tokens in (320, 32))
+    assert router.policy.urgency(router.requests[RequestKey(1)], router.island).start_s < 0
+
+    def first(due_s: float) -> RequestKey:
+        found = long_and_short(due_s)
+        return next(iter(found.policy.start(found.island))).key
+
+    assert first(long_s + 2 * short_s + 0.01) == 1, "all can be in time"
+    assert first(long_s + short_s) == 2, "the long one, or both others"
+    assert first(long_s - 0.01) == 2, "the long one is lost"
+
+
+def test_prompts_are_as_fast_as_they_were_seen_to_be_beside_decodes() -> None:
+    """Each takes four times as long as it would alone, and so there is time for fewer of them."""
+    router = long_and_short(due_s=1e6)
+    savable, short_s = Savable(), router.cluster.prefill_s(0, 32)
+    short = router.requests[RequestKey(2)]
+    for number in range(10):
+        router.clock.now = number * 4 * short_s
+        savable.waits(is_any=True)
+        savable.started(short, router.island)
+    assert savable.slowdown == pytest.approx(4.0)
+    # nothing waited: it is not known how fast they could have been
+    savable.waits(is_any=False)
+    router.clock.now += 1000.0
+    savable.started(short, router.island)
+    assert savable.slowdown == pytest.approx(4.0)
+
+
+def test_no_more_is_started_than_what_instances_compute_beside_decodes() -> None:
+    """However short iterations are for the sake of streams, each instance has a prompt."""
+    iteration_s = long_and_short(due_s=0.0).cluster.prefill_s(0, 32)
+
+    def num_started(tbt_s: float) -> int:
+        found = filled([])
+        for name in ("colocated-0", "colocated-1"):
+            found.cluster.add(replace(hello(name), cost=COST))
+        for key in range(1, 30):
+            each = state(key, Deadlines(True, 1e6 + key, tbt_s))
+            each.request = request(key, num_prompt=8)
+            push(found, each)
+            found.policy.place(each, found.cluster.prefills, lambda view: 0, found.island)
+        return len([*found.policy.start(found.island)])
+
+    assert num_started(tbt_s=10 * iteration_s) == 2 * 2 * 32 // 8
+    assert num_started(tbt_s=0.5 * iteration_s) == 2 * 32 // 8
+    assert num_started(tbt_s=1e-6 * iteration_s) == 1
