@@ -55,7 +55,9 @@ class Line:
     def discard(self, key: RequestKey) -> None:
         """It is safe to repeat this."""
         position = self._positions.pop(key, None)
-        for each in (self._steady, self._alive, self._lost) if position else ():
+        if position is None:
+            return
+        for each in (self._steady, self._alive, self._lost):
             place = bisect_left(each, position)
             if place < len(each) and each[place] is position:
                 del each[place]

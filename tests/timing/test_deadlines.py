@@ -61,7 +61,8 @@ def test_without_an_objective_it_is_the_order_of_arrival() -> None:
         assert starts == sorted(starts)
     assert latest_start_s(whenever, 0, 0.1, 1.0) < latest_start_s(whenever, 0, 0.2, 1.0)
     # nothing is lost that was never asked for
-    assert place(whenever, 0, 0.1, 1.0, now=1e6) == (False, pytest.approx(1.1))
+    is_lost, start_s = place(whenever, 0, 0.1, 1.0, now=1e6)
+    assert not is_lost and start_s == pytest.approx(1.1)
 
 
 def test_who_can_not_make_it_goes_behind_all_who_can() -> None:
