@@ -44,7 +44,8 @@ class SchedulingConfig:
     rt_headroom: Annotated[float, "of blocks and slots that best effort leaves free for real time"] = 0.05
     chunk_share: Annotated[float, "of the tightest TTFT objective that a best-effort chunk may take"] = 0.2
     be_pace: Annotated[
-        float, "of the pace best effort could have, enough beside real time: decode iterations are no longer"
+        float,
+        "of the pace best effort could have, enough beside real time that comes in a moment or asked for no objective",
     ] = 0.7
     rt_stretch: Annotated[
         float,
@@ -61,7 +62,7 @@ class SchedulingConfig:
     ] = False
     admit_ahead: Annotated[
         int | None,
-        "admission leaves blocks for so many iterations of all requests [default: the policy's own rule]",
+        "admission leaves blocks for so many iterations of all requests [default: vLLM's watermark]",
     ] = None
     # No flag sets these two: their values were found by trial, and tests use others.
     # Requests are evicted so many iterations before blocks run out.

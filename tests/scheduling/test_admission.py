@@ -1,4 +1,4 @@
-"""How many blocks admission leaves free: by vLLM's rule, or by a policy's own."""
+"""How many blocks admission leaves free: by vLLM's rule."""
 
 from __future__ import annotations
 
@@ -7,22 +7,12 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies import POLICIES, make_policy
 from tests.scheduling.policies.instance import LIMITS, Instance, document, job, key
-
-BY_TRIAL = {"aligned", "priority"}
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_has_vllms_rule_or_its_own_unless_it_is_told(name: str) -> None:
-    assert make_policy(SchedulingConfig(name)).config.admit_ahead == (32 if name in BY_TRIAL else None)
-    assert make_policy(SchedulingConfig(name, admit_ahead=7)).config.admit_ahead == 7
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("evict_ahead", [1, 4])
-@pytest.mark.parametrize("policy", ["fcfs", "sarathi"])
+@pytest.mark.parametrize("policy", ["aligned", "fcfs", "sarathi"])
 def test_nobody_is_admitted_and_evicted_at_the_next_boundary(
     policy: str, evict_ahead: int, seed: int
 ) -> None:

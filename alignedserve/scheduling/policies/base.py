@@ -7,7 +7,6 @@ seen, as long as its process lives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from alignedserve.protocol.messages import FindNear, FormBatch, InstanceLimits
@@ -189,17 +188,13 @@ class Policy:
     name: ClassVar[str]
     # The summary is one line for users.
     summary: ClassVar[str]
-    # For how many iterations of all requests admission leaves blocks, unless the configuration says so; None: vLLM's
-    # rule (`decoding.num_free`).
-    admit_ahead: ClassVar[int | None] = None
     # Whether colocated instances may be configured to share blocks from both ends (`share_blocks`).
     can_share_blocks: ClassVar[bool] = False
     # Whether a colocated instance of this policy may keep inputs of layers in place of KV (`DecodeBoundary.admit`).
     keeps_inputs: ClassVar[bool] = False
 
     def __init__(self, config: SchedulingConfig) -> None:
-        is_told = config.admit_ahead is not None
-        self.config = config if is_told else replace(config, admit_ahead=self.admit_ahead)
+        self.config = config
 
     def router(self) -> RouterPart:
         return RouterPart(self.config)

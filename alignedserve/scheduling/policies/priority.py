@@ -103,8 +103,6 @@ def _waiting(at: DecodeBoundary) -> list[DecodeRequest]:
 class Priority(Policy):
     name = "priority"
     summary = "real time first, then in order of arrival"
-    # By trial, as for `aligned`, which goes by class like this where it has no cost model.
-    admit_ahead = 32
 
     def router(self) -> RouterPart:
         return PriorityRouter(self.config)

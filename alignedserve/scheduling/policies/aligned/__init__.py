@@ -18,8 +18,6 @@ from alignedserve.timing.estimate import Estimate
 class Aligned(Policy):
     name = "aligned"
     summary = "batches of similar length, deadlines"
-    # By trial.
-    admit_ahead = 32
 
     def router(self) -> RouterPart:
         return AlignedRouter(self.config)
