@@ -14,8 +14,8 @@ from alignedserve.scheduling.island import RoutedRequest, Urgency
 from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.types import RequestKey
 
-# Fewer would let them wait for longer, more cost those that can still be in time as much of the time.
-LOST_EVERY = 20
+# Lost ones may start a token for so many of others that start beside them.
+OTHERS = 20
 
 
 class Position(NamedTuple):
@@ -26,8 +26,8 @@ class Position(NamedTuple):
 
 
 class Line:
-    """Those that can't make their objectives any more are *lost*: they go last. But each LOST_EVERY-th that starts is
-    one of them, so that none waits for ever."""
+    """Those that can't make their objectives any more are *lost*: they go last. But they have a share of what starts
+    beside them, so that none waits for ever."""
 
     def __init__(self) -> None:
         # Of requests without an objective, of those that can still make theirs, and of those that can't; each in order.
@@ -37,8 +37,10 @@ class Line:
         # Those of all requests here.
         self._positions: dict[RequestKey, Position] = {}
         self._num_pushed = 0
-        # How many have started since one that was lost.
-        self._num_since_lost = 0
+        # The number of tokens of others that started beside lost ones, less what these had for it.
+        self._num_beside = 0
+        # The last lost one that had its turn, and what it had it for.
+        self._paid: tuple[RequestKey, int] | None = None
         self.num_demotions = 0
         # Whether the pool had no room for a request of this line: nothing starts until blocks were released.
         self.is_refused = False
@@ -63,21 +65,33 @@ class Line:
                 del each[place]
 
     def take(self, key: RequestKey) -> None:
-        is_lost = bool(self._lost) and self._lost[0].state.key == key
-        self._num_since_lost = 0 if is_lost else self._num_since_lost + 1
+        position = self._positions[key]
+        num_tokens = position.state.num_missing
+        if self._lost and self._lost[0] is position:
+            paid = min(self._num_beside, OTHERS * num_tokens)
+            self._num_beside, self._paid = self._num_beside - paid, (key, paid)
+        elif self._lost:
+            most = OTHERS * self._lost[0].state.num_missing
+            self._num_beside = min(self._num_beside + num_tokens, most)
         self.discard(key)
 
+    def refused(self, state: RequestState) -> None:
+        """The pool has no room for it. It keeps its turn, if it had one: else others would take its room each time."""
+        self.is_refused = True
+        if self._paid and self._paid[0] == state.key:
+            self._num_beside, self._paid = self._num_beside + self._paid[1], None
+
     def first(self, now: float) -> RequestState | None:
-        """Returns the most urgent request, which stays in the line."""
+        """Returns the request whose turn it is; it stays in the line."""
         self._demote(now)
-        if self._lost and (self._num_since_lost >= LOST_EVERY - 1 or not (self._steady or self._alive)):
-            return self._lost[0].state
         tops = [each[0] for each in (self._steady, self._alive) if each]
+        if self._lost and (not tops or self._num_beside >= OTHERS * self._lost[0].state.num_missing):
+            return self._lost[0].state
         return min(tops).state if tops else None
 
-    def soonest(self, count: int, now: float) -> list[RequestState]:
+    def soonest(self, count: int, now: float) -> list[tuple[RequestState, float]]:
         self._demote(now)
-        return [position.state for position in self._alive[:count]]
+        return [(position.state, position.start_s) for position in self._alive[:count]]
 
     def _demote(self, now: float) -> None:
         num_lost = 0
@@ -147,7 +161,7 @@ class PrefillQueue:
 
     def refused(self, state: RequestState) -> None:
         """The pool has no room for the request: its line waits."""
-        self._line_of(state).is_refused = True
+        self._line_of(state).refused(state)
 
     def clear_refusals(self) -> None:
         for line in self._lines:
@@ -167,8 +181,8 @@ class PrefillQueue:
             raise RuntimeError(f"request {state.key} waits for prefill, but is {state.phase.value}")
         return state
 
-    def soonest(self, line: int, count: int, now: float) -> list[RequestState]:
-        return self._lines[line].soonest(count, now)
+    def soonest(self, line: int, count: int, now: float) -> list[tuple[RoutedRequest, float]]:
+        return [*self._lines[line].soonest(count, now)]
 
     def take(self, request: RoutedRequest) -> None:
         self._lines[self._policy.line(request.is_rt)].take(request.key)

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import AnyDecode, DecodeRequest
 from alignedserve.scheduling.token_times import Mark, TokenTimes
+from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.timing.estimate import Estimate
 
 # The pivot is the number of tokens that are computed with this share of the highest rate. With it the pivot of OPT-13B
 # on an A100 is 768 tokens, as the paper measured.
 PIVOT_SHARE = 0.95
-# A prompt that is late goes behind those that are due so many seconds later.
-DEMOTION_S = 10.0
 # The longest of so many iterations is what one is taken to last.
 NUM_REMEMBERED = 64
 

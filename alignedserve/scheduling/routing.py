@@ -65,21 +65,15 @@ def _always(_: RoutedRequest) -> bool:
 
 
 def start_line(
-    island: Island,
-    line: int,
-    room: Room,
-    may_start: Callable[[RoutedRequest], bool] = _always,
-    first: Callable[[Island], RoutedRequest | None] | None = None,
+    island: Island, line: int, room: Room, may_start: Callable[[RoutedRequest], bool] = _always
 ) -> Generator[RoutedRequest, None, Room]:
-    """In order, until there is no room left, or one may not. `first` says which is the next, if it is not the most
-    urgent one. Returns what is left of the room."""
+    """In order, until there is no room left, or one may not. Returns what is left of the room."""
     queue = island.prefill_queue
-
-    def most_urgent(island: Island) -> RoutedRequest | None:
-        return queue.first(line, island.now)
-
-    find = first or most_urgent
-    while room.is_there and not queue.is_refused(line) and (request := find(island)) is not None:
+    while (
+        room.is_there
+        and not queue.is_refused(line)
+        and (request := queue.first(line, island.now)) is not None
+    ):
         if not may_start(request):
             break
         queue.take(request)

@@ -12,7 +12,8 @@ tokens that are left: waiting time that was not used is there for later iteratio
 missing then.
 
 **Before the first token**, each class goes by the latest moment at which its work has to begin. A request that has
-missed it is *lost*: those that can still make it go first.
+missed it is *demoted*: it stands as if all of it were due `DEMOTION_S` later. Requests that can still make it come
+first, and in the end the demoted one is served.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Deadlines(msgspec.Struct, frozen=True, array_like=True):
 LOST_TOKENS = 20
 
 
+# A request that can't make it any more goes behind those that are due so many seconds later.
+DEMOTION_S = 10.0
 # Real time without an objective stands in the queue as if it had this one.
 UNSTATED_TTFT_S = 1.0
 
@@ -80,15 +83,13 @@ def latest_start_s(deadlines: Deadlines, number: int, needed_s: float, arrived_s
     return arrived_s + UNSTATED_TTFT_S - needed_s if deadlines.is_rt else arrived_s + needed_s
 
 
-def is_lost(deadlines: Deadlines, number: int, needed_s: float, now: float) -> bool:
+def is_demoted(deadlines: Deadlines, number: int, needed_s: float, now: float) -> bool:
     """Whether the request has an objective, and can't make it any more."""
     due = due_s(deadlines, number)
     return due < math.inf and due - needed_s < now
 
 
-def place(
-    deadlines: Deadlines, number: int, needed_s: float, arrived_s: float, now: float
-) -> tuple[bool, float]:
-    """The request with the smallest place is first: the latest start, and lost ones last."""
+def place_s(deadlines: Deadlines, number: int, needed_s: float, arrived_s: float, now: float) -> float:
+    """The latest start with demotion added: the request with the smallest place is first."""
     start_s = latest_start_s(deadlines, number, needed_s, arrived_s)
-    return is_lost(deadlines, number, needed_s, now), start_s
+    return start_s + DEMOTION_S if is_demoted(deadlines, number, needed_s, now) else start_s

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from alignedserve.router.config import RouterConfig
-from alignedserve.router.prefill_queue import LOST_EVERY
+from alignedserve.router.prefill_queue import OTHERS
 from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.router.router import Router
 from alignedserve.scheduling import routing
@@ -143,7 +145,7 @@ def test_each_is_taken_once_and_never_before_a_better_one(
 ) -> None:
     """One at a time, while time passes: real time that can make it goes by its objective."""
     states = {key: (rt if is_rt else be)(key, due_s) for key, (is_rt, due_s, _) in enumerate(arrivals, 1)}
-    router, now, taken, num_since_lost = filled(list(states.values())), 0.0, list[int](), 0
+    router, now, taken, num_beside = filled(list(states.values())), 0.0, list[int](), 0
     for step_s in [*steps, *[1.0] * len(states)]:
         now += step_s
         waiting = [each for key, each in states.items() if key not in taken]
@@ -151,25 +153,63 @@ def test_each_is_taken_once_and_never_before_a_better_one(
             first = states[key].deadlines.first_due_s
             others = [each.deadlines.first_due_s for each in waiting if each.is_rt and each.key != key]
             live = [due_s for due_s in others if due_s >= now]
-            if first < now and live:
-                assert num_since_lost == LOST_EVERY - 1
-            elif first >= now:
-                assert all(first <= due_s for due_s in live) and num_since_lost < LOST_EVERY
-            num_since_lost = 0 if first < now else num_since_lost + 1
+            lost = [due_s for due_s in others if due_s < now]
+            if first < now:
+                # six tokens, and a share of those that went before it
+                assert not live or num_beside >= OTHERS * 6
+                num_beside = max(num_beside - OTHERS * 6, 0)
+            else:
+                assert all(first <= due_s for due_s in live) and (not lost or num_beside < OTHERS * 6)
+                num_beside += 6 if lost else 0
             taken.append(key)
         taken += order(router, now, rt_room=0, be_room=1)
     assert sorted(taken) == sorted(states) and len(router.prefill_queue) == 0
 
 
-@given(st.integers(2, 60))
-def test_a_lost_one_ends_however_many_come_after_it(num_later: int) -> None:
-    """One a second comes with an objective of two seconds; one a second goes."""
+def test_a_lost_one_has_its_turn_however_many_come_after_it() -> None:
+    """One a second comes with an objective of two seconds, and one a second goes."""
     router, now, taken = filled([rt(1, 0.5)]), 1.0, list[int]()
-    for key in range(2, num_later + 30):
+    for key in range(2, 40):
         push(router, rt(key, now + 2.0, now))
-        taken += order(router, now, rt_room=1)
+        taken += order(router, now, rt_room=1, be_room=0)
         now += 1.0
-    assert taken.index(1) == LOST_EVERY - 1
+    assert taken.index(1) == OTHERS
+
+
+def test_a_long_one_waits_for_as_much_longer() -> None:
+    router, now, taken = filled([]), 1.0, list[int]()
+    long = rt(1, 0.5)
+    long.request = request(1, num_prompt=18)
+    push(router, long)
+    for key in range(2, 80):
+        push(router, rt(key, now + 2.0, now))
+        taken += order(router, now, rt_room=1, be_room=0)
+        now += 1.0
+    assert taken.index(1) == 3 * OTHERS
+
+
+def test_a_lost_one_keeps_its_turn_when_the_pool_has_no_room() -> None:
+    router, now = filled([rt(1, 0.5)]), 1.0
+    for key in range(2, 30):
+        push(router, rt(key, 1e6))
+    while order(router, now, rt_room=1, be_room=0) != [1]:
+        pass
+    state = router.requests[RequestKey(1)]
+    router.prefill_queue.refused(state)
+    router.prefill_queue.push(state, router.policy.urgency(state, router.island))
+    assert order(router, now, rt_room=1, be_room=0) == []
+    router.prefill_queue.clear_refusals()
+    assert order(router, now, rt_room=1, be_room=0) == [1]
+
+
+def test_an_answer_that_was_begun_is_not_lost() -> None:
+    broken_off = rt(1, 0.5)
+    broken_off.output = [7, 8]
+    router = filled([rt(2, 100.0), broken_off])
+    assert order(router, now=50.0) == [1, 2]
+    begun = be(3, job_due_s=1.0, num_cached=4)
+    router = filled([be(4, job_due_s=math.inf), be(5, job_due_s=100.0), begun])
+    assert order(router, now=50.0) == [3, 4, 5]
 
 
 def test_accelgen_leaves_a_document_that_gets_no_answer_no_time_for_one() -> None:
@@ -186,63 +226,80 @@ def test_accelgen_leaves_a_document_that_gets_no_answer_no_time_for_one() -> Non
 # ---- more than can be in time ----------------------------------------------------------------------------------------
 
 
-def long_and_short(due_s: float) -> Router:
-    """A prompt of many chunks, which has to begin first, and two of one chunk, due a little later."""
+def with_prompts(*prompts: tuple[int, float]) -> Router:
+    """One prefill instance, and prompts of real time of so many tokens, each due then."""
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
     router.cluster.add(replace(hello("prefill-0"), cost=COST))
-    for key, num_prompt in ((1, 320), (2, 32), (3, 32)):
-        each = rt(key, due_s + 0.001 * key)
+    for key, (num_prompt, due_s) in enumerate(prompts, 1):
+        each = rt(key, due_s)
         each.request = request(key, num_prompt)
         push(router, each)
     return router
 
 
+def alone_s(num_tokens: int) -> float:
+    return with_prompts().cluster.prefill_s(0, num_tokens)
+
+
+def started_first(router: Router) -> RequestKey:
+    return next(iter(router.policy.start(router.island))).key
+
+
 def test_those_that_let_most_be_in_time_start_first() -> None:
-    router = long_and_short(due_s=0.0)
-    long_s, short_s = (router.cluster.prefill_s(0, num_tokens) for num_tokens in (320, 32))
-    assert router.policy.urgency(router.requests[RequestKey(1)], router.island).start_s < 0
-
-    def first(due_s: float) -> RequestKey:
-        found = long_and_short(due_s)
-        return next(iter(found.policy.start(found.island))).key
-
-    assert first(long_s + 2 * short_s + 0.01) == 1, "all can be in time"
-    assert first(long_s + short_s) == 2, "the long one, or both others"
-    assert first(long_s - 0.01) == 2, "the long one is lost"
+    """The long one has to begin first, and there is time for all, or for both others, or for them alone."""
+    long_s, short_s = alone_s(320), alone_s(32)
+    for due_s, expected in (
+        (long_s + 2 * short_s + 0.01, 1),
+        (long_s + short_s, 2),
+        (long_s - 0.01, 2),
+    ):
+        assert started_first(with_prompts((320, due_s), (32, due_s + 0.001), (32, due_s + 0.002))) == expected
 
 
-def test_prompts_are_as_fast_as_they_were_seen_to_be_beside_decodes() -> None:
-    """Each takes four times as long as it would alone, and so there is time for fewer of them."""
-    router = long_and_short(due_s=1e6)
-    savable, short_s = Savable(), router.cluster.prefill_s(0, 32)
-    short = router.requests[RequestKey(2)]
+def at_a_quarter_of_the_pace() -> Savable:
+    """One of two is always left."""
+    savable, router = Savable(), with_prompts((32, 1e6), (32, 1e6))
     for number in range(10):
-        router.clock.now = number * 4 * short_s
-        savable.waits(is_any=True)
-        savable.started(short, router.island)
+        router.clock.now = number * 4 * alone_s(32)
+        (request,) = savable.start(router.island, Room(1, 1), 0)
+        each = router.requests[request.key]
+        router.prefill_queue.push(each, router.policy.urgency(each, router.island))
     assert savable.slowdown == pytest.approx(4.0)
-    # nothing waited: it is not known how fast they could have been
-    savable.waits(is_any=False)
-    router.clock.now += 1000.0
-    savable.started(short, router.island)
-    assert savable.slowdown == pytest.approx(4.0)
+    return savable
+
+
+def test_prompts_are_as_fast_as_they_were_seen_to_be() -> None:
+    """There is time for one of three at a quarter of the pace, for all of them at the full one."""
+    due_s = 6 * alone_s(32)
+    island = with_prompts(*((32, due_s) for _ in range(3))).island
+    assert len(Savable()._in_time(island)) == 3
+    assert len(at_a_quarter_of_the_pace()._in_time(island)) == 1
+
+
+def test_an_instance_that_had_nothing_to_do_was_not_slow() -> None:
+    savable = at_a_quarter_of_the_pace()
+    for now in (100.0, 1e5, 2e5):
+        router = with_prompts((32, 1e6))
+        router.clock.now = now
+        assert len([*savable.start(router.island, Room(1, 1), 0)]) == 1
+    assert savable.slowdown == pytest.approx(4.0, rel=0.5)
 
 
 def test_no_more_is_started_than_what_instances_compute_beside_decodes() -> None:
     """However short iterations are for the sake of streams, each instance has a prompt."""
-    iteration_s = long_and_short(due_s=0.0).cluster.prefill_s(0, 32)
+    iteration_s = alone_s(32)
 
     def num_started(tbt_s: float) -> int:
-        found = filled([])
+        router = filled([])
         for name in ("colocated-0", "colocated-1"):
-            found.cluster.add(replace(hello(name), cost=COST))
+            router.cluster.add(replace(hello(name), cost=COST))
         for key in range(1, 30):
             each = state(key, Deadlines(True, 1e6 + key, tbt_s))
             each.request = request(key, num_prompt=8)
-            push(found, each)
-            found.policy.place(each, found.cluster.prefills, lambda view: 0, found.island)
-        return len([*found.policy.start(found.island)])
+            push(router, each)
+            router.policy.place(each, router.cluster.prefills, lambda view: 0, router.island)
+        return len([*router.policy.start(router.island)])
 
     assert num_started(tbt_s=10 * iteration_s) == 2 * 2 * 32 // 8
     assert num_started(tbt_s=0.5 * iteration_s) == 2 * 32 // 8
-    assert num_started(tbt_s=1e-6 * iteration_s) == 1
+    assert num_started(tbt_s=1e-6 * iteration_s) == 2

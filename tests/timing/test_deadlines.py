@@ -3,7 +3,7 @@ import math
 import pytest
 
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.timing.deadlines import LOST_TOKENS, Deadlines, latest_start_s, place
+from alignedserve.timing.deadlines import DEMOTION_S, LOST_TOKENS, Deadlines, latest_start_s, place_s
 
 
 def test_a_request_that_is_ahead_waits_no_longer_for_a_token_than_its_objective() -> None:
@@ -61,12 +61,12 @@ def test_without_an_objective_it_is_the_order_of_arrival() -> None:
         assert starts == sorted(starts)
     assert latest_start_s(whenever, 0, 0.1, 1.0) < latest_start_s(whenever, 0, 0.2, 1.0)
     # nothing is lost that was never asked for
-    is_lost, start_s = place(whenever, 0, 0.1, 1.0, now=1e6)
-    assert not is_lost and start_s == pytest.approx(1.1)
+    assert place_s(whenever, 0, 0.1, 1.0, now=1e6) == pytest.approx(1.1)
 
 
-def test_who_can_not_make_it_goes_behind_all_who_can() -> None:
+def test_who_can_not_make_it_goes_behind_those_who_can_but_not_behind_all() -> None:
     lost, live = Deadlines(is_rt=True, first_due_s=10.0), Deadlines(is_rt=True, first_due_s=12.0)
-    late, now = Deadlines(is_rt=True, first_due_s=1000.0), 9.5
-    places = [place(each, 0, 1.0, 0.0, now) for each in (live, late, lost)]
+    late = Deadlines(is_rt=True, first_due_s=10.5 + DEMOTION_S)
+    now = 9.5
+    places = [place_s(each, 0, 1.0, 0.0, now) for each in (live, lost, late)]
     assert places == sorted(places)

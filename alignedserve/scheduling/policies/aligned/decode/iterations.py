@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.policies.aligned.decode.mixing import Mixing
 from alignedserve.scheduling.remaining_time import RemainingTime
+from alignedserve.timing.deadlines import DEMOTION_S
 
 # TBT objectives are alike if none is more than so many times as long as another one.
 ALIKE = 1.25
@@ -52,7 +53,9 @@ def _fill_mixed(
         at.hold(hold_s)
         return
     rt = _run(at, rt)
-    rt_behind = sorted((request for request in behind if request.is_rt), key=_due_s)
+    rt_behind = sorted(
+        (request for request in behind if request.is_rt), key=lambda each: _place_s(each, at.now)
+    )
     bound_s = mixing.bound_s([*rt, *rt_behind])
     lengths = [request.num_tokens for request in rt]
     # Where nobody decodes, or is about to, prompts of RT hold nobody up but prompts behind them.
@@ -69,8 +72,10 @@ def _fill_mixed(
     mixing.planned(num_be=len(chosen))
 
 
-def _due_s(request: DecodeRequest) -> float:
-    return request.deadlines.token_due_s(request.num_output)
+def _place_s(request: DecodeRequest, now: float) -> float:
+    """Who is due first goes first; who is late goes behind those that are due a while later."""
+    due_s = request.deadlines.token_due_s(request.num_output)
+    return due_s if due_s >= now else due_s + DEMOTION_S
 
 
 def _run(at: DecodeBoundary, requests: Iterable[DecodeRequest]) -> list[DecodeRequest]:

@@ -133,13 +133,20 @@ class Mixing:
 
     def bound_of_prompts_s(self, decodes: Sequence[DecodeRequest]) -> float:
         """How many seconds an iteration may take for the sake of real time that decodes, if prompts of real time are
-        computed in it. A stream that is ahead waits, longer than for one token if need be; one that will be late
-        without prompts as well holds up none that can still keep its objective."""
-        alone_s = (
-            self._estimate.iteration([], [request.num_tokens for request in decodes]) if decodes else 0.0
+        computed in it. A stream that is ahead waits, longer than for one token if need be. One that will be late
+        without prompts as well holds up none that can still keep its objective, but for what it asked for between two
+        tokens."""
+        now = self._now_s
+        lengths = [request.num_tokens for request in decodes]
+        alone_s = self._estimate.iteration([], lengths) if decodes else 0.0
+        bounds_s = (
+            slack_s
+            if (slack_s := request.slack_s(now)) >= alone_s
+            else max(request.deadlines.tbt_s, 2 * alone_s)
+            for request in decodes
+            if not request.is_lost(now)
         )
-        slacks_s = (request.slack_s(self._now_s) for request in decodes)
-        return self._planned_share * min((each for each in slacks_s if each >= alone_s), default=math.inf)
+        return self._planned_share * min(bounds_s, default=math.inf)
 
     @property
     def _planned_share(self) -> float:
@@ -193,15 +200,16 @@ class Mixing:
         return in_order[:num_be]
 
     def _is_pace_enough(self, rt: Sequence[DecodeRequest]) -> bool:
-        """Whether best effort has less than objectives leave it: where some real time asked for none, or comes in a
-        moment."""
-        return self._coming.is_near or any(request.deadlines.hurries for request in rt)
+        """Whether most of the pace that best effort could have is enough: where real time comes in a moment, or some of
+        it asked for no objective."""
+        return self._coming.is_near or self._hurries(rt)
+
+    def _hurries(self, rt: Sequence[DecodeRequest]) -> bool:
+        return any(request.deadlines.hurries and not request.is_lost(self._now_s) for request in rt)
 
     def _is_sooner_better(self, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]) -> bool:
         """Whether some of real time asked for no objective, and best effort has the time to wait."""
-        return any(request.deadlines.hurries for request in rt) and not any(
-            request.deadlines.is_pressed for request in be
-        )
+        return self._hurries(rt) and not any(request.deadlines.is_pressed for request in be)
 
     def _in_order(self, requests: Sequence[DecodeRequest]) -> tuple[list[DecodeRequest], int]:
         """Puts requests that have to run first, then those which have waited longest, then those which are done

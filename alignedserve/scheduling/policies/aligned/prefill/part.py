@@ -30,8 +30,8 @@ class AlignedPrefill(PrefillPart):
         self._mixing = Mixing(limits, config, estimate)
 
     def in_order(self, requests: Sequence[AnyPrefill], now: float) -> Sequence[AnyPrefill]:
-        def order(request: PrefillRequest) -> tuple[bool, bool, float]:
-            return not request.is_rt, *place_of(request, self._estimate, now)
+        def order(request: PrefillRequest) -> tuple[bool, float]:
+            return not request.is_rt, place_of(request, self._estimate, now)
 
         return sorted(requests, key=order)
 

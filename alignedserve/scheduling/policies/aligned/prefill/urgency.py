@@ -6,14 +6,14 @@ from __future__ import annotations
 import math
 
 from alignedserve.scheduling.boundary import PrefillRequest
-from alignedserve.timing.deadlines import UNSTATED_TTFT_S, due_s, is_lost, place
+from alignedserve.timing.deadlines import UNSTATED_TTFT_S, due_s, is_demoted, place_s
 from alignedserve.timing.estimate import Estimate
 
 
-def place_of(request: PrefillRequest, estimate: Estimate, now: float) -> tuple[bool, float]:
+def place_of(request: PrefillRequest, estimate: Estimate, now: float) -> float:
     """The prompt with the smallest place is first."""
     needed_s = _needed_s(request, estimate)
-    return place(request.deadlines, request.num_output, needed_s, request.since_s, now)
+    return place_s(request.deadlines, request.num_output, needed_s, request.since_s, now)
 
 
 def is_ahead(begun: PrefillRequest, request: PrefillRequest, estimate: Estimate, now: float) -> bool:
@@ -26,7 +26,7 @@ def is_ahead(begun: PrefillRequest, request: PrefillRequest, estimate: Estimate,
         return begun.is_rt
     if place_of(begun, estimate, now) <= place_of(request, estimate, now):
         return True
-    if is_lost(begun.deadlines, begun.num_output, _needed_s(begun, estimate), now):
+    if is_demoted(begun.deadlines, begun.num_output, _needed_s(begun, estimate), now):
         return False
     return _goal_s(begun) <= _goal_s(request) < math.inf
 

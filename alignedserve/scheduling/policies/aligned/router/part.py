@@ -53,14 +53,10 @@ class AlignedRouter(RouterPart):
         num_iterations, share = self.config.prefill_window, self._share_for_be(island)
         num_ahead = routing.ahead(island, True)
         rt_room = routing.window(island.cluster, self._num_iterations(island)).less(*num_ahead)
-        if num_ahead[1] < len(island.cluster.prefills):
-            # However little is started ahead, each instance has a prompt.
-            rt_room = rt_room._replace(num_tokens=max(rt_room.num_tokens, 1))
+        # However little is started ahead, each instance has a prompt.
+        least = len(island.cluster.prefills) - num_ahead[1]
         be_room = routing.window(island.cluster, num_iterations * share).less(*routing.ahead(island, False))
-        for request in routing.start_line(island, REAL_TIME, rt_room, first=self._savable.first):
-            self._savable.started(request, island)
-            yield request
-        self._savable.waits(not island.prefill_queue.is_empty(REAL_TIME))
+        yield from self._savable.start(island, rt_room, least)
         if routing.has_evicted(island):
             return
         yield from routing.start_line(
@@ -69,7 +65,7 @@ class AlignedRouter(RouterPart):
 
     def _num_iterations(self, island: Island) -> float:
         """How much real time is started ahead, in iterations that are full of prompts. Where decodes run beside them,
-        iterations are no longer than their objective, and prompts have a part of them only."""
+        iterations are about as long as their objective, and prompts have a part of them only."""
         num_iterations, cluster = self.config.prefill_window, island.cluster
         if not cluster.is_colocated:
             return num_iterations

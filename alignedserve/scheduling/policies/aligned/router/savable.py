@@ -1,28 +1,32 @@
-"""Which prompt of real time starts next: while more wait than can be in time, those that let most be. Pure."""
+"""Which prompts of real time start: while more wait than can be in time, those that let most of them be. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from alignedserve.scheduling import routing
-from alignedserve.scheduling.island import Island, RoutedRequest
+from alignedserve.scheduling.island import Island, Room, RoutedRequest
 from alignedserve.scheduling.policies.aligned.most_in_time import most_in_time
 from alignedserve.scheduling.policies.priority import REAL_TIME
 from alignedserve.timing.deadlines import due_s
 
 # So many of those that wait are looked at, the most urgent.
-MOST = 64
-# What is known of how fast prompts are computed is halved whenever it is of so many of them: of these and of earlier
-# ones together.
-MEMORY = 32
+MOST = 256
+# What was seen of so many prompts, and of the next ones, counts half afterwards.
+MEMORY = 16
+# An instance that stood still for another reason says nothing of how fast it is: a start comes at most so many times
+# later than it should.
+MOST_OFF = 4.0
 
 
 class Savable:
     def __init__(self) -> None:
-        # How long the last prompts took, one after the other, while others waited; how long they would have taken
-        # alone; and how many they were.
-        self._took_s = self._alone_s = self._count = 0.0
-        # When the last one started, and how long those take alone that started then.
+        # How long the last prompts took, one after the other, while others waited; and how long they take alone.
+        self._took_s = self._alone_s = 0.0
+        self._count = 0
+        # When the last ones started, and how long these take alone. None: no other one waited.
         self._then_s: float | None = None
-        self._started_s, self._num_started = 0.0, 0
+        self._started_s = 0.0
 
     @property
     def slowdown(self) -> float:
@@ -30,49 +34,57 @@ class Savable:
         an iteration it is less, but all of them wait for its end."""
         return max(self._took_s / self._alone_s, 1.0) if self._alone_s else 1.0
 
-    def started(self, request: RoutedRequest, island: Island) -> None:
-        if self._then_s is not None and island.now > self._then_s:
-            self._took_s += island.now - self._then_s
-            self._alone_s += self._started_s
-            self._count += self._num_started
-            if self._count > MEMORY:
-                self._took_s, self._alone_s, self._count = (
-                    self._took_s / 2,
-                    self._alone_s / 2,
-                    self._count / 2,
-                )
-            self._started_s = self._num_started = 0
-        self._then_s = island.now
-        self._started_s += _seconds(island, request.num_reusable, request.num_tokens)
-        self._num_started += 1
-
-    def waits(self, is_any: bool) -> None:
-        """Whether some were left when there was no room for more: only then the next start says how fast they are."""
-        if not is_any:
-            self._then_s, self._started_s, self._num_started = None, 0.0, 0
-
-    def first(self, island: Island) -> RoutedRequest | None:
+    def start(self, island: Island, room: Room, least: int) -> Iterator[RoutedRequest]:
+        """Starts prompts while there is room, and `least` of them however little there is."""
         queue = island.prefill_queue
-        found = queue.first(REAL_TIME, island.now)
-        waiting = queue.soonest(REAL_TIME, MOST, island.now)
-        if len(waiting) < 2 or found is not waiting[0]:
-            return found
-        waiting = sorted(waiting, key=_due_s)
-        slowdown = self.slowdown
-        num_ahead, _ = routing.ahead(island, True)
-        begin_s = island.now + slowdown * _seconds(island, 0, num_ahead)
-        jobs = (
-            (_due_s(each), slowdown * _seconds(island, each.num_reusable, each.num_tokens))
-            for each in waiting
+        chosen = iter(self._in_time(island))
+        try:
+            while (room.is_there or least > 0) and not queue.is_refused(REAL_TIME):
+                first = queue.first(REAL_TIME, island.now)
+                if first is None:
+                    break
+                soonest = queue.soonest(REAL_TIME, 1, island.now)
+                # Others are those that asked for no objective, or have lost theirs: they have their turn.
+                request = next(chosen, first) if soonest and soonest[0][0] is first else first
+                queue.take(request)
+                room, least = room.less(request.num_missing, 1), least - 1
+                self._started(request, island)
+                yield request
+        finally:
+            if queue.is_empty(REAL_TIME) or queue.is_refused(REAL_TIME):
+                self._then_s, self._started_s = None, 0.0
+
+    def _started(self, request: RoutedRequest, island: Island) -> None:
+        now = island.now
+        if self._then_s is not None and now > self._then_s:
+            most_s = MOST_OFF * self.slowdown * self._started_s
+            self._took_s += min(now - self._then_s, most_s)
+            self._alone_s += self._started_s
+            self._started_s = 0.0
+            if self._count >= MEMORY:
+                self._took_s, self._alone_s, self._count = self._took_s / 2, self._alone_s / 2, 0
+        self._then_s = now
+        needed_s = island.cluster.prefill_s(request.num_reusable, request.num_tokens)
+        self._started_s += needed_s / len(island.cluster.prefills)
+        self._count += 1
+
+    def _in_time(self, island: Island) -> list[RoutedRequest]:
+        """Of those that can be in time, the largest number that can be together, the first to start first."""
+        waiting = island.prefill_queue.soonest(REAL_TIME, MOST, island.now)
+        if not waiting:
+            return []
+        jobs = [(due_s(request.deadlines, request.num_output), start_s) for request, start_s in waiting]
+        in_order = sorted(range(len(jobs)), key=lambda number: jobs[number][0])
+        share = self.slowdown / len(island.cluster.prefills)
+        begin_s = island.now + share * self._ahead_s(island)
+        chosen = most_in_time(
+            ((jobs[number][0], share * (jobs[number][0] - jobs[number][1])) for number in in_order), begin_s
         )
-        kept = most_in_time(jobs, begin_s)
-        return waiting[min(kept)] if kept else found
+        return [waiting[in_order[place]][0] for place in sorted(chosen)]
 
-
-def _seconds(island: Island, num_cached: int, num_tokens: int) -> float:
-    """The seconds of a prompt, if all instances compute it together."""
-    return island.cluster.prefill_s(num_cached, num_tokens) / len(island.cluster.prefills)
-
-
-def _due_s(request: RoutedRequest) -> float:
-    return due_s(request.deadlines, request.num_output)
+    @staticmethod
+    def _ahead_s(island: Island) -> float:
+        """How long the prompts that were started and are not computed take an instance."""
+        num_tokens, _ = routing.ahead(island, True)
+        most = island.cluster.prefills[0].hello.limits.max_num_batched_tokens
+        return num_tokens * island.cluster.prefill_s(0, most) / most

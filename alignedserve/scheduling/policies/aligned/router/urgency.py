@@ -18,7 +18,9 @@ def urgency_of(request: RoutedRequest, island: Island) -> Urgency:
     start_s = latest_start_s(deadlines, number, needed_s, request.arrived_s)
     is_new = request.is_rt or not request.num_cached
     start_s += yields_s(request, island.now)
-    return Urgency(is_new, start_s, due_s(deadlines, number) < math.inf)
+    # An answer that was begun is not left for others.
+    is_begun = number > 0 or not is_new
+    return Urgency(is_new, start_s, due_s(deadlines, number) < math.inf and not is_begun)
 
 
 def yields_s(request: RoutedRequest, now: float) -> float:
