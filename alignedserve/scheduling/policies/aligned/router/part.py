@@ -97,7 +97,7 @@ class AlignedRouter(RouterPart):
             self._real_time.add(0.0, island.now)
             self._objectives.add(request.deadlines.tbt_s, island.now)
             return placing.for_real_time(views, num_known, island.cluster.is_colocated)
-        if self._is_rt_known(island.now):
+        if self._is_rt_known(island.now) and not island.cluster.is_colocated:
             return placing.for_best_effort(views, self.config.prefill_window)
         return super().place(request, views, num_known, island)
 
