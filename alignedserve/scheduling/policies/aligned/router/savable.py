@@ -37,7 +37,7 @@ class Savable:
     def start(self, island: Island, room: Room, least: int) -> Iterator[RoutedRequest]:
         """Starts prompts while there is room, and `least` of them however little there is."""
         queue = island.prefill_queue
-        chosen = iter(self._in_time(island))
+        chosen: Iterator[RoutedRequest] | None = None
         try:
             while (room.is_there or least > 0) and not queue.is_refused(REAL_TIME):
                 first = queue.first(REAL_TIME, island.now)
@@ -45,7 +45,10 @@ class Savable:
                     break
                 soonest = queue.soonest(REAL_TIME, 1, island.now)
                 # Others are those that asked for no objective, or have lost theirs: they have their turn.
-                request = next(chosen, first) if soonest and soonest[0][0] is first else first
+                request = first
+                if soonest and soonest[0][0] is first:
+                    chosen = iter(self._in_time(island)) if chosen is None else chosen
+                    request = next(chosen, first)
                 queue.take(request)
                 room, least = room.less(request.num_missing, 1), least - 1
                 self._started(request, island)
@@ -71,8 +74,6 @@ class Savable:
     def _in_time(self, island: Island) -> list[RoutedRequest]:
         """Of those that can be in time, the largest number that can be together, the first to start first."""
         waiting = island.prefill_queue.soonest(REAL_TIME, MOST, island.now)
-        if not waiting:
-            return []
         jobs = [(due_s(request.deadlines, request.num_output), start_s) for request, start_s in waiting]
         in_order = sorted(range(len(jobs)), key=lambda number: jobs[number][0])
         share = self.slowdown / len(island.cluster.prefills)
