@@ -88,7 +88,9 @@ def most_at_once(groups: LayerGroups, num_columns: int) -> int:
     num_whole = MAX_MODEL_LEN // 16
     config = SimConfig(policy=("fcfs",), pool_memory_bytes=12 * num_whole * 16 * COST.kv_bytes_per_token)
     cost = structs.replace(COST, num_kv_tokens=16 * num_columns)
-    comparison = Comparison(config, cost, ENGINE, RouterConfig(link="host"), SchedulingConfig(), kv)
+    # Far enough ahead that nobody is admitted who has to leave again.
+    scheduling = SchedulingConfig(admit_ahead=32)
+    comparison = Comparison(config, cost, ENGINE, RouterConfig(link="host"), scheduling, kv)
     (scenario,) = comparison.scenarios
     assert comparison.max_model_len == MAX_MODEL_LEN
     # Until then none is so near its end that it needs fewer blocks.
