@@ -27,6 +27,9 @@ MAX_OWED = 0.5
 # is known to come: RT should not have to wait long for an iteration that has just begun.
 BEFORE_RT = 0.5
 WITHOUT_RT = 1.25
+# Beside streams that are late in any case an iteration may take so many times as long as without prompts: these have
+# half of the time.
+LATE = 2.0
 # Holding an iteration back for less is not worth it.
 MIN_HOLD_S = 0.0002
 # The objective in seconds of RT that has none.
@@ -142,7 +145,7 @@ class Mixing:
         bounds_s = (
             slack_s
             if (slack_s := request.slack_s(now)) >= alone_s
-            else max(request.deadlines.tbt_s, 2 * alone_s)
+            else max(request.deadlines.tbt_s, LATE * alone_s)
             for request in decodes
             if not request.is_lost(now)
         )

@@ -19,6 +19,7 @@ from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
+from alignedserve.scheduling.policies.aligned.decode.mixing import LATE
 from alignedserve.scheduling.policies.aligned.router import batches, placing, prompts, rt_fast_path
 from alignedserve.scheduling.policies.aligned.router.savable import Savable
 from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of, yields_s
@@ -70,8 +71,9 @@ class AlignedRouter(RouterPart):
         if not cluster.is_colocated:
             return num_iterations
         full_s = cluster.prefill_s(0, cluster.prefills[0].hello.limits.max_num_batched_tokens)
-        objective_s = self._objectives.value(math.inf, island.now)
-        share = objective_s / full_s if objective_s < full_s else 1.0
+        # As in `decode.mixing.Mixing.bound_of_prompts_s`.
+        bound_s = max(self._objectives.value(math.inf, island.now), LATE * cluster.decode_s(1))
+        share = bound_s / full_s if bound_s < full_s else 1.0
         return num_iterations * share / self._savable.slowdown
 
     def _may_start(self, request: RoutedRequest, island: Island) -> bool:
