@@ -7,7 +7,14 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from alignedserve.scheduling.config import SchedulingConfig
 from tests.scheduling.policies.instance import LIMITS, Instance, document, job, key
+
+
+def test_admission_looks_no_less_far_ahead_than_eviction() -> None:
+    with pytest.raises(ValueError, match="admit_ahead=3: must be at least 4"):
+        SchedulingConfig(admit_ahead=3)
+    assert SchedulingConfig(admit_ahead=4) and SchedulingConfig(admit_ahead=1, evict_ahead=1)
 
 
 @pytest.mark.parametrize("seed", range(3))
