@@ -510,7 +510,12 @@ class World:
     fill_mark=st.floats(0.1, 1.0),
 )
 def test_every_request_ends_and_every_plan_fits(
-    seed: int, num_blocks: int, max_num_seqs: int, evict_ahead: int, num_more_ahead: int | None, fill_mark: float
+    seed: int,
+    num_blocks: int,
+    max_num_seqs: int,
+    evict_ahead: int,
+    num_more_ahead: int | None,
+    fill_mark: float,
 ) -> None:
     rng = random.Random(seed)
     limits = InstanceLimits(
