@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TypeVar
 from alignedserve.gateway.model import ServedModel
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 from alignedserve.lengths.config import NONE, LengthConfig
-from alignedserve.lengths.corpus import examples, learn
+from alignedserve.lengths.corpus import Example, examples, learn
 from alignedserve.lengths.encoder import make_encoder
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor, teaches
@@ -54,8 +54,8 @@ class Lengths:
         self._config = config
         # Makes a predictor that has learned nothing; None: nothing is predicted.
         self._new: Callable[[], Predictor] | None = None
-        # What a corpus has taught before the gateway runs.
-        self._taught: Predictor | None = None
+        # Teaches a predictor what is in the corpus; None: there is none.
+        self._teach: Callable[[Predictor], None] | None = None
         # None while the gateway does not run, and while a saved state is loaded.
         self._predictor: Predictor | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="lengths")
@@ -65,8 +65,8 @@ class Lengths:
         self._num_unsaved = 0
 
     def prepare(self, model: ServedModel) -> None:
-        """Makes the encoder, and learns from the corpus if there is one, which may take seconds. Raises ValueError if
-        the encoder can't be made or the corpus can't be read. Safe to repeat."""
+        """Makes the encoder, which may take seconds. Raises ValueError if it can't be made, or if the corpus, where one
+        is given, can't be read. Safe to repeat."""
         if self._config.predictor == NONE or self._new is not None:
             return
         decode = model.tokenizer.decode if model.tokenizer else None
@@ -76,38 +76,59 @@ class Lengths:
             return Predictor(encoder, model.max_model_len, self._config.predictor_entries)
 
         if self._config.corpus is not None:
-            self._taught = self._teach(new(), self._config.corpus, model)
+            self._teach = self._teaching(Path(self._config.corpus).expanduser(), model.tokenizer)
         self._new = new
 
-    def _teach(self, predictor: Predictor, corpus: str, model: ServedModel) -> Predictor:
-        """Learns from as many of its first lines as there are entries."""
-        if model.tokenizer is None:
+    def _teaching(self, corpus: Path, tokenizer: Tokenizer | None) -> Callable[[Predictor], None]:
+        """Returns what teaches the first lines of a corpus, as many as there are entries. Its first line is read at
+        once, so that a wrong file is named before anything is started."""
+        if tokenizer is None:
             raise ValueError("length_corpus: needs text, and this model has no tokenizer")
-        prompt_ids, tokenizer = _prompts_of(model.tokenizer), model.tokenizer
-        num_learned = 0
-        try:
-            for each in islice(examples(Path(corpus).expanduser()), self._config.predictor_entries):
+        prompt_ids = _prompts_of(tokenizer)
+
+        def first_examples(count: int) -> Iterator[Example]:
+            try:
+                yield from islice(examples(corpus), count)
+            except ValueError as error:
+                raise ValueError(f"length_corpus='{corpus}': {error}") from error
+
+        def teach(predictor: Predictor) -> None:
+            has_room: Counter[bool] = Counter()
+            for each in first_examples(self._config.predictor_entries):
                 try:
                     prompt = prompt_ids(each.prompt)
                     length = len(tokenizer.encode(each.answer, add_special_tokens=False)) + 1
                 except ValueError as error:
-                    raise ValueError(f"{each.where}: {error}") from error
-                learn(predictor, prompt, length)
-                num_learned += 1
-        except ValueError as error:
-            raise ValueError(f"length_corpus={corpus!r}: {error}") from error
-        logger.info("lengths of %d answers were learned from %s", num_learned, corpus)
-        return predictor
+                    raise ValueError(f"length_corpus='{corpus}': {each.where}: {error}") from error
+                has_room[learn(predictor, prompt, length)] += 1
+            logger.info(
+                "lengths of %d answers were learned from %s; %d were skipped, which have no room in %d tokens",
+                has_room[True],
+                corpus,
+                has_room[False],
+                predictor.max_model_len,
+            )
+
+        for _ in first_examples(1):
+            pass
+        return teach
 
     @contextlib.asynccontextmanager
     async def running(self, name: str, store: Store | None) -> AsyncIterator[None]:
         """Predicts and learns while the block runs. `name` is the model's. Without a store, learning begins from
-        nothing each time."""
+        nothing each time. A corpus is learned before the block runs, unless what was saved is restored by then; raises
+        ValueError if it can't be read."""
         if self._new is None:
             yield
             return
-        self._predictor = self._taught or self._new()
-        keeping = asyncio.create_task(self._keep(store, f"lengths:{name}", self._new)) if store else None
+        state, new = f"lengths:{name}", self._new
+        predictor = self._predictor = new()
+        is_restored = False
+        if self._teach:
+            is_restored = store is not None and await self._restored(store, state, new)
+            if self._predictor is predictor:
+                await self._in_thread(self._teach, predictor)
+        keeping = asyncio.create_task(self._keep(store, state, new, is_restored)) if store else None
         try:
             yield
         finally:
@@ -180,9 +201,10 @@ class Lengths:
 
     # ---- what outlives the gateway ----
 
-    async def _keep(self, store: Store, name: str, new: Callable[[], Predictor]) -> None:
-        """Restores the saved state, then saves from time to time: a save before the restore would replace it."""
-        while not await self._restored(store, name, new):
+    async def _keep(self, store: Store, name: str, new: Callable[[], Predictor], is_restored: bool) -> None:
+        """Restores the saved state, unless it is, then saves from time to time: a save before the restore would replace
+        it."""
+        while not is_restored and not await self._restored(store, name, new):
             await asyncio.sleep(RETRY_S)
         try:
             while True:

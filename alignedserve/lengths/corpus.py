@@ -48,9 +48,13 @@ def examples(file: Path) -> Iterator[Example]:
         raise ValueError(f"{file}: {error.strerror}") from error
 
 
-def learn(predictor: Predictor, prompt: Sequence[int], length: int) -> None:
-    """Learns that the answer to this prompt has so many tokens, the one that ends it included."""
+def learn(predictor: Predictor, prompt: Sequence[int], length: int) -> bool:
+    """Learns that the answer to this prompt has so many tokens, the one that ends it included. Returns False and learns
+    nothing if both have no room in the model's length: no such answer could be given."""
+    if len(prompt) + length > predictor.max_model_len:
+        return False
     predictor.learn(predictor.predict(prompt, UNLIMITED, TIER), length, "stop")
+    return True
 
 
 def _example(line: bytes, where: str) -> Example:

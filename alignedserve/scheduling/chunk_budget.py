@@ -10,11 +10,14 @@ from alignedserve.scheduling.boundary import DecodeBoundary
 from alignedserve.timing.estimate import Estimate
 
 
-def tokens_beside(at: DecodeBoundary, estimate: Estimate | None, lengths: Sequence[int]) -> int:
+def tokens_beside(
+    at: DecodeBoundary, estimate: Estimate | None, lengths: Sequence[int], taken_s: float = 0.0
+) -> int:
     """The number of prompt tokens for which an iteration that decodes requests of these lengths has time, by the
-    tightest TBT objective of those that run (Sarathi-Serve). It is a block at least, so that prompts make progress."""
+    tightest TBT objective of those that run (Sarathi-Serve), if something else takes `taken_s` of it. It is a block at
+    least, so that prompts make progress."""
     tightest_s = min((request.deadlines.tbt_s for request in at.running), default=math.inf)
-    return tokens_within(at, estimate, lengths, tightest_s, num_least=at.limits.block_size)
+    return tokens_within(at, estimate, lengths, tightest_s - taken_s, num_least=at.limits.block_size)
 
 
 def tokens_within(

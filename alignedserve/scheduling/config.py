@@ -75,6 +75,11 @@ class SchedulingConfig:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:  # NaN fails every comparison.
                 raise ValueError(f"{name}={value}: must be from {low} to {high}")
+        if self.admit_ahead is not None and self.admit_ahead < self.evict_ahead:
+            raise ValueError(
+                f"admit_ahead={self.admit_ahead}: must be at least {self.evict_ahead}: requests are evicted so many "
+                "iterations ahead, and others would be admitted and evicted at once"
+            )
         if self.preemption_mode not in PREEMPTION_MODES:
             modes = ", ".join(PREEMPTION_MODES)
             raise ValueError(f"preemption_mode={self.preemption_mode!r}: must be one of {modes}")

@@ -105,6 +105,58 @@ def has_room(
     return wanted <= at.num_free_blocks and wanted <= num_free(at, config)
 
 
+class RoomToCome:
+    """The blocks and slots that admission finds once all that leave have left. Newcomers take them in their order."""
+
+    def __init__(
+        self, at: DecodeBoundary, config: SchedulingConfig, leaving: Sequence[DecodeRequest]
+    ) -> None:
+        self._at = at
+        self._config = config
+        self._num_blocks = min(at.num_free_blocks, num_free(at, config)) + at.num_blocks_to_come
+        self._num_blocks += sum(map(self._num_given, leaving))
+        self._num_slots = at.num_free_slots + at.num_slots_to_come + len(leaving)
+        # The number of requests beside which the next one comes.
+        self._num_here = len(at.running) + len(at.arriving) - len(leaving)
+
+    def fits(self, request: DecodeRequest, num_blocks_left: int = 0) -> bool:
+        """Whether the request finds room, with so many blocks left besides."""
+        return (
+            needed(self._at, request, self._config) + num_blocks_left <= self._num_blocks
+            and self._num_slots > 0
+        )
+
+    def make(
+        self,
+        request: DecodeRequest,
+        may_leave: Iterable[DecodeRequest],
+        num_lent: int = 0,
+        num_kept_free: int = 0,
+    ) -> list[DecodeRequest] | None:
+        """Has as many of these leave, in their order, as the request needs to be admitted, and gives it that room.
+        Returns those that leave; None if it finds no room with all of them gone: then nobody leaves. It may use
+        `num_lent` blocks of others besides. More leave until `num_kept_free` blocks are left, if there are more."""
+        num_wanted = needed(self._at, request, self._config) - num_lent
+        num_blocks, num_slots = self._num_blocks - num_wanted, self._num_slots - 1
+        chosen: list[DecodeRequest] = []
+        for each in () if num_blocks >= num_kept_free and num_slots >= 0 else may_leave:
+            chosen.append(each)
+            num_blocks += self._num_given(each)
+            num_slots += 1
+            if num_blocks >= num_kept_free and num_slots >= 0:
+                break
+        is_alone = self._num_here == len(chosen)
+        if num_blocks + (watermark(self._at, self._config) if is_alone else 0) < 0 or num_slots < 0:
+            return None
+        self._num_blocks, self._num_slots = num_blocks - num_lent, num_slots
+        self._num_here += 1 - len(chosen)
+        return chosen
+
+    def _num_given(self, request: DecodeRequest) -> int:
+        """The number of blocks that others may need once it has left."""
+        return self._at.num_freed(request) + self._at.growth_of(request, num_ahead(self._config))
+
+
 def admit_in_order(at: DecodeBoundary, config: SchedulingConfig, is_rt: bool | None = None) -> None:
     """Admits as many requests as there is room for, of one class or of both."""
     admit_while(at, config, is_rt, lambda request: has_room(at, request, config))

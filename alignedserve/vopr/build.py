@@ -80,6 +80,7 @@ def island_config(plan: Plan) -> IslandConfig:
             plan.policy,
             min_batch_requests=plan.min_batch_requests,
             admit_ahead=plan.admit_ahead,
+            evict_ahead=min(SchedulingConfig.evict_ahead, plan.admit_ahead or SchedulingConfig.evict_ahead),
             be_share=plan.be_share,
             rt_headroom=plan.rt_headroom,
             preemption_mode=plan.preemption_mode,

@@ -74,7 +74,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # The mean relative error of predicted output lengths; None: nothing is predicted.
     length_error: float | None
     min_batch_requests: int
-    admit_ahead: int
+    # None: vLLM's watermark.
+    admit_ahead: int | None
     be_share: float
     rt_headroom: float
     # The seconds that an iteration with decodes takes at least.
@@ -261,7 +262,7 @@ def _island(seed: int, policies: Sequence[str]) -> Plan:
         enable_prefix_caching=random.random() < 0.6,
         length_error=random.choice([None, 0.0, 0.5, 2.0]),
         min_batch_requests=random.choice([1, 4, 12]),
-        admit_ahead=random.choice([1, 5, 32]),
+        admit_ahead=random.choice([1, None, 32]),
         be_share=random.choice([0.0, 0.05, 0.3]),
         rt_headroom=random.choice([0.0, 0.05, 0.3]),
         iteration_s=random.choice([0.5, 1.0, 2.0]),

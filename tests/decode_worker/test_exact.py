@@ -149,7 +149,7 @@ def test_who_leaves_without_its_kv_is_computed_again_and_changes_nothing(tiny_mo
     island = Island(
         directory,
         decode={"kv_cache_memory_bytes": BLOCK_BYTES * MAX_LEN // 16},
-        policy=make_policy(SchedulingConfig(dropping.NAME, admit_ahead=1)),
+        policy=make_policy(SchedulingConfig(dropping.NAME, evict_ahead=1, admit_ahead=1)),
     )
     assert island.run(prompts(), [greedy_params()] * len(prompts())) == greedy(directory)
     assert island.num_dropped > 0 and not island.num_evicted

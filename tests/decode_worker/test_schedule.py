@@ -31,7 +31,7 @@ LIMITS = InstanceLimits(
 )
 
 
-def ahead(evict: int, admit: int, fill_mark: float = 1.0) -> DecodePart:
+def ahead(evict: int, admit: int | None, fill_mark: float = 1.0) -> DecodePart:
     config = SchedulingConfig(evict_ahead=evict, admit_ahead=admit, fill_mark=fill_mark)
     return make_policy(config).decode(LIMITS, None)
 
@@ -83,7 +83,7 @@ def test_candidate_requests_come_before_the_candidate_batch() -> None:
 
 
 def test_who_is_dropped_leaves_its_blocks_to_others_in_the_same_plan() -> None:
-    schedule = DecodeSchedule(LIMITS, DropsFirst(LIMITS, SchedulingConfig(admit_ahead=1)))
+    schedule = DecodeSchedule(LIMITS, DropsFirst(LIMITS, SchedulingConfig(evict_ahead=1, admit_ahead=1)))
     first, second, third = make_work(30), make_work(30), make_work(30)
     schedule.offer([first, second], is_batch=False)
     admit_all(schedule)
@@ -105,7 +105,7 @@ def test_only_who_runs_and_is_not_planned_can_be_dropped() -> None:
             at.drop(at.running)
             decoding.admit_in_order(at, self.config)
 
-    schedule = DecodeSchedule(LIMITS, DropsAfter(LIMITS, SchedulingConfig(admit_ahead=1)))
+    schedule = DecodeSchedule(LIMITS, DropsAfter(LIMITS, SchedulingConfig(evict_ahead=1, admit_ahead=1)))
     schedule.offer([work := make_work(8)], is_batch=False)
     admit_all(schedule)
     with pytest.raises(RuntimeError, match=f"request {work.request.key}: to be dropped, but"):
@@ -237,8 +237,10 @@ def test_the_longest_gives_way_when_blocks_run_out() -> None:
 
 
 def test_victims_are_named_early_and_run_on_while_they_fit() -> None:
-    short, long = make_work(34), make_work(37)
-    schedule = full(ahead(4, 1), short, long)
+    short, long = make_work(31), make_work(34)
+    schedule = full(ahead(4, 4), short, long)
+    for _ in range(3):
+        assert not iterate(schedule).wants_evicted
     # 9 + 10 blocks, one free; in four iterations both need another
     for _ in range(3):
         plan = iterate(schedule)
@@ -249,12 +251,13 @@ def test_victims_are_named_early_and_run_on_while_they_fit() -> None:
 
 
 def test_a_victim_takes_no_new_block() -> None:
-    short, long = make_work(31), make_work(39)
-    schedule = full(ahead(4, 1), short, long)
-    schedule.offer([make_work(6)], is_batch=False)
+    short, long = make_work(26), make_work(34)
+    schedule = full(ahead(4, 4), short, long)
+    schedule.offer([make_work(1)], is_batch=False)
     admit_all(schedule)
+    for _ in range(6):
+        iterate(schedule)
     assert schedule.num_free_blocks == 0
-    iterate(schedule)
     plan = iterate(schedule)
     assert plan.wants_evicted == keys([long]) and long.request.key not in plan.run
 
@@ -503,11 +506,16 @@ class World:
     num_blocks=st.integers(15, 40),
     max_num_seqs=st.integers(1, 8),
     evict_ahead=st.integers(1, 8),
-    admit_ahead=st.integers(1, 40),
+    num_more_ahead=st.none() | st.integers(0, 32),
     fill_mark=st.floats(0.1, 1.0),
 )
 def test_every_request_ends_and_every_plan_fits(
-    seed: int, num_blocks: int, max_num_seqs: int, evict_ahead: int, admit_ahead: int, fill_mark: float
+    seed: int,
+    num_blocks: int,
+    max_num_seqs: int,
+    evict_ahead: int,
+    num_more_ahead: int | None,
+    fill_mark: float,
 ) -> None:
     rng = random.Random(seed)
     limits = InstanceLimits(
@@ -517,6 +525,7 @@ def test_every_request_ends_and_every_plan_fits(
         max_num_batched_tokens=max_num_seqs + rng.randint(0, 20),
         max_model_len=60,
     )
+    admit_ahead = None if num_more_ahead is None else evict_ahead + num_more_ahead
     schedule = DecodeSchedule(limits, ahead(evict_ahead, admit_ahead, fill_mark))
     world = World(rng, schedule, limits)
     num_arrivals = rng.randint(1, 25)

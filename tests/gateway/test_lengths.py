@@ -22,6 +22,7 @@ from alignedserve.gateway.lengths import MAX_LEARNING, Lengths
 from alignedserve.lengths.config import LengthConfig
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.lengths.predictor import Predictor
+from alignedserve.lengths.state import dump
 from alignedserve.protocol.messages import NewTokens, Submit, Tokens
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import InstanceId
@@ -263,19 +264,28 @@ def test_of_many_answers_at_once_few_are_with_the_thread_and_a_prediction_goes_b
     play(scenario)
 
 
-def test_a_corpus_teaches_before_anything_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_teaches_before_anything_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of its lines as many count as there are entries."""
     monkeypatch.setenv("HOME", str(tmp_path))
     words = ["one", "one two three four five six seven", "four"]
     lines = [json.dumps({"prompt": f"say {each}", "answer": each}) for each in words]
-    (tmp_path / "said.jsonl").write_text("\n".join([*lines[:2], "no JSON"]))
-    lengths = Lengths(LengthConfig("hash", predictor_entries=2, corpus="~/said.jsonl"))
+    # Neither has room, and both count as lines.
+    long = [
+        {"prompt": "say " * MODEL.max_model_len, "answer": ""},
+        {"prompt": "", "answer": "a " * MODEL.max_model_len},
+    ]
+    (tmp_path / "said.jsonl").write_text("\n".join([*lines[:2], *map(json.dumps, long), "no JSON"]))
+    lengths = Lengths(LengthConfig("hash", predictor_entries=4, corpus="~/said.jsonl"))
     lengths.prepare(MODEL)
     tokenizer = MODEL.tokenizer
     assert tokenizer
+    caplog.set_level("INFO")
 
     async def scenario() -> None:
         async with lengths.running("demo", None):
+            assert "lengths of 2 answers were learned" in caplog.text and "2 were skipped" in caplog.text
             for each in words[:2]:
                 prompt = tokenizer.chat_ids([{"role": "user", "content": f"say {each}"}])
                 (found,) = await lengths.predict([prompt], SamplingParams(max_tokens=100), "rt")
@@ -295,6 +305,64 @@ def test_a_corpus_that_can_not_be_read_is_named(tmp_path: Path, text: str | None
         Lengths(LengthConfig("hash", corpus=str(path))).prepare(MODEL)
     with pytest.raises(ValueError, match="length_corpus: needs a length_predictor"):
         LengthConfig("none", corpus=str(path))
+
+
+def test_a_corpus_that_goes_wrong_after_its_first_line_is_named_before_anything_is_served(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"prompt": "one", "answer": "two"}\n{')
+    lengths = Lengths(LengthConfig("hash", corpus=str(path)))
+    lengths.prepare(MODEL)
+
+    async def scenario() -> None:
+        with pytest.raises(ValueError, match=f"length_corpus='{path}': .*line 2: Expecting"):
+            async with lengths.running("demo", None):
+                raise AssertionError("it must not run")
+
+    play(scenario)
+
+
+class OneState:
+    """A store of a single state."""
+
+    def __init__(self, saved: bytes | None) -> None:
+        self.saved = saved
+
+    async def state(self, name: str) -> bytes | None:
+        return self.saved
+
+    async def put_state(self, name: str, saved: bytes) -> None:
+        self.saved = saved
+
+
+def test_a_corpus_is_read_only_where_nothing_was_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"prompt": f"say {each}", "answer": each}) for each in ("one", "two"))
+    )
+    caplog.set_level("INFO")
+
+    async def num_known(store: Any) -> int:
+        lengths = Lengths(LengthConfig("hash", corpus=str(path)))
+        lengths.prepare(MODEL)
+        async with lengths.running("demo", store):
+            assert lengths._predictor
+            return len(lengths._predictor.neighbours)
+
+    async def scenario() -> None:
+        assert await num_known(OneState(None)) == 2 and "learned from" in caplog.text
+        caplog.clear()
+        empty = Lengths(LengthConfig("hash"))
+        empty.prepare(MODEL)
+        async with empty.running("demo", None):
+            assert empty._predictor
+            store = OneState(dump(empty._predictor))
+        assert await num_known(store) == 0 and "learned from" not in caplog.text
+
+    play(scenario)
 
 
 def ended(prediction: Prediction | None, reason: str) -> Any:

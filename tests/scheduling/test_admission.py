@@ -7,7 +7,16 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.timing.deadlines import Deadlines
 from tests.scheduling.policies.instance import LIMITS, Instance, document, job, key
+from tests.works import make_work
+
+
+def test_admission_looks_no_less_far_ahead_than_eviction() -> None:
+    with pytest.raises(ValueError, match="admit_ahead=3: must be at least 4"):
+        SchedulingConfig(admit_ahead=3)
+    assert SchedulingConfig(admit_ahead=4) and SchedulingConfig(admit_ahead=1, evict_ahead=1)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -48,3 +57,24 @@ def test_one_that_comes_alone_may_take_all_blocks() -> None:
     instance = Instance("fcfs", limits, admit_ahead=None)
     instance.waits(long := document(3130))
     assert instance.iterate().new_prompts == [long]
+
+
+@pytest.mark.parametrize("policy", ["accelgen", "alise", "bros"])
+def test_one_for_which_others_leave_begins_when_they_have_left(policy: str) -> None:
+    """Of 200 blocks 180 are taken, and those that run will need twelve more: to the one that needs ten of the twenty
+    that are free, six are left."""
+    instance = Instance(policy, evict_ahead=4, admit_ahead=None)
+    running = [make_work(236, predicted_len=400) for _ in range(12)]
+    instance.runs(*running)
+    assert instance.schedule.num_free_blocks == 20
+    deadlines = Deadlines(is_rt=True, first_due_s=0.2, tbt_s=100.0)
+    instance.waits(urgent := make_work(150, 0, 0, deadlines=deadlines, predicted_len=5))
+    plan = instance.schedule.plan(0.0)
+    assert len(plan.wants_evicted) == 1 and not plan.new_prompts
+    (leaves,) = plan.wants_evicted
+    assert instance.schedule.evict(leaves)
+    plan = instance.schedule.plan(0.0)
+    assert not (plan.wants_evicted or plan.new_prompts), "its blocks are under a copy"
+    assert instance.schedule.evicted(leaves)
+    plan = instance.schedule.plan(0.0)
+    assert plan.new_prompts == [urgent] and not plan.wants_evicted

@@ -168,7 +168,7 @@ def test_whatever_dies_and_is_aborted_nothing_is_lost(seed: int, policy: str, nu
 
 def shares_blocks(num_blocks: int, share_blocks: bool = True, **options: Any) -> Island:
     """Real time whose prompts need many blocks, beside best effort that has them all."""
-    scheduling = {"share_blocks": share_blocks, "admit_ahead": 1}
+    scheduling = {"share_blocks": share_blocks, "evict_ahead": 1, "admit_ahead": 1}
     return island_of("bros", decode=limits(num_blocks=num_blocks), scheduling=scheduling, **options)
 
 

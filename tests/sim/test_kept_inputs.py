@@ -19,7 +19,7 @@ from tests.scheduling.keeping_inputs import NAME
 from tests.sim.islands import finish, limits, requests, small_island
 
 LIMITS = replace(limits(num_blocks=34), max_restored_blocks=34)
-POLICIES = pytest.mark.parametrize("policy", [NAME, "apt"])
+POLICIES = pytest.mark.parametrize("policy", [NAME, "apt", "apt-s"])
 
 
 class Watched:

@@ -42,7 +42,7 @@ def run(policy: str, tpot_s: float = 1.0) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["apt", "bros"])
+@pytest.mark.parametrize("policy", ["apt", "apt-s", "bros"])
 def test_those_that_can_be_in_time_pass_all_that_are_late(policy: str) -> None:
     """Late ones are overtaken wherever they wait, not only among the few that the router sends ahead."""
     fcfs, choosing = run("fcfs"), run(policy)

@@ -57,7 +57,7 @@ def test_all_tokens_come_at_the_same_times(policy: str, layout: str) -> None:
     check_same(policy, many(), **LAYOUTS[layout])
 
 
-@pytest.mark.parametrize("policy", [KEEPING_INPUTS, "apt"])
+@pytest.mark.parametrize("policy", [KEEPING_INPUTS, "apt", "apt-s"])
 def test_so_they_do_where_inputs_are_kept(policy: str) -> None:
     check_same(policy, many(), **COLOCATED, decode=replace(limits(num_blocks=34), max_restored_blocks=34))
 

@@ -95,27 +95,28 @@ class AccelgenDecode(DecodePart):
         """Who leaves so that the others can grow, and for urgent requests that find no room."""
         for_urgent: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
-        num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
-        num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
+        room = decoding.RoomToCome(at, self.config, chosen)
         others: list[DecodeRequest] | None = None
         for request in waiting:
             if not self._time.is_urgent(request, at.now):
                 break
-            num_blocks -= decoding.needed(at, request, self.config)
-            num_slots -= 1
-            if others is None and (num_blocks < 0 or num_slots < 0):
-                others = [
-                    each
-                    for each in self.in_eviction_order(at.running, at)
-                    if each not in chosen and not self._time.came_urgent(each)
-                ]
-            while (num_blocks < 0 or num_slots < 0) and others:
-                if self._time.is_urgent(others[0], at.now):
-                    return chosen, for_urgent
-                for_urgent.append(others.pop(0))
-                num_blocks += for_urgent[-1].num_blocks
-                num_slots += 1
+            if others is None and not room.fits(request):
+                others = self._may_leave(at, chosen)
+            leaving = room.make(request, others or ())
+            if leaving is None:
+                break
+            for_urgent += leaving
+            others = others and others[len(leaving) :]
         return chosen, for_urgent
+
+    def _may_leave(self, at: DecodeBoundary, leaving: Sequence[DecodeRequest]) -> list[DecodeRequest]:
+        """Who may leave for urgent requests, in that order."""
+        return [
+            each
+            for each in self.in_eviction_order(at.running, at)
+            if each not in leaving
+            and not (self._time.came_urgent(each) or self._time.is_urgent(each, at.now))
+        ]
 
     def _run(self, at: DecodeBoundary, num_urgent_tokens: int = 0) -> tuple[list[int], float]:
         """Returns the lengths of those that decode, and how long the iteration may take."""

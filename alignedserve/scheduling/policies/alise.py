@@ -18,16 +18,25 @@ Where this departs from the paper, and why:
 - All who are in memory run, so that none waits there to be offloaded or uploaded ahead of time. What is done ahead:
   while a shorter one waits, the longest leave until some blocks are free beyond those that it needs, so that the next
   one need not wait for a copy.
+- In the paper remaining time decides between queues alone, not who leaves within one. Here who is in memory also leaves
+  for one of its own queue, if that takes less with the copies that leaving and coming back take, or computing again.
+- Who came by ageing keeps the queue to which it had risen, from its first token on for as long as that queue's longest
+  take, and none of that queue has it leave. Else it would get one token each time that it has risen, for two copies of
+  its KV.
+- A rise also counts as half of the remaining time within a queue, so that who has risen to the first queue does not
+  wait there behind all shorter ones that come.
 - Where KV is dropped instead (`--preemption-mode recompute`), nobody leaves for one that has only risen: they would
   take turns, and each be computed again before it gets a token. These are the deadlocks that the paper names. Elsewhere
   nobody does who has got no token since coming: a pool without room drops KV, too. Such a one leaves for none of its
   own queue either.
+- Nobody leaves for one that would find no room with all gone that may leave for it, and that keeps later ones waiting.
 - KV in the pool is not compressed; that is no matter of who runs when.
 - The paper says neither how many queues there are, nor when one rises: see the constants.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,6 +78,9 @@ class Mark:
     # When it last ran, or came, and the number of that iteration.
     ran_s: float
     last_run: int
+    # The number of queues by which it had risen when it came, and until when it keeps them.
+    num_kept: int = 0
+    kept_until_s: float = 0.0
 
 
 class Predictor:
@@ -87,6 +99,17 @@ class Predictor:
             prompt_s = self._estimate.iteration([(request.num_cached, request.num_pending)], [])
         return prompt_s + request.num_left * float(request.mark.token_s)
 
+    def return_s(self, request: DecodeRequest, is_recomputed: bool) -> float:
+        """The seconds that it takes to leave and to come back: copies of its KV, or computing again what is not in the
+        pool."""
+        if self._estimate is None:
+            return 0.0
+        num_pooled = request.num_pooled
+        if not is_recomputed:
+            return self._estimate.fetch(2 * request.num_cached - num_pooled)
+        computing_s = self._estimate.iteration([(num_pooled, request.num_tokens - num_pooled)], [])
+        return computing_s + (self._estimate.fetch(num_pooled) if num_pooled else 0.0)
+
 
 class AliseDecode(DecodePart):
     """Candidates are prompts as well, on a colocated instance."""
@@ -97,6 +120,8 @@ class AliseDecode(DecodePart):
         # Whose KV would be computed again does not leave before its blocks are wanted.
         keeps_free = config.preemption_mode == "swap"
         self._num_kept_free = int(KEPT_FREE * limits.num_blocks) if keeps_free else 0
+        # When the last iteration was planned.
+        self._planned_s = 0.0
 
     def plan(self, at: DecodeBoundary) -> None:
         waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
@@ -117,6 +142,7 @@ class AliseDecode(DecodePart):
                     at.admit(request)
                     if not request.num_pooled:
                         decoding.compute(at, request, at.num_tokens_left)
+        self._planned_s = at.now
 
     def queue_of(self, request: DecodeRequest, now: float) -> int:
         """The number of the queue in which it is; 0 has the highest priority."""
@@ -148,13 +174,14 @@ class AliseDecode(DecodePart):
         return [in_order[place] for place in last_first]
 
     def _in_order(self, requests: Iterable[DecodeRequest], now: float) -> list[DecodeRequest]:
-        """The highest priority first, and within a queue what takes the least."""
+        """The highest priority first, and within a queue what takes the least: a rise counts for half of it, since the
+        queues double."""
         found = []
         for number, request in enumerate(requests):
             self._look(request, now)
-            remaining_s = self._predictor.remaining_s(request)
-            place = _risen(request.mark, _own_queue(request.mark, remaining_s), now), remaining_s, number
-            found.append((place, request))
+            remaining_s, mark = self._predictor.remaining_s(request), request.mark
+            counted_s = math.ldexp(remaining_s, -_num_rises(mark, now))
+            found.append(((_risen(mark, _own_queue(mark, remaining_s), now), counted_s, number), request))
         found.sort(key=lambda each: each[0])
         return [request for _, request in found]
 
@@ -168,7 +195,13 @@ class AliseDecode(DecodePart):
         if length > mark.length:
             mark.length, mark.num_exceeded = length, mark.num_exceeded + 1
         if request.last_run != mark.last_run:
+            num_rises = int((self._planned_s - mark.ran_s) / AGE_S)
+            if num_rises > 0:
+                mark.num_kept, mark.kept_until_s = num_rises, math.inf
             mark.last_run, mark.ran_s = request.last_run, now
+        if math.isinf(mark.kept_until_s) and request.num_output > mark.num_brought:
+            queue = max(self.own_queue_of(request) - mark.num_kept, 0)
+            mark.kept_until_s = now + FIRST_QUEUE_S * 2**queue
 
     def _victims(
         self, at: DecodeBoundary, in_order: Sequence[DecodeRequest]
@@ -176,45 +209,54 @@ class AliseDecode(DecodePart):
         """Who leaves so that others can grow, and so that those before them in the order can come."""
         for_others: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
-        num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(each.num_blocks for each in chosen)
-        num_blocks -= self._num_kept_free
-        num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
+        room = decoding.RoomToCome(at, self.config, chosen)
         places: dict[RequestKey, int] = {}
         last: list[DecodeRequest] | None = None
         for place, request in enumerate(in_order):
             if request.num_columns:
                 continue
-            num_blocks -= decoding.needed(at, request, self.config)
-            num_slots -= 1
-            if last is None and (num_blocks < 0 or num_slots < 0):
-                places = {each.key: number for number, each in enumerate(in_order)}
-                last = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
-            while (num_blocks < 0 or num_slots < 0) and last:
-                if places[last[0].key] < place or not self._is_behind(last[0], request, at.now):
-                    return chosen, for_others
-                for_others.append(last.pop(0))
-                num_blocks += for_others[-1].num_blocks
-                num_slots += 1
+            may_leave: Iterable[DecodeRequest] = ()
+            if not room.fits(request, self._num_kept_free):
+                if last is None:
+                    places = {each.key: number for number, each in enumerate(in_order)}
+                    last = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
+                behind = (each for each in last if places[each.key] > place)
+                may_leave = [each for each in behind if self._leaves_for(each, request, at.now)]
+            leaving = room.make(request, may_leave, num_kept_free=self._num_kept_free)
+            if leaving is None:
+                break
+            if last and leaving:
+                for_others += leaving
+                last = [each for each in last if each not in leaving]
         return chosen, for_others
 
-    def _is_behind(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
+    def _leaves_for(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
+        """Whether this one, which is in memory, leaves for the other, which waits."""
+        is_recomputed = self.config.preemption_mode == "recompute"
         has_only_come = request.num_output == request.mark.num_brought
-        queue, other_queue = self.own_queue_of(request), self.own_queue_of(other)
-        if not has_only_come and self.config.preemption_mode != "recompute":
-            queue, other_queue = self.queue_of(request, now), self.queue_of(other, now)
+        queue, other_queue = self.queue_of(request, now), self.own_queue_of(other)
+        if not (has_only_come or is_recomputed):
+            other_queue = self.queue_of(other, now)
         if queue != other_queue:
             return queue > other_queue
-        remaining_s = self._predictor.remaining_s
-        return not has_only_come and remaining_s(request) > remaining_s(other)
+        if has_only_come or _num_rises(request.mark, now):
+            return False
+        remaining_s, return_s = self._predictor.remaining_s, self._predictor.return_s(request, is_recomputed)
+        return remaining_s(request) > remaining_s(other) + return_s
 
 
 def _own_queue(mark: Mark, remaining_s: float) -> int:
     return min(bisect_left(_QUEUE_ENDS_S, remaining_s) + mark.num_exceeded, NUM_QUEUES - 1)
 
 
+def _num_rises(mark: Mark, now: float) -> int:
+    num_rises = int((now - mark.ran_s) / AGE_S)
+    return max(num_rises, mark.num_kept) if now < mark.kept_until_s else num_rises
+
+
 def _risen(mark: Mark, own_queue: int, now: float) -> int:
     """The queue to which it has risen from its own."""
-    return max(own_queue - int((now - mark.ran_s) / AGE_S), 0)
+    return max(own_queue - _num_rises(mark, now), 0)
 
 
 class AliseRouter(RouterPart):

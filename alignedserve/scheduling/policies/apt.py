@@ -24,8 +24,9 @@ Where this departs from the paper, and why:
   it comes back with KV. Nobody who runs with KV is computed again for the sake of having inputs.
 - Who is late has KV: what is worth next to nothing is worth nobody's time.
 - A prompt with more tokens than an iteration may have is cut, and its next chunk is in the next iteration of prompts.
-- `apt-s` has the budget of `sarathi`, by the tightest objective that runs, where the paper's is fixed. Prompts that
-  have begun restore their inputs before decodes do, which else might leave them no room in any iteration.
+- `apt-s` has the budget of `sarathi`, by the tightest objective that runs, where the paper's is fixed; what restoring
+  takes is taken from it. Prompts that have begun restore their inputs before decodes do, which else might leave them no
+  room in any iteration.
 - What a request has waited at the router counts only where its objective tells.
 - It chooses among a bounded number of prompts, which is far more than an instance runs at once.
 """
@@ -185,6 +186,8 @@ class AptDecode(DecodePart):
     ) -> bool:
         """Returns whether anybody began. `num_tokens` bounds what is computed of their prompts."""
         has_begun, num_left = False, at.num_tokens_left if num_tokens is None else num_tokens
+        if num_left <= 0:
+            candidates = [each for each in candidates if each.num_pooled]
         num_free = decoding.num_free(at, self.config)
         pieces = (piece for request in candidates for piece in self._pieces(request, at))
         for choice in choose(pieces, num_free, at.num_free_slots):
@@ -219,12 +222,18 @@ class AptSDecode(AptDecode):
         decodes = self._in_order(self._worth_running(ready, at.now), at)
         with_inputs = [each for each in decodes if each.keeps_inputs]
         at.run_each([each for each in decodes if not each.keeps_inputs])
-        num_left = tokens_beside(at, self._time, [each.num_tokens for each in decodes])
+        restoring_s = self._restoring_s([*with_inputs, *begun])
+        num_left = tokens_beside(at, self._time, [each.num_tokens for each in decodes], restoring_s)
         num_left = min(num_left, at.num_tokens_left - len(with_inputs))
         for request in self._in_order(begun, at):
             num_left -= decoding.compute(at, request, num_left)
         at.run_each(with_inputs)
         self._admit(at, [each for each in waiting if not each.num_pooled], num_left)
+
+    def _restoring_s(self, requests: Iterable[DecodeRequest]) -> float:
+        """How long it takes to restore the KV of those of which inputs are kept."""
+        num_tokens = sum(each.num_cached for each in requests if each.keeps_inputs)
+        return num_tokens * self._time.restored_token_s if self._time else 0.0
 
 
 class AptRouter(RouterPart):

@@ -9,7 +9,9 @@ from alignedserve.decode_worker.scheduled_request import ScheduledRequest, sched
 from alignedserve.protocol.messages import Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.alise import AGE_S, FIRST_QUEUE_S, AliseDecode
+from alignedserve.timing.cost import Line
 from alignedserve.timing.estimate import Estimate
+from alignedserve.types import RequestKey
 from tests.scheduling.policies.instance import LIMITS, PLAIN, Instance, key, keys
 from tests.works import make_work
 
@@ -162,3 +164,57 @@ def test_a_prompt_that_is_begun_goes_on_behind_one_that_finds_no_room() -> None:
     assert instance.iterate().chunks == [(key(begun), 64)]
     instance.waits(foretold(30, 100))
     assert instance.iterate().run == keys(begun)
+
+
+def test_within_a_queue_nobody_leaves_who_gains_less_than_copies_take() -> None:
+    """The pool has all but its last token: that one goes, and 61 come back, in the time of six tokens."""
+    for length, leaves in ((40, False), (30, True)):
+        instance = Instance("alise", SMALL)
+        instance.runs(long := foretold(44, 60), foretold(20, 60))
+        instance.iterate()
+        instance.waits(foretold(length, 60))
+        assert instance.iterate().wants_evicted == (keys(long) if leaves else [])
+
+
+def test_one_that_may_not_leave_does_not_keep_others_from_leaving() -> None:
+    """The longest has no token yet, and is of the same queue."""
+    instance = Instance("alise", replace(SMALL, max_num_batched_tokens=64))
+    instance.runs(leaves := foretold(33, 40))
+    instance.waits(foretold(34, 70, 0, 0))
+    assert instance.iterate().run == keys(leaves)
+    instance.waits(foretold(10, 60))
+    assert instance.iterate().wants_evicted == keys(leaves)
+
+
+def test_a_long_one_ends_beside_a_stream_of_shorter_ones() -> None:
+    """A token takes 0.1 s. After two rises it is before them in their queue, and stays for the two seconds that this
+    queue's longest take: it has its forty tokens in a few visits, and moves no more often."""
+    instance = Instance("alise", SMALL, replace(PLAIN, prefill_fixed_s=0.1, decode_lines=[Line(0.1, 0.0)]))
+    schedule, num_left, num_visits = instance.schedule, dict[RequestKey, int](), 0
+
+    def comes(length: int, num_output: int = 1, number: int | None = None) -> RequestKey:
+        work = make_work(60, num_output, predicted_len=length, key=number)
+        instance.waits(work)
+        num_left[key(work)] = length - num_output
+        return key(work)
+
+    long = comes(41)
+    for turn in range(1000):
+        while schedule.num_candidates < 3:
+            comes(13)
+        plan = instance.iterate(0.1 * turn)
+        for pull in plan.pulls:
+            assert schedule.pulled(key(pull))
+            num_visits += key(pull) == long
+        for each in plan.run:
+            num_left[each] -= 1
+            if not num_left[each]:
+                schedule.ended(each)
+        if not num_left[long]:
+            break
+        for each in plan.wants_evicted:
+            if schedule.evict(each):
+                assert schedule.evicted(each)
+                length = 41 if each == long else 13
+                comes(length, length - num_left[each], each)
+    assert not num_left[long] and num_visits <= 4

@@ -7,13 +7,17 @@ inputs; with N requests here, its inputs cost N * 16.7 ms.
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from alignedserve.decode_worker.plan import DecodePlan
 from alignedserve.protocol.messages import Work
+from alignedserve.scheduling.chunk_budget import tokens_beside
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
+from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
 from tests.scheduling.policies.instance import LIMITS, PLAIN, Instance, document, job, key, keys, prompt
 
@@ -156,3 +160,17 @@ def test_all_that_run_or_may_begin_wait_for_what_is_restored() -> None:
     )
     at = SimpleNamespace(requests=["waits"], batch=["may be", "pulled"], running=["runs"])
     assert part._loss_of_a_token_s(at) == 4 * estimate.restored_token_s > 0  # type: ignore[attr-defined]
+
+
+def test_under_apt_s_what_restoring_takes_is_no_time_for_prompts() -> None:
+    part = make_policy(SchedulingConfig("apt-s")).colocated(
+        limits(10).schedule.limits, estimate := Estimate(PLAIN)
+    )
+    here = [SimpleNamespace(keeps_inputs=keeps, num_cached=300) for keeps in (True, False)]
+    restoring_s = part._restoring_s(here)  # type: ignore[attr-defined]
+    assert restoring_s == pytest.approx(0.05)
+    tight = SimpleNamespace(deadlines=Deadlines(is_rt=True, tbt_s=0.1))
+    at: Any = SimpleNamespace(running=[tight], limits=LIMITS, num_tokens_left=512)
+    # 11 ms are the decode's; blocks have 16 tokens.
+    assert tokens_beside(at, estimate, [20]) == 80
+    assert tokens_beside(at, estimate, [20], restoring_s) == 32
