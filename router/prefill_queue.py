@@ -16,6 +16,8 @@ from alignedserve.types import RequestKey
 
 # Lost ones may start a token for so many of others that start beside them.
 OTHERS = 20
+# So many of those that had their turn are remembered.
+MOST_REMEMBERED = 64
 
 
 class Position(NamedTuple):
@@ -39,8 +41,8 @@ class Line:
         self._num_pushed = 0
         # The number of tokens of others that started beside lost ones, less what these had for it.
         self._num_beside = 0
-        # The last lost one that had its turn, and what it had it for.
-        self._paid: tuple[RequestKey, int] | None = None
+        # What the last lost ones had their turn for: one that comes back without having begun has it again.
+        self._paid: dict[RequestKey, int] = {}
         self.num_demotions = 0
         # Whether the pool had no room for a request of this line: nothing starts until blocks were released.
         self.is_refused = False
@@ -52,7 +54,12 @@ class Line:
         self._num_pushed += 1
         position = Position(urgency.is_new, urgency.start_s, self._num_pushed, state)
         self._positions[state.key] = position
-        insort(self._alive if urgency.can_be_lost else self._steady, position)
+        paid = self._paid.pop(state.key, None)
+        if paid is None or not urgency.can_be_lost:
+            insort(self._alive if urgency.can_be_lost else self._steady, position)
+            return
+        insort(self._lost, position)
+        self._num_beside += paid
 
     def discard(self, key: RequestKey) -> None:
         """It is safe to repeat this."""
@@ -69,23 +76,21 @@ class Line:
         num_tokens = position.state.num_missing
         if self._lost and self._lost[0] is position:
             paid = min(self._num_beside, OTHERS * num_tokens)
-            self._num_beside, self._paid = self._num_beside - paid, (key, paid)
+            self._num_beside -= paid
+            self._paid[key] = paid
+            if len(self._paid) > MOST_REMEMBERED:
+                del self._paid[next(iter(self._paid))]
         elif self._lost:
-            most = OTHERS * self._lost[0].state.num_missing
-            self._num_beside = min(self._num_beside + num_tokens, most)
+            self._num_beside += num_tokens
         self.discard(key)
-
-    def refused(self, state: RequestState) -> None:
-        """The pool has no room for it. It keeps its turn, if it had one: else others would take its room each time."""
-        self.is_refused = True
-        if self._paid and self._paid[0] == state.key:
-            self._num_beside, self._paid = self._num_beside + self._paid[1], None
 
     def first(self, now: float) -> RequestState | None:
         """Returns the request whose turn it is; it stays in the line."""
         self._demote(now)
+        most = OTHERS * self._lost[0].state.num_missing if self._lost else 0
+        self._num_beside = min(self._num_beside, most)
         tops = [each[0] for each in (self._steady, self._alive) if each]
-        if self._lost and (not tops or self._num_beside >= OTHERS * self._lost[0].state.num_missing):
+        if self._lost and (not tops or self._num_beside >= most):
             return self._lost[0].state
         return min(tops).state if tops else None
 
@@ -161,7 +166,7 @@ class PrefillQueue:
 
     def refused(self, state: RequestState) -> None:
         """The pool has no room for the request: its line waits."""
-        self._line_of(state).refused(state)
+        self._line_of(state).is_refused = True
 
     def clear_refusals(self) -> None:
         for line in self._lines:

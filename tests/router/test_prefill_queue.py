@@ -201,6 +201,23 @@ def test_a_lost_one_keeps_its_turn_when_the_pool_has_no_room() -> None:
     assert order(router, now, rt_room=1, be_room=0) == []
     router.prefill_queue.clear_refusals()
     assert order(router, now, rt_room=1, be_room=0) == [1]
+    # or room is made for it at once
+    router.prefill_queue.push(state, router.policy.urgency(state, router.island))
+    assert order(router, now, rt_room=1, be_room=0) == [1]
+    assert router.prefill_queue.num_demotions == 1
+    assert order(router, now, rt_room=1, be_room=0) != [1]
+
+
+def test_what_others_started_beside_a_lost_one_that_left_is_not_for_the_next() -> None:
+    long, short = rt(1, 0.5), rt(2, 0.6)
+    long.request = request(1, num_prompt=600)
+    router = filled([long, short, *(rt(key, 1e6) for key in range(3, 60))])
+    for _ in range(2 * OTHERS):
+        assert order(router, 1.0, rt_room=1, be_room=0) not in ([1], [2])
+    router.prefill_queue.discard(long)
+    assert [*(order(router, 1.0, rt_room=1, be_room=0)), *order(router, 1.0, rt_room=1, be_room=0)][0] == 2
+    push(router, rt(60, 0.7))
+    assert order(router, 1.0, rt_room=1, be_room=0) != [60]
 
 
 def test_an_answer_that_was_begun_is_not_lost() -> None:
@@ -255,6 +272,15 @@ def test_those_that_let_most_be_in_time_start_first() -> None:
         (long_s - 0.01, 2),
     ):
         assert started_first(with_prompts((320, due_s), (32, due_s + 0.001), (32, due_s + 0.002))) == expected
+
+
+def test_a_lost_one_and_one_without_an_objective_have_their_turn_among_those_that_are_chosen() -> None:
+    router = with_prompts(*((32, 1e6) for _ in range(2 * OTHERS)), (32, -1.0))
+    whenever = state(100, Deadlines(True), arrived_s=0.5)
+    push(router, whenever)
+    found = [each.key for each in Savable().start(router.island, Room(ENDLESS, ENDLESS), 0)]
+    assert found.index(RequestKey(100)) == 0 and found.index(RequestKey(2 * OTHERS + 1)) == OTHERS + 1
+    assert len(found) == len({*found}) == 2 * OTHERS + 2
 
 
 def at_a_quarter_of_the_pace() -> Savable:

@@ -62,6 +62,8 @@ def test_of_prompts_who_is_due_first_goes_first_and_who_is_late_behind_those_due
     first = instance.iterate(-1.0)
     assert [each for each, _ in first.chunks] == [key(late)]
     assert [each for each, _ in instance.iterate(0.0).chunks] == [key(soon)]
+    ended = [each for _ in range(4) for each in instance.iterate(0.0).run]
+    assert [each for each in dict.fromkeys(ended) if each != key(soon)][:1] == [key(late)]
 
 
 def test_lost_streams_that_hurry_do_not_hold_best_effort_back() -> None:

@@ -21,7 +21,7 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.aligned.decode.mixing import LATE
 from alignedserve.scheduling.policies.aligned.router import batches, placing, prompts, rt_fast_path
-from alignedserve.scheduling.policies.aligned.router.savable import Savable
+from alignedserve.scheduling.policies.aligned.router.savable import MOST_OFF, Savable
 from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of, yields_s
 from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMinimum
 from alignedserve.scheduling.policies.base import RouterPart
@@ -52,10 +52,12 @@ class AlignedRouter(RouterPart):
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
         num_iterations, share = self.config.prefill_window, self._share_for_be(island)
-        num_ahead = routing.ahead(island, True)
-        rt_room = routing.window(island.cluster, self._num_iterations(island)).less(*num_ahead)
+        rt_room = routing.window(island.cluster, self._num_iterations(island)).less(
+            *routing.ahead(island, True)
+        )
         # However little is started ahead, each instance has a prompt.
-        least = len(island.cluster.prefills) - num_ahead[1]
+        num_idle = sum(not view.pending.sum(is_rt=True) for view in island.cluster.prefills)
+        least = num_idle - island.reserving.count(is_rt=True)
         be_room = routing.window(island.cluster, num_iterations * share).less(*routing.ahead(island, False))
         yield from self._savable.start(island, rt_room, least)
         if routing.has_evicted(island):
@@ -74,7 +76,7 @@ class AlignedRouter(RouterPart):
         # As in `decode.mixing.Mixing.bound_of_prompts_s`.
         bound_s = max(self._objectives.value(math.inf, island.now), LATE * cluster.decode_s(1))
         share = bound_s / full_s if bound_s < full_s else 1.0
-        return num_iterations * share / self._savable.slowdown
+        return num_iterations * share / min(self._savable.slowdown, MOST_OFF)
 
     def _may_start(self, request: RoutedRequest, island: Island) -> bool:
         """Real time that waits for room in the pool leaves best effort its share of it alone."""

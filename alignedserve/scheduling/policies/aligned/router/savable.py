@@ -14,7 +14,7 @@ from alignedserve.timing.deadlines import due_s
 MOST = 256
 # What was seen of so many prompts, and of the next ones, counts half afterwards.
 MEMORY = 16
-# An instance that stood still for another reason says nothing of how fast it is: a start comes at most so many times
+# Instances that stood still for another reason say nothing of how fast they are: a start comes at most so many times
 # later than it should.
 MOST_OFF = 4.0
 
@@ -24,9 +24,9 @@ class Savable:
         # How long the last prompts took, one after the other, while others waited; and how long they take alone.
         self._took_s = self._alone_s = 0.0
         self._count = 0
-        # When the last ones started, and how long these take alone. None: no other one waited.
-        self._then_s: float | None = None
-        self._started_s = 0.0
+        # Since when others have waited; None: none does. When the last ones started, and how long these take alone.
+        self._since_s: float | None = None
+        self._then_s = self._started_s = 0.0
 
     @property
     def slowdown(self) -> float:
@@ -55,11 +55,17 @@ class Savable:
                 yield request
         finally:
             if queue.is_empty(REAL_TIME) or queue.is_refused(REAL_TIME):
-                self._then_s, self._started_s = None, 0.0
+                self._since_s = None
 
     def _started(self, request: RoutedRequest, island: Island) -> None:
         now = island.now
-        if self._then_s is not None and now > self._then_s:
+        if self._since_s is None:
+            self._since_s = self._then_s = now
+            self._started_s = 0.0
+        if now == self._since_s:
+            # These fill the window: the next one starts before they are computed.
+            return
+        if now > self._then_s:
             most_s = MOST_OFF * self.slowdown * self._started_s
             self._took_s += min(now - self._then_s, most_s)
             self._alone_s += self._started_s
