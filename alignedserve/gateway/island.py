@@ -276,14 +276,16 @@ class Island:
             # Thousands may have been accepted before, and all be rejected now.
             num_doubled = min(entry.num_submitted - 2, MAX_DOUBLED)
             wait_s = RESUBMIT_S * 2**num_doubled
-            asyncio.get_running_loop().call_later(wait_s, self._submit_again, entry)
+            asyncio.get_running_loop().call_later(wait_s, self._submit_again, entry, entry.num_submitted)
             return
         del self._open[rejected.key]
         entry.stats.rejected(rejected.reason)
         entry.told_by(self._outputs, rejected)
 
-    def _submit_again(self, entry: Open) -> None:
-        if self._open.get(entry.request.key) is entry and self.is_up:
+    def _submit_again(self, entry: Open, num_submitted: int) -> None:
+        """Unless another router was asked meanwhile."""
+        is_last = entry.num_submitted == num_submitted
+        if self._open.get(entry.request.key) is entry and is_last and self.is_up:
             self._submit_in_turn(entry)
 
     # ---- a router that stays away ----

@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ class Hunt:
 
 
 def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
-    """Raises RuntimeError if the search itself fails."""
+    """Raises RuntimeError if the search itself fails, or if what it found is no fault of the mutant."""
     most_cpu_s = 60 * minutes * num_jobs
     flags = ["--minutes", str(_MOST_TIMES * minutes), "--jobs", str(num_jobs), "--no-shrink"]
     flags += ["--out", str(copy / "out")]
@@ -70,11 +71,26 @@ def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
     # Python ends with the same status when vopr itself fails.
     is_found = status == FOUND and bool(lines) and lines[-1].startswith(REPLAYS)
     if is_found:
+        if fails(copy, lines[-1]):
+            raise RuntimeError(f"{lines[-1]}: fails without a mutant as well")
         return Hunt(mutant.name, mutant.file, mutant.system, cpu_s <= most_cpu_s, cpu_s, lines[-2], lines[-1])
     if status != STOPPED:
         took = f"after {cpu_s:.0f} of {most_cpu_s:.0f} CPU seconds"
         raise RuntimeError(f"{mutant.name}: vopr ended with status {status} {took}: {errors[-2000:]}")
     return Hunt(mutant.name, mutant.file, mutant.system, False, cpu_s, "", "")
+
+
+def fails(copy: Path, command: str) -> bool:
+    """Whether a history fails in these packages as they are."""
+    words = [sys.executable, "-m", *shlex.split(command), "--no-shrink", "--out", str(copy / "out")]
+    ran = subprocess.run(words, cwd=copy, env=_environment(copy), capture_output=True, text=True)
+    if ran.returncode not in (0, FOUND):
+        raise RuntimeError(f"{command}: ended with status {ran.returncode}: {ran.stderr[-2000:]}")
+    return ran.returncode == FOUND
+
+
+def _environment(copy: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class _Search:
@@ -84,7 +100,7 @@ class _Search:
         self._vopr = subprocess.Popen(
             [sys.executable, "-m", "alignedserve", "vopr", *flags],
             cwd=copy,
-            env=os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=_environment(copy),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

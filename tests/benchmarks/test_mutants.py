@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants.__main__ import hunt
+from benchmarks.mutants.__main__ import fails, hunt
 from benchmarks.mutants.mutant import ROOT, Mutant, copy_packages, living, mutants
 
 MUTANTS = mutants()
@@ -40,7 +40,9 @@ def test_a_mutant_is_found_and_the_code_is_whole_afterwards(tmp_path: Path) -> N
     # In a whole system its requests are refused and come again for hours of virtual time.
     found = hunt(replace(mutant, system="island"), tmp_path, minutes=30.0, num_jobs=1)
     assert found.is_found and found.failure and found.command.startswith("alignedserve vopr --seed")
-    assert path.read_text() == text
+    assert path.read_text() == text and not fails(tmp_path, found.command)
+    with living(mutant, tmp_path):
+        assert fails(tmp_path, found.command)
     with pytest.raises(ValueError), living(mutant, tmp_path):
         raise ValueError
     assert path.read_text() == text

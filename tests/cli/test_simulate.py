@@ -255,7 +255,8 @@ def test_the_highest_rate_keeps_enough_in_time_and_a_higher_one_does_not(tmp_pat
     tried = dict(row["tried"])
     # prompts come in a steady beat: beyond one in the time that it takes, each waits longer than the one before
     most = 1 / COST.fastest_ttft_s(2000, 2048)
-    assert 0.95 * most < row["request_rate"] < 1.08 * most
+    # of ten one may be left out
+    assert 0.95 * most < row["request_rate"] < 1.08 * most / 0.9
     assert tried[row["request_rate"]] >= 0.9 > min(tried.values())
     above = [rate for rate in tried if rate > row["request_rate"]]
     assert min(above) <= 1.06 * row["request_rate"]

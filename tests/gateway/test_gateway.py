@@ -524,6 +524,35 @@ def test_a_full_router_is_asked_again_ever_more_seldom(monkeypatch: pytest.Monke
     play(scenario)
 
 
+def test_who_asked_a_new_router_does_not_ask_it_again_for_the_sake_of_an_earlier_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(island_module, "RESUBMIT_S", 1.0)
+
+    async def scenario() -> None:
+        async with served() as at:
+            at.router.allow(1)
+            stream = await at.client.completions.create(model="demo", prompt="x", max_tokens=50, stream=True)
+            seen = (await anext(stream)).choices[0].text
+            at.router.hub.close()
+            at.router = ScriptedRouter(epoch=2)
+            at.router.refuse = lambda submit: Rejected(submit.request.key, "full", "busy")
+            await at.router.hub.listen("127.0.0.1", at.router_port)
+            await at.router.until(lambda: len(at.router.submitted) == 1)
+            at.router.hub.close()
+            at.router = ScriptedRouter(epoch=3)
+            at.router.allow(0)
+            await at.router.hub.listen("127.0.0.1", at.router_port)
+            await at.router.until(lambda: len(at.router.submitted) == 1)
+            # the timer for the one that was busy
+            await asyncio.sleep(1.1)
+            assert len(at.router.submitted) == 1
+            at.router.allow(None)
+            assert seen + "".join([chunk.choices[0].text async for chunk in stream]) == "one two three"
+
+    play(scenario)
+
+
 def test_repeated_tokens_are_said_once() -> None:
     async def scenario() -> None:
         async with served() as at:

@@ -59,7 +59,7 @@ def test_one_that_comes_alone_may_take_all_blocks() -> None:
     assert instance.iterate().new_prompts == [long]
 
 
-@pytest.mark.parametrize("policy", ["accelgen", "alise", "bros"])
+@pytest.mark.parametrize("policy", ["accelgen", "alise"])
 def test_one_for_which_others_leave_begins_when_they_have_left(policy: str) -> None:
     """Of 200 blocks 180 are taken, and those that run will need twelve more: to the one that needs ten of the twenty
     that are free, six are left."""

@@ -29,8 +29,6 @@ Where this departs from the paper, and why:
   behind it waiting as well.
 - BE that is here goes before BE that is not: else one of which slots were saved would hold its blocks and wait, as long
   as others come.
-- BE that is not here does not begin on blocks for which RT waits, be it until others leave or until there is time: it
-  would have to leave again at once. And no BE leaves for RT that would find no room with all of BE gone.
 - BE does not fill what RT leaves free in its blocks: it would soon be in RT's way, and RT goes first.
 - The time that an iteration may take has no part for saving what is overwritten: a few slots, before they are known.
 """
@@ -39,7 +37,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding, routing
@@ -99,11 +97,6 @@ class Batch:
             count = max(min(self.num_pending(request), self._num_tokens_left), 0)
             self._chunks.append((request.num_cached, count))
             self._num_tokens_left -= count
-
-    def keep_room(self, requests: Iterable[DecodeRequest]) -> None:
-        """Leaves the room of these, which are not here and not in the batch, to them."""
-        for request in requests:
-            self._take_room(request, 1)
 
     def num_pending(self, request: DecodeRequest) -> int:
         return self.most.get(request.key, request.num_pending)
@@ -276,8 +269,6 @@ class BrosDecode(DecodePart):
         if ready and math.isinf(bound_s) and not self._can_be_in_time(ready[0], at.now):
             bound_s, is_in_time = batch.seconds(), False
         self._size = self._next_size(is_in_time)
-        packed = {request.key for request in batch.requests}
-        batch.keep_room(request for request in rt if request.key not in packed)
         for request in be:
             if not batch.has_blocks(request):
                 break
@@ -298,7 +289,6 @@ class BrosDecode(DecodePart):
             last = ready.pop()
             batch.remove(last)
             if self._fits(batch, bound_s):
-                batch.keep_room([last])
                 return True
             batch.add(last)
             ready.append(last)
@@ -321,17 +311,23 @@ class BrosDecode(DecodePart):
             chosen = self._victims_of_rt(at)
         else:
             chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
-        room, num_lendable = decoding.RoomToCome(at, self.config, chosen), at.num_lendable_blocks
+        num_lendable = max(0, at.num_lendable_blocks - at.growth(self.config.evict_ahead, True))
+        num_blocks = at.num_free_blocks + at.num_blocks_to_come + sum(map(at.num_freed, chosen))
+        num_slots = at.num_free_slots + at.num_slots_to_come + len(chosen)
         be: list[DecodeRequest] | None = None
         for request in (each for each in rt if not each.num_columns):
             if be is None:
                 in_order = self.in_eviction_order([each for each in at.running if not each.is_rt], at)
                 be = [each for each in in_order if each not in chosen]
-            leaving = room.make(request, be, num_lent=0 if request.num_pooled else num_lendable)
-            if leaving is None:
-                break
-            for_rt += leaving
-            be = be[len(leaving) :]
+            needed = decoding.needed(at, request, self.config)
+            num_lent = 0 if request.num_pooled else min(needed, num_lendable)
+            num_lendable -= num_lent
+            num_blocks -= needed - num_lent
+            num_slots -= 1
+            while (num_blocks < 0 or num_slots < 0) and be:
+                for_rt.append(be.pop(0))
+                num_blocks += at.num_freed(for_rt[-1])
+                num_slots += 1
         return chosen, for_rt
 
     def _victims_of_rt(self, at: DecodeBoundary) -> list[DecodeRequest]:

@@ -216,16 +216,3 @@ def test_without_an_estimate_who_has_least_time_left_goes_first() -> None:
     instance = Instance("bros", cost=None)
     instance.runs(loose := decoding(2.0), tight := decoding(0.5))
     assert instance.iterate().run == keys(tight, loose)
-
-
-def test_no_best_effort_begins_on_blocks_for_which_real_time_waits() -> None:
-    """Real time needs seven of the ten blocks. With four of its own kind and two of best effort gone there are six: so
-    nobody leaves for it, and what is free stays so."""
-    instance = Instance("bros", replace(LIMITS, num_blocks=10, max_model_len=160))
-    instance.runs(running := decoding(0.5, 60), be := job(num_tokens=20))
-    instance.waits(document(20), waiting := prompt(100, first_due_s=0.5))
-    plan = instance.iterate()
-    assert not (plan.new_prompts or plan.wants_evicted)
-    assert plan.run == keys(running, be)
-    instance.schedule.abort(key(running))
-    assert instance.iterate().new_prompts[0] is waiting
