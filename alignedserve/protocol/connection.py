@@ -137,7 +137,7 @@ class RouterConnection:
             return False
         peer.name = "the router"
         self._peer = peer
-        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._prove_or_leave, peer)
+        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._greet_or_leave, peer)
         return True
 
     async def _create_connection(self) -> tuple[asyncio.Transport, Peer]:
@@ -150,8 +150,9 @@ class RouterConnection:
         handshake = ClientHandshake(self._address.token, lambda: frame(self._hello()))
         return Peer(handshake, self._message, self._closed)
 
-    def _prove_or_leave(self, peer: Peer) -> None:
-        if not peer.is_proven:
+    def _greet_or_leave(self, peer: Peer) -> None:
+        """Whatever is lost without a word before the router's Welcome: only from then on silence is noticed."""
+        if peer is self._peer and not self._is_up:
             peer.abort()
 
     async def _until_over(self) -> bool:

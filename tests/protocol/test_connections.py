@@ -572,6 +572,25 @@ def test_who_listens_and_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -
     play(scenario)
 
 
+def test_who_proves_to_be_the_router_and_does_not_greet_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "HANDSHAKE_TIMEOUT_S", 0.05)
+
+    class Dumb(Heard):
+        def connected(self, hello: Hello) -> None:
+            self._note("connected", hello.instance_id, hello.epoch)
+
+    async def scenario() -> None:
+        dumb = Dumb()
+        port = await dumb.hub.listen("127.0.0.1", 0)
+        async with connected(port, hello()) as (_, told):
+            came = "connected", "decode-0", 1
+            await dumb.until(came, ("closed", "decode-0", 1), came)
+            assert told.events == []
+        dumb.hub.close()
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     "said",
     [
