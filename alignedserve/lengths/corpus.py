@@ -19,7 +19,7 @@ PROMPT_KEYS = ("prompt", "question", "instruction")
 ANSWER_KEYS = ("answer", "completion", "output", "response")
 # A line that is longer is an error: a file without line ends would else be read at once.
 MAX_LINE_BYTES = 16 << 20
-# Of a file nobody says how long answers might have been, nor for whom they were.
+# A file does not say how long its answers were allowed to be, nor which class they were in.
 UNLIMITED = SamplingParams(max_tokens=None)
 TIER = "rt"
 
@@ -33,7 +33,7 @@ class Example:
 
 
 def examples(file: Path) -> Iterator[Example]:
-    """Yields the examples of a file while it is read. Raises ValueError that names the line which is none."""
+    """Yields the examples of a file while it is read. Raises ValueError with the first line that isn't one."""
     number = 0
     try:
         with file.open("rb") as lines:
@@ -49,8 +49,8 @@ def examples(file: Path) -> Iterator[Example]:
 
 
 def learn(predictor: Predictor, prompt: Sequence[int], length: int) -> bool:
-    """Learns that the answer to this prompt has so many tokens, the one that ends it included. Returns False and learns
-    nothing if both have no room in the model's length: no such answer could be given."""
+    """Learns the length of the answer to this prompt, counting the token that ends it. Returns False, and learns
+    nothing, if the two together are longer than the model takes: no such answer could be given."""
     if len(prompt) + length > predictor.max_model_len:
         return False
     predictor.learn(predictor.predict(prompt, UNLIMITED, TIER), length, "stop")

@@ -151,7 +151,7 @@ class RouterConnection:
         return Peer(handshake, self._message, self._closed)
 
     def _greet_or_leave(self, peer: Peer) -> None:
-        """Whatever is lost without a word before the router's Welcome: only from then on silence is noticed."""
+        """Ends a connection without a Welcome. It may have died silently, and silence is only noticed after that."""
         if peer is self._peer and not self._is_up:
             peer.abort()
 

@@ -91,14 +91,14 @@ def needed(
 
 
 def num_free(at: DecodeBoundary, config: SchedulingConfig) -> int:
-    """The number of free blocks that requests which are admitted may need; negative if those here need more."""
+    """The number of free blocks that newcomers may take; negative if the requests here will need more than is free."""
     return at.num_free_blocks - at.growth(num_ahead(config)) - watermark(at, config)
 
 
 def has_room(
     at: DecodeBoundary, newcomer: DecodeRequest, config: SchedulingConfig, num_blocks_left: int = 0
 ) -> bool:
-    """Whether the request can be admitted, with so many blocks left besides."""
+    """Whether the request can be admitted and still leave `num_blocks_left` blocks free."""
     if at.num_free_slots <= 0:
         return False
     wanted = needed(at, newcomer, config) + num_blocks_left
@@ -120,7 +120,7 @@ class RoomToCome:
         self._num_here = len(at.running) + len(at.arriving) - len(leaving)
 
     def fits(self, request: DecodeRequest, num_blocks_left: int = 0) -> bool:
-        """Whether the request finds room, with so many blocks left besides."""
+        """Whether there is room for the request, with `num_blocks_left` blocks still free."""
         return (
             needed(self._at, request, self._config) + num_blocks_left <= self._num_blocks
             and self._num_slots > 0

@@ -99,8 +99,8 @@ class PrefillQueue(Protocol):
     def first(self, line: int, now: float) -> RoutedRequest | None: ...
 
     def soonest(self, line: int, count: int, now: float) -> Sequence[tuple[RoutedRequest, float]]:
-        """Requests that can still make their objectives, at most so many and the most urgent first, each with its
-        latest start."""
+        """At most `count` requests that can still make their objectives, the most urgent first, each with its latest
+        start."""
 
     def take(self, request: RoutedRequest) -> None:
         """Takes the request out of its line: it is started."""

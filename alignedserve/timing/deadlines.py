@@ -13,7 +13,7 @@ missing then.
 
 **Before the first token**, each class goes by the latest moment at which its work has to begin. A request that has
 missed it is *demoted*: it stands as if all of it were due `DEMOTION_S` later. Requests that can still make it come
-first, and in the end the demoted one is served.
+first, and in the end the demoted one is served. That is at instances: at the router it is lost (`prefill_queue.py`).
 """
 
 from __future__ import annotations

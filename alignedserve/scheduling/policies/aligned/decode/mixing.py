@@ -27,8 +27,8 @@ MAX_OWED = 0.5
 # is known to come: RT should not have to wait long for an iteration that has just begun.
 BEFORE_RT = 0.5
 WITHOUT_RT = 1.25
-# Beside streams that are late in any case an iteration may take so many times as long as without prompts: these have
-# half of the time.
+# Beside streams that will be late anyway, an iteration with prompts may take this many times as long as one without:
+# prompts get half of the time.
 LATE = 2.0
 # Holding an iteration back for less is not worth it.
 MIN_HOLD_S = 0.0002

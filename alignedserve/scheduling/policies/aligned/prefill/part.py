@@ -2,7 +2,8 @@
 (`urgency.py`), and how much of each is computed (`chunks.py`). Real time (RT) and best effort (BE) share it like this
 (`mixing.py`):
 
-- **Time.** An iteration is bounded by a share of the tightest TTFT objective that was seen lately. RT goes first; BE
+- **Time.** An iteration of BE is bounded by a share of the tightest TTFT objective that was seen lately, and one of RT
+  by that objective, or by what RT needs for nearly its full pace. RT goes first; BE
   fills up an iteration in which RT runs only while that takes hardly any longer.
 - **Room.** BE leaves some blocks free for RT, and is preempted when RT finds too few all the same.
 - **Credit.** While BE is there, a credit grows, which is spent on BE before RT.

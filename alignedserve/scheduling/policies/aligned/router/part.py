@@ -1,9 +1,10 @@
 """What the router does under `aligned`.
 
-- **Prompts.** There are two lines, each ordered by slack (`urgency.py`). Real time (RT) waits for blocks in the pool,
-  and for its turn among its own; best effort (BE) has a window of its own, since instances give it what RT leaves of
-  each iteration. While RT comes and goes, that window gets the smaller the more BE is ready for decode instances
-  (`prompts.py`), and is on as few prefill instances as possible (`placing.py`).
+- **Prompts.** There are two lines, each ordered by latest start (`urgency.py`). Real time (RT) waits for blocks in the
+  pool, and for its turn among its own; while not all of it can be in time, as many start as can be (`savable.py`).
+  Best effort (BE) has a window of its own, since instances give it what RT leaves of each iteration. While RT comes
+  and goes, that window gets the smaller the more BE is ready for decode instances (`prompts.py`), and is on as few
+  prefill instances as possible (`placing.py`).
 - **Decode.** Batches of requests of similar prefix length, found in the pool's quad-tree (`batches.py`). RT beside BE
   takes the RT fast path instead (`rt_fast_path.py`), and is announced to a decode instance while its prompt is
   computed.

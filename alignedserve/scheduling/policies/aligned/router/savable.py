@@ -10,12 +10,12 @@ from alignedserve.scheduling.policies.aligned.most_in_time import most_in_time
 from alignedserve.scheduling.policies.priority import REAL_TIME
 from alignedserve.timing.deadlines import due_s
 
-# So many of those that wait are looked at, the most urgent.
+# Only this many of the prompts that wait are considered, the most urgent ones.
 MOST = 256
-# What was seen of so many prompts, and of the next ones, counts half afterwards.
+# After every so many prompts, what was measured before counts half as much.
 MEMORY = 16
-# Instances that stood still for another reason say nothing of how fast they are: a start comes at most so many times
-# later than it should.
+# A wait counts as at most this many times what was expected. A longer one means that instances stood still, not that
+# they are slow.
 MOST_OFF = 4.0
 
 
