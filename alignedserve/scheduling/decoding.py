@@ -130,13 +130,12 @@ class RoomToCome:
         self,
         request: DecodeRequest,
         may_leave: Iterable[DecodeRequest],
-        num_lent: int = 0,
         num_kept_free: int = 0,
     ) -> list[DecodeRequest] | None:
         """Has as many of these leave, in their order, as the request needs to be admitted, and gives it that room.
-        Returns those that leave; None if it finds no room with all of them gone: then nobody leaves. It may use
-        `num_lent` blocks of others besides. More leave until `num_kept_free` blocks are left, if there are more."""
-        num_wanted = needed(self._at, request, self._config) - num_lent
+        Returns those that leave; None if it finds no room with all of them gone: then nobody leaves. More leave
+        until `num_kept_free` blocks are left, if there are more."""
+        num_wanted = needed(self._at, request, self._config)
         num_blocks, num_slots = self._num_blocks - num_wanted, self._num_slots - 1
         chosen: list[DecodeRequest] = []
         for each in () if num_blocks >= num_kept_free and num_slots >= 0 else may_leave:
@@ -148,7 +147,7 @@ class RoomToCome:
         is_alone = self._num_here == len(chosen)
         if num_blocks + (watermark(self._at, self._config) if is_alone else 0) < 0 or num_slots < 0:
             return None
-        self._num_blocks, self._num_slots = num_blocks - num_lent, num_slots
+        self._num_blocks, self._num_slots = num_blocks, num_slots
         self._num_here += 1 - len(chosen)
         return chosen
 
