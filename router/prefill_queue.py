@@ -90,9 +90,11 @@ class Line:
         most = OTHERS * self._lost[0].state.num_missing if self._lost else 0
         self._num_beside = min(self._num_beside, most)
         tops = [each[0] for each in (self._steady, self._alive) if each]
-        if self._lost and (not tops or self._num_beside >= most):
+        top = min(tops, default=None)
+        # One that was begun may hold the blocks that a lost one would wait for.
+        if self._lost and (top is None or (top.is_new and self._num_beside >= most)):
             return self._lost[0].state
-        return min(tops).state if tops else None
+        return None if top is None else top.state
 
     def soonest(self, count: int, now: float) -> list[tuple[RequestState, float]]:
         self._demote(now)

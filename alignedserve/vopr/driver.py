@@ -13,7 +13,7 @@ from alignedserve.router.events import Event, Send
 from alignedserve.sim.clock import Clock
 from alignedserve.sim.router import Observer
 from alignedserve.types import InstanceId
-from alignedserve.vopr.history import PEER, Action, Arrive, Ask, Batch, Cut, Hang, Kill, kind_of
+from alignedserve.vopr.history import PEER, Action, Arrive, Ask, Batch, Cut, Hang, Kill, Late, kind_of
 from alignedserve.vopr.launcher import Launcher
 from alignedserve.vopr.places import Visits
 from alignedserve.vopr.transitions import Seen, seen
@@ -93,7 +93,7 @@ def _at(action: Action, island: str, peer: InstanceId) -> Action:
     match action:
         case Kill(processes=downs):
             return replace(action, processes={named(each): down_s for each, down_s in downs.items()})
-        case Hang(process=process) | Cut(process=process):
+        case Hang(process=process) | Cut(process=process) | Late(process=process):
             return replace(action, process=named(process))
         case _:
             return action

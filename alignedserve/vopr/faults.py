@@ -38,6 +38,8 @@ AIMED_GAPS_S = (0.4, 1.0)
 # The share of what is aimed that falls elsewhere: in a tight plan where requests leave, which they do all the time, in
 # others anywhere.
 ASTRAY = 0.4
+# The transitions at which the KV of a prompt that decodes may still be on its way to the pool.
+OF_SAVING = ("Offer.source", "DecodeReport.wants_evicted")
 # The kinds of copies.
 COPIES = ("load", "save", "pull")
 
@@ -74,7 +76,8 @@ def aimed_faults(random: Random, plan: Plan) -> Iterator[Action]:
         transition, victim = aim.split(":")
         when = {"at_s": at_s, "after": transition, "delay_s": random.choice(NEAR_DELAYS_S)}
         process = InstanceId("kvpool-0" if victim == "kvpool" else victim)
-        yield random.choices(_AIMED, _AIMED_WEIGHTS)[0](random, process, when)
+        kinds = [*_AIMED, *((_aimed_slow_saves,) if transition in OF_SAVING else ())]
+        yield random.choices(kinds, _AIMED_WEIGHTS[: len(kinds)])[0](random, process, when)
         at_s += random.expovariate(1.0 / mean_gap_s)
 
 
@@ -175,5 +178,16 @@ def _aimed_cut(random: Random, process: InstanceId, when: When) -> Action:
     return make(Cut, when, process=PEER if process == ROUTER else process)
 
 
-_AIMED = (_aimed_death, _aimed_hang, _aimed_cut)
-_AIMED_WEIGHTS = (0.75, 0.15, 0.1)
+def _aimed_late(random: Random, process: InstanceId, when: When) -> Action:
+    """What is ordered is still under way to a process when the router that ordered it is gone."""
+    late = PEER if process == ROUTER else process
+    return make(Late, when, process=late, is_up=random.random() < 0.3, latency_s=random.choice([0.05, 1.0]), seconds=1.0)
+
+
+def _aimed_slow_saves(random: Random, process: InstanceId, when: When) -> Action:
+    """A prompt is still saved when the decode instance that has it wants it to leave."""
+    return make(SlowCopies, when, slowdown=50.0, seconds=random.choice([0.5, 2.0]), what="save")
+
+
+_AIMED = (_aimed_death, _aimed_hang, _aimed_cut, _aimed_late)
+_AIMED_WEIGHTS = (0.65, 0.15, 0.1, 0.1, 0.3)

@@ -177,7 +177,7 @@ def _tightened(plan: Plan, random: Random) -> Plan:
         max_num_seqs=max(plan.max_num_seqs, 6),
         load=2.5,
         iteration_s=random.choice([0.01, 0.02]),
-        be_part=random.choice([0.6, 0.6, 1.0]),
+        be_part=random.choice([0.0, 0.6, 0.6, 1.0]),
         # Few requests get long enough to pass blocks of a longer window before they have to leave.
         window=min(plan.window, 30),
         # Some tokens more are under way to gateways when a router dies.

@@ -230,6 +230,17 @@ def test_an_answer_that_was_begun_is_not_lost() -> None:
     assert order(router, now=50.0) == [3, 4, 5]
 
 
+def test_one_that_was_begun_goes_before_a_lost_one_whose_turn_it_is() -> None:
+    """What the pool holds of it counts as under way, so that a lost one might not be started beside it."""
+    router = filled([be(key, job_due_s=1.0) for key in (1, 2)])
+    for key in range(3, 3 + OTHERS):
+        push(router, be(key, 1e6))
+        order(router, now=50.0, rt_room=0, be_room=1)
+    push(router, be(30, job_due_s=1.0, num_cached=4))
+    assert order(router, now=50.0, rt_room=0, be_room=1) == [30]
+    assert order(router, now=50.0, rt_room=0, be_room=1) == [1]
+
+
 def test_accelgen_leaves_a_document_that_gets_no_answer_no_time_for_one() -> None:
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig("accelgen"))
     for name in ("prefill-0", "decode-0"):
