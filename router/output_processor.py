@@ -48,7 +48,10 @@ class OutputProcessor:
             self._output.add_progress(state, len(state.request.prompt), news.num_reused, now)
         output += news.tokens
         if not num_before:
-            self._note_first_token(sender, state)
+            self._note_first_token(state)
+        # A stream that was interrupted and computed again has tokens from before.
+        if isinstance(view := self._cluster.decode(sender), ColocatedView):
+            view.pending.discard(state.key)
         if news.finish_reason or not num_before:
             self._output.add_timeline(state)
         self._output.add(state, news, now)
@@ -60,12 +63,10 @@ class OutputProcessor:
         if state.demanded_output <= len(output):
             self._demand.add(state)
 
-    def _note_first_token(self, sender: InstanceId, state: RequestState) -> None:
+    def _note_first_token(self, state: RequestState) -> None:
         state.deadlines = with_first_token(state.deadlines, self._clock.now)
         if (expecting := self._cluster.decode(state.expected_at)) and state.key in expecting.coming:
             expecting.coming[state.key] = True
-        if isinstance(view := self._cluster.decode(sender), ColocatedView):
-            view.pending.discard(state.key)
 
     def _finish(self, sender: InstanceId, state: RequestState, reason: str) -> None:
         if reason in WHOLE_ANSWERS and not state.is_embedding:

@@ -12,12 +12,13 @@ from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.router.token_counts import TokenCounts
 from alignedserve.scheduling.island import RoutedRequest, Urgency
 from alignedserve.scheduling.policies.base import RouterPart
+from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import RequestKey
 
-# Lost ones may start a token for so many of others that start beside them.
+# Lost requests may start one token for every 20 tokens that others start.
 OTHERS = 20
-# So many of those that had their turn are remembered.
-MOST_REMEMBERED = 64
+# The most requests whose turn is remembered until the pool has answered. One event starts `prefill.MAX_STARTS`.
+MOST_REMEMBERED = 1024
 
 
 class Position(NamedTuple):
@@ -27,9 +28,16 @@ class Position(NamedTuple):
     state: RequestState
 
 
+class Turn(NamedTuple):
+    # The tokens by which the turn changed what lost requests may start.
+    num_tokens: int
+    is_lost: bool
+
+
 class Line:
-    """Those that can't make their objectives any more are *lost*: they go last. But they have a share of what starts
-    beside them, so that none waits for ever."""
+    """A request that can't make its objective any more is *lost*. It goes behind those that can still make theirs, and
+    stands among those without an objective as if all of it came `DEMOTION_S` later. Lost requests have a share of the
+    tokens that start beside them, so that none waits for ever."""
 
     def __init__(self) -> None:
         # Of requests without an objective, of those that can still make theirs, and of those that can't; each in order.
@@ -39,10 +47,10 @@ class Line:
         # Those of all requests here.
         self._positions: dict[RequestKey, Position] = {}
         self._num_pushed = 0
-        # The number of tokens of others that started beside lost ones, less what these had for it.
+        # The number of tokens of others that started beside lost requests, less what these had for it.
         self._num_beside = 0
-        # What the last lost ones had their turn for: one that comes back without having begun has it again.
-        self._paid: dict[RequestKey, int] = {}
+        # The last turns. That of a request which comes back without having begun did not count.
+        self._turns: dict[RequestKey, Turn] = {}
         self.num_demotions = 0
         # Whether the pool had no room for a request of this line: nothing starts until blocks were released.
         self.is_refused = False
@@ -54,12 +62,15 @@ class Line:
         self._num_pushed += 1
         position = Position(urgency.is_new, urgency.start_s, self._num_pushed, state)
         self._positions[state.key] = position
-        paid = self._paid.pop(state.key, None)
-        if paid is None or not urgency.can_be_lost:
-            insort(self._alive if urgency.can_be_lost else self._steady, position)
-            return
-        insort(self._lost, position)
-        self._num_beside += paid
+        turn = self._turns.pop(state.key, None)
+        if turn and urgency.is_new:
+            self._num_beside = max(self._num_beside - turn.num_tokens, 0)
+        if not urgency.can_be_lost:
+            insort(self._steady, position)
+        elif turn and turn.is_lost:
+            insort(self._lost, position)
+        else:
+            insort(self._alive, position)
 
     def discard(self, key: RequestKey) -> None:
         """It is safe to repeat this."""
@@ -73,15 +84,14 @@ class Line:
 
     def take(self, key: RequestKey) -> None:
         position = self._positions[key]
-        num_tokens = position.state.num_missing
-        if self._lost and self._lost[0] is position:
-            paid = min(self._num_beside, OTHERS * num_tokens)
-            self._num_beside -= paid
-            self._paid[key] = paid
-            if len(self._paid) > MOST_REMEMBERED:
-                del self._paid[next(iter(self._paid))]
-        elif self._lost:
+        if self._lost:
+            is_lost, num_tokens = self._lost[0] is position, position.state.num_missing
+            if is_lost:
+                num_tokens = -min(self._num_beside, OTHERS * num_tokens)
             self._num_beside += num_tokens
+            self._turns[key] = Turn(num_tokens, is_lost)
+            if len(self._turns) > MOST_REMEMBERED:
+                del self._turns[next(iter(self._turns))]
         self.discard(key)
 
     def first(self, now: float) -> RequestState | None:
@@ -91,10 +101,14 @@ class Line:
         self._num_beside = min(self._num_beside, most)
         tops = [each[0] for each in (self._steady, self._alive) if each]
         top = min(tops, default=None)
-        # One that was begun may hold the blocks that a lost one would wait for.
-        if self._lost and (top is None or (top.is_new and self._num_beside >= most)):
+        if self._lost and (top is None or self._goes_before(self._lost[0], top, most)):
             return self._lost[0].state
         return None if top is None else top.state
+
+    def _goes_before(self, lost: Position, top: Position, most: int) -> bool:
+        """A request that was begun may hold the blocks that a lost one would wait for."""
+        has_turn = self._num_beside >= most
+        return top.is_new and (has_turn or (not self._alive and lost.start_s + DEMOTION_S < top.start_s))
 
     def soonest(self, count: int, now: float) -> list[tuple[RequestState, float]]:
         self._demote(now)

@@ -33,7 +33,7 @@ NUM_PINGS = 5
 _FIRST_EPOCH = 10**15
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 0.5
-# A listener which has not proved after so many seconds that it is the router is disconnected.
+# Seconds until a connection on which no Welcome has arrived is ended: the listener may not be the router.
 HANDSHAKE_TIMEOUT_S = 10.0
 
 
@@ -137,7 +137,7 @@ class RouterConnection:
             return False
         peer.name = "the router"
         self._peer = peer
-        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._greet_or_leave, peer)
+        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._end_without_welcome, peer)
         return True
 
     async def _create_connection(self) -> tuple[asyncio.Transport, Peer]:
@@ -150,9 +150,11 @@ class RouterConnection:
         handshake = ClientHandshake(self._address.token, lambda: frame(self._hello()))
         return Peer(handshake, self._message, self._closed)
 
-    def _greet_or_leave(self, peer: Peer) -> None:
-        """Ends a connection without a Welcome. It may have died silently, and silence is only noticed after that."""
+    def _end_without_welcome(self, peer: Peer) -> None:
+        """Ends a connection on which no Welcome has arrived. It may have died silently, and silence is watched for only
+        from the Welcome on."""
         if peer is self._peer and not self._is_up:
+            logger.warning("no welcome from the router within %g s: connecting again", HANDSHAKE_TIMEOUT_S)
             peer.abort()
 
     async def _until_over(self) -> bool:

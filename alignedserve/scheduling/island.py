@@ -94,7 +94,7 @@ class PrefillQueue(Protocol):
     def is_empty(self, line: int) -> bool: ...
 
     def is_refused(self, line: int) -> bool:
-        """Whether the pool has no blocks for its first request."""
+        """Whether the pool has refused blocks for a request of this line, and none were released since."""
 
     def first(self, line: int, now: float) -> RoutedRequest | None: ...
 

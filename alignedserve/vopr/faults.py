@@ -181,7 +181,8 @@ def _aimed_cut(random: Random, process: InstanceId, when: When) -> Action:
 def _aimed_late(random: Random, process: InstanceId, when: When) -> Action:
     """What is ordered is still under way to a process when the router that ordered it is gone."""
     late = PEER if process == ROUTER else process
-    return make(Late, when, process=late, is_up=random.random() < 0.3, latency_s=random.choice([0.05, 1.0]), seconds=1.0)
+    is_up, latency_s = random.random() < 0.3, random.choice([0.05, 1.0])
+    return make(Late, when, process=late, is_up=is_up, latency_s=latency_s, seconds=1.0)
 
 
 def _aimed_slow_saves(random: Random, process: InstanceId, when: When) -> Action:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -241,6 +242,37 @@ def test_one_that_was_begun_goes_before_a_lost_one_whose_turn_it_is() -> None:
     assert order(router, now=50.0, rt_room=0, be_room=1) == [1]
 
 
+def test_what_the_pool_refuses_does_not_count_as_started_beside_a_lost_one() -> None:
+    router = filled([rt(1, 0.5), *(rt(key, 1e6 + key) for key in range(2, 2 + OTHERS))])
+    for _ in range(2 * OTHERS):
+        (key,) = order(router, 1.0, rt_room=1, be_room=0)
+        assert key == 2
+        refused = router.requests[key]
+        router.prefill_queue.push(refused, router.policy.urgency(refused, router.island))
+    started = [each for _ in range(OTHERS) for each in order(router, 1.0, rt_room=1, be_room=0)]
+    assert started == [*range(2, 2 + OTHERS)]
+    assert order(router, 1.0, rt_room=1, be_room=0) == [1]
+
+
+def test_a_lost_one_stands_among_those_without_an_objective_as_if_it_came_later() -> None:
+    """Where no other can still make its objective."""
+    lost, soon = be(1, job_due_s=1.0), be(2, math.inf, arrived_s=0.5)
+    router = filled([soon, lost, *(be(key, math.inf, arrived_s=50.0 * key) for key in (3, 4))])
+    assert order(router, now=500.0) == [2, 1, 3, 4]
+    router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig("accelgen"))
+    for each in (soon, rt(1, 0.5)):
+        push(router, each)
+    assert next(iter(router.policy.start(router.island)), None) is None, "there is no instance"
+    assert router.prefill_queue.first(0, now=500.0) is router.requests[RequestKey(1)]
+
+
+def test_a_stream_that_was_broken_off_is_not_lost_under_accelgen() -> None:
+    broken_off = rt(1, 0.5)
+    broken_off.output = [7, 8]
+    router = filled([rt(2, 100.0), broken_off], "accelgen")
+    assert router.prefill_queue.first(0, now=50.0) is broken_off
+
+
 def test_accelgen_leaves_a_document_that_gets_no_answer_no_time_for_one() -> None:
     router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig("accelgen"))
     for name in ("prefill-0", "decode-0"):
@@ -320,7 +352,34 @@ def test_an_instance_that_had_nothing_to_do_was_not_slow() -> None:
         router = with_prompts((32, 1e6))
         router.clock.now = now
         assert len([*savable.start(router.island, Room(1, 1), 0)]) == 1
-    assert savable.slowdown == pytest.approx(4.0, rel=0.5)
+    assert savable.slowdown == pytest.approx(4.0)
+
+
+def test_filling_the_window_in_several_events_says_nothing_of_the_pace() -> None:
+    """One event starts a part of them."""
+    savable = at_a_quarter_of_the_pace()
+    router = with_prompts(*((32, 1e6) for _ in range(60)))
+    for number in range(4):
+        router.clock.now = 1000.0 + 0.001 * number
+        starting = savable.start(router.island, Room((32 * (50 - 13 * number)), 60), 0)
+        assert len([*islice(starting, 13)]) in (13, 50 - 39)
+        starting.close()
+    assert savable.slowdown == pytest.approx(4.0)
+
+
+def test_nothing_was_slow_while_nothing_waited() -> None:
+    savable = at_a_quarter_of_the_pace()
+    router = with_prompts()
+    # Of two that come, one is started, and the other one's client leaves. An hour later there are two again.
+    for first in (1, 3):
+        router.clock.now = 4000.0 * first
+        for key in (first, first + 1):
+            each = rt(key, 1e6 + key, arrived_s=router.clock.now)
+            each.request = request(key, num_prompt=32)
+            push(router, each)
+        assert [each.key for each in savable.start(router.island, Room(1, 1), 0)] == [first]
+        router.prefill_queue.discard(router.requests[RequestKey(first + 1)])
+    assert savable.slowdown == pytest.approx(4.0)
 
 
 def test_no_more_is_started_than_what_instances_compute_beside_decodes() -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import NewTokens, PromptProgress, Submit, Tokens
+from alignedserve.router.instance_views import ColocatedView
 from tests.router.script import (
     GATEWAY,
     ONE,
@@ -89,3 +90,12 @@ def test_a_prompt_that_is_computed_again_for_later_tokens_is_no_news(instance: s
     at = prompted(instance, delivered=[50])
     at.report(progress=[(ONE, 4, 0)])
     assert at.heard() == []
+
+
+def test_a_stream_that_is_computed_again_counts_as_computed_with_its_next_token() -> None:
+    """Otherwise the router would take its prompt for work ahead until it ends."""
+    at = prompted(COLOCATED, delivered=[50])
+    view = at.script.router.cluster.decode(COLOCATED)
+    assert isinstance(view, ColocatedView) and view.pending.count(is_rt=True) == 1
+    at.report(news=[NewTokens(ONE, 1, [51])])
+    assert view.pending.count(is_rt=True) == 0

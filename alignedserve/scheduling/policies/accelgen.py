@@ -222,11 +222,12 @@ class AccelgenRouter(RouterPart):
         due = due_s(request.deadlines, request.num_output)
         if math.isinf(due):
             return Urgency(True, request.arrived_s + LONGEST_WINDOW_S, False)
+        is_begun = request.num_output > 0
         needed_s = island.cluster.prefill_s(request.num_reusable, request.num_tokens)
         if not request.is_rt:
             num_left = max(island.expected_output(request) - request.num_output, 0)
             needed_s += num_left * island.cluster.decode_s(request.num_tokens)
-        return Urgency(True, due - needed_s, True)
+        return Urgency(True, due - needed_s, not is_begun)
 
     def hand_over_to(
         self, request: RoutedRequest, views: Sequence[DecodeView], island: Island

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 def most_in_time(jobs: Iterable[tuple[float, float]], begin_s: float) -> set[int]:
-    """Of jobs that are done one after the other from `begin_s` on, each given as (when it is due, its seconds) and the
-    soonest due first, the numbers of those to do: no others would make more of them end in time.
+    """Returns the numbers of the jobs to do; no other choice would let more of them end in time.
 
-    They are taken up in order; whenever one would end too late, the longest so far is left out.
+    Jobs are done one after the other from `begin_s` on. Each is given as (when it is due, its seconds), the soonest due
+    first. They are taken up in order; whenever one would end too late, the longest so far is left out.
     """
     ends_s = begin_s
     # The longest is on top.

@@ -18,7 +18,7 @@ from alignedserve.timing.deadlines import UNSTATED_TTFT_S
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# This share of the pace that BE could have is enough while RT comes and goes: chunks are as short as that allows.
+# This share of the highest possible pace is enough while RT comes and goes: chunks are as short as that allows.
 ENOUGH = 0.95
 # BE has at least this share of its pace: shorter chunks would keep the instance busy for longer than they would spare
 # RT.

@@ -52,20 +52,25 @@ class AlignedRouter(RouterPart):
         return urgency_of(request, island)
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        num_iterations, share = self.config.prefill_window, self._share_for_be(island)
-        rt_room = routing.window(island.cluster, self._num_iterations(island)).less(
-            *routing.ahead(island, True)
+        share, queue = self._share_for_be(island), island.prefill_queue
+        if not queue.is_empty(REAL_TIME):
+            yield from self._start_real_time(island)
+        if share == 0 or queue.is_empty(BEST_EFFORT) or routing.has_evicted(island):
+            return
+        window = routing.window(island.cluster, self.config.prefill_window * share)
+        yield from routing.start_line(
+            island,
+            BEST_EFFORT,
+            window.less(*routing.ahead(island, False)),
+            lambda request: self._may_start(request, island),
         )
-        # However little is started ahead, each instance has a prompt.
+
+    def _start_real_time(self, island: Island) -> Iterator[RoutedRequest]:
+        window = routing.window(island.cluster, self._num_iterations(island))
+        # Each instance has a prompt, even if that exceeds the window.
         num_idle = sum(not view.pending.sum(is_rt=True) for view in island.cluster.prefills)
         least = num_idle - island.reserving.count(is_rt=True)
-        be_room = routing.window(island.cluster, num_iterations * share).less(*routing.ahead(island, False))
-        yield from self._savable.start(island, rt_room, least)
-        if routing.has_evicted(island):
-            return
-        yield from routing.start_line(
-            island, BEST_EFFORT, be_room, lambda request: self._may_start(request, island)
-        )
+        yield from self._savable.start(island, window.less(*routing.ahead(island, True)), least)
 
     def _num_iterations(self, island: Island) -> float:
         """How much real time is started ahead, in iterations that are full of prompts. Where decodes run beside them,
@@ -82,6 +87,7 @@ class AlignedRouter(RouterPart):
     def _may_start(self, request: RoutedRequest, island: Island) -> bool:
         """Real time that waits for room in the pool leaves best effort its share of it alone."""
         share = 0.0 if island.prefill_queue.is_refused(REAL_TIME) else 1 - self.config.rt_headroom
+        # What this event has started counts as well.
         is_wanted = self._share_for_be(island) > 0
         return is_wanted and island.has_room_for(request, self.config.be_share, share)
 

@@ -16,7 +16,8 @@ NumKnown = Callable[[PrefillView], int]
 
 
 def for_real_time(views: Sequence[PrefillView], num_known: NumKnown, is_colocated: bool) -> PrefillView:
-    """Of colocated instances where it would wait equally long, the one where least decodes."""
+    """Returns the instance where the prompt waits least; among colocated ones that are equal in this, the one where
+    least decodes."""
 
     def wait(view: PrefillView) -> tuple[int, int, int]:
         num_be = view.pending.sum(is_rt=False)

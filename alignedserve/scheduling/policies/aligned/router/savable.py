@@ -10,9 +10,9 @@ from alignedserve.scheduling.policies.aligned.most_in_time import most_in_time
 from alignedserve.scheduling.policies.priority import REAL_TIME
 from alignedserve.timing.deadlines import due_s
 
-# Only this many of the prompts that wait are considered, the most urgent ones.
+# Only the 256 most urgent prompts are considered: with the next ones the choice would take over a millisecond.
 MOST = 256
-# After every so many prompts, what was measured before counts half as much.
+# After every 16 measurements, those before count half as much.
 MEMORY = 16
 # A wait counts as at most this many times what was expected. A longer one means that instances stood still, not that
 # they are slow.
@@ -24,9 +24,8 @@ class Savable:
         # How long the last prompts took, one after the other, while others waited; and how long they take alone.
         self._took_s = self._alone_s = 0.0
         self._count = 0
-        # Since when others have waited; None: none does. When the last ones started, and how long these take alone.
-        self._since_s: float | None = None
-        self._then_s = self._started_s = 0.0
+        # When the window was last filled while others waited; None: it is not full, or none waits.
+        self._full_s: float | None = None
 
     @property
     def slowdown(self) -> float:
@@ -36,49 +35,44 @@ class Savable:
 
     def start(self, island: Island, room: Room, least: int) -> Iterator[RoutedRequest]:
         """Starts prompts while there is room, and `least` of them however little there is."""
-        queue = island.prefill_queue
+        queue, now = island.prefill_queue, island.now
         chosen: Iterator[RoutedRequest] | None = None
+        is_full, has_waited, alone_s = False, True, 0.0
         try:
-            while (room.is_there or least > 0) and not queue.is_refused(REAL_TIME):
-                first = queue.first(REAL_TIME, island.now)
-                if first is None:
+            while not queue.is_refused(REAL_TIME) and (first := queue.first(REAL_TIME, now)) is not None:
+                is_full = not room.is_there and least <= 0
+                if is_full:
                     break
-                soonest = queue.soonest(REAL_TIME, 1, island.now)
-                # Others are those that asked for no objective, or have lost theirs: they have their turn.
+                # Otherwise the queue was empty for a while.
+                has_waited = has_waited and (bool(alone_s) or first.arrived_s <= (self._full_s or 0.0))
+                soonest = queue.soonest(REAL_TIME, 1, now)
+                # A request without an objective, or a lost one, has its turn as the queue has it.
                 request = first
                 if soonest and soonest[0][0] is first:
                     chosen = iter(self._in_time(island)) if chosen is None else chosen
                     request = next(chosen, first)
+                alone_s += island.cluster.prefill_s(request.num_reusable, request.num_tokens)
                 queue.take(request)
                 room, least = room.less(request.num_missing, 1), least - 1
-                self._started(request, island)
                 yield request
         finally:
-            if queue.is_empty(REAL_TIME) or queue.is_refused(REAL_TIME):
-                self._since_s = None
+            if not is_full:
+                self._full_s = None
+            elif alone_s or self._full_s is None:
+                if self._full_s is not None and has_waited:
+                    self._measure(now - self._full_s, alone_s / len(island.cluster.prefills))
+                self._full_s = now
 
-    def _started(self, request: RoutedRequest, island: Island) -> None:
-        now = island.now
-        if self._since_s is None:
-            self._since_s = self._then_s = now
-            self._started_s = 0.0
-        if now == self._since_s:
-            # These fill the window: the next one starts before they are computed.
-            return
-        if now > self._then_s:
-            most_s = MOST_OFF * self.slowdown * self._started_s
-            self._took_s += min(now - self._then_s, most_s)
-            self._alone_s += self._started_s
-            self._started_s = 0.0
-            if self._count >= MEMORY:
-                self._took_s, self._alone_s, self._count = self._took_s / 2, self._alone_s / 2, 0
-        self._then_s = now
-        needed_s = island.cluster.prefill_s(request.num_reusable, request.num_tokens)
-        self._started_s += needed_s / len(island.cluster.prefills)
+    def _measure(self, seconds: float, alone_s: float) -> None:
+        """Prompts that take `alone_s` had to be computed until those that take as long could start."""
+        self._took_s += min(seconds, MOST_OFF * self.slowdown * alone_s)
+        self._alone_s += alone_s
         self._count += 1
+        if self._count >= MEMORY:
+            self._took_s, self._alone_s, self._count = self._took_s / 2, self._alone_s / 2, 0
 
     def _in_time(self, island: Island) -> list[RoutedRequest]:
-        """Of those that can be in time, the largest number that can be together, the first to start first."""
+        """Returns as many prompts as can be in time together, the first to start first."""
         waiting = island.prefill_queue.soonest(REAL_TIME, MOST, island.now)
         jobs = [(due_s(request.deadlines, request.num_output), start_s) for request, start_s in waiting]
         in_order = sorted(range(len(jobs)), key=lambda number: jobs[number][0])
