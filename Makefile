@@ -24,7 +24,7 @@ test: .venv/installed
 test-all: .venv/installed
 	$(BIN)/python $(TESTS) $${RECORD:+--record="$$RECORD"}
 
-# hours: all cases of all matrices
+# an hour on two cores: all cases of all matrices
 test-everything: .venv/installed
 	$(BIN)/python $(TESTS) --everything $${RECORD:+--record="$$RECORD"}
 

@@ -77,7 +77,11 @@ def aimed_faults(random: Random, plan: Plan) -> Iterator[Action]:
         when = {"at_s": at_s, "after": transition, "delay_s": random.choice(NEAR_DELAYS_S)}
         process = InstanceId("kvpool-0" if victim == "kvpool" else victim)
         kinds = [*_AIMED, *((_aimed_slow_saves,) if transition in OF_SAVING else ())]
-        yield random.choices(kinds, _AIMED_WEIGHTS[: len(kinds)])[0](random, process, when)
+        kind = random.choices(kinds, _AIMED_WEIGHTS[: len(kinds)])[0]
+        yield kind(random, process, when)
+        if kind is _aimed_late and process == ROUTER:
+            # Its last orders are still under way when another router is there.
+            yield _aimed_death(random, process, when)
         at_s += random.expovariate(1.0 / mean_gap_s)
 
 
@@ -179,10 +183,10 @@ def _aimed_cut(random: Random, process: InstanceId, when: When) -> Action:
 
 
 def _aimed_late(random: Random, process: InstanceId, when: When) -> Action:
-    """What is ordered is still under way to a process when the router that ordered it is gone."""
+    """Messages to the process are late from now on; where the router is to be struck, those to its peer."""
     late = PEER if process == ROUTER else process
     is_up, latency_s = random.random() < 0.3, random.choice([0.05, 1.0])
-    return make(Late, when, process=late, is_up=is_up, latency_s=latency_s, seconds=1.0)
+    return make(Late, when | {"delay_s": 0.0}, process=late, is_up=is_up, latency_s=latency_s, seconds=1.0)
 
 
 def _aimed_slow_saves(random: Random, process: InstanceId, when: When) -> Action:
