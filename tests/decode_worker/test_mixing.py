@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -44,11 +45,11 @@ LIMITS = InstanceLimits(
 
 
 def schedule_of(
-    limits: InstanceLimits = LIMITS, policy: str = "aligned", **scheduling: float
+    limits: InstanceLimits = LIMITS, policy: str = "aligned", **scheduling: Any
 ) -> DecodeSchedule:
-    told = {"be_share": 0.0, "rt_headroom": 0.0, "be_pace": 0.8} | scheduling
+    told: dict[str, Any] = {"be_share": 0.0, "rt_headroom": 0.0, "be_pace": 0.8} | scheduling
     estimate = Estimate(PLAIN)
-    config = SchedulingConfig(policy, evict_ahead=1, admit_ahead=1, **told)  # type: ignore[arg-type]
+    config = SchedulingConfig(policy, **({"evict_ahead": 1, "admit_ahead": 1} | told))
     return DecodeSchedule(limits, make_policy(config).decode(limits, estimate), estimate)
 
 
@@ -684,3 +685,25 @@ def test_real_time_is_never_left_waiting_beside_best_effort_that_could_leave() -
         assert bool(plan.pulls) != bool(plan.wants_evicted), f"of {num_blocks} blocks"
         ended.add(bool(plan.pulls))
     assert ended == {True, False}
+
+
+@pytest.mark.parametrize("num_be", [1, 4])
+def test_nor_where_admission_leaves_a_watermark_free(num_be: int) -> None:
+    ended = set()
+    limits = replace(LIMITS, max_model_len=400 * BLOCK)
+    for num_blocks in range(400, 450):
+        schedule = schedule_of(replace(limits, num_blocks=num_blocks), evict_ahead=4, admit_ahead=None)
+        admit(schedule, *(be(360 // num_be * BLOCK) for _ in range(num_be)))
+        schedule.offer([rt(60 * BLOCK)], is_batch=False)
+        plan = schedule.plan(0.0)
+        assert bool(plan.pulls) != bool(plan.wants_evicted), f"of {num_blocks} blocks"
+        ended.add(bool(plan.pulls))
+    assert ended == {True, False}
+
+
+def test_what_needs_all_blocks_has_all_others_leave() -> None:
+    limits = replace(LIMITS, num_blocks=400, max_model_len=400 * BLOCK)
+    schedule = schedule_of(limits, evict_ahead=4, admit_ahead=None)
+    admit(schedule, *(be(90 * BLOCK) for _ in range(4)))
+    schedule.offer([rt(398 * BLOCK)], is_batch=False)
+    assert len(schedule.plan(0.0).wants_evicted) == 4

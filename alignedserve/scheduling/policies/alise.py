@@ -220,8 +220,9 @@ class AliseDecode(DecodePart):
                 if last is None:
                     places = {each.key: number for number, each in enumerate(in_order)}
                     last = [each for each in self.in_eviction_order(at.running, at) if each not in chosen]
-                behind = (each for each in last if places[each.key] > place)
-                may_leave = [each for each in behind if self._leaves_for(each, request, at.now)]
+                may_leave = self._may_leave(
+                    request, (each for each in last if places[each.key] > place), at.now
+                )
             leaving = room.make(request, may_leave, num_kept_free=self._num_kept_free)
             if leaving is None:
                 break
@@ -229,6 +230,12 @@ class AliseDecode(DecodePart):
                 for_others += leaving
                 last = [each for each in last if each not in leaving]
         return chosen, for_others
+
+    def _may_leave(
+        self, other: DecodeRequest, behind: Iterable[DecodeRequest], now: float
+    ) -> Iterator[DecodeRequest]:
+        """Yields those that leave for the other one. Each costs questions to the cost model."""
+        return (each for each in behind if self._leaves_for(each, other, now))
 
     def _leaves_for(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
         """Whether this one, which is in memory, leaves for the other, which waits."""

@@ -50,10 +50,12 @@ class Eviction:
             return []
         most_blocks = sum(each.num_blocks for each in be) - missing
         waiting = [request for request in chain(at.requests, at.batch) if request.is_rt]
-        num_blocks, num_slots = self._needed_for_rt(at, waiting, most_blocks, len(be))
+        can_be_alone = len(be) == len(at.running) and not at.arriving
+        num_blocks, num_slots = self._needed_for_rt(at, waiting, most_blocks, len(be), can_be_alone)
         is_rt_waiting = num_slots > 0
         if not is_rt_waiting:
             num_blocks, num_slots = self._mixing.least_headroom()
+            num_blocks += decoding.watermark(at, self._config) if num_slots else 0
         missing += num_blocks
         missing_slots = num_slots - at.num_free_slots - at.num_slots_to_come - len(victims)
         if missing <= 0 and missing_slots <= 0:
@@ -72,14 +74,26 @@ class Eviction:
         return more
 
     def _needed_for_rt(
-        self, at: DecodeBoundary, waiting: Sequence[DecodeRequest], most_blocks: int, most_slots: int
+        self,
+        at: DecodeBoundary,
+        waiting: Sequence[DecodeRequest],
+        most_blocks: int,
+        most_slots: int,
+        can_be_alone: bool,
     ) -> tuple[int, int]:
-        """The numbers of blocks and slots for these requests, in order, as far as so many can be had."""
+        """Returns the numbers of blocks and slots for these requests, in order, as far as they can be had. It counts as
+        `Admission` does: otherwise a request might be refused there while nothing leaves for it here."""
         if not waiting:
             return 0, 0
         ahead, num_blocks, num_slots = decoding.num_ahead(self._config), 0, 0
         most_slots += at.num_free_slots + at.num_slots_to_come
         reserve = at.growth(ahead, is_rt=True) - at.growth(self._config.evict_ahead, is_rt=True)
+        watermark = decoding.watermark(at, self._config)
+        first = at.growth_of(waiting[0], ahead)
+        if reserve + watermark + first > most_blocks >= first and can_be_alone:
+            # There is room for the first one if all others leave.
+            return most_blocks, 1
+        reserve += watermark
         for request in waiting:
             needed = at.growth_of(request, ahead)
             if reserve + num_blocks + needed > most_blocks or num_slots >= most_slots:
