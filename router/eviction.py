@@ -75,11 +75,7 @@ class Eviction:
             if state := self._requests.find(key, view.instance_id, *RUNNING_PHASES):
                 self._counters.of(view.instance_id).num_preemptions += 1
                 self._counters.num_recomputed += 1
-                awaits_blocks = state.phase is Phase.MAKING_ROOM and not state.blocks
                 self._recaller.recall(state, forgotten_by=view.instance_id)
-                if awaits_blocks:
-                    # The pool may be about to reserve some.
-                    self._pool.release([key])
 
     def reserve(self, state: RequestState) -> None:
         if pool := self._cluster.pool:

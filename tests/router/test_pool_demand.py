@@ -8,11 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from alignedserve.protocol.messages import (
+    Abort,
     Commit,
+    Gone,
     MakeSpare,
     NewTokens,
     Offer,
     Prefill,
+    Release,
     Reserve,
     Reserved,
     Submit,
@@ -20,6 +23,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.request_state import Phase
 from alignedserve.types import RequestKey
 from tests.router.script import (
+    DECODE,
     GATEWAY,
     ONE,
     POOL,
@@ -217,3 +221,27 @@ def test_without_deadlines_it_is_a_spare_like_others(policy: str) -> None:
     # or the pool would free blocks on whose KV the router counts
     assert isinstance(committed, Commit) and not committed.is_candidate
     assert (committed.key, committed.num_tokens) == (ONE, script.state(1).num_cached) and committed.num_tokens
+
+
+def test_a_victim_that_is_given_up_leaves_the_pool_nothing_that_it_was_about_to_reserve() -> None:
+    """Its last question is still under way when all victims stand still."""
+    script = Script()
+    submit(script, 1, num_prompt=4, max_tokens=100)
+    script.reserve()
+    script.first_token()
+    script.saved()
+    script.chosen(1)
+    script.decode(admitted=[ONE])
+    script.say(POOL, Reserved(RequestKey(99), None, dropped=[ONE]))
+    script.decode(wants_evicted=[ONE])
+    script.say(POOL, Reserved(ONE, None))
+    for _ in range(100):
+        script.take()
+        script.tick(0.1)
+        script.router._pool.retry_refused()
+        if script.state().phase is Phase.LEAVING:
+            break
+    sent = script.take()
+    assert (POOL, Release([ONE])) in sent and (DECODE, Abort(ONE)) in sent
+    script.say(DECODE, Gone([ONE]))
+    assert [type(message) for to, message in script.take() if to == POOL] == [Reserve]
