@@ -88,9 +88,6 @@ class Room(NamedTuple):
         return self.num_tokens > 0 and self.num_requests > 0
 
 
-NO_ROOM = Room(0, 0)
-
-
 class PrefillQueue(Protocol):
     """Requests that wait for prefill, in one line or several."""
 

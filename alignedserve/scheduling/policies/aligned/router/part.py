@@ -19,16 +19,7 @@ from itertools import chain, islice
 from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.island import (
-    NO_ROOM,
-    Assign,
-    DecodeView,
-    Island,
-    PrefillView,
-    Room,
-    RoutedRequest,
-    Urgency,
-)
+from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
 from alignedserve.scheduling.policies.aligned.decode.mixing import LATE
 from alignedserve.scheduling.policies.aligned.router import batches, placing, prompts, rt_fast_path
 from alignedserve.scheduling.policies.aligned.router.savable import MOST_OFF, Savable
@@ -61,24 +52,20 @@ class AlignedRouter(RouterPart):
         return urgency_of(request, island)
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        rt_room, least, be_room = NO_ROOM, 0, NO_ROOM
-        if not island.prefill_queue.is_empty(REAL_TIME):
-            rt_room, least = self._room_for_rt(island)
-        if not island.prefill_queue.is_empty(BEST_EFFORT):
-            num_iterations = self.config.prefill_window * self._share_for_be(island)
-            be_room = routing.window(island.cluster, num_iterations).less(*routing.ahead(island, False))
+        num_iterations, share = self.config.prefill_window, self._share_for_be(island)
+        rt_room = routing.window(island.cluster, self._num_iterations(island)).less(
+            *routing.ahead(island, True)
+        )
+        # However little is started ahead, each instance has a prompt.
+        num_idle = sum(not view.pending.sum(is_rt=True) for view in island.cluster.prefills)
+        least = num_idle - island.reserving.count(is_rt=True)
+        be_room = routing.window(island.cluster, num_iterations * share).less(*routing.ahead(island, False))
         yield from self._savable.start(island, rt_room, least)
         if routing.has_evicted(island):
             return
         yield from routing.start_line(
             island, BEST_EFFORT, be_room, lambda request: self._may_start(request, island)
         )
-
-    def _room_for_rt(self, island: Island) -> tuple[Room, int]:
-        """Returns the room, and how many may start however little there is: each instance has a prompt."""
-        room = routing.window(island.cluster, self._num_iterations(island)).less(*routing.ahead(island, True))
-        num_idle = sum(not view.pending.sum(is_rt=True) for view in island.cluster.prefills)
-        return room, num_idle - island.reserving.count(is_rt=True)
 
     def _num_iterations(self, island: Island) -> float:
         """How much real time is started ahead, in iterations that are full of prompts. Where decodes run beside them,
