@@ -68,11 +68,11 @@ class Boundary:
         return [*self._block_table.running.values()]
 
     def ready_and_behind(self) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
-        ready: list[DecodeRequest] = []
-        behind: list[DecodeRequest] = []
-        for request in self._block_table.running.values():
-            (behind if request.num_tokens - request.num_cached > 1 else ready).append(request)
-        return ready, behind
+        running = self._block_table.running.values()
+        ready: list[DecodeRequest] = [each for each in running if each.num_tokens - each.num_cached <= 1]
+        if len(ready) == len(running):
+            return ready, []
+        return ready, [each for each in running if each.num_tokens - each.num_cached > 1]
 
     @property
     def arriving(self) -> Sequence[ScheduledRequest]:

@@ -380,13 +380,13 @@ class DecodeWorker(Worker[DecodeStep]):
                 key_of(request.request_id) for request, count in work if count > 1 or not request.output
             ]
         step.iteration = self.engine.launch(work)
-        self._changes.num_computed += sum(count for _, count in work)
+        self._changes.num_computed += sum([count for _, count in work])
         # With a GPU this runs beside the iteration: nothing here needs its tokens.
         step.is_mixed = self.schedule.is_mixed(plan)
         self.schedule.sampled(plan.run)
         for key, count in plan.chunks:
             self.schedule.computed(key, count)
-        step.news = [coming_news(request) for request in step.iteration.requests]
+        step.news = coming_news(step.iteration.requests)
         return step
 
     def _computed(self, step: DecodeStep, iteration: Iteration) -> None:

@@ -181,7 +181,7 @@ class DecodeView(Process):
 
     def take_announcement(self) -> Coming | None:
         """Returns what it should hear of coming real time; None if it knows that."""
-        num_ready = sum(self.coming.values())
+        num_ready = sum(self.coming.values()) if self.coming else 0
         coming = Coming(len(self.coming) - num_ready, num_ready)
         if coming == self.announced:
             return None

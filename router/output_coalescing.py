@@ -5,7 +5,7 @@ Nobody waits for single tokens of best effort, and each message costs a gateway 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -39,17 +39,18 @@ class OutputCoalescing:
 
     def add(self, state: RequestState, news: NewTokens, now: float) -> None:
         """Adds a request's next tokens."""
-        delayed = self._delayed.get(state.key)
+        key, num_tokens = state.key, len(news.tokens)
+        delayed = self._delayed.get(key)
         if delayed is None:
-            if _is_urgent(state, news, len(news.tokens)):
+            if state.deadlines.is_rt or _is_urgent(state, news, num_tokens):
                 self._of(state.gateway).news.append(news)
             else:
-                self._delayed[state.key] = _Delayed(state, now, [news], len(news.tokens))
+                self._delayed[key] = _Delayed(state, now, [news], num_tokens)
             return
         delayed.parts.append(news)
-        delayed.num_tokens += len(news.tokens)
-        if _is_urgent(state, news, delayed.num_tokens):
-            del self._delayed[state.key]
+        delayed.num_tokens += num_tokens
+        if state.deadlines.is_rt or _is_urgent(state, news, delayed.num_tokens):
+            del self._delayed[key]
             self._of(state.gateway).news.append(_merged(delayed.parts))
 
     def resend(self, state: RequestState, num_known: int) -> None:
@@ -72,13 +73,13 @@ class OutputCoalescing:
         """No client waits for the request's tokens any more."""
         self._delayed.pop(key, None)
 
-    def take(self, now: float) -> Iterator[tuple[InstanceId, Tokens]]:
-        """Yields what each gateway should get at `now`."""
+    def take(self, now: float) -> Iterable[tuple[InstanceId, Tokens]]:
+        """Returns what each gateway should get at `now`."""
         while self._delayed and (first := next(iter(self._delayed.values()))).since_s <= now - MAX_DELAY_S:
             del self._delayed[first.state.key]
             self._of(first.state.gateway).news.append(_merged(first.parts))
         news, self._news = self._news, {}
-        yield from news.items()
+        return news.items()
 
     def _of(self, gateway: InstanceId) -> Tokens:
         tokens = self._news.get(gateway)
@@ -88,24 +89,21 @@ class OutputCoalescing:
 
 
 def _is_urgent(state: RequestState, news: NewTokens, num_tokens: int) -> bool:
-    """Whether the tokens should go out at once. So should those of a request with stop strings: its gateway may find
-    that the answer has ended, and nothing should be computed after that."""
-    return (
-        state.is_rt
-        or num_tokens >= MAX_COALESCED_TOKENS
-        or bool(news.finish_reason)
-        or bool(state.request.params.stop)
-    )
+    """Whether tokens of best effort should go out at once. So should those of a request with stop strings: its gateway
+    may find that the answer has ended, and nothing should be computed after that."""
+    return num_tokens >= MAX_COALESCED_TOKENS or bool(news.finish_reason) or bool(state.request.params.stop)
 
 
 def _merged(parts: Sequence[NewTokens]) -> NewTokens:
+    """What comes with a request's first token is in the first part."""
+    first = parts[0]
     if len(parts) == 1:
-        return parts[0]
+        return first
     return replace(
         parts[-1],
-        first=parts[0].first,
+        first=first.first,
         tokens=[token for part in parts for token in part.tokens],
         logprobs=[each for part in parts for each in part.logprobs],
-        prompt_logprobs=next((part.prompt_logprobs for part in parts if part.prompt_logprobs), b""),
-        num_reused=next((part.num_reused for part in parts if part.num_reused), 0),
+        prompt_logprobs=first.prompt_logprobs,
+        num_reused=first.num_reused,
     )

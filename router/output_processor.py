@@ -58,9 +58,10 @@ class OutputProcessor:
         if news.finish_reason:
             self._finish(sender, state, news.finish_reason)
             return
-        if state.forecast.length <= len(output):
-            state.forecast.advance(len(output), now)
-        if state.demanded_output <= len(output):
+        num_output = len(output)
+        if state.forecast.length <= num_output:
+            state.forecast.advance(num_output, now)
+        if state.demanded_output <= num_output:
             self._demand.add(state)
 
     def _note_first_token(self, state: RequestState) -> None:

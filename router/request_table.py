@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.types import InstanceId, RequestKey
@@ -11,6 +11,8 @@ from alignedserve.types import InstanceId, RequestKey
 class RequestTable:
     def __init__(self) -> None:
         self._states: dict[RequestKey, RequestState] = {}
+        # Returns the request with this key; None: there is none.
+        self.get: Callable[[RequestKey], RequestState | None] = self._states.get
 
     def __len__(self) -> int:
         return len(self._states)
@@ -21,9 +23,6 @@ class RequestTable:
 
     def __getitem__(self, key: RequestKey) -> RequestState:
         return self._states[key]
-
-    def get(self, key: RequestKey) -> RequestState | None:
-        return self._states.get(key)
 
     def find(self, key: RequestKey, instance_id: InstanceId, *phases: Phase) -> RequestState | None:
         """Returns the request if that instance has it and it is in one of these phases. Messages cross: an instance may

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from alignedserve.engine.outputs import TokenLogprobs, TokenOutput
 from alignedserve.engine.request import Request
@@ -73,8 +74,8 @@ def id_of(key: RequestKey) -> RequestId:
     return RequestId(str(key))
 
 
-def key_of(request_id: RequestId) -> RequestKey:
-    return RequestKey(int(request_id))
+# It is asked for each token, and calling `int` takes half as long as calling a function that does.
+key_of = cast("Callable[[RequestId], RequestKey]", int)
 
 
 def news_of(
@@ -90,9 +91,9 @@ def news_of(
     return news
 
 
-def coming_news(request: Request) -> NewTokens:
-    """The report of the next token, which is not known yet: `complete` follows."""
-    return NewTokens(key_of(request.request_id), len(request.output), [])
+def coming_news(requests: Iterable[Request]) -> list[NewTokens]:
+    """The reports of the next tokens, which are not known yet: `complete` follows."""
+    return [NewTokens(key_of(each.request_id), len(each.output), []) for each in requests]
 
 
 def complete(news: NewTokens, output: TokenOutput) -> None:

@@ -169,10 +169,11 @@ def admit_while(
 ) -> list[DecodeRequest]:
     """Admits candidate requests in order; once there are none, the candidate batch, while the instance is below its
     fill mark. It admits one class only, unless `is_rt` is None."""
-    admitted = _admit_from(at, at.requests, is_rt, math.inf, may_join)
-    if not any(is_rt in (None, request.is_rt) for request in at.requests):
+    requests, batch = at.requests, at.batch
+    admitted = _admit_from(at, requests, is_rt, math.inf, may_join) if requests else []
+    if batch and not any(is_rt in (None, request.is_rt) for request in at.requests):
         mark = config.fill_mark * at.limits.num_blocks
-        admitted += _admit_from(at, at.batch, is_rt, mark, may_join)
+        admitted += _admit_from(at, batch, is_rt, mark, may_join)
     return admitted
 
 

@@ -66,8 +66,9 @@ class RemainingTime(TokenTimes):
         self.iteration_s = self.pivot.seconds
 
     def took(self, seconds: float) -> None:
+        is_longest_leaving = len(self._last) == NUM_REMEMBERED and self._last[0] == self.iteration_s
         self._last.append(seconds)
-        self.iteration_s = max(self._last)
+        self.iteration_s = max(self._last) if is_longest_leaving else max(self.iteration_s, seconds)
 
     def left_s(self, request: DecodeRequest, now: float) -> float:
         """Likewise of the next step of a job."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(slots=True)
-class Timer:
+class Timer(msgspec.Struct):
+    """It is a struct, which takes less time to make than a dataclass: there is one for each event."""
+
     action: Callable[[], None] | None
 
     def cancel(self) -> None:
@@ -40,12 +42,13 @@ class Clock:
 
     def step(self, until_s: float = float("inf")) -> bool:
         """Runs the next event, if there is one by then."""
-        while self._heap and self._heap[0][0] <= until_s:
-            time_s, _, timer = heapq.heappop(self._heap)
-            if timer.action is not None:
+        heap = self._heap
+        while heap and heap[0][0] <= until_s:
+            time_s, _, timer = heapq.heappop(heap)
+            if (action := timer.action) is not None:
                 self.now = time_s
                 self.num_events += 1
-                timer.action()
+                action()
                 return True
         return False
 

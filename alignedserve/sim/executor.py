@@ -55,6 +55,9 @@ class SimIteration(msgspec.Struct):
 class SimEngine:
     """See `Engine` for what each method promises."""
 
+    # Whether blocks hold what KV would be.
+    has_contents = True
+
     def __init__(
         self,
         limits: InstanceLimits,
@@ -325,13 +328,14 @@ class SimEngine:
     def launch(self, work: Work) -> SimIteration:
         chunks, lengths, requests, num_restored = [], [], [], 0
         block_size, has_window, computed = self.format.block_size, self.span.window > 0, self._computed
+        has_contents = self.has_contents
         for request, count in work:
-            first = request.num_computed
+            first, num_output = request.num_computed, len(request.output)
             end = first + count
-            is_due = end == request.num_prompt + len(request.output)
+            is_due = end == request.num_prompt + num_output
             if is_due:
                 requests.append(request)
-            if is_due and count == 1 and request.output:
+            if is_due and count == 1 and num_output:
                 lengths.append(end)
             else:
                 chunks.append((first, count))
@@ -340,7 +344,8 @@ class SimEngine:
             # A token within a block needs no other block, unless it gets one in place of a block that was passed.
             if count > 1 or first % block_size == 0 or has_window:
                 self._grow(request.request_id, self.format.num_columns(end, request.keeps_inputs))
-            self._compute(request, end)
+            if has_contents:
+                self._compute(request, end)
             request.num_computed = end
             computed[key_of(request.request_id)] += count
         computing_s = self._seconds(self._cost.iteration(chunks, lengths, num_restored), bool(chunks))
@@ -348,17 +353,18 @@ class SimEngine:
         return SimIteration(requests, copies_s + computing_s)
 
     def finish(self, iteration: SimIteration) -> list[TokenOutput]:
-        return [self._sample(request) for request in iteration.requests]
+        return [*map(self._sample, iteration.requests)]
 
     def _sample(self, request: Request) -> TokenOutput:
         if request.pooling is not None:
             self.part(request)
             return TokenOutput(request.request_id, None, "stop", embedding=self._embedding(request))
         output, reason = request.output, None
-        token = model.sample(request.seed, len(output))
+        num_before = len(output)
+        token = model.sample(request.seed, num_before)
         output.append(token)
-        if len(output) >= request.max_output_len:
-            reason = "stop" if len(output) >= model.own_output_len(request.seed) else "length"
+        if num_before + 1 >= request.max_output_len:
+            reason = "stop" if num_before + 1 >= model.own_output_len(request.seed) else "length"
             self.part(request)
         return TokenOutput(request.request_id, token, reason)
 

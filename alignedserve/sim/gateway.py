@@ -108,8 +108,9 @@ class SimGateway(SimProcess):
     def received(self, message: AnyMessage) -> None:
         match message:
             case Tokens():
+                now = self.world.clock.now
                 for news in message.news:
-                    self._news(news)
+                    self._news(news, now)
             case Rejected():
                 self._rejected(message)
             case Welcome():
@@ -130,12 +131,13 @@ class SimGateway(SimProcess):
         if self.open.get(stream.request.key) is stream:
             self._send_submit(stream)
 
-    def _news(self, news: NewTokens) -> None:
+    def _news(self, news: NewTokens, now: float) -> None:
         """A router says each token once, and again only what has not arrived."""
         stream = self.open.get(news.key)
         if stream is None:
             self._check_late(news)
             return
+        tokens = news.tokens
         num_known = len(stream.tokens)
         if news.first != num_known:
             raise RuntimeError(
@@ -144,9 +146,9 @@ class SimGateway(SimProcess):
         if not num_known:
             stream.num_reused = news.num_reused
         if self.world.is_checked:
-            self._check_tokens(stream, news.tokens)
-        stream.tokens += news.tokens
-        stream.times_s += [self.world.clock.now] * len(news.tokens)
+            self._check_tokens(stream, tokens)
+        stream.tokens += tokens
+        stream.times_s += [now] * len(tokens)
         if news.finish_reason:
             self._finish(stream, news)
 

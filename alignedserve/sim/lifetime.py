@@ -104,7 +104,8 @@ class Lifetimes:
             case DecodeReport():
                 self._news(now, message.news)
                 self._note(now, "admitted", message.admitted)
-                self._note(now, "evicted", (key for key, _ in message.evicted))
+                if message.evicted:
+                    self._note(now, "evicted", (key for key, _ in message.evicted))
                 self._note(now, "dropped", message.dropped)
                 self._iteration(now, sender, message)
             case _:

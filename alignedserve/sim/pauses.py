@@ -47,27 +47,21 @@ class Pauses:
         return len(self.evicted) + len(self.dropped) + len(self.sat_out) + len(self.interrupted)
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
-        match event:
-            case Received(sender, message):
-                self._received(sender, message)
-            case Closed(instance_id):
-                self._running.pop(instance_id, None)
-                self._prompts.pop(instance_id, None)
-            case _:
-                pass
+        if isinstance(event, Received):
+            self._received(event.sender, event.message)
+        elif isinstance(event, Closed):
+            self._running.pop(event.instance_id, None)
+            self._prompts.pop(event.instance_id, None)
         for send in sends:
             self._sent(send.to, send.message)
 
     def _sent(self, to: InstanceId, message: AnyMessage) -> None:
-        match message:
-            case Evict(key, _, num_saved):
-                self._num_in_pool[key] = num_saved
-            case Abort(key):
-                self._running[to].pop(key, None)
-                self._prompts[to].pop(key, None)
-                self._num_in_pool.pop(key, None)
-            case _:
-                pass
+        if isinstance(message, Evict):
+            self._num_in_pool[message.key] = message.num_saved
+        elif isinstance(message, Abort):
+            self._running[to].pop(message.key, None)
+            self._prompts[to].pop(message.key, None)
+            self._num_in_pool.pop(message.key, None)
 
     def _received(self, sender: InstanceId, message: AnyMessage) -> None:
         match message:

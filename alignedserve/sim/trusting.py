@@ -27,6 +27,8 @@ class NoContents(BlockContents):
 
 
 class TrustingEngine(SimEngine):
+    has_contents = False
+
     def _make_contents(self) -> BlockContents:
         return NoContents(self.limits.block_size)
 
@@ -39,9 +41,6 @@ class TrustingEngine(SimEngine):
         pass
 
     def _clear(self, grown: Sequence[Grown]) -> None:
-        pass
-
-    def _compute(self, request: Request, end: int) -> None:
         pass
 
     def _embedding(self, request: Request) -> bytes:

@@ -197,7 +197,7 @@ class Bench:
     def _run(self, work: Work) -> float:
         begun_s = time.perf_counter()
         iteration = self._engine.launch(work)
-        news = [coming_news(request) for request in iteration.requests]
+        news = coming_news(iteration.requests)
         for one, output in zip(news, self._engine.finish(iteration), strict=True):
             complete(one, output)
         return time.perf_counter() - begun_s

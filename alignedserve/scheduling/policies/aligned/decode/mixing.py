@@ -220,12 +220,12 @@ class Mixing:
         now, pressed_s = self._now_s, PRESSED * self._last_s
         places, num_pressed = [], 0
         for number, request in enumerate(requests):
-            num_left = request.num_left
-            allowance_s = request.deadlines.job_allowance_s(num_left, now)
-            if allowance_s < pressed_s:
+            num_left, deadlines, allowance_s = request.num_left, request.deadlines, math.inf
+            if deadlines.job_due_s < math.inf and (
+                (job_allowance_s := deadlines.job_allowance_s(num_left, now)) < pressed_s
+            ):
+                allowance_s = job_allowance_s
                 num_pressed += 1
-            else:
-                allowance_s = math.inf
             places.append((allowance_s, request.last_run, num_left, number))
         places.sort()
         return [requests[number] for *_, number in places], num_pressed

@@ -150,6 +150,8 @@ class AlignedRouter(RouterPart):
         return next((view for view in views if view.instance_id in chosen), None)
 
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
+        if not len(island.decode_queue):
+            return
         if island.num_be and island.decode_queue.real_time:
             yield from rt_fast_path.assign(
                 island.decode_queue.soonest(rt_fast_path.MOST), island.cluster.decodes
