@@ -214,7 +214,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     "page", [GLOSSARY, CONTRIBUTING, ARCHITECTURE, ADDING_A_MODEL, *HOW_IT_WORKS], ids=lambda page: page.name
 )
 def test_files_are_there(page: Path) -> None:
-    """By their whole paths, or those within the package. A name without a folder stands for one said before."""
+    """Files and folders, by their whole paths or those within the package. A name alone stands for one named before."""
     text = FENCE.sub("", page.read_text())
     named = {span for span in SPAN.findall(text) if re.fullmatch(r"[\w/]+/[\w.]+(\.\w+|/)", span)}
     missing = {name for name in named if not any((root / name).exists() for root in (ROOT, ROOT / CODE[0]))}
