@@ -29,8 +29,9 @@ from tests.deploy.test_grafana import exposed
 ROOT = Path(__file__).parents[1]
 GLOSSARY, CONTRIBUTING = ROOT / "docs/glossary.md", ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs/architecture.md"
-PAGES = [ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-SERVING, OPERATING = ROOT / "docs/serving.md", ROOT / "docs/operating.md"
+PAGES = [ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+API, OPERATING = ROOT / "docs/reference/api.md", ROOT / "docs/operating.md"
+HAVE_DEFAULTS = {OPERATING, *(ROOT / "docs" / name for name in ("guides/memory_and_instances.md", "reference/api.md"))}
 CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker", "deploy"]
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -41,7 +42,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?<![\w/-])(?<!from )(?:alignedserve |python (?:-m )?benchmarks[./])[^#;|`]*")
 DEFAULT = re.compile(r"`(--[a-z0-9-]+)[^`]*` \((?:[^)]*, )?default: ([^);]+)[);]")
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 # ---- what there is ----
@@ -182,7 +183,7 @@ def test_defaults_are_those_of_serve(page: Path) -> None:
             said += [(row[0].strip("`"), row[1]) for row in rows]
     for block in blocks(page):
         said += DEFAULT.findall(block)
-    assert said or page not in (SERVING, OPERATING)
+    assert said or page not in HAVE_DEFAULTS
     for flag, text in said:
         assert flag in known
         default = known[flag]
@@ -255,7 +256,7 @@ def test_endpoints_are_routes(page: Path) -> None:
 
 
 def test_every_route_is_told_of() -> None:
-    said = {(method, path) for method, path in endpoints(SERVING)}
+    said = {(method, path) for method, path in endpoints(API)}
     described = {
         (method.upper(), path.replace(":path}", "}"))
         for path, operations in app().openapi()["paths"].items()
@@ -265,9 +266,9 @@ def test_every_route_is_told_of() -> None:
 
 
 def test_parameters_are_told_of_as_they_are() -> None:
-    text = SERVING.read_text()
-    parameters = text[text.index("### Parameters") : text.index("### Structured outputs")]
-    taken, _, refused = parameters.partition("Refused, with")
+    text = API.read_text()
+    parameters = text[text.index("## Parameters") : text.index("## Limits")]
+    taken, _, refused = parameters.partition("### Refused")
     fields = {*ChatBody.model_fields, *CompletionBody.model_fields}
     assert not fields - set(SPAN.findall(taken))
     listed = refused[: refused.index("Images")]
