@@ -31,7 +31,10 @@ GLOSSARY, CONTRIBUTING = ROOT / "docs/glossary.md", ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs/architecture.md"
 PAGES = [ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 API, OPERATING = ROOT / "docs/reference/api.md", ROOT / "docs/operating.md"
-HAVE_DEFAULTS = {OPERATING, *(ROOT / "docs" / name for name in ("guides/memory_and_instances.md", "reference/api.md"))}
+HAVE_DEFAULTS = {
+    OPERATING,
+    *(ROOT / "docs" / name for name in ("guides/memory_and_instances.md", "reference/api.md")),
+}
 CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker", "deploy"]
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
