@@ -29,7 +29,7 @@ from tests.deploy.test_grafana import exposed
 ROOT = Path(__file__).parents[1]
 GLOSSARY, CONTRIBUTING = ROOT / "docs/glossary.md", ROOT / "CONTRIBUTING.md"
 ARCHITECTURE = ROOT / "docs/architecture.md"
-PAGES = [ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 SERVING, OPERATING = ROOT / "docs/serving.md", ROOT / "docs/operating.md"
 CODE = ["alignedserve", "router", "kvpool", "prefill_worker", "decode_worker", "deploy"]
 
