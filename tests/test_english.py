@@ -23,7 +23,6 @@ NAMED = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "examples/README.md",
-    "benchmarks/results/README.md",
 ]
 PAGES = [*(ROOT / name for name in NAMED), *sorted((ROOT / "docs").glob("**/*.md"))]
 
