@@ -17,7 +17,7 @@ MIN_GLIBC = (2, 34)
 # the first of NVIDIA's drivers that runs CUDA 13
 MIN_DRIVER = 580
 
-OTHER_IMAGE = "take another image (docs/operating.md says which)"
+OTHER_IMAGE = "take another image (docs/guides/deploying.md says which)"
 
 
 def version_of(text: str) -> "tuple[int, ...]":

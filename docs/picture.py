@@ -142,22 +142,22 @@ class Step:
 
 
 WAY = (
-    Step("gateway", "router", "Submit", "tokens, objectives, a predicted length"),
+    Step("gateway", "router", "Submit", "tokens, objectives, predicted length"),
     Step("router", "kvpool", "Reserve", "blocks for its KV"),
     Step("kvpool", "router", "Reserved", ""),
-    Step("router", "prefill_worker", "Prefill", "compute, and save to the pool"),
-    Step("prefill_worker", "router", "PrefillReport", "the first token; that its KV is held, and saved"),
+    Step("router", "prefill_worker", "Prefill", "compute it and save its KV to the pool"),
+    Step("prefill_worker", "router", "PrefillReport", "first token, KV held, KV saved"),
     Step("router", "gateway", "Tokens", ""),
-    Step("router", "kvpool", "Commit", "it is a candidate"),
-    Step("router", "kvpool", "FormBatch", "for a decode instance"),
-    Step("kvpool", "router", "Candidates", "of similar length"),
-    Step("router", "prefill_worker", "Stage", "with a link: load their KV, to be pulled"),
-    Step("router", "decode_worker", "Offer", "admit it when there is room"),
-    Step("decode_worker", "router", "DecodeReport", "what it admitted, and a token of each request"),
-    Step("router", "kvpool", "MakeSpare", "the pool's copy may go"),
+    Step("router", "kvpool", "Commit", "the request is a candidate"),
+    Step("router", "kvpool", "FormBatch", "form a batch for a decode instance"),
+    Step("kvpool", "router", "Candidates", "requests of similar length"),
+    Step("router", "prefill_worker", "Stage", "with a link: load KV that will be pulled"),
+    Step("router", "decode_worker", "Offer", "admit when there is room"),
+    Step("decode_worker", "router", "DecodeReport", "admissions, and a token per request"),
+    Step("router", "kvpool", "MakeSpare", "the pool's copy may be dropped"),
     Step("router", "gateway", "Tokens", ""),
-    Step("router", "decode_worker", "Evict", "if blocks run short: back to the pool, and to Commit"),
-    Step("router", "kvpool", "Release", "when all of it is out"),
+    Step("router", "decode_worker", "Evict", "when blocks run short: back to the pool, then Commit"),
+    Step("router", "kvpool", "Release", "when the answer is complete"),
 )
 
 
@@ -171,7 +171,7 @@ def draw_imports() -> str:
         lines.append(f'  subgraph layer{number}["{layer}"]')
         lines += [f'    {_id(box)}["{", ".join(box)}"]' for box in found if box[0] in members]
         lines.append("  end")
-    lines += [f"  {_id(box)} --> {_id(to)}" for box in found for to in sorted(found[box])]
+    lines += [f"  {_id(box)} --> {' & '.join(map(_id, sorted(to)))}" for box, to in found.items() if to]
     return "\n".join(lines)
 
 

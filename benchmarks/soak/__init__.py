@@ -8,7 +8,7 @@ are killed (SIGKILL), or stopped for a while (SIGSTOP, SIGCONT): alone, two at o
 recovers. What is asked, and which process is struck when, follow from the seed; how they meet does not.
 
 Each stream and each line of a job has to say what an `LLM` says in this process: every piece of it is compared. A
-client whose connection breaks because its gateway died, or which gets an error that docs/serving.md lists while
+client whose connection breaks because its gateway died, or which gets an error that docs/reference/api.md lists while
 something is down, asks again; that is counted apart. At the end every batch is there with each line once, nothing is
 left of any request, memory has not grown without bound, and when the server has ended there is no process, file or
 shared memory of it. Exit status 1 says that something of this was not so: the last lines say what, and the seed.

@@ -46,7 +46,7 @@ class FaultLog:
         return "gateway" in self._roles(begin_s, end_s)
 
     def excuses_status(self, status: int, begin_s: float, end_s: float, uses_store: bool = False) -> bool:
-        """As docs/serving.md has it under Errors."""
+        """As docs/reference/api.md has it under Errors."""
         roles = self._roles(begin_s, end_s)
         match status:
             case 503:

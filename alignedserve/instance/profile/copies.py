@@ -83,7 +83,9 @@ def measure_channels(engine: Engine, pool: PoolEnd, budget_s: float) -> Measured
         engine.give_back(_OWNER)
     save, load = fit_channel(found["save"]), fit_channel(found["load"])
     if "pull" not in found:
-        return MeasuredChannels(Channels(save, load, load, load), "admit is fetch: see docs/architecture.md")
+        return MeasuredChannels(
+            Channels(save, load, load, load), "admit is fetch: see docs/how_it_works/cost_model.md"
+        )
     return MeasuredChannels(Channels(save, load, fit_channel(found["pull"]), load), "admit is a pull by ipc")
 
 

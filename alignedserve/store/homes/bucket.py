@@ -3,7 +3,7 @@
 Where it is and with which credentials comes from the environment of this process alone: AWS_ENDPOINT_URL, AWS_REGION,
 AWS_ACCESS_KEY_ID and so on, or what the machine itself is given. What is larger than a part is uploaded in parts, which
 nobody sees before the last one is there. Parts of a process that was killed can't be listed with the content: a rule of
-the bucket has to delete them (docs/operating.md).
+the bucket has to delete them (docs/guides/storage.md).
 """
 
 from __future__ import annotations
