@@ -63,7 +63,7 @@ class Line:
         position = Position(urgency.is_new, urgency.start_s, self._num_pushed, state)
         self._positions[state.key] = position
         turn = self._turns.pop(state.key, None)
-        if turn and urgency.is_new:
+        if turn and urgency.is_new and not state.output:
             self._num_beside = max(self._num_beside - turn.num_tokens, 0)
         if not urgency.can_be_lost:
             insort(self._steady, position)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.protocol.messages import Abort, Unstage
+from alignedserve.protocol.messages import Abort, Release, Unstage
 from alignedserve.router.cluster_state import ClusterState
 from alignedserve.router.counters import Counters
 from alignedserve.router.outbox import Outbox
@@ -20,9 +20,6 @@ from alignedserve.router.request_table import RequestTable
 from alignedserve.router.requeuer import Requeuer
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.types import InstanceId
-
-# The phases in which the pool has been asked for blocks.
-AWAITING_BLOCKS = (Phase.RESERVING, Phase.MAKING_ROOM)
 
 
 @dataclass(eq=False, slots=True)
@@ -43,9 +40,9 @@ class Recaller:
         if state.saving_at and forgotten_by == state.instance_id and not state.is_finished:
             self._await_saved(state, state.saving_at)
             return
-        if state.phase in AWAITING_BLOCKS and not (state.blocks or state.is_finished):
+        if state.phase is Phase.MAKING_ROOM and not (state.blocks or state.is_finished):
             # The pool may reserve some yet, which nothing else would give back.
-            self._pool.release([state.key])
+            self._pool.send(Release([state.key]))
         having = dict.fromkeys(each for each in (state.instance_id, state.staged_at, state.saving_at) if each)
         state.pending_aborts = [each for each in having if each != forgotten_by and each in self._cluster]
         stager = self._cluster.prefill(state.staged_at)

@@ -80,7 +80,6 @@ def aimed_faults(random: Random, plan: Plan) -> Iterator[Action]:
         kind = random.choices(kinds, _AIMED_WEIGHTS[: len(kinds)])[0]
         yield kind(random, process, when)
         if kind is _aimed_late and process == ROUTER:
-            # Its last orders are still under way when another router is there.
             yield _aimed_death(random, process, when)
         at_s += random.expovariate(1.0 / mean_gap_s)
 
@@ -183,9 +182,11 @@ def _aimed_cut(random: Random, process: InstanceId, when: When) -> Action:
 
 
 def _aimed_late(random: Random, process: InstanceId, when: When) -> Action:
-    """Messages to the process are late from now on; where the router is to be struck, those to its peer."""
+    """Messages of the process are late from now on. If the router is to be struck, which dies then, those to its peer
+    are: what it orders before its death is still under way when another router is there."""
     late = PEER if process == ROUTER else process
-    is_up, latency_s = random.random() < 0.3, random.choice([0.05, 1.0])
+    is_up = process != ROUTER and random.random() < 0.5
+    latency_s = random.choice([0.05, 1.0])
     return make(Late, when | {"delay_s": 0.0}, process=late, is_up=is_up, latency_s=latency_s, seconds=1.0)
 
 
