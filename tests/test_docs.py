@@ -31,6 +31,7 @@ GLOSSARY, CONTRIBUTING = ROOT / "docs/glossary.md", ROOT / "CONTRIBUTING.md"
 ARCHITECTURE, ADDING_A_MODEL = ROOT / "docs/architecture.md", ROOT / "docs/adding_a_model.md"
 HOW_IT_WORKS = sorted((ROOT / "docs/how_it_works").glob("*.md"))
 PAGES = [ROOT / "README.md", CONTRIBUTING, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = sorted((ROOT / "benchmarks/results").glob("*.md"))
 API = ROOT / "docs/reference/api.md"
 HAVE_DEFAULTS = {API, ROOT / "docs/guides/memory_and_instances.md"}
 MESSAGES, METRICS = ROOT / "docs/reference/messages.md", ROOT / "docs/reference/metrics.md"
@@ -202,7 +203,7 @@ def _as_said(default: Any) -> str:
 # ---- all else ----
 
 
-@each_page
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
         if not target.startswith(("http://", "https://")):
