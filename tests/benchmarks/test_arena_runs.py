@@ -101,7 +101,9 @@ def test_code_is_that_of_a_policy_and_of_what_runs_it() -> None:
         assert {"alignedserve/scheduling/decoding.py", "alignedserve/router/decode.py"} <= found
     # `aligned` and `bros` take parts of `priority`, which a change in `aligned` does not concern.
     assert f"{policies}/priority.py" in (files["aligned"] & files["bros"]) - files["fcfs"]
-    assert f"{policies}/aligned/decode/mixing.py" in files["aligned"] - files["priority"] - files["fcfs"]
+    assert (
+        f"{policies}/aligned/decode/slo_scheduler.py" in files["aligned"] - files["priority"] - files["fcfs"]
+    )
     assert "benchmarks/papers/baselines.py" in files["prompts-first-recompute"] - files["fcfs"]
 
 

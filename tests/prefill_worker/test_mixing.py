@@ -17,10 +17,10 @@ from alignedserve.prefill_worker.scheduled_request import PromptState
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from alignedserve.scheduling.policies.aligned.enough import num_enough
 from alignedserve.scheduling.policies.aligned.prefill.chunks import FLOOR
-from alignedserve.scheduling.policies.aligned.prefill.mixing import ENOUGH, MAX_STRETCH
 from alignedserve.scheduling.policies.aligned.prefill.part import AlignedPrefill
+from alignedserve.scheduling.policies.aligned.prefill.slo_scheduler import ENOUGH, MAX_STRETCH
+from alignedserve.scheduling.policies.aligned.rt_beside_be import num_enough
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.timing.estimate import Estimate
@@ -170,7 +170,7 @@ def test_best_effort_earns_nothing_while_all_of_it_is_computed() -> None:
     part = schedule._policy
     assert isinstance(part, AlignedPrefill)
     schedule.plan(5.0)
-    assert part._mixing._credit.seconds == 0.0, "it is saved, and waits for no computing"
+    assert part._slo._credit.seconds == 0.0, "it is saved, and waits for no computing"
     schedule.saved(key(first))
 
 

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Abort, Prefill, Rejected, Reserve, Submit
 from alignedserve.router.instance_views import PrefillView
-from alignedserve.scheduling.policies.aligned.router.placing import for_best_effort, for_real_time
-from alignedserve.scheduling.policies.aligned.router.prompts import STOCK
-from alignedserve.scheduling.policies.aligned.sliding_window import MEMORY_S
+from alignedserve.scheduling.policies.aligned.router.prompts import STOCK, place_best_effort, place_real_time
+from alignedserve.scheduling.policies.aligned.rt_beside_be import MEMORY_S
 from alignedserve.types import InstanceId, RequestKey
 from tests.router.script import GATEWAY, PREFILL, Script, hello, request
 
@@ -88,14 +87,14 @@ def test_real_time_goes_where_it_waits_least(
     first: tuple[int, int], second: tuple[int, int], better: int
 ) -> None:
     views = [view(PREFILL, *first), view(SECOND, *second)]
-    assert for_real_time(views, lambda view: 0, is_colocated=False) is views[better]
+    assert place_real_time(views, lambda view: 0, is_colocated=False) is views[better]
 
 
 def test_of_two_where_it_waits_as_long_it_goes_where_least_decodes() -> None:
     views = [view(PREFILL, 0, 0), view(SECOND, 0, 0)]
     views[0].num_free_blocks -= 1
-    assert for_real_time(views, lambda view: 0, is_colocated=True) is views[1]
-    assert for_real_time(views, lambda view: 0, is_colocated=False) is views[0]
+    assert place_real_time(views, lambda view: 0, is_colocated=True) is views[1]
+    assert place_real_time(views, lambda view: 0, is_colocated=False) is views[0]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_best_effort_goes_where_best_effort_is_while_there_is_room(
     first: tuple[int, int], second: tuple[int, int], better: int
 ) -> None:
     views = [view(PREFILL, *first), view(SECOND, *second)]
-    assert for_best_effort(views, num_iterations=2) is views[better]
+    assert place_best_effort(views, num_iterations=2) is views[better]
 
 
 def test_beside_real_time_so_much_best_effort_is_ready_and_no_more() -> None:

@@ -17,7 +17,7 @@ from alignedserve.router.router import Router
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Room
-from alignedserve.scheduling.policies.aligned.router.savable import Savable
+from alignedserve.scheduling.policies.aligned.router.prompts import Savable
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.cost import Line
 from alignedserve.timing.deadlines import Deadlines

@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.scheduling.policies.aligned.most_in_time import most_in_time
+from alignedserve.scheduling.policies.aligned.router.prompts import most_in_time
 
 # Numbers of which sums are exact.
 eighths = st.integers(0, 80).map(lambda number: number / 8)

@@ -18,7 +18,8 @@ from alignedserve.timing.cost import ChunkCosts
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# If one block alone breaks the bound, the bound can't be held: then chunks may take so much more than the block takes.
+# If one block alone breaks the bound, the bound can't be held: then chunks may take this many times as long as the
+# block takes.
 FLOOR = 1.25
 
 

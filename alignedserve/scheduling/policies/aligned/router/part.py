@@ -1,13 +1,12 @@
 """What the router does under `aligned`.
 
-- **Prompts.** There are two lines, each ordered by latest start (`urgency.py`). Real time (RT) waits for blocks in the
-  pool, and for its turn among its own; while not all of it can be in time, as many start as can be (`savable.py`).
-  Best effort (BE) has a window of its own, since instances give it what RT leaves of each iteration. While RT comes
-  and goes, that window gets the smaller the more BE is ready for decode instances (`prompts.py`), and is on as few
-  prefill instances as possible (`placing.py`).
+- **Prompts.** There are two lines, each ordered by latest start. Real time (RT) waits for blocks in the pool, and
+  for its turn among its own; while not all of it can be in time, as many start as can be. Best effort (BE) has a
+  window of its own, since instances give it what RT leaves of each iteration. While RT comes and goes, that window gets
+  the smaller the more BE is ready for decode instances, and is on as few prefill instances as possible (`prompts.py`).
 - **Decode.** Batches of requests of similar prefix length, found in the pool's quad-tree (`batches.py`). RT beside BE
-  takes the RT fast path instead (`rt_fast_path.py`), and is announced to a decode instance while its prompt is
-  computed.
+  takes the **RT fast path** instead: it goes to a decode instance as soon as its prompt is computed, if BE can make
+  room for it there. It is announced to the instance while its prompt is computed.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ from alignedserve.protocol.messages import FindNear, FormBatch
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.island import Assign, DecodeView, Island, PrefillView, RoutedRequest, Urgency
-from alignedserve.scheduling.policies.aligned.decode.mixing import LATE
-from alignedserve.scheduling.policies.aligned.router import batches, placing, prompts, rt_fast_path
-from alignedserve.scheduling.policies.aligned.router.savable import MOST_OFF, Savable
-from alignedserve.scheduling.policies.aligned.router.urgency import urgency_of, yields_s
-from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMinimum
+from alignedserve.scheduling.policies.aligned.router import batches, prompts
+from alignedserve.scheduling.policies.aligned.router.prompts import MOST_OFF, Savable, urgency_of, yields_s
+from alignedserve.scheduling.policies.aligned.rt_beside_be import LATE, SlidingMinimum
 from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
+from alignedserve.types import InstanceId
 
-# Of best effort that was evicted from colocated instances, so many requests are put in order in one event.
+# The number of requests that are put in order in one event, of best effort that was evicted from colocated instances.
 MAX_SORTED = 256
+# The number of waiting real-time requests that are considered for the RT fast path in one event.
+MAX_FAST = 256
 
 
 class AlignedRouter(RouterPart):
@@ -79,7 +79,7 @@ class AlignedRouter(RouterPart):
         if not cluster.is_colocated:
             return num_iterations
         full_s = cluster.prefill_s(0, cluster.prefills[0].hello.limits.max_num_batched_tokens)
-        # As in `decode.mixing.Mixing.bound_of_prompts_s`.
+        # As in `bound_of_prompts_s` of decode instances.
         bound_s = max(self._objectives.value(math.inf, island.now), LATE * cluster.decode_s(1))
         share = bound_s / full_s if bound_s < full_s else 1.0
         return num_iterations * share / min(self._savable.slowdown, MOST_OFF)
@@ -107,9 +107,9 @@ class AlignedRouter(RouterPart):
         if request.is_rt:
             self._real_time.add(0.0, island.now)
             self._objectives.add(request.deadlines.tbt_s, island.now)
-            return placing.for_real_time(views, num_known, island.cluster.is_colocated)
+            return prompts.place_real_time(views, num_known, island.cluster.is_colocated)
         if self._is_rt_known(island.now) and not island.cluster.is_colocated:
-            return placing.for_best_effort(views, self.config.prefill_window)
+            return prompts.place_best_effort(views, self.config.prefill_window)
         return super().place(request, views, num_known, island)
 
     def pins(self, request: RoutedRequest) -> bool:
@@ -121,7 +121,7 @@ class AlignedRouter(RouterPart):
     def expect_at(self, request: RoutedRequest, island: Island) -> DecodeView | None:
         is_apart = not island.cluster.is_colocated
         is_told = is_apart and self._takes_fast_path(request, island)
-        return rt_fast_path.expect_at(request, island.cluster.decodes) if is_told else None
+        return _least_real_time(request, island.cluster.decodes) if is_told else None
 
     def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
         """Beside best effort, real time is due with its next token. Where all is real time, batches of like lengths are
@@ -146,16 +146,14 @@ class AlignedRouter(RouterPart):
             return super().hand_over_to(request, views, island)
         if island.decode_queue.real_time:
             return None
-        chosen = {each.decode for each in rt_fast_path.assign([request], views)}
+        chosen = {each.decode for each in _assign_fast_path([request], views)}
         return next((view for view in views if view.instance_id in chosen), None)
 
     def decide(self, island: Island) -> Iterator[FormBatch | FindNear | Assign]:
         if not len(island.decode_queue):
             return
         if island.num_be and island.decode_queue.real_time:
-            yield from rt_fast_path.assign(
-                island.decode_queue.soonest(rt_fast_path.MOST), island.cluster.decodes
-            )
+            yield from _assign_fast_path(island.decode_queue.soonest(MAX_FAST), island.cluster.decodes)
         if island.cluster.is_colocated:
             # These were evicted. Prompts run beside decodes, so that like lengths would gain nothing.
             yield from routing.assign_in_order(_in_order_of_return(island), island.cluster)
@@ -169,3 +167,48 @@ def _in_order_of_return(island: Island) -> Iterable[RoutedRequest]:
     best_effort = (request for request in queue if not request.is_rt)
     first = sorted(islice(best_effort, MAX_SORTED), key=lambda request: request.demotion(now))
     return chain(queue.real_time, first, best_effort)
+
+
+# ---- RT fast path ----------------------------------------------------------------------------------------------------
+
+
+def _least_real_time(request: RoutedRequest, views: Sequence[DecodeView]) -> DecodeView | None:
+    """Returns the instance with least real time; of two with equally much, one where no best effort has to leave."""
+
+    def load(view: DecodeView) -> tuple[int, bool, int]:
+        has_room = view.num_available_slots > 0 and view.num_available_blocks >= view.blocks_to_run(request)
+        return view.num_rt + len(view.coming), not has_room, -view.num_blocks_for_rt
+
+    return min(views, key=load, default=None)
+
+
+def _assign_fast_path(requests: Iterable[RoutedRequest], views: Sequence[DecodeView]) -> list[Assign]:
+    """Assigns requests that are due first first, each to the instance which expects it, or to the one with least real
+    time; of two with equally much, to one where no best effort has to leave. Assigns no more than fits."""
+    blocks = {view.instance_id: view.num_blocks_for_rt for view in views if view.num_slots_for_rt > 0}
+    slots = {view.instance_id: view.num_slots_for_rt for view in views}
+    idle = {
+        view.instance_id: view.num_available_blocks if view.num_available_slots > 0 else 0 for view in views
+    }
+    load = {view.instance_id: view.num_rt for view in views}
+    chosen: dict[InstanceId, list[RoutedRequest]] = {}
+    for request in sorted(requests, key=_due_s) if blocks else ():
+        needed, expected_at = views[0].blocks_to_run(request), request.expected_at
+        fitting = [name for name, num_free in blocks.items() if needed <= num_free]
+        if not fitting:
+            continue
+        best = min(
+            fitting,
+            key=lambda name: (name != expected_at, load[name], idle[name] < needed, -blocks[name]),
+        )
+        chosen.setdefault(best, []).append(request)
+        blocks[best] -= needed
+        slots[best] -= 1
+        load[best] += 1
+        if not slots[best]:
+            del blocks[best]
+    return [Assign(name, found, is_urgent=True) for name, found in chosen.items()]
+
+
+def _due_s(request: RoutedRequest) -> float:
+    return request.deadlines.token_due_s(request.num_output)

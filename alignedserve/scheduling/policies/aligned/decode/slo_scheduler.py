@@ -1,4 +1,9 @@
-"""How real time (RT) and best effort (BE) share a decode instance's iterations and blocks. Pure; see `part.py`."""
+"""The SLO scheduler of a decode instance: how real time (RT) and best effort (BE) share the time of its iterations.
+Pure; see `part.py`.
+
+An iteration is bounded by what RT's next tokens allow, and by what RT that comes may have to wait. BE joins within the
+bound, beyond it on credit, and never more of it than the adaptive limit allows.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,8 @@ from itertools import chain
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.aligned.decode.coming import Coming
-from alignedserve.scheduling.policies.aligned.decode.limit import Limit
-from alignedserve.scheduling.policies.aligned.enough import num_enough
-from alignedserve.scheduling.policies.aligned.headroom import headroom_blocks, headroom_slots
-from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredit
-from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMaximum, SlidingMinimum
+from alignedserve.scheduling.policies.aligned.decode.rt_demand import DEFAULT_TBT_S, RtDemand
+from alignedserve.scheduling.policies.aligned.rt_beside_be import LATE, BeCredit, num_enough
 from alignedserve.timing.estimate import Estimate
 
 # At most this share of the time that an iteration may take is planned with: the rest is for what predictions miss, and
@@ -27,90 +28,43 @@ MAX_OWED = 0.5
 # is known to come: RT should not have to wait long for an iteration that has just begun.
 BEFORE_RT = 0.5
 WITHOUT_RT = 1.25
-# Beside streams that will be late anyway, an iteration with prompts may take this many times as long as one without:
-# prompts get half of the time.
-LATE = 2.0
 # Holding an iteration back for less is not worth it.
 MIN_HOLD_S = 0.0002
-# The objective in seconds of RT that has none.
-DEFAULT_TBT_S = 0.1
-# Seconds between two looks at the running requests: with hundreds, looking takes a noticeable part of a short
-# iteration.
-LOOK_S = 1.0
-# BE has to run when its window leaves it less than so many iterations' time for each token.
+# BE has to run when its window leaves it less than this many iterations' time for each token.
 PRESSED = 2.0
+# The adaptive limit falls to one in this many.
+FALL = 4
 
+# The number of tokens computed before, and the number to compute, of each chunk.
 Chunks = Sequence[tuple[int, int]]
 
 
-class Mixing:
-    def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate) -> None:
-        self._estimate = estimate
+class DecodeSloScheduler:
+    def __init__(
+        self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate, demand: RtDemand
+    ) -> None:
         self._limits = limits
         self._config = config
-        self._credit = ServiceCredit(config.be_share)
+        self._estimate = estimate
+        self._demand = demand
+        self._credit = BeCredit(config.be_share)
         self._most_owed_s = 0.0
         # The time of the last boundary.
         self._now_s = 0.0
-        # When the running requests were last looked at.
-        self._looked_s = -math.inf
-        self._limit = Limit(limits.max_num_seqs)
-        # The objectives of recent RT in seconds, and its lengths in tokens.
-        self._objectives, self._lengths = SlidingMinimum(), SlidingMaximum()
+        self._limit = _AdaptiveLimit(limits.max_num_seqs)
         # The seconds that the iteration which was planned last may take, and the number of its BE requests.
         self._allowed_s = math.inf
         self._num_be = 0
         # How many seconds the last iteration took.
         self._last_s = 0.0
-        self.num_headroom_blocks = 0
-        self.num_headroom_slots = headroom_slots(limits, config.rt_headroom)
-        self._coming = Coming()
-
-    def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
-        self._coming.expect(num_prefilling, num_ready, now, self._tightest_s(now))
-
-    def pulls_rt(self) -> None:
-        self._coming.pulls(self._tightest_s(self._now_s))
-
-    def may_pull_be(self) -> bool:
-        return self._coming.may_pull_be()
-
-    @property
-    def is_rt_near(self) -> bool:
-        return self._coming.is_near
-
-    def _tightest_s(self, now: float) -> float:
-        return self._objectives.value(DEFAULT_TBT_S, now)
 
     def look(self, at: DecodeBoundary) -> None:
-        """Notes all requests here; called before a plan."""
-        now = self._now_s = at.now
-        running, pulled, waiting = at.running, at.arriving, [*at.requests, *at.batch]
-        self._coming.look(any(request.is_rt for request in pulled), now)
-        is_be_there = any(not request.is_rt for request in chain(running, pulled, waiting))
-        is_time = now - self._looked_s >= LOOK_S
-        for request in (*pulled, *waiting, *(running if is_time else ())):
-            if request.is_rt:
-                if request.deadlines.tbt_s < math.inf:
-                    self._objectives.add(request.deadlines.tbt_s, now)
-                self._lengths.add(request.num_tokens, now)
-        if is_time:
-            self._looked_s = now
-        self._most_owed_s = MAX_OWED * min(self._tightest_s(now), DEFAULT_TBT_S)
-        self._credit.pass_time(now, is_be_there, self._most_owed_s)
-        longest = self._lengths.value(0, now)
-        self.num_headroom_blocks = headroom_blocks(self._limits, self._config.rt_headroom, longest)
-
-    # ---- headroom ---------------------------------------------------------------------------------------------------
-
-    def least_headroom(self) -> tuple[int, int]:
-        """The blocks and slots to which headroom is restored at the cost of BE, where RT was seen lately: enough for
-        one request like those."""
-        longest = self._lengths.value(0, self._now_s)
-        if not longest or not self.num_headroom_slots:
-            return 0, 0
-        of_longest = self._limits.span.num_held(int(longest), int(longest))
-        return min(of_longest, self.num_headroom_blocks), 1
+        """Lets BE's credit grow; called before a plan, when `RtDemand` has looked."""
+        self._now_s = at.now
+        requests = chain(at.running, at.arriving, at.requests, at.batch)
+        is_be_there = any(not request.is_rt for request in requests)
+        self._most_owed_s = MAX_OWED * min(self._demand.tightest_s, DEFAULT_TBT_S)
+        self._credit.pass_time(at.now, is_be_there, self._most_owed_s)
 
     @property
     def is_be_owed(self) -> bool:
@@ -125,20 +79,22 @@ class Mixing:
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def bound_s(self, rt: Iterable[DecodeRequest]) -> float:
-        """How many seconds an iteration may take for the sake of the running requests, and of those which come
+        """Returns the seconds that an iteration may take for the sake of the running requests, and of those which come
         unannounced or in a moment, because they wait until it ends."""
-        tightest_s = self._objectives.value(math.inf, self._now_s)
+        tightest_s = self._demand.tightest_s
         bounds_s = [request.allowance_s(self._now_s) for request in rt if not request.is_lost(self._now_s)]
         bounds_s.append(
-            BEFORE_RT * min(tightest_s, DEFAULT_TBT_S) if self._coming.is_near else WITHOUT_RT * tightest_s
+            BEFORE_RT * min(tightest_s, DEFAULT_TBT_S) if self._demand.is_near else WITHOUT_RT * tightest_s
         )
         return self._planned_share * min(bounds_s)
 
     def bound_of_prompts_s(self, decodes: Sequence[DecodeRequest]) -> float:
-        """How many seconds an iteration may take for the sake of real time that decodes, if prompts of real time are
-        computed in it. A stream that is ahead waits, longer than for one token if need be. One that will be late
-        without prompts as well holds up none that can still keep its objective, but for what it asked for between two
-        tokens."""
+        """Returns the seconds that an iteration may take for the sake of real time that decodes, if prompts of real
+        time are computed in it.
+
+        A stream that is ahead waits, longer than for one token if need be. One that will be late without prompts as
+        well holds up none that can still keep its objective, but for what it asked for between two tokens.
+        """
         now = self._now_s
         lengths = [request.num_tokens for request in decodes]
         alone_s = self._estimate.iteration([], lengths) if decodes else 0.0
@@ -156,9 +112,9 @@ class Mixing:
         return min(SAFETY, 1 / self._estimate.overrun)
 
     def hold_s(self, rt: Sequence[DecodeRequest]) -> float:
-        """How many seconds to wait for KV instead of beginning an iteration, if the running requests can spare
+        """Returns the seconds to wait for KV instead of beginning an iteration, if the running requests can spare
         that."""
-        wanted_s = self._coming.hold_s
+        wanted_s = self._demand.hold_s
         if wanted_s < MIN_HOLD_S:
             return 0.0
         alone_s = self._estimate.iteration([], [request.num_tokens for request in rt]) if rt else 0.0
@@ -169,7 +125,7 @@ class Mixing:
     def choose(
         self, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest], chunks: Chunks, bound_s: float
     ) -> list[DecodeRequest]:
-        """Which best-effort requests join real time, which runs in any case."""
+        """Returns the best-effort requests which join real time, which runs in any case."""
         self._allowed_s = math.inf
         if not be or math.isinf(bound_s):
             return list(be)
@@ -205,7 +161,7 @@ class Mixing:
     def _is_pace_enough(self, rt: Sequence[DecodeRequest]) -> bool:
         """Whether most of the pace that best effort could have is enough: where real time comes in a moment, or some of
         it asked for no objective."""
-        return self._coming.is_near or self._hurries(rt)
+        return self._demand.is_near or self._hurries(rt)
 
     def _hurries(self, rt: Sequence[DecodeRequest]) -> bool:
         return any(request.deadlines.hurries and not request.is_lost(self._now_s) for request in rt)
@@ -233,8 +189,8 @@ class Mixing:
     def most_tokens(
         self, request: DecodeRequest, most: int, chunks: Chunks, lengths: Sequence[int], bound_s: float
     ) -> int:
-        """The number of tokens of a chunk that the iteration has time for, up to a block's end; for real time at least
-        one block."""
+        """Returns the number of tokens of a chunk that the iteration has time for, up to a block's end; for real time
+        at least one block."""
         before, block_size = request.num_cached, self._limits.block_size
         first = block_size - before % block_size
         ends: list[int] = [*range(first, most, block_size), most]
@@ -256,7 +212,7 @@ class Mixing:
         lengths: Sequence[int],
         bound_s: float,
     ) -> float:
-        """How many seconds the iteration may take with chunks of BE, of which the first is `first`."""
+        """Returns the seconds that the iteration may take with chunks of BE, of which the first is `first`."""
         block_size = self._limits.block_size
         most = max(self._limits.max_num_batched_tokens // block_size, 1)
         if math.isinf(bound_s):
@@ -287,3 +243,20 @@ class Mixing:
                 self._limit.missed(self._num_be)
             else:
                 self._limit.kept()
+
+
+class _AdaptiveLimit:
+    """The number of BE requests that may run beside RT: it doubles after each iteration that kept RT's time, and falls
+    at once after one that did not."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.num_be = most
+
+    def kept(self) -> None:
+        self.num_be = min(2 * self.num_be, self._most)
+
+    def missed(self, num_be: int) -> None:
+        """Notes that an iteration with `num_be` BE requests took too long. At least one may always run: its cost is
+        predicted before it joins."""
+        self.num_be = max(num_be // FALL, 1)

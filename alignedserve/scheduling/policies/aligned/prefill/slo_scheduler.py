@@ -1,4 +1,5 @@
-"""How real time (RT) and best effort (BE) share a prefill instance's iterations and blocks. Pure; see `part.py`."""
+"""The SLO scheduler of a prefill instance: how real time (RT) and best effort (BE) share its iterations, and how many
+blocks BE leaves free. Pure; see `part.py`."""
 
 from __future__ import annotations
 
@@ -9,11 +10,14 @@ from itertools import chain
 from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling.boundary import PrefillBoundary, PrefillRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.aligned.enough import num_enough
-from alignedserve.scheduling.policies.aligned.headroom import headroom_blocks
 from alignedserve.scheduling.policies.aligned.prefill.chunks import Cut
-from alignedserve.scheduling.policies.aligned.service_credit import ServiceCredit
-from alignedserve.scheduling.policies.aligned.sliding_window import SlidingMaximum, SlidingMinimum
+from alignedserve.scheduling.policies.aligned.rt_beside_be import (
+    BeCredit,
+    SlidingMaximum,
+    SlidingMinimum,
+    headroom_blocks,
+    num_enough,
+)
 from alignedserve.timing.deadlines import UNSTATED_TTFT_S
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
@@ -23,14 +27,14 @@ ENOUGH = 0.95
 # BE has at least this share of its pace: shorter chunks would keep the instance busy for longer than they would spare
 # RT.
 LEAST = 0.6
-# Seconds after which the chunk sizes for these are computed again: they depend on what iterations cost outside the
-# engine.
+# Seconds after which the chunk sizes for these shares are computed again: they depend on what iterations cost outside
+# the engine.
 CHOOSE_S = 1.0
 # An iteration with RT may become longer by this share for the BE that fills it up.
 MAX_STRETCH = 0.05
 
 
-class Mixing:
+class PrefillSloScheduler:
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate) -> None:
         self._estimate = estimate
         self._limits = limits
@@ -38,7 +42,7 @@ class Mixing:
         # The tokens of BE's chunks, for the least pace and for the pace that is enough; and when they were last
         # computed.
         self._num_least, self._num_enough, self._chosen_s = 0, 0, -math.inf
-        self._credit = ServiceCredit(config.be_share)
+        self._credit = BeCredit(config.be_share)
         # The objectives of recent RT in seconds, and its lengths in tokens.
         self._objectives, self._lengths = SlidingMinimum(), SlidingMaximum()
         # The seconds that chunks of RT and of BE may take; whether RT was seen lately; and the number of blocks that
@@ -107,7 +111,7 @@ class Mixing:
     def cut(
         self, requests: Sequence[PrefillRequest], max_tokens: int, may_fill: bool
     ) -> list[tuple[PrefillRequest, int]]:
-        """Chunks of these requests, which are in order. BE fills what RT leaves, or gets only its credit."""
+        """Returns chunks of these requests, which are in order. BE fills what RT leaves, or gets only its credit."""
         cut = Cut(self._estimate, self._limits.block_size, max_tokens)
         rt = [request for request in requests if request.is_rt]
         be = [request for request in requests if not request.is_rt]
