@@ -52,6 +52,8 @@ class Line:
         # The last turns. That of a request which comes back without having begun did not count.
         self._turns: dict[RequestKey, Turn] = {}
         self.num_demotions = 0
+        # How often its last request has left it.
+        self.num_emptied = 0
         # Whether the pool had no room for a request of this line: nothing starts until blocks were released.
         self.is_refused = False
 
@@ -81,6 +83,7 @@ class Line:
             place = bisect_left(each, position)
             if place < len(each) and each[place] is position:
                 del each[place]
+        self.num_emptied += not self._positions
 
     def take(self, key: RequestKey) -> None:
         position = self._positions[key]
@@ -192,6 +195,9 @@ class PrefillQueue:
 
     def is_empty(self, line: int) -> bool:
         return not len(self._lines[line])
+
+    def num_emptied(self, line: int) -> int:
+        return self._lines[line].num_emptied
 
     def is_refused(self, line: int) -> bool:
         return self._lines[line].is_refused

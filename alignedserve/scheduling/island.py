@@ -93,6 +93,9 @@ class PrefillQueue(Protocol):
 
     def is_empty(self, line: int) -> bool: ...
 
+    def num_emptied(self, line: int) -> int:
+        """Returns how often its last request has left it."""
+
     def is_refused(self, line: int) -> bool:
         """Whether the pool has refused blocks for a request of this line, and none were released since."""
 

@@ -701,9 +701,11 @@ def test_nor_where_admission_leaves_a_watermark_free(num_be: int) -> None:
     assert ended == {True, False}
 
 
-def test_what_needs_all_blocks_has_all_others_leave() -> None:
+@pytest.mark.parametrize("length", [90 * BLOCK, 91 * BLOCK - 1, 95 * BLOCK])
+def test_what_needs_all_blocks_has_all_others_leave(length: int) -> None:
+    """Those too which grow into their next block, or have to leave for want of one."""
     limits = replace(LIMITS, num_blocks=400, max_model_len=400 * BLOCK)
     schedule = schedule_of(limits, evict_ahead=4, admit_ahead=None)
-    admit(schedule, *(be(90 * BLOCK) for _ in range(4)))
+    admit(schedule, *(be(length) for _ in range(4)))
     schedule.offer([rt(398 * BLOCK)], is_batch=False)
     assert len(schedule.plan(0.0).wants_evicted) == 4

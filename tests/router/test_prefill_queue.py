@@ -335,6 +335,8 @@ def at_a_quarter_of_the_pace() -> Savable:
         each = router.requests[request.key]
         router.prefill_queue.push(each, router.policy.urgency(each, router.island))
     assert savable.slowdown == pytest.approx(4.0)
+    # Others wait in another queue from here on.
+    savable._forget()
     return savable
 
 
@@ -364,6 +366,20 @@ def test_filling_the_window_in_several_events_says_nothing_of_the_pace() -> None
         room = Room(32 * (50 - 13 * number), 60)
         assert len([*islice(savable.start(router.island, room, 0), 13)]) == min(13, 50 - 13 * number)
     assert savable.slowdown == pytest.approx(4.0)
+
+
+def test_the_pace_is_measured_while_all_that_wait_are_lost_and_over_several_events() -> None:
+    """A place becomes free every two seconds, in which a prompt that came meanwhile is lost."""
+    savable, router = Savable(), with_prompts(*((32, 1.0) for _ in range(50)))
+    for number in range(1, 9):
+        router.clock.now = number * 2 * alone_s(64)
+        each = rt(100 + number, router.clock.now + alone_s(64), arrived_s=router.clock.now - 0.001)
+        each.request = request(100 + number, num_prompt=32)
+        push(router, each)
+        # One event starts one of the two.
+        assert len([*islice(savable.start(router.island, Room(64, 2), 0), 1)]) == 1
+        assert len([*savable.start(router.island, Room(32, 1), 0)]) == 1
+    assert savable.slowdown == pytest.approx(2 * alone_s(64) / (2 * alone_s(32)))
 
 
 def test_nothing_was_slow_while_nothing_waited() -> None:

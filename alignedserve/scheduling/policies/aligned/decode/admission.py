@@ -115,8 +115,12 @@ class Eviction:
             return []
         most_blocks = sum(each.num_blocks for each in be) - missing
         waiting = [request for request in chain(at.requests, at.batch) if request.is_rt]
-        can_be_alone = len(be) == len(at.running) and not at.arriving
-        num_blocks, num_slots = self._needed_for_rt(at, waiting, most_blocks, len(be), can_be_alone)
+        alone_blocks = 0
+        if len(be) + len(victims) == len(at.running) and not at.arriving:
+            alone_blocks = (
+                sum(each.num_blocks for each in at.running) + at.num_free_blocks + at.num_blocks_to_come
+            )
+        num_blocks, num_slots = self._needed_for_rt(at, waiting, most_blocks, len(be), alone_blocks)
         is_rt_waiting = num_slots > 0
         if not is_rt_waiting:
             num_blocks, num_slots = self._demand.least_headroom()
@@ -144,10 +148,11 @@ class Eviction:
         waiting: Sequence[DecodeRequest],
         most_blocks: int,
         most_slots: int,
-        can_be_alone: bool,
+        alone_blocks: int,
     ) -> tuple[int, int]:
         """Returns the numbers of blocks and slots for these requests, in order, as far as they can be had. It counts as
-        `Admission` does: otherwise a request might be refused there while nothing leaves for it here."""
+        `Admission` does: otherwise a request might be refused there while nothing leaves for it here. `alone_blocks`:
+        the number that there are for one alone, if all others can leave."""
         if not waiting:
             return 0, 0
         ahead, num_blocks, num_slots = decoding.num_ahead(self._config), 0, 0
@@ -155,7 +160,7 @@ class Eviction:
         reserve = at.growth(ahead, is_rt=True) - at.growth(self._config.evict_ahead, is_rt=True)
         watermark = decoding.watermark(at, self._config)
         first = at.growth_of(waiting[0], ahead)
-        if reserve + watermark + first > most_blocks >= first and can_be_alone:
+        if reserve + watermark + first > most_blocks and first <= alone_blocks:
             # There is room for the first one if all others leave.
             return most_blocks, 1
         reserve += watermark

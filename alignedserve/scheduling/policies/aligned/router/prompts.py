@@ -67,8 +67,10 @@ class Savable:
         # How long the last prompts took, one after the other, while others waited; and how long they take alone.
         self._took_s = self._alone_s = 0.0
         self._count = 0
-        # When the window was last filled while others waited; None: it is not full, or none waits.
+        # When the window was last full while others waited; None: none has waited all the time since.
         self._full_s: float | None = None
+        # How long the prompts that started since then take alone, and how often the queue had been empty then.
+        self._since_full_s, self._num_emptied = 0.0, 0
 
     @property
     def slowdown(self) -> float:
@@ -80,31 +82,36 @@ class Savable:
         """Starts prompts while there is room, and `least` of them however little there is."""
         queue, now = island.prefill_queue, island.now
         chosen: Iterator[RoutedRequest] | None = None
-        is_full, has_waited, alone_s = False, True, 0.0
+        is_full = False
+        if queue.num_emptied(REAL_TIME) != self._num_emptied:
+            self._forget()
         try:
             while not queue.is_refused(REAL_TIME) and (first := queue.first(REAL_TIME, now)) is not None:
                 is_full = not room.is_there and least <= 0
                 if is_full:
                     break
-                # Otherwise the queue was empty for a while.
-                has_waited = has_waited and (bool(alone_s) or first.arrived_s <= (self._full_s or 0.0))
                 soonest = queue.soonest(REAL_TIME, 1, now)
                 # A request without an objective, or a lost one, has its turn as the queue has it.
                 request = first
                 if soonest and soonest[0][0] is first:
                     chosen = iter(self._in_time(island)) if chosen is None else chosen
                     request = next(chosen, first)
-                alone_s += island.cluster.prefill_s(request.num_reusable, request.num_tokens)
+                self._since_full_s += island.cluster.prefill_s(request.num_reusable, request.num_tokens)
                 queue.take(request)
                 room, least = room.less(request.num_missing, 1), least - 1
                 yield request
         finally:
-            if not is_full:
-                self._full_s = None
-            elif alone_s or self._full_s is None:
-                if self._full_s is not None and has_waited:
-                    self._measure(now - self._full_s, alone_s / len(island.cluster.prefills))
-                self._full_s = now
+            self._num_emptied = queue.num_emptied(REAL_TIME)
+            if is_full:
+                if self._full_s is not None and self._since_full_s:
+                    self._measure(now - self._full_s, self._since_full_s / len(island.cluster.prefills))
+                if self._full_s is None or self._since_full_s:
+                    self._full_s, self._since_full_s = now, 0.0
+            elif queue.is_empty(REAL_TIME) or queue.is_refused(REAL_TIME):
+                self._forget()
+
+    def _forget(self) -> None:
+        self._full_s, self._since_full_s = None, 0.0
 
     def _measure(self, seconds: float, alone_s: float) -> None:
         """Prompts that take `alone_s` had to be computed until those that take as long could start."""
