@@ -17,7 +17,7 @@ from alignedserve.types import RequestKey
 
 # Lost requests may start one token for every 20 tokens that others start.
 OTHERS = 20
-# The most requests whose turn is remembered until the pool has answered. One event starts `prefill.MAX_STARTS`.
+# The most turns that are remembered. The pool answers within a few events, each of which starts `prefill.MAX_STARTS`.
 MOST_REMEMBERED = 1024
 
 

@@ -129,8 +129,7 @@ class AlignedDecode(DecodePart):
         lengths: Sequence[int],
         bound_s: float,
     ) -> Chunks:
-        """Computes chunks of requests whose KV was lost, as far as tokens, blocks and time allow, beside the given
-        chunks. Returns the new ones."""
+        """Computes chunks of requests that lost their KV, as far as tokens, blocks and time allow. Returns them."""
         taken: list[tuple[int, int]] = []
         for request in behind:
             most = at.limits.max_prefill_chunk or at.num_tokens_left

@@ -32,7 +32,7 @@ MOST_OFF = 4.0
 # The number of best-effort requests that are ready, per slot of the decode instances.
 STOCK = 1.0
 
-# Returns the number of prompt tokens whose KV an instance may have, and does not compute.
+# Returns the number of prompt tokens that the instance is expected to find in its prefix cache.
 NumKnown = Callable[[PrefillView], int]
 
 
