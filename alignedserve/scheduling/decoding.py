@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.timing.estimate import Estimate
 
 InOrder = Callable[[Sequence[DecodeRequest], DecodeBoundary], Sequence[DecodeRequest]]
 
@@ -52,6 +53,16 @@ def youngest(requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[Deco
     """The request admitted last goes first. Requests whose eviction was wanted at the last boundary stay in front."""
     in_order = [*requests][::-1]
     return sorted(in_order, key=lambda request: not at.was_evicted(request))
+
+
+def return_s(request: DecodeRequest, estimate: Estimate, is_recomputed: bool) -> float:
+    """Returns the seconds that it takes the request to leave and to come back: copies of its KV, or computing again
+    what is not in the pool."""
+    num_pooled = request.num_pooled
+    if not is_recomputed:
+        return estimate.fetch(2 * request.num_cached - num_pooled)
+    computing_s = estimate.iteration([(num_pooled, request.num_tokens - num_pooled)], [])
+    return computing_s + (estimate.fetch(num_pooled) if num_pooled else 0.0)
 
 
 # ---- which run -------------------------------------------------------------------------------------------------------
