@@ -474,7 +474,7 @@ class TakeRole(Message):
 class Moved(Message):
     """How much KV was copied, and how long that took."""
 
-    # "save", "load" or "pull".
+    # "save", "load" or "pull"; with blocks shared from both ends also "checkpoint" or "restore".
     what: str
     num_bytes: int
     # The sum of the durations of the copies.

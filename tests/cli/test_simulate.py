@@ -317,7 +317,7 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
         (["--policy", "lifo"], "policy='lifo': must be one of aligned, priority, fcfs"),
         (["--input-len", "20000"], "max_model_len=16384: every request is longer"),
         (["--pool-memory-bytes", "1000"], "does not hold one request of max_model_len=16384"),
-        (["--hidden-cache"], "hidden_cache: policy aligned keeps KV alone"),
+        (["--hidden-cache"], "hidden_cache: policy aligned can't keep inputs"),
         (["--hidden-cache", "--policy", "apt"], "hidden_cache: takes colocated_instances"),
         (["--pool-kv-dtype", "fp8"], "pool_kv_dtype='fp8': must be one of auto, int8"),
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': takes a model"),
