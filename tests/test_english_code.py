@@ -46,6 +46,8 @@ FOLDERS: list[str] = [
     "alignedserve/scheduling/remaining_time.py",
     "alignedserve/scheduling/routing.py",
     "alignedserve/scheduling/token_times.py",
+    "alignedserve/sim",
+    "alignedserve/vopr",
     "router",
 ]
 # Strings that have to be as they are, such as texts that are not ours.

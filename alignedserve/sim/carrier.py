@@ -14,7 +14,7 @@ class Carrier:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._links = SharedLinks()
-        # Maps each flow that has not ended to the timer of its first byte, and from then on of its last.
+        # For each flow that has not ended, the timer of its first byte, and after that of its last byte.
         self._timers: dict[Flow, Timer] = {}
 
     def start(
@@ -30,7 +30,7 @@ class Carrier:
         self._move_ends(self._links.leave(flow, self._clock.now))
 
     def check_idle(self) -> None:
-        """Nothing is on its way."""
+        """Raises RuntimeError if a copy is on its way."""
         if self._timers:
             raise RuntimeError(f"idle, but {len(self._timers)} copies are on their way")
 
