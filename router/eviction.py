@@ -24,8 +24,8 @@ from alignedserve.router.requeuer import Requeuer
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.types import InstanceId, RequestKey
 
-# Seconds without progress after which a victim is dropped and computed again later. Victims that wait for room in the
-# pool can only stand still this long, and for STANDSTILL_ITERATIONS iterations, when no other request runs.
+# Victims without room in the pool wait while other requests run. If nothing has progressed for this many seconds, and
+# for STANDSTILL_ITERATIONS iterations, one victim is dropped and computed again later.
 STANDSTILL_S = 1.0
 # The same for a colocated instance. It computes a victim again itself, and need not wait for room elsewhere.
 STANDSTILL_COLOCATED_S = 0.1

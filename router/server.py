@@ -168,7 +168,7 @@ class RouterServer:
 
     def received(self, hello: Hello, message: AnyMessage) -> None:
         if not isinstance(message, _MAY_SEND[hello.role]):
-            raise WireError(f"a {type(message).__name__} does not come from a {hello.role}")
+            raise WireError(f"a {type(message).__name__} must not come from a {hello.role}")
         match message:
             case PoolUse():
                 self._pool_use = message

@@ -57,7 +57,7 @@ def check_pool_kv_dtype(pool_kv_dtype: str, kv_cache_dtype: str) -> None:
     if pool_kv_dtype != "auto" and kv_cache_dtype != "auto":
         raise ValueError(
             f"pool_kv_dtype={pool_kv_dtype!r} and kv_cache_dtype={kv_cache_dtype!r}: one of them must be auto, since "
-            "the pool has KV of 8 bits as instances have it"
+            "the pool stores 8-bit KV as instances hold it"
         )
 
 
