@@ -6,6 +6,8 @@ import json
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from benchmarks.ci_time import RESULTS
 from tests.inner_pytest import ROOT, run_pytest
 from tests.timings import BUDGET, GENEROSITY, budgets, excesses, pace_of
@@ -33,6 +35,25 @@ def test_a_slow_machine_is_no_excess_and_hides_none() -> None:
     assert pace_of(slow, BUDGETS) == 3
     assert excesses(slow, BUDGETS) == []
     assert [each.folder for each in excesses(slow | {"sim": 271.0}, BUDGETS)] == ["sim"]
+
+
+def test_a_slow_processor_slows_what_computes_and_not_what_waits() -> None:
+    """Two cores' tests on one core, as measured: half of the folders took as long as ever."""
+    paces = {
+        "router": 2.3,
+        "kvpool": 2.2,
+        "sim": 2.0,
+        "launch": 1.1,
+        "cluster": 1.0,
+        "deploy": 1.0,
+        "models": 1.0,
+    }
+    allowed = dict.fromkeys(paces, 60.0)
+    slow = {name: 40 * pace for name, pace in paces.items()}
+    assert pace_of(slow, allowed) == pytest.approx(1.1)
+    assert excesses(slow, allowed) == []
+    assert [each.folder for each in excesses(slow | {"launch": 139.0}, allowed)] == ["launch"]
+    assert [each.folder for each in excesses(slow | {"sim": 139.0}, allowed)] == ["sim"]
 
 
 def test_folders_that_were_not_run_say_nothing_about_the_pace() -> None:

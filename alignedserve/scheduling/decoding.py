@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
+from alignedserve.timing.estimate import Estimate
 
 InOrder = Callable[[Sequence[DecodeRequest], DecodeBoundary], Sequence[DecodeRequest]]
 
@@ -54,6 +55,16 @@ def youngest(requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[Deco
     the last boundary stay in front."""
     in_order = [*requests][::-1]
     return sorted(in_order, key=lambda request: not at.was_evicted(request))
+
+
+def return_s(request: DecodeRequest, estimate: Estimate, is_recomputed: bool) -> float:
+    """Returns the seconds that the request needs to leave and to come back: for copies of its KV, or to compute again
+    what is not in the pool."""
+    num_pooled = request.num_pooled
+    if not is_recomputed:
+        return estimate.fetch(2 * request.num_cached - num_pooled)
+    computing_s = estimate.iteration([(num_pooled, request.num_tokens - num_pooled)], [])
+    return computing_s + (estimate.fetch(num_pooled) if num_pooled else 0.0)
 
 
 # ---- which requests run ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from alignedserve.decode_worker.scheduled_request import ScheduledRequest
 from alignedserve.protocol.messages import InstanceLimits, Work
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies import make_policy
-from alignedserve.scheduling.policies.aligned.decode.admission import by_worth
+from alignedserve.scheduling.policies.aligned.decode.eviction import by_worth
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import DEFAULT_TBT_S, HOLD, MAX_BARRED_S
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import SAFETY
 from alignedserve.timing.cost import Line

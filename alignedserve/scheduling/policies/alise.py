@@ -103,15 +103,7 @@ class Predictor:
         return prompt_s + request.num_left * float(request.mark.token_s)
 
     def return_s(self, request: DecodeRequest, is_recomputed: bool) -> float:
-        """Returns the seconds to leave and to come back: the copies of its KV, or the time to compute again what is not
-        in the pool."""
-        if self._estimate is None:
-            return 0.0
-        num_pooled = request.num_pooled
-        if not is_recomputed:
-            return self._estimate.fetch(2 * request.num_cached - num_pooled)
-        computing_s = self._estimate.iteration([(num_pooled, request.num_tokens - num_pooled)], [])
-        return computing_s + (self._estimate.fetch(num_pooled) if num_pooled else 0.0)
+        return decoding.return_s(request, self._estimate, is_recomputed) if self._estimate else 0.0
 
 
 class AliseDecode(DecodePart):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from alignedserve.protocol.messages import InstanceLimits
-from alignedserve.scheduling.policies.aligned.decode.admission import by_worth
+from alignedserve.scheduling.policies.aligned.decode.eviction import by_worth
 
 GROUPS = {"num_full_groups": 1, "num_sliding_groups": 2}
 

@@ -2,7 +2,7 @@
 
 There are the running batch R, candidate requests Q (which may join R) and the candidate batch B (which runs next):
 
-1. Victims are chosen when R will not fit, or real time finds no room (`admission.py`).
+1. Victims are chosen when R will not fit, or real time finds no room (`eviction.py`).
 2. Real time (RT) is admitted before best effort (BE), Q before B, and B once R is below its fill mark (`admission.py`).
 3. The next iteration is filled with RT, and with as much BE as RT's next tokens allow (`slo_scheduler.py`). The other
    requests sit out: they keep their blocks, and nothing is moved. Without RT all requests run.
@@ -27,7 +27,8 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.aligned.decode.admission import Admission, Eviction
+from alignedserve.scheduling.policies.aligned.decode.admission import Admission
+from alignedserve.scheduling.policies.aligned.decode.eviction import Eviction
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import RtDemand
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import Chunks, DecodeSloScheduler
 from alignedserve.scheduling.policies.base import DecodePart
@@ -45,7 +46,7 @@ class AlignedDecode(DecodePart):
         self._time = RemainingTime(limits, estimate)
         self._demand = RtDemand(limits, config)
         self._slo = DecodeSloScheduler(limits, config, estimate, self._demand)
-        self._eviction = Eviction(config, self._slo, self._demand)
+        self._eviction = Eviction(config, estimate, self._slo, self._demand)
         self._admission = Admission(config, self._slo, self._demand)
 
     def in_order(self, requests: Sequence[AnyDecode], now: float) -> Sequence[AnyDecode]:

@@ -93,7 +93,8 @@ class DecodeSloScheduler:
         time are computed in it.
 
         A stream that is ahead waits, longer than for one token if need be. One that will be late without prompts as
-        well holds up none that can still keep its objective, but for what it asked for between two tokens.
+        well holds up none that can still keep its objective, but for what it asked for between two tokens. One that
+        asked for less than an iteration takes without prompts falls behind in any case, and holds up none.
         """
         now = self._now_s
         lengths = [request.num_tokens for request in decodes]
@@ -103,7 +104,7 @@ class DecodeSloScheduler:
             if (slack_s := request.slack_s(now)) >= alone_s
             else max(request.deadlines.tbt_s, LATE * alone_s)
             for request in decodes
-            if not request.is_lost(now)
+            if not request.is_lost(now) and request.deadlines.tbt_s >= alone_s
         )
         return self._planned_share * min(bounds_s, default=math.inf)
 
