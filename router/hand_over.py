@@ -44,7 +44,7 @@ class HandOver:
     _island: Island
 
     def held(self, stager: PrefillView, keys: Sequence[RequestKey]) -> None:
-        """Handles prompts that a prefill instance has computed, and holds the KV of. Each goes to a decode instance at
+        """Handles prompts that a prefill instance has just computed, and still holds. Each goes to a decode instance at
         once, or the prefill instance is told to release it."""
         unwanted = []
         for key in keys:

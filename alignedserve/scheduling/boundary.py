@@ -169,12 +169,12 @@ class DecodeBoundary(Protocol):
     def num_slots_to_come(self) -> int: ...
 
     def growth(self, num_iterations: int, is_rt: bool | None = None) -> int:
-        """Returns how many more blocks the running and arriving requests need for the next `num_iterations`. With
-        `is_rt`, counts only that class."""
+        """Returns how many more blocks the running and arriving requests need for the next `num_iterations` iterations.
+        With `is_rt`, counts only that class."""
 
     def growth_of(self, request: DecodeRequest, num_iterations: int, keeps_inputs: bool = False) -> int:
-        """Returns how many more blocks the request needs for the next `num_iterations`. A candidate has none yet;
-        `keeps_inputs` says whether it would keep inputs."""
+        """Returns how many more blocks the request needs for the next `num_iterations` iterations. A candidate has none
+        yet; `keeps_inputs` says whether it would keep inputs."""
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
@@ -185,13 +185,13 @@ class DecodeBoundary(Protocol):
 
     def drop(self, requests: Iterable[DecodeRequest]) -> None:
         """Drops these running requests with their KV. Their blocks and slots are free at once. They become candidates
-        again when the router offers them, and KV that is not in the pool is computed again. None of them may have been
-        planned before."""
+        again when the router offers them, and KV that is not in the pool is computed again. They must not have been
+        planned for this iteration."""
 
     def admit(self, request: DecodeRequest, keeps_inputs: bool = False) -> None:
-        """Admits a candidate: takes its blocks and starts to load its KV. A request without KV runs from now on. If it
-        has no KV and `limits.can_keep_inputs`, `keeps_inputs` chooses what it keeps as long as it is here. There must
-        be room for it."""
+        """Admits a candidate, for which there must be room: takes its blocks and starts to load its KV. A request
+        without any KV runs from now on. `keeps_inputs`: whether such a request keeps inputs as long as it is here;
+        needs `limits.can_keep_inputs`."""
 
     def run(self, request: DecodeRequest) -> bool:
         """Plans all pending tokens of the request, so that it samples a token. Returns False and does nothing if blocks

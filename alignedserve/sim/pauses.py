@@ -1,5 +1,6 @@
-"""How often requests had to stop and continued later, and how much KV was moved for that. An observer of the router's
-messages.
+"""How often requests had to stop and continued later, and how much KV was moved for that.
+
+An observer of the router's messages counts four kinds of pauses:
 
 - evicted: it left its decode instance, its KV was kept, and it came back.
 - dropped: it left its decode instance without its KV, and came back.
@@ -32,8 +33,8 @@ class Pauses:
         self.dropped: list[RequestKey] = []
         self.sat_out: list[RequestKey] = []
         self.interrupted: list[RequestKey] = []
-        # Tokens with KV copied to the pool for evictions, and tokens with KV to copy back. A token with KV copied in
-        # some layer groups only counts with that share.
+        # Tokens with KV copied to the pool for evictions, and tokens with KV to copy back. A token counts with
+        # the share of layer groups in which its KV is copied.
         self.num_saved_tokens = 0.0
         self.num_fetched_tokens = 0.0
         # Bytes of KV that were saved from blocks shared from both ends, and restored. These are of requests other than

@@ -1,4 +1,4 @@
-"""The system that a seed makes: its policy, roles, sizes and speeds. All of it follows from one generator."""
+"""The system that a seed makes: its policy, roles, sizes and speeds. All of it follows from the seed."""
 
 from __future__ import annotations
 
