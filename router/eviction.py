@@ -102,8 +102,8 @@ class Eviction:
         self._outbox.send(state.instance_id, Evict(state.key, state.blocks, state.num_cached))
 
     def evicted(self, view: DecodeView, key: RequestKey, num_tokens: int) -> None:
-        """The pool now has the KV of the request's first `num_tokens` tokens, and the instance has forgotten the
-        request."""
+        """Puts an evicted request back into a queue. The pool has the KV of its first `num_tokens` tokens, and the
+        instance has forgotten it."""
         if state := self._requests.find(key, view.instance_id, Phase.EVICTING):
             self._counters.of(view.instance_id).num_evictions += 1
             self._counters.num_evicted_for_rt += view.awaits_rt and not state.is_rt

@@ -77,7 +77,7 @@ class HandOver:
     # ---- the copy to the pool ----------------------------------------------------------------------------------------
 
     def saved(self, stager: InstanceId, key: RequestKey, num_tokens: int) -> None:
-        """The pool now has the KV of the request's first `num_tokens` tokens: its prompt."""
+        """Notes that the pool has the KV of the request's first `num_tokens` tokens: its prompt."""
         if (state := self._saved_by(stager, key)) is None:
             return
         self._transitions.end_saving(state)
@@ -99,8 +99,8 @@ class HandOver:
         return True
 
     def not_saved(self, state: RequestState) -> None:
-        """The prefill instance no longer saves the request's KV. Its decode instance has the only copy, or it is
-        computed again."""
+        """Notes that the prefill instance no longer saves the request's KV. Its decode instance has the only copy, or
+        it is computed again."""
         self._transitions.end_saving(state)
         state.num_cached, state.blocks = 0, []
         self._pool.release([state.key])

@@ -59,11 +59,12 @@ class PrefillView(Process):
         return self.hello.limits.num_staging_blocks - num_taken
 
     def is_pulled(self, key: RequestKey | None) -> bool:
-        """Whether a decode instance will pull the request from this instance."""
+        """Returns whether a decode instance will pull the request from this instance."""
         return key in self.staging or key in self.held
 
     def discard(self, key: RequestKey) -> bool:
-        """No decode instance will pull the request from this instance any more. Returns whether it was staged."""
+        """Removes a request that no decode instance will pull from this instance any more. Returns whether it was
+        staged."""
         self.held.pop(key, None)
         return self.staging.pop(key, None) is not None
 
@@ -209,7 +210,7 @@ class DecodeView(Process):
             self.be_running[key] = None
 
     def discard(self, key: RequestKey) -> None:
-        """The request is no longer there, nor about to be offered. Safe to repeat."""
+        """Removes a request that is no longer there, nor about to be offered. Safe to repeat."""
         self.coming.pop(key, None)
         self.be_promised.pop(key, None)
         self.be_running.pop(key, None)

@@ -63,7 +63,7 @@ class LinkHealth:
         return self._clock.now >= trouble.due_s and not stager.is_pulled(trouble.trial)
 
     def staged(self, stager: InstanceId, decode: InstanceId, key: RequestKey) -> None:
-        """The request will be staged there, or is held there."""
+        """Notes that the request will be staged there, or is held there."""
         if trouble := self._troubles.get((stager, decode)):
             trouble.trial = key
 
@@ -101,7 +101,7 @@ class LinkHealth:
             self._count(pair, keys, reason)
 
     def forget(self, instance_id: InstanceId) -> None:
-        """The instance is gone, and with it everything known about its links."""
+        """Forgets everything about the links of an instance that is gone."""
         self._troubles = {pair: each for pair, each in self._troubles.items() if instance_id not in pair}
         self._failed = {pair: each for pair, each in self._failed.items() if instance_id not in pair}
 

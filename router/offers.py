@@ -29,8 +29,8 @@ class Offers:
         batch: int,
         source: InstanceId | None = None,
     ) -> None:
-        """`batch`: see Offer. `source`: the prefill instance that has staged the requests' KV, or holds it where it was
-        computed; None: it is loaded from the pool, or computed."""
+        """Offers the requests. `batch`: see Offer. `source`: the prefill instance that has staged their KV, or holds it
+        where it was computed; None: it is loaded from the pool, or computed."""
         for state in states:
             self._transitions.enter(state, Phase.OFFERED, decode)
             self.promise(decode, state, is_batch)

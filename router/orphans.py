@@ -29,7 +29,7 @@ class Orphans:
         return len(self._found)
 
     def add(self, stored: Stored, span: KvSpan) -> None:
-        """`span`: which blocks are saved for a given number of tokens."""
+        """Adds an orphan. `span`: which blocks are saved for a given number of tokens."""
         self._found[stored.key] = _Orphan(stored, span, self._clock.now)
 
     def claim(self, key: RequestKey, num_tokens: int) -> Stored | None:
@@ -44,7 +44,7 @@ class Orphans:
         return Stored(key, stored.blocks, orphan.span.num_usable(stored.num_tokens, num_tokens))
 
     def drop(self, key: RequestKey) -> None:
-        """The pool no longer has anything of it. Safe to repeat."""
+        """Removes an orphan of which the pool no longer has anything. Safe to repeat."""
         self._found.pop(key, None)
 
     def take_expired(self) -> list[RequestKey]:

@@ -71,7 +71,7 @@ class OutputCoalescing:
             self._of(state.gateway).progress.append(progress)
 
     def discard(self, key: RequestKey) -> None:
-        """No client waits for the request's tokens any more."""
+        """Drops delayed tokens that no client waits for any more."""
         self._delayed.pop(key, None)
 
     def take(self, now: float) -> Iterable[tuple[InstanceId, Tokens]]:

@@ -46,7 +46,7 @@ class PoolClient:
             self.send(Release(list(keys)))
 
     def retry_refused(self) -> None:
-        """The pool may have room again: prompts and victims may ask for it once more."""
+        """Lets prompts and victims ask for room once more, because the pool may have some again."""
         self._may_retry_victims = True
         self._prefill_queue.clear_refusals()
 

@@ -47,7 +47,7 @@ class PoolDemand:
         return len(self._needs)
 
     def add(self, state: RequestState) -> None:
-        """The request has started, or has exceeded its expected length. Safe to repeat."""
+        """Counts a request that has started, or has exceeded its expected length. Safe to repeat."""
         if state.is_embedding:
             return
         self.discard(state)
@@ -64,7 +64,7 @@ class PoolDemand:
             self._count(need, -1)
 
     def learn_output_len(self, state: RequestState) -> None:
-        """The answer has ended by itself, so its length helps to predict others of its class."""
+        """Learns from the length of an answer that has ended by itself. It helps to predict others of its class."""
         mean = self._mean_output.setdefault(state.is_rt, float(len(state.output)))
         self._mean_output[state.is_rt] = mean + _WEIGHT * (len(state.output) - mean)
 

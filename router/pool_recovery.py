@@ -91,7 +91,7 @@ class PoolRecovery:
                 self._recaller.recall(state)
 
     def dropped(self, key: RequestKey) -> None:
-        """The pool no longer has anything of the request."""
+        """Handles a request of which the pool no longer has anything."""
         self._orphans.drop(key)
         state = self._requests.get(key)
         if state is None:

@@ -143,7 +143,7 @@ class PrefillQueue:
         self.pinned: dict[RequestKey, RequestState] = {}
 
     def __len__(self) -> int:
-        """The number of requests in the lines."""
+        """Returns the number of requests in the lines."""
         return len(self._missing)
 
     @property
@@ -189,7 +189,7 @@ class PrefillQueue:
         return pinned
 
     def refused(self, state: RequestState) -> None:
-        """The pool has no room for the request, so its line waits."""
+        """Lets the request's line wait, because the pool has no room for the request."""
         self._line_of(state).is_refused = True
 
     def clear_refusals(self) -> None:

@@ -56,7 +56,7 @@ class Recaller:
             self._outbox.send(instance_id, Abort(state.key))
 
     def _await_saved(self, state: RequestState, saver: InstanceId) -> None:
-        """A decode instance has lost the request, while the prefill instance that computed it still saves its KV. It
+        """Waits for the prefill instance to save the KV of a request that its decode instance has lost. The request
         continues from the pool after that."""
         if state.staged_at and (stager := self._cluster.prefill(state.staged_at)):
             stager.discard(state.key)
@@ -68,14 +68,14 @@ class Recaller:
         self._transitions.end_saving(state)
 
     def finish(self, state: RequestState, forgotten_by: InstanceId | None = None) -> None:
-        """The request's client has its answer, or is gone. Ends the request everywhere."""
+        """Ends the request everywhere, because its client has its answer, or is gone."""
         self._transitions.finish(state)
         self._output.discard(state.key)
         if state.phase is not Phase.LEAVING:
             self.recall(state, forgotten_by)
 
     def confirm(self, state: RequestState, instance_id: InstanceId) -> None:
-        """An instance has forgotten the request, or is dead."""
+        """Handles the confirmation that an instance has forgotten the request, or the death of that instance."""
         if state.phase is Phase.LEAVING and instance_id in state.pending_aborts:
             state.pending_aborts.remove(instance_id)
             if not state.pending_aborts:

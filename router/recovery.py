@@ -76,7 +76,8 @@ class Recovery:
                 self._hand_over.not_saved(state)
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:
-        """A request's KV did not reach an instance, or did not get from a prefill instance to the pool."""
+        """Recalls a request with KV that did not reach an instance, or did not get from a prefill instance to the
+        pool."""
         state = self._requests.find(failed.key, sender, Phase.PREFILLING, Phase.STAGED, Phase.OFFERED)
         if state is None:
             return

@@ -90,7 +90,7 @@ class InstanceReports:
                 self._output.add_progress(state, num_computed, num_reused, self._clock.now)
 
     def _admitted(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
-        """The requests run now. The pool's copy of their KV is a spare."""
+        """Lets admitted requests run. The pool's copy of their KV is now a spare."""
         instance_id = view.instance_id
         found = [self._requests.find(key, instance_id, Phase.OFFERED) for key in keys]
         states = [state for state in found if state]

@@ -77,7 +77,7 @@ class RoleChanges:
             self._proportion.arrivals.add(work_s, ttft_s, tbt_s, self._clock.now)
 
     def go_on(self, is_tick: bool) -> None:
-        """Called after each event. `is_tick`: time has passed."""
+        """Continues or decides a change. Called after each event. `is_tick`: time has passed."""
         if not self._is_on or self._cluster.is_colocated:
             return
         if self._change is None and is_tick:
@@ -86,7 +86,8 @@ class RoleChanges:
             self._drain(self._change, is_tick)
 
     def closed(self, instance_id: InstanceId) -> None:
-        """A process is gone. If it was told to change, it has taken its role and sends Hello next, or it is dead."""
+        """Ends the change of a process that is gone. If it was told to change, it has taken its role and sends Hello
+        next, or it is dead."""
         if self._change and self._change.instance_id == instance_id:
             self._counters.role_changes[self._change.role] += self._change.is_told
             self._end()

@@ -83,8 +83,8 @@ class Staging:
         return [emptiest] if emptiest.has_room_at_once(num_needed) else []
 
     def staged(self, stager: InstanceId, keys: Sequence[RequestKey]) -> None:
-        """The requests' KV is in a prefill instance's buffer. Offers them to the decode instances that they are staged
-        for. If the link has failed meanwhile, they are loaded from the pool."""
+        """Offers requests with staged KV to the decode instances that they are staged for. If the link has failed
+        meanwhile, they are loaded from the pool."""
         groups: dict[tuple[InstanceId | None, bool, int, InstanceId | None], list[RequestState]] = {}
         for key in keys:
             if state := self._requests.find(key, stager, Phase.STAGED):
@@ -103,7 +103,7 @@ class Staging:
                     self._recaller.recall(state)
 
     def unstage(self, states: Sequence[RequestState]) -> None:
-        """Decode instances no longer need the staged copies of these requests. Frees their room in the buffers."""
+        """Frees the room of staged copies in the buffers, because decode instances no longer need them."""
         unstaged: dict[InstanceId, list[RequestKey]] = {}
         for state in states:
             if state.staged_at:

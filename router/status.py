@@ -20,7 +20,8 @@ def describe(
     pool_use: PoolUse | None,
     ticket: int,
 ) -> Cluster:
-    """`expected`: the role of each process that should exist. `pool_use`: the pool's last report of its blocks."""
+    """Returns the status of the island. `expected`: the role of each process that should exist. `pool_use`: the pool's
+    last report of its blocks."""
     counts = router.counts
     present = [me, *(hello for hello in connected if hello.role != "launcher")]
     processes = [_process_status(router, hello, pool_use) for hello in present]

@@ -40,7 +40,8 @@ About = tuple[RequestKey, str]
 
 
 def log_message(logger: logging.Logger, verb: str, name: str, message: Message) -> None:
-    """`verb` is "to" or "from"; `name` is the other process's name."""
+    """Writes a log line for each request of the message. `verb` is "to" or "from"; `name` is the other process's
+    name."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
     kind = type(message).__name__

@@ -142,8 +142,8 @@ class Peer(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._on_closed, self)
 
     def _set_linger(self, is_on: bool) -> None:
-        """With `is_on`, closing the socket drops unsent data and resets the connection, which the other end notices at
-        once. A Unix socket always does so."""
+        """Sets what closing the socket does. With `is_on`, it drops unsent data and resets the connection, which the
+        other end notices at once. A Unix socket always does so."""
         sock = self._transport.get_extra_info("socket") if self._transport else None
         if sock is not None and sock.family != socket.AF_UNIX and sock.fileno() >= 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", is_on, 0))

@@ -33,7 +33,8 @@ class Forecast:
     _since_s: float = 0.0
 
     def advance(self, num_output: int, now: float) -> bool:
-        """The answer has `num_output` tokens and continues. Returns whether that exceeds the expected length."""
+        """Notes that the answer has `num_output` tokens and continues. Returns whether that exceeds the expected
+        length."""
         if not 0 < self.length <= num_output:
             return False
         self.length = length_beyond(self.length, num_output)

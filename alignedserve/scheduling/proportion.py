@@ -93,7 +93,7 @@ class Arrivals:
         self.ttft_s = self.tbt_s = math.inf
 
     def add(self, work_s: float, ttft_s: float, tbt_s: float, now: float) -> None:
-        """A real-time prompt has arrived."""
+        """Counts a real-time prompt that has arrived."""
         self._work_s = self._left(now) + work_s
         self._since_s = now
         self.ttft_s, self.tbt_s = _average(self.ttft_s, ttft_s), _average(self.tbt_s, tbt_s)
@@ -120,7 +120,7 @@ class Proportion:
         self._lacking_since_s = 0.0
 
     def changed(self, now: float) -> None:
-        """A change has ended, successfully or not."""
+        """Notes that a change has ended, successfully or not."""
         self._changed_s = now
 
     def wanted(self, seen: Seen) -> str | None:

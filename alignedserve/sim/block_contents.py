@@ -33,7 +33,7 @@ class BlockContents:
         (self._reversed.add if is_reversed else self._reversed.discard)(key)
 
     def forget(self, key: RequestKey) -> None:
-        """The request has no blocks any more."""
+        """Forgets a request that has no blocks any more."""
         self._reversed.discard(key)
         self.drop(key)
 
@@ -82,7 +82,7 @@ class BlockContents:
         self._right[block] = Content(key, index, end, there[2])
 
     def drop(self, key: RequestKey) -> None:
-        """Host memory has nothing of the request any more."""
+        """Drops what host memory has of the request."""
         self._away.pop(key, None)
 
     def copy(self, key: RequestKey, old: BlockId, new: BlockId) -> None:

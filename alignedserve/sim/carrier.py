@@ -20,7 +20,7 @@ class Carrier:
     def start(
         self, num_bytes: int, channel: Channel, crossings: Sequence[Crossing], arrived: Callable[[], None]
     ) -> Flow:
-        """`arrived` is called when the last byte has arrived, unless the flow is stopped before."""
+        """Starts a flow. `arrived` is called when the last byte has arrived, unless the flow is stopped before."""
         flow = Flow(num_bytes, channel, crossings, begun_s=self._clock.now)
         self._timers[flow] = self._clock.at(flow.first_byte_s, partial(self._join, flow, arrived))
         return flow

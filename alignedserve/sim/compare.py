@@ -38,7 +38,7 @@ class Progress(Protocol):
     def advance(self) -> None: ...
 
     def tried(self, name: str, rate: float, attainment: float) -> None:
-        """Called for each rate that a search has tried."""
+        """Reports a rate that a search has tried."""
 
 
 @dataclass(frozen=True)

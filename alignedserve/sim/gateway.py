@@ -75,7 +75,7 @@ class SimGateway(SimProcess):
         self._send_submit(stream)
 
     def abort(self, key: RequestKey) -> None:
-        """A client aborts its request. Does nothing if the request has ended."""
+        """Ends a request because its client leaves. Does nothing if the request has ended."""
         if key in self.open:
             self._end(self.open[key], "abort")
             self.send(Abort(key))
@@ -132,7 +132,8 @@ class SimGateway(SimProcess):
             self._send_submit(stream)
 
     def _news(self, news: NewTokens, now: float) -> None:
-        """A router sends each token once, and repeats only those that have not arrived."""
+        """Takes new tokens. Raises RuntimeError unless each comes once: a router repeats only tokens that have not
+        arrived."""
         stream = self.open.get(news.key)
         if stream is None:
             self._check_late(news)

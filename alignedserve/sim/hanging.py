@@ -15,7 +15,7 @@ class CanHang:
         self._held: list[Callable[[], None]] = []
 
     def hang(self) -> None:
-        """Its clock also stands still, like that of a suspended machine. Safe to repeat."""
+        """Hangs the process and stops its clock, as when a machine is suspended. Safe to repeat."""
         self.is_hung = True
         self.local_clock.stand_still(True)
 
@@ -35,7 +35,7 @@ class CanHang:
             action()
 
     def forget_held(self) -> None:
-        """It was killed: its next life begins awake."""
+        """Drops all held events of a killed process. Its next life begins awake."""
         self._held.clear()
         self.is_hung = False
         self.local_clock.stand_still(False)

@@ -130,7 +130,7 @@ class SimInstance(SimProcess):
         return self.transfers.maps(segment)
 
     def router_closed(self) -> None:
-        """The instance lives on, but its orders are void. It connects again after it has dropped all of them."""
+        """Voids all orders. The instance lives on, and connects again after it has dropped them."""
         self._connection = None
         self._take(Down())
 

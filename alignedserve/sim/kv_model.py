@@ -56,7 +56,7 @@ class KvModel:
         self._chains: dict[RequestKey, TokenChain] = {}
 
     def add(self, request: Request) -> None:
-        """Called by a request's client, before any other process receives the request."""
+        """Adds a request. Called by its client, before any other process receives it."""
         self._requests[request.key] = request
 
     def ended(self, key: RequestKey) -> None:

@@ -97,7 +97,7 @@ class SharedLinks:
         self._flows: dict[Flow, None] = {}
 
     def join(self, flow: Flow, now: float) -> list[Flow]:
-        """The flow's first byte moves now. The flow itself is among those returned."""
+        """Adds a flow, of which the first byte moves now. The flow itself is among those returned."""
         is_roomy = all(
             each.link.load + each.weight * flow.peak <= each.link.bytes_per_s for each in flow.crossings
         )
@@ -113,7 +113,8 @@ class SharedLinks:
         return [flow]
 
     def leave(self, flow: Flow, now: float) -> list[Flow]:
-        """The flow has ended, or is stopped. Safe to repeat, and for a flow that has not begun to move bytes."""
+        """Removes a flow that has ended or is stopped. Safe to repeat, and for a flow that has not begun to move
+        bytes."""
         if flow not in self._flows:
             return []
         self._count(flow.crossings, now)

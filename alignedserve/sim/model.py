@@ -63,7 +63,7 @@ def make_request(
     deadline_s: float | None = None,
     prompt: list[int] | None = None,
 ) -> Request:
-    """`prompt`: its tokens, if prompts are distinguished by them."""
+    """Returns a request. `prompt`: its tokens, if prompts are distinguished by them."""
     return Request(
         key=RequestKey(key),
         prompt=_prompt(prompt_len) if prompt is None else prompt,

@@ -70,12 +70,12 @@ class Connection:
         self._down.send(None)
 
     def cut(self) -> None:
-        """The connection is lost, with all messages on their way. Both ends are notified."""
+        """Cuts the connection, and loses all messages on their way. Both ends are notified."""
         self._up.cut()
         self._down.cut()
 
     def cut_by_hub(self) -> None:
-        """The hub has closed the connection, and messages on their way are lost. The client is notified."""
+        """Closes the hub's end, and loses all messages on their way. The client is notified."""
         self._hub_listens = False
         self._down.cut()
 

@@ -63,7 +63,7 @@ class PoolProcess(SimProcess):
         super().start()
 
     def begin(self) -> None:
-        """The core outlives the router: the next router starts with what is in the pool."""
+        """Starts the ticks. The core outlives the router: the next router starts with what is in the pool."""
         self.after(TICK_S, self._tick)
 
     def _tick(self) -> None:

@@ -123,7 +123,7 @@ class SimProcess(CanHang):
         self.world.clock.after(watch_s, lambda: self.when_awake(look))
 
     def cut(self) -> None:
-        """Its connection is lost, with all messages on their way."""
+        """Cuts its connection, and loses all messages on their way."""
         if self._connection:
             self._connection.cut()
 

@@ -136,7 +136,7 @@ class RouterProcess(CanHang):
         self._step(Connected(hello))
 
     def _hello_again(self, connection: Connection, hello: Hello) -> None:
-        """An instance has taken another role."""
+        """Handles the Hello of an instance that has taken another role."""
         before, self._hellos[connection] = self._hellos[connection], hello
         self._fence.connected(hello)
         self._step(Closed(before.instance_id, before.epoch))

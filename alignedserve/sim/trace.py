@@ -48,7 +48,7 @@ class Arrival:
 
 
 def read_azure_trace(path: Path) -> list[Arrival]:
-    """github.com/Azure/AzurePublicDataset, "LLM inference traces"."""
+    """Reads a trace in the format of github.com/Azure/AzurePublicDataset, "LLM inference traces"."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         columns = rows.fieldnames or ()

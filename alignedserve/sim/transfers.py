@@ -340,7 +340,7 @@ class SimTransfers:
         self.cut()
 
     def die(self) -> None:
-        """The instance was killed: it writes nothing any more, and nothing can be pulled from it."""
+        """Ends all copies of a killed instance: it writes nothing any more, and nothing can be pulled from it."""
         self._is_dead = True
         for lane in (self._loads, self._saves):
             for copy in lane.copies:

@@ -23,7 +23,7 @@ class Clients(ABC):
 
     @abstractmethod
     def leave(self, key: RequestKey) -> None:
-        """The client of this request leaves. Safe if its request has ended, or never existed."""
+        """Lets the client of this request leave. Safe if its request has ended, or never existed."""
 
     @property
     @abstractmethod

@@ -92,7 +92,7 @@ class Launcher:
             self._await_end(action, self._num_turns[action.process], self._clock.now + STOP_S)
 
     def fenced(self, name: InstanceId) -> None:
-        """A router has killed the process."""
+        """Restarts a process that a router has killed."""
         self.num_fenced += 1
         self._count_death(name)
         self._start_after(self._plan.restart_s or 1e-4, name)

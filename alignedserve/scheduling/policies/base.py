@@ -111,7 +111,7 @@ class PrefillPart:
         return candidates
 
     def is_ahead(self, begun: PrefillRequest, request: PrefillRequest, now: float) -> bool:
-        """For two prompts with the same prefix, returns whether the one that has begun will compute the common part
+        """Returns, for two prompts with the same prefix, whether the one that has begun will compute the common part
         before the other one could."""
         return True
 
@@ -137,8 +137,8 @@ class DecodePart:
         return True
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
-        """Real time will be offered soon: `num_prefilling` of its prompts are being computed, and `num_ready` are
-        finished."""
+        """Announces real time that will be offered soon: `num_prefilling` of its prompts are being computed, and
+        `num_ready` are finished."""
 
     def plan(self, at: DecodeBoundary) -> None:
         self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
@@ -200,7 +200,8 @@ class Policy:
         return RouterPart(self.config)
 
     def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
-        """`estimate` predicts how long iterations take; None: there are no predictions."""
+        """Returns the part of a prefill instance. `estimate` predicts how long iterations take; None: there are no
+        predictions."""
         return PrefillPart(limits, self.config)
 
     def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:

@@ -59,7 +59,7 @@ class PriorityPrefill(PrefillPart):
         return prefilling.real_time_first(candidates)
 
     def is_ahead(self, begun: PrefillRequest, request: PrefillRequest, now: float) -> bool:
-        """Real time does not wait for best effort."""
+        """Returns False for real time beside best effort, so that it does not wait."""
         return begun.is_rt or not request.is_rt
 
 

@@ -34,8 +34,7 @@ class StreamedAnswer:
             self._take(event)
 
     def close(self) -> bool:
-        """Called when the stream is complete. Returns whether the answer is whole: the stream may have ended with an
-        error."""
+        """Ends a complete stream. Returns whether the answer is whole: the stream may have ended with an error."""
         if self._ends[-1:] != ["[DONE]"]:
             raise Broken(f"a stream ends without [DONE] ({self._ends})")
         if self._error:

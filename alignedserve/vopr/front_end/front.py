@@ -115,7 +115,7 @@ class Front:
             gateway.set_islands({number: self._address(number) for number in islands})
 
     def on_fenced(self, fenced: Callable[[InstanceId], None]) -> None:
-        """`fenced` is called with each process that a router has killed."""
+        """Sets what is called with each process that a router has killed."""
 
         def tell(process: SimProcess) -> None:
             number = [process.world is island.world for island in self.islands].index(True)

@@ -84,7 +84,7 @@ class HttpCall:
                 await self._news.wait()
 
     def leave(self) -> None:
-        """The client closes the connection. Safe to repeat, and after the answer."""
+        """Closes the client's end of the connection. Safe to repeat, and after the answer."""
         self._has_left = True
         self._read.set()
 

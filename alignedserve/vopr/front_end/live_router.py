@@ -90,7 +90,8 @@ class LiveRouter:
     # ---- the island's processes ----
 
     def connect(self, process: SimProcess) -> None:
-        """The process has dropped all orders of its last connection. Its link connects again by itself."""
+        """Connects the process. One that was connected before has now dropped all orders, and its link connects again
+        by itself."""
         if link := self._links.get(process.instance_id):
             link.process_has_dropped()
         else:

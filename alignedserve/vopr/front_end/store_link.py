@@ -39,13 +39,13 @@ class StoreObserver:
     """An observer of calls. Its exceptions are errors of the run, and don't reach the caller."""
 
     def asks(self, process: str, method: str, args: Sequence[Any]) -> None:
-        """A process makes a call."""
+        """Called when a process makes a call."""
 
     def made(self, process: str, method: str, args: Sequence[Any], result: Any) -> None:
-        """The store has executed a call."""
+        """Called when the store has executed a call."""
 
     def hears(self, process: str, method: str, args: Sequence[Any], outcome: Any) -> None:
-        """A process has the answer of a call, which may be an exception."""
+        """Called when a process has the answer of a call, which may be an exception."""
 
 
 class _Link(Store):

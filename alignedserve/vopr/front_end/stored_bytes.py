@@ -23,7 +23,7 @@ class StoredBytes:
         return self._of[owner]
 
     def add(self, owner: str, more: int) -> None:
-        """`more` is negative for deletions."""
+        """Adds to the owner's bytes. `more` is negative for deletions."""
         self._of[owner] += more
 
     def add_if_room(self, owner: str, more: int, is_bounded: bool = True) -> None:

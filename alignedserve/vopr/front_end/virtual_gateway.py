@@ -87,12 +87,12 @@ class VirtualGateway:
             self.process.wake_up()
 
     def set_islands(self, routers: Mapping[int, RouterAddress]) -> None:
-        """The launcher tells it which islands exist."""
+        """Tells it which islands exist, as the launcher does."""
         if self.process and self._life and self._life.server and self._life.server.is_serving:
             self._loop.call_soon(self._life.gateway.set_islands, routers, context=self.process.context)
 
     def set_clock_ahead(self, seconds: float) -> None:
-        """Its wall clock jumps. The clock of its next life is right."""
+        """Sets its wall clock ahead. The clock of its next life is right."""
         if self.process:
             self.process.wall_ahead_s += seconds
 

@@ -137,20 +137,21 @@ class VirtualConnection:
             way.stalled_until_s = self.network.loop.clock.now + seconds
 
     def cut(self) -> None:
-        """Both ends lose the connection at once, with everything on its way."""
+        """Cuts the connection at both ends at once, and loses everything on its way."""
         for way in (self._up, self._down):
             way.lose()
         for end in (self.client, self.server):
             end.vanish(ConnectionResetError("the connection was cut"))
 
     def half_open(self, gone: VirtualTransport) -> None:
-        """One end is gone, with everything on its way. The other end notices when it next sends something."""
+        """Ends the connection at one end, and loses everything on its way. The other end notices when it next sends
+        something."""
         for way in (self._up, self._down):
             way.lose()
         gone.vanish(ConnectionResetError("the connection was cut"))
 
     def vanish(self) -> None:
-        """The wire is gone: nothing ever arrives again, and neither end is notified."""
+        """Removes the wire: nothing ever arrives again, and neither end is notified."""
         self.stall(float("inf"))
 
 

@@ -69,7 +69,7 @@ class VirtualProcess:
         self._loop.run_late(held)
 
     def kill(self) -> None:
-        """Nothing of this process runs any more, and the kernel closes its connections. Safe to repeat."""
+        """Kills the process. Nothing of it runs any more, and the kernel closes its connections. Safe to repeat."""
         if not self.is_killed:
             self.is_killed = True
             self._held = self._held or []

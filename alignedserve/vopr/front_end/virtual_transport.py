@@ -56,7 +56,7 @@ class VirtualTransport(_FlowControlMixin):
         self._context: contextvars.Context
 
     def attach(self, out: Way, into: Way, context: contextvars.Context) -> None:
-        """From here on the kernel of the context's process has this end of the connection."""
+        """Gives this end of the connection to the kernel of the context's process."""
         self._out, self._in, self._context = out, into, context
         out.writer = into.reader = self
         if process := process_of(context):
@@ -136,7 +136,7 @@ class VirtualTransport(_FlowControlMixin):
             self._out.send(End(ConnectionResetError("the other end is gone")))
 
     def vanish(self, error: Exception | None) -> None:
-        """The connection is over for this end. The other end is not notified."""
+        """Ends the connection at this end. The other end is not notified."""
         self._lose(error, None)
 
     def _read_soon(self) -> None:
@@ -181,7 +181,7 @@ class VirtualTransport(_FlowControlMixin):
             self.close()
 
     def _killed(self) -> None:
-        """The process is gone, and its kernel closes the connection. Unsent bytes are lost."""
+        """Closes the connection of a killed process, as its kernel does. Unsent bytes are lost."""
         if not self._is_over:
             self._over()
             self._out.send(End())
