@@ -1,1 +1,1 @@
-"""Decides what runs where: the state machine in the middle of an island."""
+"""Decides what runs where: the state machine at the centre of an island."""

@@ -1,4 +1,4 @@
-"""The Ray shell of the router. Its module is imported where it runs: the launcher needs none of it."""
+"""The router's Ray actor. It imports the router only where it runs, because the launcher does not need it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RouterActor:
         self._config = config
 
     def prepare(self) -> None:
-        """Imports what `run` needs."""
+        """Imports everything that `run` needs."""
         import alignedserve.router.process  # noqa: F401
 
     def run(self) -> None:

@@ -1,6 +1,6 @@
-"""Which requests are taken. A refusal has a reason for programs and a sentence for people.
+"""Which requests are accepted. A refusal has a reason for programs and a sentence for humans.
 
-An objective that the model can't keep even for a single request is refused, if it was asked for; a default is raised.
+A requested objective that the model can't meet even for a single request is refused. A default objective is raised.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from alignedserve.router.instance_views import Process
 
 Refusal = tuple[str, str]
 
-# A default objective is raised to the time that a request takes alone, times this.
+# A default objective is raised to the time of a request that runs alone, times this factor.
 DEFAULT_SLACK = 1.25
 
 
@@ -26,8 +26,8 @@ def refuse(
     if num_queued_tokens and num_queued_tokens + len(request.prompt) > config.max_num_queued_tokens:
         return (
             "full",
-            f"{num_queued_tokens} tokens wait for prefill already, and with the {len(request.prompt)} of this "
-            f"prompt there would be more than {config.max_num_queued_tokens}",
+            f"{num_queued_tokens} tokens wait for prefill already, and this prompt's {len(request.prompt)} "
+            f"would make it more than {config.max_num_queued_tokens}",
         )
     instances = cluster.instances
     if not cluster.pool or not instances:
@@ -54,11 +54,11 @@ def refuse(
 
 
 def _most_columns(process: Process) -> int:
-    """The most columns of KV that a request may have there."""
+    """Returns the most columns of KV that a request may have in this process."""
     limits = process.hello.limits
     if process.hello.role in ("decode", "colocated"):
         return limits.span.longest(limits.num_blocks)
-    # A prefill instance frees nothing of a prompt, and the pool has whole requests.
+    # A prefill instance frees no blocks of a running prompt, and the pool stores whole requests.
     return limits.num_kv_tokens // limits.block_size
 
 
@@ -86,7 +86,7 @@ def refuse_slo(request: Request, cluster: ClusterState) -> Refusal | None:
 
 
 def with_possible_slo(request: Request, cluster: ClusterState) -> Request:
-    """Returns the request with its default objectives raised to what the model can do."""
+    """Returns the request with its default objectives raised to what the model can achieve."""
     num_prompt = len(request.prompt)
     ttft_s, tbt_s = request.ttft_s, request.tbt_s
     if ttft_s is not None and "ttft_s" in request.slo_defaults:
@@ -101,8 +101,8 @@ def remark_on(asked: Request, possible: Request) -> list[tuple[str, str]]:
     return [
         (
             name,
-            f"The default objective {name}={given_s:g} is more than the model can do for a prompt of "
-            f"{len(asked.prompt)} tokens: raised to {raised_s:.3g} for it, and for others as far as they need it",
+            f"The default objective {name}={given_s:g} can't be met with a prompt of "
+            f"{len(asked.prompt)} tokens: raised to {raised_s:.3g} for it, and as far as needed for others",
         )
         for name, given_s, raised_s in (
             ("ttft_s", asked.ttft_s, possible.ttft_s),

@@ -1,6 +1,6 @@
 """The router's clock, and a request's deadlines on it, in seconds.
 
-A gateway says how long a request has waited, not when it came: its clock may be another host's.
+A gateway sends how long a request has waited, not when it arrived, because the gateway may run on another host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from alignedserve.timing.deadlines import Deadlines
 
 
 class Clock:
-    """It says when the event at hand happened, and stands still until the next one."""
+    """The time of the current event. It stands still until the next event."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -25,8 +25,8 @@ def arrived_s(submit: Submit, now: float) -> float:
 
 
 def deadlines_of(submit: Submit, now: float) -> Deadlines:
-    """The next token of a request that has some already is due from `now` on: time that was lost with an earlier router
-    is not to be caught up."""
+    """Returns the deadlines of a submitted request. If it already has tokens, its next one is due from `now` on: it
+    need not catch up on time that was lost with an earlier router."""
     request, arrival_s = submit.request, arrived_s(submit, now)
     if request.tier != "rt":
         due_s = math.inf if request.deadline_s is None else arrival_s + request.deadline_s - request.arrival_s
@@ -38,13 +38,13 @@ def deadlines_of(submit: Submit, now: float) -> Deadlines:
 
 
 def with_first_token(deadlines: Deadlines, now: float) -> Deadlines:
-    """The first token came at `now`: from here on the gaps count. If it was early, that is no reason to let its reader
-    wait longer for the next one."""
+    """Returns the deadlines of a request with its first token at `now`: from here on, the gaps between tokens count. An
+    early first token does not let the next one come later."""
     return replace(deadlines, first_due_s=now) if deadlines.is_rt else deadlines
 
 
 def _due_from(deadlines: Deadlines, num_tokens: int, now: float) -> Deadlines:
-    """The next token is due a gap from now at the earliest."""
+    """Returns the deadlines, moved so that the next token is due at `now` at the earliest."""
     gaps_s = (num_tokens - 1) * deadlines.tbt_s if deadlines.tbt_s < math.inf else 0.0
     first_due_s = deadlines.first_due_s
     is_late = first_due_s == math.inf or first_due_s + gaps_s < now

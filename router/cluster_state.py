@@ -1,4 +1,4 @@
-"""The processes of an island that are up, and how fast its instances are."""
+"""The processes of an island that are up, and the speed of its instances."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class ClusterState:
     def __init__(self) -> None:
         self._processes: dict[InstanceId, Process] = {}
         self.pool: Process | None = None
-        # Instances that take prompts, and instances that take requests to decode, in the order in which they connected.
+        # Instances that take prompts, and instances that take requests to decode, in order of connection.
         self.prefills: list[PrefillView | ColocatedView] = []
         self.decodes: list[DecodeView] = []
-        # With those that take no more, and still have some.
+        # The same, with instances that take no new requests but still have some.
         self.all_decodes: list[DecodeView] = []
-        # Whether prompts are computed where requests decode.
+        # Whether the instances that decode also compute prompts.
         self.is_colocated = False
-        # Tokens that a request may have at the instance which allows most.
+        # The largest context length among the instances, in tokens.
         self.max_model_len = 0
 
     def add(self, hello: Hello) -> Process:
@@ -42,7 +42,7 @@ class ClusterState:
         return process
 
     def drain(self, process: Process, is_draining: bool) -> None:
-        """Whether the instance gets nothing new."""
+        """Sets whether the instance gets no new requests."""
         process.is_draining = is_draining
         self._sort()
 
@@ -74,24 +74,26 @@ class ClusterState:
         return process if isinstance(process, DecodeView) else None
 
     def computing(self, instance_id: InstanceId | None) -> PrefillView | ColocatedView | None:
-        """Returns an instance that computes prompts."""
+        """Returns the instance if it computes prompts."""
         process = self._processes.get(instance_id) if instance_id else None
         return process if isinstance(process, PrefillView | ColocatedView) else None
 
-    # ---- how fast instances are, in seconds; 0 if no instance has a cost model ----
+    # ---- speed of instances, in seconds; 0 if no instance has a cost model ----
 
     def fastest_ttft_s(self, num_tokens: int) -> float:
-        """How long a prompt takes that has the best instance for itself."""
+        """Returns how long a prompt takes that has the fastest instance to itself."""
         known = [(view.hello.cost, view.hello.limits.max_num_batched_tokens) for view in self.prefills]
         return min((cost.fastest_ttft_s(num_tokens, chunk) for cost, chunk in known if cost), default=0.0)
 
     def fastest_tbt_s(self, num_tokens: int) -> float:
-        """How long the next token takes, after so many, of a request that has the best instance for itself."""
+        """Returns how long the token after `num_tokens` takes, for a request that has the fastest instance to
+        itself."""
         known = [view.hello.cost for view in self.decodes]
         return min((cost.fastest_tbt_s(num_tokens) for cost in known if cost), default=0.0)
 
     def prefill_s(self, num_cached: int, num_tokens: int) -> float:
-        """How long a prompt's rest takes, if `num_cached` tokens are there, at the best instance's pace of late."""
+        """Returns how long the rest of a prompt takes, after `num_cached` tokens, at the fastest instance's recent
+        pace."""
         found = []
         for view in self.prefills:
             if cost := view.hello.cost:
@@ -101,12 +103,12 @@ class ClusterState:
         return min(found, default=0.0)
 
     def prompt_tokens_per_s(self) -> float:
-        """How many tokens of a prompt an instance computes in a second, at the best instance's pace of late."""
+        """Returns how many prompt tokens per second an instance computes, at the fastest instance's recent pace."""
         chunk = max((view.hello.limits.max_num_batched_tokens for view in self.prefills), default=0)
         seconds = self.prefill_s(0, chunk)
         return chunk / seconds if seconds else 0.0
 
     def decode_s(self, num_tokens: int) -> float:
-        """How long the next token takes, after so many, at the best instance's pace of late."""
+        """Returns how long the token after `num_tokens` takes, at the fastest instance's recent pace."""
         costs = [(view.hello.cost, view.pace) for view in self.decodes]
         return min((cost.fastest_tbt_s(num_tokens) * pace for cost, pace in costs if cost), default=0.0)

@@ -1,4 +1,4 @@
-"""What has happened since the router started. The parts that decide it count it, and `status.py` reads it."""
+"""Counts of events since the router started. The parts that decide increment them, and `status.py` reads them."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ class InstanceCounters:
 
 class Counters:
     def __init__(self) -> None:
-        # The number of requests that lost a process and went on without it, by the process's role.
+        # Requests that continued after a process with them was lost, by the process's role.
         self.recoveries: Counter[str] = Counter()
-        # The number of times that a request's KV was thrown away for want of room.
+        # How often a request's KV was thrown away for lack of room.
         self.num_recomputed = 0
-        # The number of changes of an instance's role, by the role that it took.
+        # Role changes of instances, by the new role.
         self.role_changes: Counter[str] = Counter()
-        # The number of times that a real-time request took the RT fast path to a decode instance.
+        # How often a real-time request took the RT fast path to a decode instance.
         self.num_fast_path = 0
-        # The number of times that a best-effort request left a decode instance while real time was on its way there.
+        # How often a best-effort request left a decode instance while real time was on its way there.
         self.num_evicted_for_rt = 0
         self._instances: defaultdict[InstanceId, InstanceCounters] = defaultdict(InstanceCounters)
 

@@ -1,4 +1,4 @@
-"""Gives requests that wait in the pool to decode instances, as the policy says."""
+"""Assigns requests that wait in the pool to decode instances, as the policy decides."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class DecodeDispatch:
     def _take(self, order: Assign) -> None:
         states = [state for request in order.requests if (state := self._decode_queue.get(request.key))]
         if len(states) < len(order.requests):
-            raise RuntimeError(f"{order.decode}: is offered requests that are not in the pool, or one twice")
+            raise RuntimeError(
+                f"{order.decode}: offered requests are not in the pool, or one is offered twice"
+            )
         for state in states:
             self._pool.commit(state, is_candidate=False)
         self._counters.num_fast_path += order.is_urgent * len(states)
@@ -50,7 +52,7 @@ class DecodeDispatch:
         self._assign(order.decode, states, order.is_batch, number, order.is_urgent)
 
     def candidates(self, found: Candidates) -> None:
-        """The pool has answered a search: the requests that it found are no candidates any more."""
+        """Handles the pool's answer to a search. The requests that it found are no longer candidates."""
         states = [state for key in found.keys if (state := self._decode_queue.get(key))]
         view = self._cluster.decode(found.decode)
         if view:
@@ -74,8 +76,8 @@ class DecodeDispatch:
         batch: int,
         is_urgent: bool = False,
     ) -> None:
-        """What can't be staged at once is fetched from the pool: a candidate that waited for room in a buffer might be
-        what an idle decode instance waits for."""
+        """Stages the requests, and offers the rest for a load from the pool at once. If a candidate had to wait for
+        room in a staging buffer, an idle decode instance might wait for it."""
         staged = self._staging.stage(decode, states, is_batch, batch, is_urgent)
         if fetched := [state for state in states if state.key not in staged]:
             self._offers.offer(decode, fetched, is_batch, batch)

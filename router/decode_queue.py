@@ -17,25 +17,25 @@ class DecodeQueue:
         self._due: dict[RequestKey, tuple[float, int, RequestKey]] = {}
         # The same, sorted.
         self._by_due: list[tuple[float, int, RequestKey]] = []
-        # Tokens of prompts and outputs, of all requests.
+        # Tokens of the prompts and outputs of all requests.
         self.num_tokens = 0
-        # The number of additions, and of whatever else gives a search that found nothing a new chance.
+        # Counts additions, and all other changes after which an unsuccessful search may succeed.
         self.num_changes = 0
 
     def __len__(self) -> int:
         return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:
-        """Requests in the order in which they came."""
+        """Yields requests in order of arrival."""
         return iter(self._states.values())
 
     @property
     def real_time(self) -> Collection[RequestState]:
-        """Real-time requests in the order in which they came."""
+        """Real-time requests in order of arrival."""
         return self._real_time.values()
 
     def soonest(self, count: int) -> list[RequestState]:
-        """Returns the `count` real-time requests whose next tokens are due first."""
+        """Returns the `count` real-time requests with the earliest due times."""
         return [self._states[key] for *_, key in self._by_due[:count]]
 
     def get(self, key: RequestKey) -> RequestState | None:
@@ -52,7 +52,7 @@ class DecodeQueue:
         self.num_changes += 1
 
     def discard(self, state: RequestState) -> None:
-        """It is safe to repeat this."""
+        """Safe to repeat."""
         if self._states.pop(state.key, None):
             if self._real_time.pop(state.key, None):
                 del self._by_due[bisect_left(self._by_due, self._due.pop(state.key))]

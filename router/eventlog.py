@@ -1,9 +1,9 @@
-"""Everything that the router was told, on disk, and its orders. A replay gives the same orders: so scheduling bugs are
-found.
+"""A log on disk of all events of the router, and its orders. A replay yields the same orders, which helps to find
+scheduling bugs.
 
-A file is a line that says what it is, and then records: 4 bytes length, 4 bytes CRC, msgpack. The first record is the
-header; then come an event and its orders in turn. An event is written before the router hears of it: if the router ends
-with it, the file's last record is the reason.
+A file begins with a magic line. Records follow: 4 bytes of length, 4 bytes of CRC, msgpack. The first record is the
+header; then events and their orders alternate. An event is written before the router handles it. If the router dies of
+it, the file's last record is the cause.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Header(msgspec.Struct):
 class Step:
     now: float
     event: Event
-    # None if the log ends before them
+    # None if the log ends before them.
     orders: list[Send] | None
 
 
 class EventLog:
-    """Appends events and orders; a reader may follow, and a torn last record is ignored. On a full disk it ends: the
-    router does not."""
+    """Appends events and orders. Another process may read the file meanwhile, and a torn last record is ignored. If the
+    disk is full, the log ends and the router continues."""
 
     def __init__(
         self, file: BinaryIO, config: RouterConfig, epoch: Epoch, scheduling: SchedulingConfig
@@ -64,7 +64,7 @@ class EventLog:
         self._write((now, event))
 
     def answered(self, orders: list[Send]) -> None:
-        """Appends the router's orders for the event that was appended last."""
+        """Appends the router's orders for the last event."""
         self._write(orders)
 
     def _write(self, record: object) -> None:
@@ -76,7 +76,7 @@ class EventLog:
         rest = memoryview(data)
         try:
             while rest:
-                # A disk that becomes full takes a part of it first.
+                # A disk that runs full writes a part first.
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self._is_over = True
@@ -84,11 +84,11 @@ class EventLog:
 
 
 class LogReader:
-    """Reads a log once. Raises ValueError if the file is no event log, or is damaged."""
+    """Reads a log once. Raises ValueError if the file is not an event log, or is damaged."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # The number of bytes of a last record that is not there entirely.
+        # Bytes of an incomplete last record.
         self.num_torn_bytes = 0
         self._records = self._read()
         self._num_records = 0
@@ -98,7 +98,7 @@ class LogReader:
         self.header = self._decode(header, Header)
 
     def steps(self) -> Iterator[Step]:
-        """Yields each event with its orders. It can be used once."""
+        """Yields each event with its orders. Can be used once."""
         for record in self._records:
             now, event = self._decode(record, tuple[float, Event])
             orders = next(self._records, None)
@@ -107,7 +107,7 @@ class LogReader:
     def _read(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
-                raise ValueError(f"{self._path}: is no event log of this version")
+                raise ValueError(f"{self._path}: is not an event log of this version")
             while head := file.read(2 * _NUMBER_BYTES):
                 size = int.from_bytes(head[:_NUMBER_BYTES], "big")
                 record = file.read(size) if len(head) == 2 * _NUMBER_BYTES else b""
@@ -116,7 +116,7 @@ class LogReader:
                     return
                 self._num_records += 1
                 if _number(zlib.crc32(record)) != head[_NUMBER_BYTES:]:
-                    raise self._damaged("its checksum is another")
+                    raise self._damaged("its checksum does not match")
                 yield record
 
     def _decode(self, record: bytes, kind: type[T]) -> T:
@@ -130,7 +130,7 @@ class LogReader:
 
 
 def replay(path: Path) -> Iterator[tuple[float, Event, list[Send]]]:
-    """Yields each event with the orders that a new router gives."""
+    """Yields each event with the orders of a new router."""
     log = LogReader(path)
     router = log.header.router()
     for step in log.steps():

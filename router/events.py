@@ -1,7 +1,7 @@
-"""What the router's core is told, and what it answers with. A log of events replays to the same orders.
+"""The events that the router's core receives, and its orders. A log of events replays to the same orders.
 
-Of each connection the core hears `Connected` first, then what was `Received`, then `Closed`, and of a process's next
-connection only after that.
+For each connection the core receives `Connected` first, then any `Received`, then `Closed`. Events of a process's next
+connection follow only after that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Connected(Message):
 
 
 class Closed(Message):
-    """The connection is gone. For the router, so is the process."""
+    """The connection is gone. To the router, so is the process."""
 
     instance_id: InstanceId
     epoch: Epoch

@@ -1,7 +1,7 @@
-"""The way of victims from a decode instance back into the pool.
+"""Moves victims from a decode instance back into the pool.
 
-A decode instance names victims when its blocks run short. Each leaves once the pool has room for its KV; until then it
-stays where it is, and goes on if it can.
+A decode instance names victims when it runs short of blocks. Each leaves when the pool has room for its KV. Until then
+it stays where it is, and runs if it can.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from alignedserve.router.requeuer import Requeuer
 from alignedserve.router.transitions import PhaseTransitions
 from alignedserve.types import InstanceId, RequestKey
 
-# Victims without room in the pool wait for it while other requests run. When nothing has run for so many seconds, and
-# for so many iterations, one of the victims is given up, to be computed again later.
+# Victims without room in the pool wait while other requests run. If nothing has progressed for this many seconds, and
+# for STANDSTILL_ITERATIONS iterations, one victim is dropped and computed again later.
 STANDSTILL_S = 1.0
-# A colocated instance computes a victim again itself, and need not wait for others to have room for its prompt.
+# The same for a colocated instance. It computes a victim again itself, and need not wait for room elsewhere.
 STANDSTILL_COLOCATED_S = 0.1
 STANDSTILL_ITERATIONS = 4
 
@@ -46,7 +46,8 @@ class Eviction:
     _counters: Counters
 
     def wanted(self, view: DecodeView, report: DecodeReport) -> None:
-        """The instance names all of its victims. One that it does not name any more goes on there, unless all leave."""
+        """Handles the victims that the instance has named. A victim that it no longer names continues there, unless all
+        requests are to leave."""
         instance_id, keys = view.instance_id, report.wants_evicted
         if report.news:
             view.progress_s = self._clock.now
@@ -60,7 +61,7 @@ class Eviction:
                 self.begin(state)
 
     def begin(self, state: RequestState) -> None:
-        """A running request is to leave its instance. It stays while a prefill instance saves its KV: nothing else may
+        """Starts to evict a running request. Does nothing while a prefill instance saves its KV: no other process may
         write to its pool blocks then."""
         if state.saving_at or state.instance_id is None:
             return
@@ -69,7 +70,7 @@ class Eviction:
         self.reserve(state)
 
     def dropped(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
-        """The instance has dropped them, with their KV. They go on with what the pool has."""
+        """Handles requests that the instance has dropped with their KV. They continue from what the pool has."""
         for key in keys:
             view.refused.pop(key, None)
             if state := self._requests.find(key, view.instance_id, *RUNNING_PHASES):
@@ -88,8 +89,8 @@ class Eviction:
             if self._requeuer.unpin_all():
                 self.reserve(state)
             elif isinstance(view, ColocatedView) and view.awaits_rt and not state.is_rt:
-                # Best effort fills the instance beyond what the pool could hold of it (see `PoolDemand`). Real time
-                # does not wait until some of it ends.
+                # Best effort fills the instance beyond the pool's room for it (see `PoolDemand`). Real time must not
+                # wait until some of it ends.
                 self._give_up(state)
             elif view:
                 view.refused[state.key] = None
@@ -101,7 +102,8 @@ class Eviction:
         self._outbox.send(state.instance_id, Evict(state.key, state.blocks, state.num_cached))
 
     def evicted(self, view: DecodeView, key: RequestKey, num_tokens: int) -> None:
-        """The pool has the KV of the request's first `num_tokens` tokens, and the instance has forgotten it."""
+        """Puts an evicted request back into a queue. The pool has the KV of its first `num_tokens` tokens, and the
+        instance has forgotten it."""
         if state := self._requests.find(key, view.instance_id, Phase.EVICTING):
             self._counters.of(view.instance_id).num_evictions += 1
             self._counters.num_evicted_for_rt += view.awaits_rt and not state.is_rt
@@ -109,8 +111,8 @@ class Eviction:
             self._requeuer.requeue(state)
 
     def failed(self, sender: InstanceId, key: RequestKey) -> None:
-        """The KV did not get to the pool. The room that was made for it is others' until it is asked for again, at once
-        if the instance still wants it evicted."""
+        """Handles KV that did not reach the pool. Other requests may use the room made for it until it is requested
+        again. If the instance still names the victim, that happens at once."""
         if state := self._requests.find(key, sender, Phase.EVICTING):
             self._transitions.enter(state, Phase.RUNNING, sender)
             self._pool.send(MakeSpare([key]))
@@ -118,7 +120,7 @@ class Eviction:
                 self.wanted(view, view.report)
 
     def retry(self) -> None:
-        """Victims that found no room ask again, if the pool may have some by now."""
+        """Asks again for victims that found no room, if the pool may have some by now."""
         if not self._cluster.pool or not self._pool.take_victims_retry():
             return
         for view in self._cluster.all_decodes:
@@ -141,8 +143,8 @@ class Eviction:
         return self._clock.now - since_s > patience_s
 
     def _give_up_one(self, view: DecodeView, victims: Sequence[RequestState]) -> None:
-        """All victims wait for each other, and no other request has room to give: the one with least to compute again
-        goes without its KV."""
+        """Drops the victim with the least to compute again, without saving its KV. All victims wait for each other, and
+        no other request can free room."""
         victim = min(victims, key=lambda state: (state.is_rt, state.num_tokens))
         del view.refused[victim.key]
         view.progress_s = self._clock.now

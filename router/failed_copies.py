@@ -1,5 +1,5 @@
-"""Copies of KV that failed, until the router's next tick: what made them fail may be there still, and who tries again
-at once tries a thousand times a second."""
+"""Failed copies of KV, kept until the router's next tick. The cause of a failure may persist, and immediate retries
+would run in a tight loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FailedCopies:
             self._waiting.append(_FailedCopy(state, state.since_s, sender, failed))
 
     def retry(self) -> None:
-        """Lets the requests go on, those that are still where their copies failed."""
+        """Handles the failures of requests that are still in the phase in which their copy failed."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []

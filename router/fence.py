@@ -1,9 +1,9 @@
-"""Makes sure that no process which the router has lost writes into pool blocks that are others' by then.
+"""Ensures that no process lost by the router writes to pool blocks that belong to other requests by then.
 
-To close a connection is not enough: a process that hangs, or has not noticed, would go on with the copy that it is in.
-So the router goes on without a process only when that can't write any more: it has ended, or it has said Hello again,
-which it does when it has dropped everything (`instance/process.py`). One that does neither for long is killed. That a
-process has the pool's memory mapped proves that it is one of the island's.
+Closing the connection is not enough: a process that hangs, or has not noticed, would continue its current copy. So the
+router continues without a process only when that process can't write any more. Either it has ended, or it has sent
+Hello again, which it does after dropping everything (`instance/process.py`). A process that does neither for long is
+killed. Only a process that has the pool's memory mapped is killed, because such a process is one of the island's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from alignedserve.kvpool.segment import path_of
 
 
 def is_user(pid: int, segment: str) -> bool:
-    """Returns whether another process than this one lives and has the segment mapped."""
+    """Returns whether another process lives and has the segment mapped."""
     if not segment or pid == os.getpid():
         return False
     try:
@@ -26,7 +26,7 @@ def is_user(pid: int, segment: str) -> bool:
 
 
 def users_of(segment: str) -> list[int]:
-    """Returns the ids of all processes but this one that have the segment mapped."""
+    """Returns the ids of all other processes that have the segment mapped."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [pid for pid in pids if is_user(pid, segment)]
 

@@ -1,10 +1,10 @@
-"""The direct way: a decode instance pulls the KV of real time from the blocks in which its prompt was just computed,
-and the prefill instance saves it to the pool beside that.
+"""Direct hand-over: a decode instance pulls real-time KV from the blocks in which the prompt was just computed, while
+the prefill instance saves it to the pool.
 
-A request goes this way if its prefill instance holds its KV, the policy has a decode instance for it, and the link
-between the two works. Its pool blocks are reserved, and nobody else's, until the prefill instance has said that it is
-saved, or not, or is gone (`RequestState.saving_at`): so it is not evicted before. Where the decode instance loses the
-request meanwhile, it goes on from the pool when it is saved (`Recaller`).
+A request is handed over directly if its prefill instance holds its KV, the policy has a decode instance for it, and the
+link between the two works. Its pool blocks stay reserved until the prefill instance has reported success or failure, or
+is gone (`RequestState.saving_at`). The request is not evicted before. If the decode instance loses it meanwhile, it
+continues from the pool after it is saved (`Recaller`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class HandOver:
     _island: Island
 
     def held(self, stager: PrefillView, keys: Sequence[RequestKey]) -> None:
-        """A prefill instance has computed these prompts, and holds their KV: each goes to a decode instance at once, or
-        the instance need not hold it any more."""
+        """Handles prompts that a prefill instance has just computed, and still holds. Each goes to a decode instance at
+        once, or the prefill instance is told to release it."""
         unwanted = []
         for key in keys:
-            # One that is not found is finished, or was recalled, and the instance was told so.
+            # A request that is not found is finished or was recalled, and the instance was told so.
             if state := self._requests.find(key, stager.instance_id, Phase.PREFILLING):
                 if decode := self._choose(stager, state):
                     self._hand_over(stager, decode, state)
@@ -68,7 +68,7 @@ class HandOver:
 
     def _hand_over(self, stager: PrefillView, decode: InstanceId, state: RequestState) -> None:
         self._link_health.staged(stager.instance_id, decode, state.key)
-        # It frees nothing of a prompt that it computes.
+        # A prefill instance frees no blocks of a prompt that it computes.
         span = stager.hello.limits.span
         stager.held[state.key] = span.num_groups * span.num_columns(state.num_tokens - 1)
         self._transitions.hand_over(state, stager.instance_id, decode)
@@ -77,7 +77,7 @@ class HandOver:
     # ---- the copy to the pool ----------------------------------------------------------------------------------------
 
     def saved(self, stager: InstanceId, key: RequestKey, num_tokens: int) -> None:
-        """The pool has the KV of the request's first `num_tokens` tokens: its prompt's."""
+        """Notes that the pool has the KV of the request's first `num_tokens` tokens: its prompt."""
         if (state := self._saved_by(stager, key)) is None:
             return
         self._transitions.end_saving(state)
@@ -88,8 +88,8 @@ class HandOver:
         self._may_leave(state)
 
     def failed(self, sender: InstanceId, failed: Failed) -> bool:
-        """The copy to the pool may have failed of a request that a decode instance has. Returns whether it is such a
-        one: its prefill instance has forgotten it."""
+        """Handles a failed copy to the pool, if a decode instance has the request. Its prefill instance has forgotten
+        it. Returns False for all other failures."""
         if (state := self._saved_by(sender, failed.key)) is None:
             return False
         if stager := self._cluster.prefill(sender):
@@ -99,15 +99,16 @@ class HandOver:
         return True
 
     def not_saved(self, state: RequestState) -> None:
-        """The prefill instance saves nothing of the request any more: its decode instance has its only KV, or it is
-        computed again."""
+        """Notes that the prefill instance no longer saves the request's KV. Its decode instance has the only copy, or
+        it is computed again."""
         self._transitions.end_saving(state)
         state.num_cached, state.blocks = 0, []
         self._pool.release([state.key])
         self._may_leave(state)
 
     def _may_leave(self, state: RequestState) -> None:
-        """Its decode instance may have named it as a victim meanwhile, and says so once."""
+        """Evicts the request if its decode instance has named it as a victim meanwhile: the instance does so only
+        once."""
         view = self._cluster.decode(state.instance_id)
         if state.phase is Phase.RUNNING and view and view.report and state.key in view.report.wants_evicted:
             self._eviction.wanted(view, view.report)

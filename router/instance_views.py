@@ -1,4 +1,4 @@
-"""What the router knows of each process of an island: what it said when it connected, and counts of what it has."""
+"""The router's view of each process of an island: its Hello, and counts of what it has."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from alignedserve.types import InstanceId, RequestKey
 class Process:
     hello: Hello
     num_free_blocks: int = 0
-    # An instance's iteration time of late: measured over predicted.
+    # An instance's recent ratio of measured to predicted iteration time.
     pace: float = 1.0
-    # Whether an instance gets nothing new, since it is to take another role: see `role_change.py`.
+    # Whether an instance gets no new requests because it is about to take another role: see `role_change.py`.
     is_draining: bool = False
 
     @property
@@ -27,7 +27,7 @@ class Process:
 
 @dataclass(eq=False, slots=True)
 class AssignedPrompts:
-    """The prompts that an instance was given."""
+    """The prompts that were assigned to an instance."""
 
     # Tokens of each prompt that the instance has not computed.
     pending: TokenCounts
@@ -41,9 +41,9 @@ def _no_prompts(process: Process) -> AssignedPrompts:
 @dataclass(eq=False, slots=True)
 class PrefillView(Process):
     prompts: AssignedPrompts = field(init=False)
-    # Blocks of the staging buffer that each request takes which the instance was told to stage.
+    # Staging blocks of each request that the instance was told to stage.
     staging: dict[RequestKey, int] = field(default_factory=dict)
-    # Blocks of each request that a decode instance is to pull from where its prompt was computed.
+    # Blocks of each request that a decode instance will pull from where its prompt was computed.
     held: dict[RequestKey, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,11 +59,12 @@ class PrefillView(Process):
         return self.hello.limits.num_staging_blocks - num_taken
 
     def is_pulled(self, key: RequestKey | None) -> bool:
-        """Whether a decode instance is to pull the request from there."""
+        """Returns whether a decode instance will pull the request from this instance."""
         return key in self.staging or key in self.held
 
     def discard(self, key: RequestKey) -> bool:
-        """No decode instance is to pull the request from there any more. Returns whether it was staged."""
+        """Removes a request that no decode instance will pull from this instance any more. Returns whether it was
+        staged."""
         self.held.pop(key, None)
         return self.staging.pop(key, None) is not None
 
@@ -71,16 +72,16 @@ class PrefillView(Process):
         return self.hello.limits.span.num_held(request.num_cached, request.num_cached)
 
     def has_room_at_once(self, num_blocks: int) -> bool:
-        """Whether so many blocks could be staged without waiting for others."""
+        """Returns whether this many blocks can be staged at once, without waiting for others."""
         return not self.staging and num_blocks <= min(self.num_free_blocks, self.num_free_staging_blocks)
 
 
 @dataclass(eq=False, slots=True)
 class Search:
-    """A question to the pool. One that found nothing is asked again when there is something new to find."""
+    """A query to the pool. An unsuccessful one is repeated when there is something new to find."""
 
     is_asked: bool = False
-    # What there was to find when the question was asked last, and when it last found nothing.
+    # The state that the last query asked about, and the state of the last unsuccessful one.
     _asked_about: object = None
     _fruitless: object = None
 
@@ -97,40 +98,40 @@ class Search:
 
 @dataclass(eq=False, slots=True)
 class DecodeView(Process):
-    # ---- what it said last ----
+    # ---- its last report ----
     report: DecodeReport | None = None
-    # Seconds on the router's clock at which it last brought a token, or one of its victims was given up.
+    # When it last reported a token, or one of its victims was dropped: seconds on the router's clock.
     progress_s: float = 0.0
 
-    # ---- what it was offered and has not admitted: the blocks that each request needs ----
+    # ---- requests that it was offered and has not admitted, with the blocks that each needs ----
     # The candidate batch.
     batch: dict[RequestKey, int] = field(default_factory=dict)
     # Candidate requests, and others that join the running batch.
     near: dict[RequestKey, int] = field(default_factory=dict)
     # The best-effort requests of both, with their blocks.
     be_promised: dict[RequestKey, int] = field(default_factory=dict)
-    # Seconds on the router's clock since when it has a candidate batch.
+    # When it got its candidate batch: seconds on the router's clock.
     batch_since_s: float = 0.0
     # Whether it has admitted a request of the candidate batch.
     is_batch_begun: bool = False
     # The number of the candidate batch, or of the last one.
     batch_number: int = 0
-    # Whether it runs in place of those before it: see Offer.
+    # Whether the batch replaces earlier ones: see Offer.
     is_batch_replacing: bool = False
 
-    # ---- real time that it will be offered in a moment ----
-    # Whether the first token of each request is out.
+    # ---- real time that it will be offered soon ----
+    # Whether each request has its first token.
     coming: dict[RequestKey, bool] = field(default_factory=dict)
-    # What it was told of that last.
+    # The last announcement sent to it.
     announced: Coming = field(default_factory=lambda: Coming(0, 0))
 
-    # ---- what runs there ----
+    # ---- requests that run there ----
     running: dict[RequestKey, None] = field(default_factory=dict)
     be_running: dict[RequestKey, None] = field(default_factory=dict)
-    # Running requests that are to leave, and that the pool had no room for.
+    # Running requests that are to leave, but found no room in the pool.
     refused: dict[RequestKey, None] = field(default_factory=dict)
 
-    # ---- questions to the pool for it ----
+    # ---- queries to the pool on its behalf ----
     batch_search: Search = field(default_factory=Search)
     near_search: Search = field(default_factory=Search)
 
@@ -139,7 +140,7 @@ class DecodeView(Process):
         return self.hello.limits.num_blocks
 
     def blocks_of(self, request: RoutedRequest) -> int:
-        """How many blocks there the request takes whose KV the pool has."""
+        """Returns how many of its blocks a request takes when its KV is loaded from the pool."""
         span = self.hello.limits.span
         # The pool counts in columns.
         num_pooled = span.num_groups * request.num_blocks
@@ -148,12 +149,12 @@ class DecodeView(Process):
         return min(num_pooled, span.num_held(request.num_cached, request.num_tokens))
 
     def blocks_to_run(self, request: RoutedRequest) -> int:
-        """Likewise, with those of another column, for its next tokens."""
+        """Returns the same, plus another column for the request's next tokens."""
         return self.blocks_of(request) + self.hello.limits.span.num_groups
 
     @property
     def num_available_blocks(self) -> int:
-        """Blocks that are free, and not promised to a request that was offered."""
+        """Blocks that are free and not promised to an offered request."""
         return self.num_free_blocks - sum(self.batch.values()) - sum(self.near.values())
 
     @property
@@ -162,7 +163,7 @@ class DecodeView(Process):
 
     @property
     def num_blocks_for_rt(self) -> int:
-        """Blocks that are free, or that best effort can give, and that are not promised to real time."""
+        """Blocks that are free, or that best effort can give up, and that are not promised to real time."""
         num_be_blocks = self.report.num_be_blocks if self.report else 0
         return self.num_available_blocks + sum(self.be_promised.values()) + num_be_blocks
 
@@ -172,7 +173,7 @@ class DecodeView(Process):
 
     @property
     def num_rt(self) -> int:
-        """Real-time requests that run there, or were offered to it."""
+        """Real-time requests that run there or were offered to it."""
         return self.hello.limits.max_num_seqs - self.num_slots_for_rt
 
     @property
@@ -180,7 +181,7 @@ class DecodeView(Process):
         return len(self.be_promised) < len(self.batch) + len(self.near)
 
     def take_announcement(self) -> Coming | None:
-        """Returns what it should hear of coming real time; None if it knows that."""
+        """Returns the announcement of coming real time that it should receive; None if it has not changed."""
         num_ready = sum(self.coming.values()) if self.coming else 0
         coming = Coming(len(self.coming) - num_ready, num_ready)
         if coming == self.announced:
@@ -189,7 +190,7 @@ class DecodeView(Process):
         return coming
 
     def begin_batch(self, replaces: bool = False) -> int:
-        """A new candidate batch comes. Returns its number."""
+        """Starts a new candidate batch. Returns its number."""
         if not self.batch:
             self.is_batch_begun = False
         self.batch_number += 1
@@ -209,7 +210,7 @@ class DecodeView(Process):
             self.be_running[key] = None
 
     def discard(self, key: RequestKey) -> None:
-        """The request is not there any more, nor to be offered. It is safe to repeat this."""
+        """Removes a request that is no longer there, nor about to be offered. Safe to repeat."""
         self.coming.pop(key, None)
         self.be_promised.pop(key, None)
         self.be_running.pop(key, None)
@@ -220,7 +221,7 @@ class DecodeView(Process):
 
 @dataclass(eq=False, slots=True)
 class ColocatedView(DecodeView):
-    """An instance that decodes and computes prompts as well."""
+    """An instance that decodes and also computes prompts."""
 
     prompts: AssignedPrompts = field(init=False)
 

@@ -1,4 +1,4 @@
-"""The island as policies see it: the router's owners of state, read only. See `scheduling/island.py`."""
+"""The island as policies see it: the router's owners of state, read-only. See `scheduling/island.py`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Which pairs of a prefill and a decode instance use the link between them, and which go through host memory.
+"""Which pairs of a prefill and a decode instance use the link between them, and which transfer through host memory.
 
     on the link -> (two pulls in a row fail) -> over host memory, for a pause -> tried with one request
         ^                                            ^                                    |    |
         |                                            '--- twice as long: that failed -----'    |
         '-------------------------------- that succeeded --------------------------------------'
 
-Pulls that fail between two ticks of the router count as one: a connection that breaks fails all that wait for it, and
-its instance may have died, of which the router hears by the tick. A pair starts anew with either instance.
+Failed pulls between two ticks of the router count as one. A connection that breaks fails every pull that waits for it.
+Its instance may also have died, which the router learns by the tick. When either instance reconnects, the pair starts
+anew.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from alignedserve.router.clock import Clock
 from alignedserve.router.instance_views import PrefillView
 from alignedserve.types import InstanceId, RequestKey
 
-# The number of failures in a row after which a pair leaves its link.
+# Failures in a row after which a pair leaves its link.
 MAX_FAILURES = 2
-# The seconds until its link is tried: the first time, and at most.
+# Seconds until the link is tried again: the first pause, and the longest.
 FIRST_PAUSE_S = 30.0
 MAX_PAUSE_S = 600.0
 
@@ -32,14 +33,14 @@ Pair = tuple[InstanceId, InstanceId]
 
 @dataclass(eq=False, slots=True)
 class _Trouble:
-    """Of a pair whose last pull has failed."""
+    """The state of a pair after a failed pull."""
 
     num_failures: int = 0
-    # The seconds of the last pause; 0: the pair uses its link.
+    # Seconds of the last pause; 0: the pair uses its link.
     pause_s: float = 0.0
-    # The second on the router's clock from which on the link may be tried.
+    # When the link may be tried again: seconds on the router's clock.
     due_s: float = inf
-    # The request which it was tried with last.
+    # The request of the last trial.
     trial: RequestKey | None = None
 
 
@@ -47,32 +48,33 @@ class _Trouble:
 class LinkHealth:
     _clock: Clock
     _troubles: dict[Pair, _Trouble] = field(default_factory=dict)
-    # The requests and the reason of pulls that have failed since the last tick.
+    # The requests and the reason of failed pulls since the last tick.
     _failed: dict[Pair, tuple[set[RequestKey], str]] = field(default_factory=dict)
     _remarks: list[str] = field(default_factory=list)
 
     # ---- which way KV goes ------------------------------------------------------------------------------------------
 
     def may_stage(self, stager: PrefillView, decode: InstanceId) -> bool:
-        """Whether a request may be staged, or held, there for this decode instance. While a link is tried with one, no
-        other is."""
+        """Returns whether a request may be staged or held there for this decode instance. During a trial of the link,
+        no second request may."""
         trouble = self._troubles.get((stager.instance_id, decode))
         if trouble is None or not trouble.pause_s:
             return True
         return self._clock.now >= trouble.due_s and not stager.is_pulled(trouble.trial)
 
     def staged(self, stager: InstanceId, decode: InstanceId, key: RequestKey) -> None:
-        """The request will be staged there, or is held."""
+        """Notes that the request will be staged there, or is held there."""
         if trouble := self._troubles.get((stager, decode)):
             trouble.trial = key
 
     def may_pull(self, stager: InstanceId, decode: InstanceId, key: RequestKey) -> bool:
-        """Whether a request that is staged there may go over the link: it may have been staged before that failed."""
+        """Returns whether a request that is staged there may use the link. It may have been staged before the link
+        failed."""
         trouble = self._troubles.get((stager, decode))
         return trouble is None or not trouble.pause_s or trouble.trial == key
 
     def over_host(self, decode: InstanceId) -> list[InstanceId]:
-        """Returns the prefill instances whose KV comes to it through host memory."""
+        """Returns the prefill instances that send KV to this one through host memory."""
         return [
             stager for (stager, to), trouble in self._troubles.items() if to == decode and trouble.pause_s
         ]
@@ -80,7 +82,7 @@ class LinkHealth:
     # ---- what becomes of pulls --------------------------------------------------------------------------------------
 
     def failed(self, decode: InstanceId, pull: FailedPull) -> None:
-        """Counts at the next tick, if both instances are there then."""
+        """Records a failed pull. It counts at the next tick, if both instances are still there."""
         keys, _ = self._failed.setdefault((pull.source, decode), (set(), pull.reason))
         keys.update(pull.keys)
 
@@ -99,7 +101,7 @@ class LinkHealth:
             self._count(pair, keys, reason)
 
     def forget(self, instance_id: InstanceId) -> None:
-        """The instance is gone, and with it what is known of its links."""
+        """Forgets everything about the links of an instance that is gone."""
         self._troubles = {pair: each for pair, each in self._troubles.items() if instance_id not in pair}
         self._failed = {pair: each for pair, each in self._failed.items() if instance_id not in pair}
 

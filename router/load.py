@@ -1,4 +1,4 @@
-"""How much the island has to do, for those who choose among islands, and who decide how many there should be. Pure."""
+"""The island's load, from which gateways choose an island and the launcher the number of islands. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from alignedserve.protocol.messages import Load
 from alignedserve.router.router import Router
 from alignedserve.types import InstanceId
 
-# So many seconds are looked back: a longer iteration counts when it ends.
+# Length of the sliding window, in seconds. A longer iteration counts when it ends.
 BUSY_S = 5.0
 
 
 class LoadMeter:
     def __init__(self, router: Router) -> None:
         self._router = router
-        # When it was read, and how long each instance had computed until then; the latest last.
+        # (time, seconds that each instance had computed until then); the latest last.
         self._readings: deque[tuple[float, Mapping[InstanceId, float]]] = deque()
 
     def read(self, now: float) -> Load:

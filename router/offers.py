@@ -29,20 +29,20 @@ class Offers:
         batch: int,
         source: InstanceId | None = None,
     ) -> None:
-        """`batch`: see Offer. `source`: the prefill instance that has staged the requests' KV, or holds it where it was
-        computed; None: it is fetched from the pool, or computed."""
+        """Offers the requests. `batch`: see Offer. `source`: the prefill instance that has staged their KV, or holds it
+        where it was computed; None: it is loaded from the pool, or computed."""
         for state in states:
             self._transitions.enter(state, Phase.OFFERED, decode)
             self.promise(decode, state, is_batch)
         stager, view = self._cluster.prefill(source), self._cluster.decode(decode)
         address = stager.hello.link if stager else ""
         replaces = bool(is_batch and view and view.is_batch_replacing)
-        # What a prefill instance has is all of it, whatever the pool has by now.
+        # A prefill instance has all of the KV, whatever the pool has by now.
         works = [state.work(state.num_tokens - 1 if source else None) for state in states]
         self._outbox.send(decode, Offer(works, is_batch, source, address, batch, replaces))
 
     def promise(self, decode: InstanceId, state: RequestState, is_batch: bool) -> None:
-        """Counts the blocks that the request will need at the decode instance, those of another column included."""
+        """Counts the blocks that the request will need at the decode instance, including one more column."""
         if view := self._cluster.decode(decode):
             span = view.hello.limits.span
             num_blocks = view.blocks_of(state) or span.num_held(state.num_cached, state.num_tokens)

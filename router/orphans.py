@@ -1,4 +1,4 @@
-"""KV in the pool whose request the router does not know: its gateway submits it again, or the KV goes."""
+"""KV in the pool of requests unknown to the router. Their gateways submit them again, or the KV is released."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Orphan:
 
 class Orphans:
     def __init__(self, clock: Clock, patience_s: float) -> None:
-        """`patience_s`: seconds after which an orphan has expired."""
+        """`patience_s`: seconds after which an orphan expires."""
         self._clock = clock
         self._patience_s = patience_s
         self._found: dict[RequestKey, _Orphan] = {}
@@ -29,13 +29,13 @@ class Orphans:
         return len(self._found)
 
     def add(self, stored: Stored, span: KvSpan) -> None:
-        """`span`: says which blocks are saved of so many tokens."""
+        """Adds an orphan. `span`: which blocks are saved for a given number of tokens."""
         self._found[stored.key] = _Orphan(stored, span, self._clock.now)
 
     def claim(self, key: RequestKey, num_tokens: int) -> Stored | None:
-        """Returns the KV with which a submitted request of so many tokens goes on; it is an orphan no more. An earlier
-        router may have heard more tokens of it than its gateway did. Blocks that were only reserved do not count: an
-        instance that was to fill them may be at it still."""
+        """Returns the KV from which a submitted request of `num_tokens` tokens continues; it is no longer an orphan. An
+        earlier router may have received more of its tokens than the gateway did. Blocks that were only reserved do not
+        count, because an instance may still be filling them."""
         orphan = self._found.get(key)
         if orphan is None or not orphan.stored.num_tokens:
             return None
@@ -44,7 +44,7 @@ class Orphans:
         return Stored(key, stored.blocks, orphan.span.num_usable(stored.num_tokens, num_tokens))
 
     def drop(self, key: RequestKey) -> None:
-        """The pool has nothing of it any more. It is safe to repeat this."""
+        """Removes an orphan of which the pool no longer has anything. Safe to repeat."""
         self._found.pop(key, None)
 
     def take_expired(self) -> list[RequestKey]:

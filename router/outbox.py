@@ -1,4 +1,4 @@
-"""Messages that one event causes, in the order in which they were sent, until the event's end."""
+"""The messages that one event causes, in order, until the end of the event."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class Outbox:
         self._sends: list[Send] = []
 
     def send(self, to: InstanceId | None, message: AnyMessage) -> None:
-        """Sends to a process that is up. One that is down has forgotten everything, and hears nothing."""
+        """Sends to a process that is up. A process that is down has forgotten everything, so its messages are
+        dropped."""
         if to is not None and to in self._cluster:
             self._sends.append(Send(to, message))
 
     def take(self, now: float) -> list[Send]:
-        """Returns all messages. Last come tokens that gateways should have by `now`, and what has changed of the real
-        time that decode instances are to expect."""
+        """Returns all messages. The last ones are tokens that are due at gateways by `now`, and changed announcements
+        of real time for decode instances."""
         for gateway, tokens in self._output.take(now):
             self.send(gateway, tokens)
         for view in self._cluster.all_decodes:

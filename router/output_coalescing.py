@@ -1,6 +1,6 @@
-"""Tokens on their way to gateways: those of real time go out at once, and those of best effort several at a time.
+"""Tokens on their way to gateways: real-time tokens go out at once, best-effort tokens several at a time.
 
-Nobody waits for single tokens of best effort, and each message costs a gateway CPU time that real time's answers need.
+No client waits for single tokens of best effort, and each message costs a gateway CPU time that real-time answers need.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from alignedserve.protocol.messages import NewTokens, PromptProgress, Tokens
 from alignedserve.router.request_state import RequestState
 from alignedserve.types import InstanceId, RequestKey
 
-# A best-effort request's tokens go out when there are so many. Requests that began at different times have them at
-# different times.
+# Tokens after which a best-effort request's tokens go out. Requests that began at different times reach it at different
+# times.
 MAX_COALESCED_TOKENS = 8
-# No token waits for more seconds than these, but for what is left of a tick.
+# The longest delay of a token in seconds, up to one tick more.
 MAX_DELAY_S = 0.25
 
 
@@ -25,14 +25,14 @@ MAX_DELAY_S = 0.25
 class _Delayed:
     state: RequestState
     since_s: float
-    # What instances have reported, in order, and the number of tokens in it.
+    # The reports of instances, in order, and the number of tokens in them.
     parts: list[NewTokens]
     num_tokens: int
 
 
 class OutputCoalescing:
     def __init__(self) -> None:
-        # What each gateway gets at the end of the event: tokens, and timelines of some requests.
+        # For each gateway, what it gets at the end of the event: tokens, and timelines of some requests.
         self._news: dict[InstanceId, Tokens] = {}
         # Tokens that wait for more of the same request, the oldest first.
         self._delayed: dict[RequestKey, _Delayed] = {}
@@ -54,23 +54,24 @@ class OutputCoalescing:
             self._of(state.gateway).news.append(_merged(delayed.parts))
 
     def resend(self, state: RequestState, num_known: int) -> None:
-        """Sends all of a request's tokens after the first `num_known`, which its gateway has already."""
+        """Sends all of a request's tokens after the first `num_known`, which its gateway already has."""
         self._delayed.pop(state.key, None)
         self._of(state.gateway).news.append(NewTokens(state.key, num_known, state.output[num_known:]))
 
     def add_timeline(self, state: RequestState) -> None:
-        """Sends the request's timeline up to now along with tokens."""
+        """Sends the request's timeline so far along with its tokens."""
         self._of(state.gateway).timelines[state.key] = list(state.timeline)
 
     def add_progress(self, state: RequestState, num_computed: int, num_reused: int, now: float) -> None:
-        """Says how much of a request's prompt is computed, if it has no token yet and its gateway wants to know."""
+        """Reports how much of a request's prompt is computed, if it has no token yet and its gateway asked for
+        reports."""
         if state.request.reports_progress and not state.output:
             num_tokens, seconds = len(state.request.prompt), now - state.since_s
             progress = PromptProgress(state.key, num_tokens, num_computed, num_reused, seconds)
             self._of(state.gateway).progress.append(progress)
 
     def discard(self, key: RequestKey) -> None:
-        """No client waits for the request's tokens any more."""
+        """Drops delayed tokens that no client waits for any more."""
         self._delayed.pop(key, None)
 
     def take(self, now: float) -> Iterable[tuple[InstanceId, Tokens]]:
@@ -89,13 +90,13 @@ class OutputCoalescing:
 
 
 def _is_urgent(state: RequestState, news: NewTokens, num_tokens: int) -> bool:
-    """Whether tokens of best effort should go out at once. So should those of a request with stop strings: its gateway
-    may find that the answer has ended, and nothing should be computed after that."""
+    """Returns whether best-effort tokens should go out at once. A request with stop strings is urgent: its gateway may
+    find that the answer has ended, and nothing should be computed after that."""
     return num_tokens >= MAX_COALESCED_TOKENS or bool(news.finish_reason) or bool(state.request.params.stop)
 
 
 def _merged(parts: Sequence[NewTokens]) -> NewTokens:
-    """What comes with a request's first token is in the first part."""
+    """Returns the parts as one. The data that comes with a request's first token is in the first part."""
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -1,4 +1,4 @@
-"""Appends the tokens that instances report to their requests, and ends requests whose answers are whole."""
+"""Appends the tokens that instances report to their requests, and finishes requests with complete answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alignedserve.router.request_state import RequestState
 from alignedserve.router.request_table import RequestTable
 from alignedserve.types import InstanceId
 
-# Answers that end for these reasons are whole: their length says what others of their class may have.
+# Finish reasons of complete answers. Only their lengths help to predict others of their class.
 WHOLE_ANSWERS = ("stop", "length")
 
 
@@ -30,7 +30,7 @@ class OutputProcessor:
     _recaller: Recaller
 
     def process(self, sender: InstanceId, all_news: Iterable[NewTokens]) -> None:
-        """Requests that are not with the sender any more are left alone: messages cross."""
+        """Appends the news. Skips requests that the sender no longer has, because messages cross."""
         find, now = self._requests.get, self._clock.now
         for news in all_news:
             state = find(news.key)
@@ -42,14 +42,14 @@ class OutputProcessor:
         num_before = len(output)
         if news.first != num_before:
             raise RuntimeError(
-                f"{sender}: request {news.key} has {num_before} tokens, and {news.first} before the new ones"
+                f"{sender}: request {news.key} has {num_before} tokens, but {news.first} come before the new ones"
             )
         if not num_before and news.tokens:
             self._output.add_progress(state, len(state.request.prompt), news.num_reused, now)
         output += news.tokens
         if not num_before:
             self._note_first_token(state)
-        # A stream that was interrupted and computed again has tokens from before.
+        # A stream that was interrupted and computed again already has tokens.
         if isinstance(view := self._cluster.decode(sender), ColocatedView):
             view.pending.discard(state.key)
         if news.finish_reason or not num_before:

@@ -1,4 +1,4 @@
-"""Processes that the router is not connected to, and that could still write to the pool's blocks: see `fence.py`."""
+"""Processes that have lost their connection and could still write to the pool's blocks: see `fence.py`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ logger = logging.getLogger(__name__)
 
 class Parting:
     def __init__(self, patience_s: float, clock: Callable[[], float] | None = None) -> None:
-        """`patience_s`: seconds after which a process that neither ends nor comes back is killed."""
+        """`patience_s`: seconds after which a process that neither exits nor reconnects is killed."""
         self._patience_s = patience_s
         self._clock = clock or time.monotonic
-        # The segment of the pool that connected last.
+        # The segment of the last pool that connected.
         self.segment = ""
-        # Those that were connected, and of which the core has not heard that their connection is gone.
+        # Processes with a lost connection that the core has not been notified of.
         self._parting: dict[InstanceId, Hello] = {}
-        # The second at which each process was found.
+        # When each process was found, in seconds.
         self._found_s: dict[int, float] = {}
 
     def __len__(self) -> int:
         return len(self._parting)
 
     def add(self, hello: Hello) -> bool:
-        """Returns whether the process, whose connection is gone, could still write; it is kept here then."""
+        """Returns whether this disconnected process could still write. If so, keeps it here."""
         if hello.role not in ("prefill", "decode", "colocated") or not is_user(hello.pid, self.segment):
             return False
         self._parting[hello.instance_id] = hello
@@ -37,12 +37,13 @@ class Parting:
         return True
 
     def back(self, hello: Hello) -> Hello | None:
-        """A process has said Hello: returns what it, or an earlier life of it, said before if that was here."""
+        """Handles a process that has sent Hello. Returns the Hello of its earlier connection, or of its earlier start,
+        if it was kept here."""
         self._found_s.pop(hello.pid, None)
         return self._parting.pop(hello.instance_id, None)
 
     def take_gone(self) -> list[Hello]:
-        """Returns those that can't write any more, and kills those that do not come back."""
+        """Returns the processes that can't write any more, and kills those that do not return in time."""
         self._kill_late([hello.pid for hello in self._parting.values()], self.segment)
         gone = [hello for hello in self._parting.values() if not is_user(hello.pid, self.segment)]
         for hello in gone:
@@ -50,8 +51,8 @@ class Parting:
         return gone
 
     def puts_off(self, pool: Hello, connected: Collection[int]) -> bool:
-        """Returns whether a pool has come too soon: a process could write to its blocks, and is none of those that are
-        connected. `connected` are process ids."""
+        """Returns whether a pool has connected too early: some process could write to its blocks and is not connected.
+        `connected` are process ids."""
         strangers = [pid for pid in users_of(pool.segment) if pid != pool.pid and pid not in connected]
         self._kill_late(strangers, pool.segment)
         return bool(strangers)
@@ -61,4 +62,4 @@ class Parting:
         for pid in pids:
             is_late = now - self._found_s.setdefault(pid, now) >= self._patience_s
             if is_late and kill_user(pid, segment):
-                logger.warning("Killed process %d, which did not come back", pid)
+                logger.warning("Killed process %d, which did not reconnect", pid)

@@ -1,4 +1,4 @@
-"""What the router asks of the pool, and whether the pool may have room for what it refused before."""
+"""The router's requests to the pool, and whether it is worth repeating refused ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PoolClient:
     _outbox: Outbox
     _policy: RouterPart
     _island: Island
-    # It is true if blocks were released since victims without room last asked for it.
+    # Whether blocks were released since victims without room last asked for it.
     _may_retry_victims: bool = False
     # The number of the last Reserve.
     _number: int = 0
@@ -46,11 +46,11 @@ class PoolClient:
             self.send(Release(list(keys)))
 
     def retry_refused(self) -> None:
-        """The pool has room again, or may have: prompts and victims may ask for it once more."""
+        """Lets prompts and victims ask for room once more, because the pool may have some again."""
         self._may_retry_victims = True
         self._prefill_queue.clear_refusals()
 
     def take_victims_retry(self) -> bool:
-        """Returns whether victims that found no room should ask again. They ask once for each time."""
+        """Returns whether victims that found no room should ask again. Resets that."""
         may_retry, self._may_retry_victims = self._may_retry_victims, False
         return may_retry

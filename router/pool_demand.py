@@ -1,11 +1,11 @@
-"""How many pool blocks the requests under way will need, at the lengths that they are expected to get.
+"""How many pool blocks the running requests will need, at their expected lengths.
 
-Where best effort is started only if the pool has so many, each victim of a decode instance finds room for its KV, and
-nothing is computed twice. One best-effort request may run in any case.
+Best effort is only started if the pool has room for that. Then every victim of a decode instance finds room for its KV,
+and nothing is computed twice. One best-effort request may run in any case.
 
-A request at a colocated instance needs no pool block until it is evicted, because its prompt was computed there. So
-the pool and the memory of colocated instances count together. A burst of real time may then have more victims than the
-pool has room for: those are computed again (see `Eviction.reserved`).
+A request at a colocated instance needs no pool block until it is evicted, because its prompt was computed there. So the
+pool and the memory of colocated instances count together. A burst of real time may then cause more victims than the
+pool has room for. Those are computed again (see `Eviction.reserved`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from alignedserve.router.request_state import RequestState
 from alignedserve.scheduling.forecast import UNKNOWN_OUTPUT, length_beyond
 from alignedserve.types import RequestKey
 
-# A victim goes on while it waits for room in the pool: its KV may grow by so many blocks meanwhile.
+# Blocks by which a victim's KV may grow while it waits for room in the pool: it keeps running.
 EVICT_SLACK_BLOCKS = 2
-# The weight of an answer that ends in the mean length of its class.
+# The weight of a finished answer in the mean length of its class.
 _WEIGHT = 0.05
 
 
@@ -35,19 +35,19 @@ class PoolDemand:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self._needs: dict[RequestKey, Need] = {}
-        # The mean length of answers that ended, in tokens, for real time (True) and best effort.
+        # The mean length of finished answers, in tokens, for real time (True) and best effort (False).
         self._mean_output: dict[bool, float] = {}
         # Pool blocks that all requests will need, and those that best effort will need.
         self.num_blocks = 0
         self.num_be_blocks = 0
-        # The number of best-effort requests that are under way.
+        # The number of running best-effort requests.
         self.num_be = 0
 
     def __len__(self) -> int:
         return len(self._needs)
 
     def add(self, state: RequestState) -> None:
-        """The request is under way, or has become longer than expected. It is safe to repeat this."""
+        """Counts a request that has started, or has exceeded its expected length. Safe to repeat."""
         if state.is_embedding:
             return
         self.discard(state)
@@ -58,13 +58,13 @@ class PoolDemand:
         self._count(need, 1)
 
     def discard(self, state: RequestState) -> None:
-        """It is safe to repeat this."""
+        """Safe to repeat."""
         if need := self._needs.pop(state.key, None):
             state.demanded_output = sys.maxsize
             self._count(need, -1)
 
     def learn_output_len(self, state: RequestState) -> None:
-        """The answer has ended by itself: others of its class may be as long."""
+        """Learns from the length of an answer that has ended by itself. It helps to predict others of its class."""
         mean = self._mean_output.setdefault(state.is_rt, float(len(state.output)))
         self._mean_output[state.is_rt] = mean + _WEIGHT * (len(state.output) - mean)
 
@@ -78,8 +78,8 @@ class PoolDemand:
         return self.num_be_blocks + needed <= be_share * size or self.num_blocks + needed <= share * size
 
     def _num_blocks_at_colocated(self, needed: int) -> int:
-        """Returns how many pool blocks would hold the KV for which colocated instances have memory, where requests are
-        as long as those under way and one of `needed` blocks are on average."""
+        """Returns how many pool blocks of KV fit into the memory of the colocated instances. Assumes the mean length of
+        the running requests and one more of `needed` blocks."""
         if not self._cluster.is_colocated:
             return 0
         length = (self.num_blocks + needed) // (len(self._needs) + 1) * self._block_size
@@ -100,11 +100,11 @@ class PoolDemand:
         return -(-num_tokens // self._block_size)
 
     def num_tokens_to_evict(self, state: RequestState) -> int:
-        """Returns how many tokens need room: those that the request has, and those that it gets while it waits."""
+        """Returns how many tokens need room: the request's own, and those that it generates while it waits."""
         return min(state.num_tokens + self._slack, self.max_tokens_of(state))
 
     def max_tokens_of(self, state: RequestState) -> int:
-        """Returns how many tokens, of prompt and output, the request can ever have."""
+        """Returns the most tokens, of prompt and output, that the request can have."""
         num_prompt, most = len(state.request.prompt), state.request.params.max_tokens
         longest = max(self._cluster.max_model_len, state.num_tokens)
         return min(num_prompt + most, longest) if most else longest

@@ -1,4 +1,4 @@
-"""What the router does when the pool is lost, when it comes back, and when it has dropped what it had of a request."""
+"""Handles the loss of the pool, its return, and KV that it has dropped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PoolRecovery:
     _pool: PoolClient
     _outbox: Outbox
     _counters: Counters
-    # The name of the shared memory of the pool that connected last.
+    # The shared memory segment of the last pool that connected.
     segment: str = ""
 
     def closed(self) -> None:
@@ -48,7 +48,8 @@ class PoolRecovery:
             for process in self._cluster.instances:
                 self._outbox.send(process.instance_id, UsePool(self.segment))
         stored, span = {each.key: each for each in hello.inventory}, hello.limits.span
-        # Requests that ask for room come last: it may be made of what others have not said yet that they need.
+        # Requests that ask for room come last: the pool may make room from KV that other requests still need and have
+        # not committed again yet.
         for state in sorted(self._requests, key=lambda state: state.phase is Phase.MAKING_ROOM):
             found = stored.pop(state.key, None)
             if found is None:
@@ -57,17 +58,18 @@ class PoolRecovery:
                 state.blocks = found.blocks
                 state.num_cached = span.num_usable(found.num_tokens, state.num_tokens)
             elif found.num_tokens < state.num_cached:
-                # It was away when the KV came into these blocks, and would not keep them as a spare.
+                # The instance that saved the KV finished while the pool was away. The pool does not keep uncommitted KV
+                # as a spare.
                 self._pool.commit(state, is_candidate=False)
             self._reconcile(state)
         for orphan in stored.values():
             self._orphans.add(orphan, span)
 
     def _reconcile(self, state: RequestState) -> None:
-        """The request goes on with what the pool that came back has of it."""
+        """Continues the request with what the returned pool has of it."""
         match state.phase:
             case _ if state.saving_at and state.blocks and state.phase is not Phase.LEAVING:
-                pass  # They are being filled, as those of a prompt.
+                pass  # Its blocks are still being filled, like a prompt's.
             case Phase.QUEUED:
                 self._requeuer.requeue(state)
             case Phase.POOLED if state.is_pooled:
@@ -84,12 +86,12 @@ class PoolRecovery:
             case Phase.LEAVING:
                 pass
             case _:
-                # Some of what the request needs is lost.
+                # Some of the KV that the request needs is lost.
                 self._counters.recoveries["kvpool"] += 1
                 self._recaller.recall(state)
 
     def dropped(self, key: RequestKey) -> None:
-        """The pool has nothing of the request any more."""
+        """Handles a request of which the pool no longer has anything."""
         self._orphans.drop(key)
         state = self._requests.get(key)
         if state is None:
@@ -106,6 +108,7 @@ class PoolRecovery:
         self._pool.release([key for key in expired if self._is_unused(key)])
 
     def _is_unused(self, key: RequestKey) -> bool:
-        """What the pool holds for an orphan may have become its request's room by now."""
+        """Returns whether the blocks are still unused. The request may have come back, and its reservation may use them
+        now."""
         state = self._requests.get(key)
         return state is None or (state.phase is Phase.QUEUED and not state.blocks)

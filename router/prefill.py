@@ -1,4 +1,4 @@
-"""Starts prefills: room in the pool first, then the prompt goes to an instance."""
+"""Starts prefills: reserves room in the pool, then sends the prompt to an instance."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.scheduling.prefix_affinity import block_hashes
 from alignedserve.types import InstanceId
 
-# What an instance may have of a prompt is no work for it. But this share of the prompt counts at least: the prompt has
-# room in the pool from then on, and goes before whatever comes later.
+# The least share of a prompt that counts as work. Tokens that an instance already has cached are no work for it. But
+# the prompt takes room in the pool, and goes before later ones.
 LEAST_WORK = 0.125
-# Requests that one event starts. The pool's answers are the next events.
+# The most requests that one event starts. The pool's answers are the next events.
 MAX_STARTS = 16
 
 
@@ -47,7 +47,7 @@ class PrefillDispatch:
         for request in islice(self._policy.start(self._island), MAX_STARTS):
             state = self._requests[request.key]
             if state.is_embedding or (self._cluster.is_colocated and not state.blocks):
-                # It gets room in the pool when it is evicted; for an embedding it never needs any.
+                # It reserves room in the pool only when it is evicted. An embedding never needs any.
                 self._compute(state)
                 continue
             self._transitions.enter(state, Phase.RESERVING)
@@ -64,19 +64,20 @@ class PrefillDispatch:
             self._requeuer.requeue(state)
 
     def _is_enough(self, state: RequestState) -> bool:
-        """Returns False if room was asked for the KV of a pooled request, and the pool dropped that KV meanwhile."""
+        """Returns whether the reserved room holds all of the request's tokens. It does not if the request was pooled,
+        and the pool has dropped its KV meanwhile."""
         pool = self._cluster.pool
         return pool is not None and len(state.blocks) * pool.hello.limits.block_size >= state.num_tokens
 
     def _refused(self, state: RequestState) -> None:
-        """Real time takes the room that is pinned. So does a request of which the pool has some KV: it would wait for
-        the other pinned ones for ever."""
+        """Handles a refused reservation. Real time takes the room that is pinned. So does a request with some KV in the
+        pool: otherwise it would wait forever for the other pinned ones."""
         if not ((state.is_rt or state.num_cached) and self._requeuer.unpin_all()):
             self._prefill_queue.refused(state)
         self._requeuer.requeue(state)
 
     def _compute(self, state: RequestState) -> None:
-        """The prompt goes to the instance that the policy chooses."""
+        """Sends the prompt to the instance that the policy chooses."""
         view, num_known = self._choose(state)
         num_pending = max(state.num_missing - num_known, int(LEAST_WORK * state.num_missing), 1)
         if isinstance(view, ColocatedView):
@@ -87,13 +88,13 @@ class PrefillDispatch:
         view.pending.put(state.key, num_pending, state.is_rt)
 
     def _choose(self, state: RequestState) -> tuple[PrefillView | ColocatedView, int]:
-        """Returns the instance, and the number of the prompt's tokens whose KV it may have."""
+        """Returns the instance, and the number of prompt tokens that its prefix cache may hold."""
         views = self._cluster.prefills
         hashes = block_hashes(state.request) if views[0].hello.limits.enable_prefix_caching else []
 
         def num_known(instance_id: InstanceId) -> int:
             view = self._cluster.computing(instance_id)
-            # A prompt of which the pool has KV takes it from there.
+            # A prompt with KV in the pool loads it from there.
             return (
                 view.prompts.prefix_affinity.num_cached_tokens(hashes) if view and not state.num_cached else 0
             )
@@ -106,6 +107,6 @@ class PrefillDispatch:
 
 
 def _num_tokens_to_reserve(state: RequestState) -> int:
-    """A pooled request asks for no more than the KV that it has there, which the pool can't refuse: refused, it would
-    not know whether that KV is still there."""
+    """Returns the number of tokens to reserve room for. A pooled request asks only for the KV that it already has
+    there, because the pool can't refuse that. After a refusal it would not be known whether that KV still exists."""
     return state.num_cached if state.is_pooled else state.num_tokens

@@ -1,6 +1,6 @@
-"""Requests before their prefill, the most urgent first: in one line or several, as the policy has it.
+"""Requests before their prefill, the most urgent first, in one line or several, as the policy defines.
 
-A request waits in a line until the policy starts it, and then for blocks of the pool (`reserving`).
+A request waits in a line until the policy starts it, and then for pool blocks (`reserving`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from alignedserve.scheduling.policies.base import RouterPart
 from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.types import RequestKey
 
-# Lost requests may start one token for every 20 tokens that others start.
+# Tokens of other requests per token of a lost request that may start.
 OTHERS = 20
-# The most turns that are remembered. The pool answers within a few events, each of which starts `prefill.MAX_STARTS`.
+# The most turns that are remembered. The pool answers within a few events, and each starts at most
+# `prefill.MAX_STARTS`.
 MOST_REMEMBERED = 1024
 
 
@@ -35,26 +36,29 @@ class Turn(NamedTuple):
 
 
 class Line:
-    """A request that can't make its objective any more is *lost*. It goes behind those that can still make theirs, and
-    stands among those without an objective as if all of it came `DEMOTION_S` later. Lost requests have a share of the
-    tokens that start beside them, so that none waits for ever."""
+    """One queue of requests, ordered by urgency.
+
+    A request that can't meet its objective any more is *lost*. It goes behind the requests that can still meet theirs.
+    Against requests without an objective, it is ordered as if it had come `DEMOTION_S` later. Lost requests get a share
+    of the tokens that start beside them, so that none waits forever.
+    """
 
     def __init__(self) -> None:
-        # Of requests without an objective, of those that can still make theirs, and of those that can't; each in order.
+        # Requests without an objective, requests that can still meet theirs, and lost requests; each in order.
         self._steady: list[Position] = []
         self._alive: list[Position] = []
         self._lost: list[Position] = []
-        # Those of all requests here.
+        # The positions of all requests here.
         self._positions: dict[RequestKey, Position] = {}
         self._num_pushed = 0
-        # The number of tokens of others that started beside lost requests, less what these had for it.
+        # Tokens of others that started beside lost requests, less the tokens that lost requests started in return.
         self._num_beside = 0
-        # The last turns. That of a request which comes back without having begun did not count.
+        # The last turns. If a request returns without having begun, its turn is undone.
         self._turns: dict[RequestKey, Turn] = {}
         self.num_demotions = 0
         # How often its last request has left it.
         self.num_emptied = 0
-        # Whether the pool had no room for a request of this line: nothing starts until blocks were released.
+        # Whether the pool had no room for a request of this line. If so, nothing starts until blocks are released.
         self.is_refused = False
 
     def __len__(self) -> int:
@@ -75,7 +79,7 @@ class Line:
             insort(self._alive, position)
 
     def discard(self, key: RequestKey) -> None:
-        """It is safe to repeat this."""
+        """Safe to repeat."""
         position = self._positions.pop(key, None)
         if position is None:
             return
@@ -98,7 +102,7 @@ class Line:
         self.discard(key)
 
     def first(self, now: float) -> RequestState | None:
-        """Returns the request whose turn it is; it stays in the line."""
+        """Returns the next request to start, without removing it."""
         self._demote(now)
         most = OTHERS * self._lost[0].state.num_missing if self._lost else 0
         self._num_beside = min(self._num_beside, most)
@@ -109,7 +113,8 @@ class Line:
         return None if top is None else top.state
 
     def _goes_before(self, lost: Position, top: Position, most: int) -> bool:
-        """A request that was begun may hold the blocks that a lost one would wait for."""
+        """Returns whether a lost request goes before the first of the others. It never goes before one that has begun,
+        because that may hold the blocks that the lost one would wait for."""
         has_turn = self._num_beside >= most
         return top.is_new and (has_turn or (not self._alive and lost.start_s + DEMOTION_S < top.start_s))
 
@@ -132,28 +137,28 @@ class PrefillQueue:
         self._lines = [Line() for _ in range(policy.num_lines)]
         # Tokens to compute of each request that waits in a line.
         self._missing = TokenCounts()
-        # Tokens to compute of each request that was started, and whose blocks the pool was asked for.
+        # Tokens to compute of each request that has started and waits for pool blocks.
         self.reserving = TokenCounts()
-        # Best-effort requests in the lines whose KV in the pool is not for others to take.
+        # Best-effort requests in the lines with KV in the pool that other requests may not take.
         self.pinned: dict[RequestKey, RequestState] = {}
 
     def __len__(self) -> int:
-        """The number of requests in the lines."""
+        """Returns the number of requests in the lines."""
         return len(self._missing)
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens to compute of all requests in the lines."""
+        """Tokens to compute of all requests in the lines."""
         return self._missing.total
 
     def num_tokens_of(self, is_rt: bool) -> int:
-        """Returns the number of tokens to compute of requests of the class in the lines, and of those that were started
-        and wait for blocks."""
+        """Returns the tokens to compute of the class: those of requests in the lines, and those of started requests
+        that wait for blocks."""
         return self._missing.sum(is_rt) + self.reserving.sum(is_rt)
 
     def waiting_before(self, is_rt: bool) -> tuple[int, int]:
-        """Returns how many requests, with how many tokens to compute, a new one of this class would have before it.
-        However much waits behind a request, it is no reason to refuse it."""
+        """Returns how many requests, with how many tokens to compute, would be before a new one of this class. Requests
+        that would be behind it are no reason to refuse it."""
         own = self._policy.line(is_rt)
         classes = [each for each in (True, False) if self._policy.line(each) <= own]
         both = (self._missing, self.reserving)
@@ -172,19 +177,19 @@ class PrefillQueue:
         self._line_of(state).push(state, urgency)
 
     def discard(self, state: RequestState) -> None:
-        """It is safe to repeat this."""
+        """Safe to repeat."""
         self._line_of(state).discard(state.key)
         self._missing.discard(state.key)
         self.reserving.discard(state.key)
         self.pinned.pop(state.key, None)
 
     def take_pinned(self) -> list[RequestState]:
-        """Returns the pinned requests, which stay in their lines, and are pinned no more."""
+        """Returns the pinned requests and unpins them. They stay in their lines."""
         pinned, self.pinned = list(self.pinned.values()), {}
         return pinned
 
     def refused(self, state: RequestState) -> None:
-        """The pool has no room for the request: its line waits."""
+        """Lets the request's line wait, because the pool has no room for the request."""
         self._line_of(state).is_refused = True
 
     def clear_refusals(self) -> None:

@@ -23,12 +23,12 @@ from alignedserve.types import GATEWAY, Epoch, InstanceId
 
 @dataclass(frozen=True)
 class RouterProcessConfig:
-    # Where it listens, and what processes that connect have to know.
+    # Its own address, and the token that processes must know to connect.
     address: RouterAddress
     router: RouterConfig
-    # The role of each process that should be there.
+    # The role of each process that should exist.
     expected: dict[InstanceId, str] = field(default_factory=dict)
-    # The directory for event logs, one for each epoch; prompts and answers are in them.
+    # The directory for event logs, one per epoch. They contain prompts and answers.
     event_log: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)

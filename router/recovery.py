@@ -1,4 +1,4 @@
-"""What it means for requests when a process comes or goes, or when an instance could not do what it was told."""
+"""What happens to requests when a process connects or disconnects, or when an instance could not execute an order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from alignedserve.types import InstanceId
 
 @dataclass(eq=False, slots=True)
 class Recovery:
-    # What each process hears first.
+    # The first message to each process.
     _welcome: Welcome
     _cluster: ClusterState
     _requests: RequestTable
@@ -37,7 +37,7 @@ class Recovery:
 
     def connected(self, hello: Hello) -> None:
         if hello.instance_id in self._cluster:
-            raise RuntimeError(f"{hello.instance_id} connects with epoch {hello.epoch}, but is up already")
+            raise RuntimeError(f"{hello.instance_id} connects with epoch {hello.epoch}, but is already up")
         self._cluster.add(hello)
         self._outbox.send(hello.instance_id, self._welcome)
         segment = self._pool_recovery.segment
@@ -45,7 +45,7 @@ class Recovery:
             self._pool_recovery.connected(hello)
         elif segment and hello.instance_id in {each.instance_id for each in self._cluster.instances}:
             self._outbox.send(hello.instance_id, UsePool(segment))
-        # Policies that found nothing to do look again.
+        # Lets policies that found nothing to do look again.
         self._decode_queue.num_changes += 1
 
     def closed(self, instance_id: InstanceId) -> None:
@@ -70,13 +70,14 @@ class Recovery:
             self._recaller.recall(state, forgotten_by=instance_id)
         else:
             if state.staged_at == instance_id:
-                # The decode instance that was to pull the KV from there will report that this failed.
+                # The decode instance that was to pull the KV from there will report a failure.
                 self._transitions.unstage(state)
             if state.saving_at == instance_id:
                 self._hand_over.not_saved(state)
 
     def failed(self, sender: InstanceId, failed: Failed) -> None:
-        """A request's KV did not get to an instance, or from a prefill instance to the pool."""
+        """Recalls a request with KV that did not reach an instance, or did not get from a prefill instance to the
+        pool."""
         state = self._requests.find(failed.key, sender, Phase.PREFILLING, Phase.STAGED, Phase.OFFERED)
         if state is None:
             return

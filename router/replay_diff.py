@@ -1,4 +1,4 @@
-"""Replays an event log, and finds the first event to which this router answers with other orders than the log has."""
+"""Replays an event log and finds the first event for which this router's orders differ from the log's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Divergence:
     # The number of the event, from 1.
     number: int
     step: Step
-    # The orders of this router, or what it raised.
+    # This router's orders, or the exception that it raised.
     orders: list[Send]
     error: Exception | None = None
 
@@ -25,14 +25,14 @@ class Divergence:
 @dataclass(frozen=True)
 class Comparison:
     num_events: int
-    # The number of events whose orders were not recorded: 1 if the router ended with the last event.
+    # Events without recorded orders: 1 if the router died of the last event.
     num_unanswered: int
     num_torn_bytes: int
     divergence: Divergence | None
 
 
 def compare(path: Path) -> Comparison:
-    """Replays up to the first divergence. Raises ValueError if the file is no log."""
+    """Replays up to the first divergence. Raises ValueError if the file is not a log."""
     log = LogReader(path)
     router = log.header.router()
     number = num_unanswered = 0
@@ -41,7 +41,7 @@ def compare(path: Path) -> Comparison:
         try:
             orders = _as_recorded(router.on(step.event, step.now))
         except Exception as error:
-            # The router that wrote the log may have ended with this event too.
+            # The router that wrote the log may have died of this event, too.
             found = Divergence(number, step, [], error)
             break
         if step.orders is None:
@@ -53,12 +53,12 @@ def compare(path: Path) -> Comparison:
 
 
 def _as_recorded(orders: list[Send]) -> list[Send]:
-    """Returns the orders as they come out of a log: there, tuples are lists where a type does not say."""
+    """Returns the orders as a log returns them: without a declared type, tuples become lists."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(orders), type=list[Send])
 
 
 def format_divergence(divergence: Divergence) -> Iterator[str]:
-    """Yields lines for people to read."""
+    """Yields lines for humans."""
     step = divergence.step
     yield f"event {divergence.number}, at {step.now:.6f} s: {format_value(step.event)}"
     if divergence.error is not None:
@@ -85,7 +85,7 @@ _MOST_SHOWN = 8
 
 
 def format_value(value: object) -> str:
-    """Returns a line that has the first items of long lists, and leaves out fields that are at their defaults."""
+    """Returns one line. Shows only the first items of long lists, and omits fields with their default."""
     if isinstance(value, msgspec.Struct):
         shown = [
             f"{field.name}={format_value(getattr(value, field.name))}"

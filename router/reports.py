@@ -1,4 +1,4 @@
-"""What instances report after an iteration: tokens, what was computed and saved, and what was admitted and evicted."""
+"""The reports of instances after an iteration: tokens, prompt progress, and saved, admitted and evicted requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class InstanceReports:
     def prefill(self, sender: InstanceId, report: PrefillReport) -> None:
         view = self._cluster.prefill(sender)
         if view is None:
-            raise RuntimeError(f"{sender} reports as a prefill instance, but is none that is up")
+            raise RuntimeError(
+                f"{sender} reports as a prefill instance, but no prefill instance of this name is up"
+            )
         self._counters.of(sender).add_report(report)
         view.num_free_blocks, view.pace = report.num_free_blocks, report.pace
         self._output_processor.process(sender, report.news)
@@ -63,7 +65,9 @@ class InstanceReports:
     def decode(self, sender: InstanceId, report: DecodeReport) -> None:
         view = self._cluster.decode(sender)
         if view is None:
-            raise RuntimeError(f"{sender} reports as a decode instance, but is none that is up")
+            raise RuntimeError(
+                f"{sender} reports as a decode instance, but no decode instance of this name is up"
+            )
         self._counters.of(sender).add_report(report)
         view.report, view.num_free_blocks = report, report.num_free_blocks
         if report.admitted:
@@ -86,7 +90,7 @@ class InstanceReports:
                 self._output.add_progress(state, num_computed, num_reused, self._clock.now)
 
     def _admitted(self, view: DecodeView, keys: Sequence[RequestKey]) -> None:
-        """The requests run: the pool's copy of their KV is a spare."""
+        """Lets admitted requests run. The pool's copy of their KV is now a spare."""
         instance_id = view.instance_id
         found = [self._requests.find(key, instance_id, Phase.OFFERED) for key in keys]
         states = [state for state in found if state]
@@ -106,7 +110,8 @@ class InstanceReports:
             self._pool.send(MakeSpare(pooled))
 
     def _pull_failed(self, decode: InstanceId, pull: FailedPull) -> None:
-        """A pull from an instance that is gone, or of requests that were recalled, says nothing of the link."""
+        """Counts a failed pull, unless its source is gone or all its requests were recalled: then the link is not to
+        blame."""
         found = [self._requests.find(key, decode, Phase.OFFERED) for key in pull.keys]
         if any(state and state.staged_at == pull.source for state in found):
             self._counters.of(decode).num_failed_pulls += 1

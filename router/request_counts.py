@@ -1,6 +1,6 @@
-"""How many requests are in which phase: of each tier, and at each instance. Pure.
+"""How many requests are in which phase, per tier and per instance. Pure.
 
-Requests are counted as they change, so that `/health` is answered as soon beside thousands of them as beside one.
+Requests are counted as they change, so `/health` takes as long for one request as for thousands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RequestCounts:
         self._instances: defaultdict[InstanceId, Counter[str]] = defaultdict(Counter)
 
     def update(self, state: RequestState) -> None:
-        """Counts a request as it is now instead of as it was. A finished request is not counted."""
+        """Replaces a request's old count with its current one. A finished request is not counted."""
         if old := self._counted.pop(state.key, None):
             self._count(old, -1)
         if not state.is_finished:

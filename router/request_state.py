@@ -1,4 +1,4 @@
-"""What the router keeps of a request, and the phases that a request goes through.
+"""The router's state of a request, and the phases of its life cycle.
 
     QUEUED -> RESERVING -> PREFILLING -> POOLED -> (STAGED ->) OFFERED -> RUNNING -> finished
        ^                       '-----------|-- directly (hand_over.py) -^       |
@@ -6,7 +6,7 @@
        |                                   |                          v
        '--- some of its KV was lost -------'------------------ EVICTING
 
-From any phase a request may be recalled: it is LEAVING until no instance can touch its pool blocks any more.
+From any phase a request may be recalled. It is then LEAVING until no instance can touch its pool blocks any more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from alignedserve.types import InstanceId, PoolBlockId, RequestKey
 class Phase(Enum):
     # Some of the request's KV has to be computed.
     QUEUED = "queued"
-    # The same holds, and the pool was asked for blocks.
+    # The same, and the pool was asked for blocks.
     RESERVING = "reserving"
     # A prefill instance has the request until all of its KV is in the pool.
     PREFILLING = "prefilling"
@@ -44,37 +44,38 @@ class Phase(Enum):
     LEAVING = "leaving"
 
 
-# In these phases a real-time request is on its way to a decode instance, which is told to expect it.
+# Phases in which a real-time request is on its way to a decode instance, which is told to expect it.
 COMING_PHASES = {Phase.PREFILLING, Phase.POOLED, Phase.STAGED}
 
-# In these phases a request is in the running batch of a decode instance: the pool's copy of its KV is a spare.
+# Phases in which a request is in the running batch of a decode instance, so the pool's copy of its KV is a spare.
 RUNNING_PHASES = {Phase.RUNNING, Phase.MAKING_ROOM, Phase.EVICTING}
 
-# A request that is evicted again and again enters many phases; the first ones are enough to explain its latency.
+# The most entries of a timeline. A request that is evicted repeatedly enters many phases, but the first ones explain
+# its latency.
 MAX_TIMELINE_LEN = 64
 
 
 @dataclass(eq=False, slots=True)
 class RequestState:
-    # ---- what it is: written when the router takes it ----
+    # ---- what it is: written when the router accepts it ----
     request: Request
-    # The gateway that its tokens go to.
+    # The gateway that receives its tokens.
     gateway: InstanceId
 
-    # ---- where it is: written by `PhaseTransitions` only ----
+    # ---- where it is: written only by `PhaseTransitions` ----
     phase: Phase
-    # Seconds on the router's clock at which it entered its phase.
+    # When it entered its phase: seconds on the router's clock.
     since_s: float
     # The instance that has it.
     instance_id: InstanceId | None = None
-    # The prefill instance whose staging buffer holds a copy of its KV, or which holds the blocks where it was computed;
-    # and the decode instance which that copy is for.
+    # The prefill instance with a copy of its KV, in the staging buffer or where it was computed; and the decode
+    # instance that the copy is for.
     staged_at: InstanceId | None = None
     staged_for: InstanceId | None = None
     # The prefill instance that still saves its KV to the pool, though a decode instance has the request.
     saving_at: InstanceId | None = None
-    # Whether that decode instance will be offered it as part of its candidate batch, and the number of the batch that
-    # it belongs to; 0: to none.
+    # Whether that decode instance will be offered it as part of its candidate batch, and the number of its batch; 0:
+    # none.
     is_in_batch: bool = False
     batch: int = 0
     # The decode instance that was told to expect it.
@@ -82,36 +83,36 @@ class RequestState:
     # Whether its client has its answer, or is gone.
     is_finished: bool = False
 
-    # ---- instances that were told to forget it and have not said that they did: written by `Recaller` ----
+    # ---- instances that were told to forget it and have not confirmed that: written by `Recaller` ----
     pending_aborts: list[InstanceId] = field(default_factory=list)
 
     # ---- its output tokens so far: written by `OutputProcessor` ----
     output: list[int] = field(default_factory=list)
 
     # ---- what the pool has of it ----
-    # The number of its first tokens whose KV the pool has.
+    # The number of its first tokens with KV in the pool.
     num_cached: int = 0
-    # The pool blocks that are its own: those of the cached tokens come first.
+    # Its own pool blocks, those of the cached tokens first.
     blocks: list[PoolBlockId] = field(default_factory=list)
-    # The number of the last Reserve for it: answers to earlier ones are void.
+    # The number of its last Reserve. Answers to earlier ones are void.
     reserve_number: int = 0
 
     # ---- what is expected of it ----
-    # The expected length of its answer; it doubles each time the answer exceeds it.
+    # The expected length of its answer. It doubles each time the answer exceeds it.
     forecast: Forecast = field(default_factory=Forecast)
-    # The number of its output tokens for which `PoolDemand` counts blocks, which writes it.
+    # The number of output tokens for which `PoolDemand` counts blocks. Written by `PoolDemand`.
     demanded_output: int = sys.maxsize
-    # Seconds on the router's clock at which it came to its gateway.
+    # When it arrived at its gateway: seconds on the router's clock.
     arrived_s: float = 0.0
-    # Seconds on the router's clock at which its tokens are due.
+    # When its tokens are due: seconds on the router's clock.
     deadlines: Deadlines = field(default_factory=Deadlines)
 
-    # ---- what its gateway is told of its way ----
-    # (phase, seconds since the router took the request) for each phase that it entered
+    # ---- what its gateway is told about its progress ----
+    # (phase, seconds since the router accepted the request) for each phase that it entered
     timeline: list[tuple[str, float]] = field(default_factory=list)
     _taken_s: float = 0.0
 
-    # The request's key. It is a field, because it is read several times for each token.
+    # The request's key. A field rather than a property, because it is read several times per token.
     key: RequestKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -149,26 +150,26 @@ class RequestState:
 
     @property
     def num_reusable(self) -> int:
-        """The number of tokens whose KV a prefill instance could take from the pool. The last token is always computed
-        again, or there would be nothing to sample from; and so are all tokens as long as the prompt's
-        log-probabilities have not gone out, or their mean is wanted."""
+        """The number of tokens with KV that a prefill instance could load from the pool. The last token is always
+        computed again, because sampling needs it. If the prompt's log-probabilities or the mean of its states are
+        requested, all tokens are computed until the first output token."""
         if self.request.needs_whole_prompt and not self.output:
             return 0
         return min(self.num_cached, self.num_tokens - 1)
 
     @property
     def num_missing(self) -> int:
-        """The number of tokens that a prefill instance would compute: at least one, as there would be nothing to sample
-        from otherwise."""
+        """The number of tokens that a prefill instance would compute. At least one, because sampling needs it."""
         return max(self.num_tokens - self.num_cached, 1)
 
     @property
     def is_pooled(self) -> bool:
-        """Whether a decode instance could go on with what the pool has."""
+        """Whether a decode instance could continue with what the pool has."""
         return bool(self.output) and self.num_cached == self.num_tokens - 1
 
     def work(self, num_cached: int | None = None) -> Work:
-        """`num_cached`: of how many tokens there is KV; None: of as many as the pool has."""
+        """Returns the request for an instance. `num_cached`: the number of tokens with KV; None: those that the pool
+        has."""
         return Work(
             self.request,
             list(self.output),

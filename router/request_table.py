@@ -1,4 +1,4 @@
-"""All requests that the router knows, by their keys. A request stays until nothing of it is left anywhere."""
+"""All requests that the router knows, by their keys. A request stays until nothing is left of it anywhere."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class RequestTable:
         return len(self._states)
 
     def __iter__(self) -> Iterator[RequestState]:
-        """Requests in the order in which the router took them. The table may change meanwhile."""
+        """Yields requests in the order in which the router accepted them. The table may change meanwhile."""
         return iter(list(self._states.values()))
 
     def __getitem__(self, key: RequestKey) -> RequestState:
         return self._states[key]
 
     def find(self, key: RequestKey, instance_id: InstanceId, *phases: Phase) -> RequestState | None:
-        """Returns the request if that instance has it and it is in one of these phases. Messages cross: an instance may
-        report on a request that it was told to forget."""
+        """Returns the request if this instance has it and it is in one of these phases. Messages cross, so an instance
+        may report on a request that it was told to forget."""
         state = self._states.get(key)
         return state if state and state.instance_id == instance_id and state.phase in phases else None
 

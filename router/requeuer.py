@@ -1,4 +1,5 @@
-"""Puts requests that no instance has back into a queue: for decode if the pool has all of their KV, or for prefill."""
+"""Puts requests that no instance has back into a queue: for decode if the pool has all of their KV, otherwise for
+prefill."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Requeuer:
     _island: Island
 
     def requeue(self, state: RequestState) -> None:
-        """The request goes on with what the pool has of it."""
+        """Continues the request with what the pool has of it."""
         if state.is_pooled:
             self._transitions.enter(state, Phase.POOLED)
             self._pool.commit(state, is_candidate=True)
@@ -33,8 +34,8 @@ class Requeuer:
             self.queue_prefill(state)
 
     def queue_prefill(self, state: RequestState) -> None:
-        """The request waits for room in the pool. By the time it is granted, the pool may have dropped what it has of
-        the request now."""
+        """Queues the request for prefill, where it waits for room in the pool. By the time that is granted, the pool
+        may have dropped the request's current KV."""
         state.num_cached = state.num_reusable
         self._transitions.enter(state, Phase.QUEUED)
         self._prefill_queue.push(state, self._policy.urgency(state, self._island))
@@ -46,11 +47,11 @@ class Requeuer:
         self._transitions.end_saving(state)
 
     def _pin_or_free(self, state: RequestState) -> None:
-        """What the pool has of a queued request becomes a spare: requests before it in the queue might wait for that
-        room for ever. Only what the policy pins is not for others to take, and even that goes to real time and to
-        victims (`unpin_all`)."""
+        """Makes a queued request's KV in the pool a spare, because requests before it might otherwise wait forever for
+        that room. The exception is KV that the policy pins. Even that can be taken by real time and by victims
+        (`unpin_all`)."""
         if state.num_cached:
-            # A spare is what was committed, and of a request that was evicted half-way nothing was yet.
+            # Only committed KV can be a spare, and a request that was evicted halfway has committed nothing yet.
             self._pool.commit(state, is_candidate=False)
             if self._policy.pins(state):
                 self._prefill_queue.pinned[state.key] = state
@@ -62,7 +63,7 @@ class Requeuer:
             self._pool.release([state.key])
 
     def unpin_all(self) -> bool:
-        """What the pool has of queued best-effort requests becomes spare. Returns whether there was any."""
+        """Makes all pinned KV in the pool spare. Returns whether there was any."""
         pinned = self._prefill_queue.take_pinned()
         if pinned:
             self._pool.send(MakeSpare([state.key for state in pinned]))

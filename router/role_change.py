@@ -1,17 +1,19 @@
-"""Changes an instance from prefill to decode, or back, while it runs: its weights stay, its requests go on elsewhere.
+"""Changes a running instance from prefill to decode, or back. Its weights stay, and its requests continue elsewhere.
 
     (none) -> draining -> told -> (none)
        ^         |          |
        '---------'----------'--- the instance is gone, or (draining) the last other one of its role is
 
-*Draining*, it gets nothing new. Prompts that a prefill instance has are computed and saved there; what is staged or
-held there for decode instances goes back to the pool. A decode instance's candidates go back to the pool, and its
-running requests are evicted to it: where the pool has no room, they run to their end. When nothing of any request is
-there, the instance is *told* (`TakeRole`), and says Hello again. To the rest of the router that is the end of one
-process and the start of another, under the same name: whatever dies meanwhile, there is nothing to be undone. One that
-is started again has the role of its name, and a new router takes instances for what they say that they are.
+A *draining* instance gets nothing new. A prefill instance computes and saves the prompts that it has. KV that is staged
+or held there for decode instances goes back to the pool. A decode instance's candidates go back to the pool, and its
+running requests are evicted to it. If the pool has no room, they run to their end.
 
-One instance changes at a time, and at least one of each role stays. `scheduling/proportion.py` says what is wanted.
+When nothing of any request is left there, the instance is *told* (`TakeRole`) and sends Hello again. To the rest of the
+router, one process ends and another starts under the same name. So nothing has to be undone, whichever process dies
+meanwhile. A restarted instance has the role of its name. A new router accepts the role that each instance reports.
+
+Only one instance changes at a time, and at least one of each role stays. `scheduling/proportion.py` decides which role
+is wanted.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ from alignedserve.router.request_table import RequestTable
 from alignedserve.scheduling.proportion import Decoding, Proportion, Seen
 from alignedserve.types import InstanceId
 
-# In these phases a request decodes, or will in a moment: a prompt that an instance computes is there too.
+# Phases in which a request decodes, or will soon. A prompt that an instance computes is included.
 _DECODING = {*Phase} - {Phase.QUEUED, Phase.RESERVING}
 
 
 @dataclass
 class _Change:
     view: PrefillView | DecodeView
-    # The role that it takes.
+    # The new role.
     role: str
     is_told: bool = False
 
@@ -75,7 +77,7 @@ class RoleChanges:
             self._proportion.arrivals.add(work_s, ttft_s, tbt_s, self._clock.now)
 
     def go_on(self, is_tick: bool) -> None:
-        """After each event; `is_tick`: time has passed."""
+        """Continues or decides a change. Called after each event. `is_tick`: time has passed."""
         if not self._is_on or self._cluster.is_colocated:
             return
         if self._change is None and is_tick:
@@ -84,7 +86,8 @@ class RoleChanges:
             self._drain(self._change, is_tick)
 
     def closed(self, instance_id: InstanceId) -> None:
-        """A process is gone. One that was told has taken its role: it says Hello next, or is dead."""
+        """Ends the change of a process that is gone. If it was told to change, it has taken its role and sends Hello
+        next, or it is dead."""
         if self._change and self._change.instance_id == instance_id:
             self._counters.role_changes[self._change.role] += self._change.is_told
             self._end()
@@ -104,7 +107,7 @@ class RoleChanges:
         self._change = _Change(view, wanted)
         self._cluster.drain(view, True)
         if isinstance(view, DecodeView):
-            view.coming.clear()  # They will be offered to others.
+            view.coming.clear()  # They will be offered to other instances.
 
     def _seen(self) -> Seen:
         prefills, queue = self._cluster.prefills, self._prefill_queue
@@ -116,7 +119,8 @@ class RoleChanges:
         return Seen(self._clock.now, len(prefills), num_decode, rt_work_s, be_work_s, self._decoding())
 
     def _seconds(self, num_tokens: int) -> float:
-        """What so many tokens of prompts take at one instance; 0 without a cost model: nothing waits then."""
+        """Returns the seconds that this many prompt tokens take at one instance; 0 without a cost model, so nothing
+        counts as waiting."""
         rate = self._cluster.prompt_tokens_per_s()
         return num_tokens / rate if rate else 0.0
 
@@ -152,12 +156,13 @@ class RoleChanges:
         if not _num_there(change.view) and not any(_is_at(state, change) for state in self._requests):
             change.is_told = True
             if isinstance(change.view, DecodeView):
-                # What it was to expect has changed; that would be said after this, to a prefill instance.
+                # Its expected real time has changed. The announcement would be sent after this, to a prefill instance.
                 change.view.take_announcement()
             self._outbox.send(change.instance_id, TakeRole(change.role))
 
     def _take_back(self, change: _Change) -> None:
-        """Takes back what need not end there. What a prefill instance still saves is taken back when that is done."""
+        """Takes back the requests that need not end there. A prompt that is still being saved is taken back after
+        that."""
         name = change.instance_id
         for state in self._requests:
             if state.is_finished or state.saving_at:
@@ -170,13 +175,13 @@ class RoleChanges:
 
 
 def _num_there(view: PrefillView | DecodeView) -> int:
-    """How many requests an instance has, about: what is on its way there is not in it."""
+    """Returns the approximate number of requests at an instance. Requests on their way there do not count."""
     if isinstance(view, DecodeView):
         return len(view.running) + len(view.batch) + len(view.near)
     return len(view.pending) + len(view.staging) + len(view.held)
 
 
 def _is_at(state: RequestState, change: _Change) -> bool:
-    """Whether the instance has anything of the request, or might."""
+    """Returns whether the instance has, or may have, anything of the request."""
     at = (state.instance_id, state.staged_at, state.staged_for, state.saving_at, *state.pending_aborts)
     return change.instance_id in at

@@ -1,9 +1,9 @@
 """The router's core: events in, orders out. No I/O, no threads, no clock.
 
-`Router` composes owners of state and the parts that decide; `on` is the table of contents. Each kind of state has one
-owner, and each part is given the owners that it needs:
+`Router` composes the owners of state and the parts that decide; `on` is the table of contents. Each kind of state has
+one owner, and each part is given the owners that it needs:
 
-    which requests there are         RequestTable, their phases: PhaseTransitions, counted in RequestCounts
+    which requests exist             RequestTable, their phases: PhaseTransitions, counted in RequestCounts
     which processes are up           ClusterState
     requests that wait               PrefillQueue, DecodeQueue
     what the pool will have to hold  PoolDemand
@@ -71,7 +71,7 @@ class Router:
         self, config: RouterConfig, epoch: Epoch, scheduling: SchedulingConfig | None = None
     ) -> None:
         if config.link == "auto":
-            raise ValueError("link='auto': a router is told which link was chosen")
+            raise ValueError("link='auto': the router needs the chosen link")
         self.config = config
         self.policy = make_policy(scheduling or SchedulingConfig()).router()
         self.clock = Clock()
@@ -242,7 +242,7 @@ class Router:
         return not (len(self.requests) or len(self._orphans) or self._role_changes.is_under_way)
 
     def check_idle(self) -> None:
-        """Raises RuntimeError, and says what it is, if anything is left of requests that ended."""
+        """Raises RuntimeError, naming what is left, if anything is left of finished requests."""
         holding = [
             view.instance_id
             for view in self.cluster
@@ -254,6 +254,8 @@ class Router:
         left = (len(self.requests), len(self.decode_queue), num_queued, len(self._orphans))
         if any(left) or holding:
             raise RuntimeError(
-                "idle, but left are {} requests, {} pooled, {} queued, {} orphans".format(*left)
+                "the router is idle, but {} requests, {} pooled, {} queued and {} orphans are left".format(
+                    *left
+                )
                 + (f", and some at {', '.join(holding)}" if holding else "")
             )

@@ -1,6 +1,6 @@
 """The asyncio shell around the pure core: connections become events, orders go out on connections.
 
-Messages about processes rather than requests (which are there, stop) are answered here and never get to the core.
+Messages about processes rather than requests (status, shutdown) are answered here and never reach the core.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from alignedserve.types import GATEWAY, LAUNCHER, Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
 
-# The core hears of the time each so many seconds: nothing in it waits for less.
+# Seconds between ticks of the core. Nothing in it waits for less.
 TICK_S = 0.1
-# Gateways and the launcher hear of the load each so many seconds.
+# Seconds between reports of the load to gateways and the launcher.
 LOAD_S = 0.25
 
-# What each role may send. Any other message closes the connection.
+# The messages that each role may send. Any other message closes the connection.
 _MAY_SEND: dict[str, tuple[type[AnyMessage], ...]] = {
     "kvpool": (Reserved, Candidates, PoolUse),
     "prefill": (PrefillReport, Gone, Failed),
@@ -73,7 +73,7 @@ class RouterServer:
         event_log: EventLog | None = None,
         gateways: Sequence[InstanceId] = (GATEWAY,),
     ) -> None:
-        """`expected`: the role of each process that should be there. Beside them, only gateways of these names and the
+        """`expected`: the role of each process that should exist. Beside them, only gateways with these names and the
         launcher may connect."""
         self._router = router
         self._me = Hello(
@@ -98,7 +98,7 @@ class RouterServer:
             ROLES_THAT_CHANGE if router.config.change_roles else (),
         )
         self._parting = Parting(router.config.silence_s)
-        # What each process that is connected has said.
+        # The Hello of each connected process.
         self._hellos: dict[InstanceId, Hello] = {}
         self._pool_use: PoolUse | None = None
         self._over: asyncio.Future[None] | None = None
@@ -117,7 +117,8 @@ class RouterServer:
         await self._hub.listen_unix(address.path)
 
     async def run(self) -> None:
-        """Runs until a launcher, or `stop`, says so. Raises what the core raises: its state can't be trusted then."""
+        """Runs until a launcher sends Stop, or `stop` is called. Raises any error of the core, because its state is
+        unreliable after that."""
         assert self._over, "listen first"
         tasks = [
             asyncio.create_task(self._tick()),
@@ -132,13 +133,13 @@ class RouterServer:
             self._hub.close()
 
     def stop(self) -> None:
-        """Tells all processes to stop, and makes `run` return. It is safe to repeat this."""
+        """Tells all processes to stop, and makes `run` return. Safe to repeat."""
         for hello in self._hub:
             self._hub.send(hello.instance_id, Stop())
         if self._over and not self._over.done():
             self._over.set_result(None)
 
-    # ---- what the hub hears ----
+    # ---- callbacks of the hub ----
 
     def _silent(self, hello: Hello) -> None:
         if kill_user(hello.pid, self._parting.segment):
@@ -160,13 +161,14 @@ class RouterServer:
         self._tell_launchers()
 
     def _puts_off(self, hello: Hello) -> bool:
-        """A pool is told of when no process is left that could write to it and is not connected."""
+        """Returns whether a pool has connected too early. It is accepted only when no unconnected process could write
+        to it."""
         pids = {each.pid for each in self._hellos.values()}
         return hello.role == "kvpool" and self._parting.puts_off(hello, pids)
 
     def received(self, hello: Hello, message: AnyMessage) -> None:
         if not isinstance(message, _MAY_SEND[hello.role]):
-            raise WireError(f"a {type(message).__name__} does not come from a {hello.role}")
+            raise WireError(f"a {type(message).__name__} must not come from a {hello.role}")
         match message:
             case PoolUse():
                 self._pool_use = message

@@ -39,9 +39,12 @@ class Staging:
         batch: int,
         is_urgent: bool,
     ) -> set[RequestKey]:
-        """Stages the requests that there is room for, in order, each in the buffer that is emptiest then: so what one
-        decode instance waits for comes over the links of several prefill instances. Returns their keys. Urgent requests
-        are staged together, and only where they wait for no others, and where prompts have not taken the room."""
+        """Stages as many of the requests, in order, as there is room for. Returns their keys.
+
+        Each request goes to the buffer that has most room at that moment, so that a decode instance receives KV over
+        several links. Urgent requests are staged together, and only where they need not wait for others and prompts
+        leave enough room.
+        """
         stagers = self._stagers_for(decode, states, is_urgent)
         works: dict[InstanceId, list[Work]] = {}
         staged: set[RequestKey] = set()
@@ -56,7 +59,7 @@ class Staging:
             self._transitions.stage(state, stager.instance_id, decode, is_batch, batch)
             stager.staging[state.key] = num_blocks
             if not self._link_health.may_stage(stager, decode):
-                stagers.remove(stager)  # A link that is tried takes one request.
+                stagers.remove(stager)  # A link on trial takes only one request.
             self._offers.promise(decode, state, is_batch)
             works.setdefault(stager.instance_id, []).append(state.work())
             staged.add(state.key)
@@ -80,8 +83,8 @@ class Staging:
         return [emptiest] if emptiest.has_room_at_once(num_needed) else []
 
     def staged(self, stager: InstanceId, keys: Sequence[RequestKey]) -> None:
-        """The requests' KV is in a prefill instance's buffer: they are offered to the decode instances which they are
-        staged for, to be fetched from the pool where the link has failed meanwhile."""
+        """Offers requests with staged KV to the decode instances that they are staged for. If the link has failed
+        meanwhile, they are loaded from the pool."""
         groups: dict[tuple[InstanceId | None, bool, int, InstanceId | None], list[RequestState]] = {}
         for key in keys:
             if state := self._requests.find(key, stager, Phase.STAGED):
@@ -100,7 +103,7 @@ class Staging:
                     self._recaller.recall(state)
 
     def unstage(self, states: Sequence[RequestState]) -> None:
-        """Decode instances need no staged copy of these requests any more: the room in the buffers is free again."""
+        """Frees the room of staged copies in the buffers, because decode instances no longer need them."""
         unstaged: dict[InstanceId, list[RequestKey]] = {}
         for state in states:
             if state.staged_at:
@@ -114,5 +117,5 @@ class Staging:
 
 
 def _preference(state: RequestState, stager: PrefillView) -> tuple[bool, int]:
-    """Real time is staged where nothing is computed: an instance that computes reports only after its iteration."""
+    """Prefers idle instances for real time: an instance that computes reports only after its iteration."""
     return state.is_rt and not stager.pending.total, stager.num_free_staging_blocks

@@ -1,4 +1,4 @@
-"""What the router says of the island when asked: every process, and how many requests are in which phase."""
+"""The router's status report of the island: every process, and how many requests are in which phase."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def describe(
     pool_use: PoolUse | None,
     ticket: int,
 ) -> Cluster:
-    """`expected`: the role of each process that should be there. `pool_use`: what the pool has said of its blocks."""
+    """Returns the status of the island. `expected`: the role of each process that should exist. `pool_use`: the pool's
+    last report of its blocks."""
     counts = router.counts
     present = [me, *(hello for hello in connected if hello.role != "launcher")]
     processes = [_process_status(router, hello, pool_use) for hello in present]
@@ -64,7 +65,7 @@ def _process_status(router: Router, hello: Hello, pool_use: PoolUse | None) -> P
 
 
 def _stats(router: Router, name: InstanceId, block_bytes: int = 0) -> InstanceStats:
-    """An instance that is down has them too: what was counted does not shrink."""
+    """Returns the counters of an instance. They outlive its process, so they never decrease."""
     cluster, counted = router.cluster, router.counters.of(name)
     prefill, decode = cluster.prefill(name), cluster.decode(name)
     report = decode.report if decode else None

@@ -1,4 +1,4 @@
-"""What gateways ask for: to take a request, or to break one off."""
+"""Requests that gateways submit, and requests that they abort."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Submissions:
     _orphans: Orphans
     _output: OutputCoalescing
     _outbox: Outbox
-    # Sentences for the log, by the objectives that they are about; the first ones were taken already.
+    # Sentences for the log, by the objective that each is about. The first `_num_remarked` were taken already.
     _remarks: dict[str, str] = field(default_factory=dict)
     _num_remarked: int = 0
 
@@ -68,7 +68,8 @@ class Submissions:
         self._requests.add(state)
         if stored := self._orphans.claim(state.key, state.num_tokens):
             state.blocks, state.num_cached = stored.blocks, stored.num_tokens
-        # Even if the pool has all of its KV: room that was asked for just before may be made of it.
+        # Even if the pool has all of its KV: the pool may be dropping that KV for a reservation that was sent just
+        # before.
         self._requeuer.queue_prefill(state)
 
     def _reject(self, gateway: InstanceId, submit: Submit, reason: str, sentence: str) -> None:

@@ -1,6 +1,6 @@
-"""Tokens of each of many requests, summed up by class as requests come and go. Pure.
+"""Token counts per request, with sums per class. Pure.
 
-The sums are read with each event: that must take as long beside one request as beside thousands.
+The sums are read at each event, so reading them must take as long for one request as for thousands.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class TokenCounts:
         return key in self._tokens
 
     def put(self, key: RequestKey, num_tokens: int, is_rt: bool) -> None:
-        """The request counts with `num_tokens` from now on, whatever it counted with before."""
+        """Counts the request with `num_tokens` from now on, whatever it counted before."""
         self.discard(key)
         self._tokens[key] = num_tokens, is_rt
         self._counts[is_rt] += 1
         self._sums[is_rt] += num_tokens
 
     def discard(self, key: RequestKey) -> None:
-        """It is safe to repeat this."""
+        """Safe to repeat."""
         if found := self._tokens.pop(key, None):
             num_tokens, is_rt = found
             self._counts[is_rt] -= 1

@@ -1,4 +1,4 @@
-"""The one place where a request's phase changes, and all counts and queues that depend on it."""
+"""The only place where a request's phase changes, with all counts and queues that depend on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PhaseTransitions:
     _island: Island
 
     def enter(self, state: RequestState, phase: Phase, instance_id: InstanceId | None = None) -> None:
-        """`instance_id`: the instance that has the request from now on."""
+        """Moves the request to another phase. `instance_id`: the instance that has it from now on."""
         self._leave(state, phase, instance_id)
         state.phase, state.instance_id, state.since_s = phase, instance_id, self._clock.now
         state.record_phase()
@@ -62,7 +62,7 @@ class PhaseTransitions:
             decode.add_running(state.key, state.is_rt)
 
     def _announce(self, state: RequestState) -> None:
-        """A decode instance may be told to expect the request while its prompt is computed."""
+        """Lets a decode instance expect the request while its prompt is computed, if the policy names one."""
         if state.is_embedding:
             return
         expecting = self._policy.expect_at(state, self._island)
@@ -73,28 +73,28 @@ class PhaseTransitions:
     def stage(
         self, state: RequestState, stager: InstanceId, decode: InstanceId, is_in_batch: bool, batch: int
     ) -> None:
-        """A prefill instance stages the request's KV for a decode instance."""
+        """Records that a prefill instance stages the request's KV for a decode instance."""
         self.enter(state, Phase.STAGED, stager)
         state.staged_at, state.staged_for = stager, decode
         state.is_in_batch, state.batch = is_in_batch, batch
         self._counts.update(state)
 
     def hand_over(self, state: RequestState, stager: InstanceId, decode: InstanceId) -> None:
-        """A prefill instance holds the KV that it has computed for a decode instance, and saves it beside that."""
+        """Records that a prefill instance holds the computed KV for a decode instance, and saves it at the same
+        time."""
         state.staged_at, state.staged_for, state.saving_at = stager, decode, stager
         state.is_in_batch, state.batch = False, 0
 
     def unstage(self, state: RequestState) -> None:
-        """The request has no staged copy any more. It is safe to repeat this."""
+        """Records that the request has no staged copy any more. Safe to repeat."""
         state.staged_at = state.staged_for = None
         self._counts.update(state)
 
     def end_saving(self, state: RequestState) -> None:
-        """No prefill instance copies the request's KV to the pool beside a decode instance. It is safe to repeat
-        this."""
+        """Records that no prefill instance saves the request's KV beside a decode instance any more. Safe to repeat."""
         state.saving_at = None
 
     def finish(self, state: RequestState) -> None:
-        """The request's client has its answer, or is gone. Its phase stays until it is recalled."""
+        """Marks a request as finished: its client has its answer, or is gone. Its phase stays until it is recalled."""
         state.is_finished = True
         self._counts.update(state)

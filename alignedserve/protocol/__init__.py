@@ -1,1 +1,1 @@
-"""What crosses a process boundary: messages, the connection to the router that carries them, handshakes, packing."""
+"""Everything that crosses a process boundary: messages, the connection to the router, handshakes and frames."""

@@ -1,7 +1,7 @@
-"""The address at which a router listens: a port of a host, or, for processes of its own host only, a Unix socket.
+"""The address at which a router listens: a host and port or, for processes on its own host only, a Unix socket.
 
-The socket is in a directory which only this user can use, so that nobody else can connect, or listen there while the
-router is away.
+The socket lies in a directory that only this user can access. So no other user can connect to it, or listen there while
+the router is away.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 class RouterAddress:
     host: str
     port: int
-    # The cluster's token, which proves that a process belongs to the cluster.
+    # The cluster's token. A process that has it belongs to the cluster.
     token: str = field(repr=False)
-    # The path of the Unix socket; host and port are unused then.
+    # The path of the Unix socket; host and port are then unused.
     path: str | None = None
 
     @classmethod
@@ -30,7 +30,8 @@ class RouterAddress:
 
 
 def check_unused(path: str) -> None:
-    """Raises OSError if a process listens on the socket. A socket file that a dead process has left is unused."""
+    """Raises OSError if a process listens on the socket. A socket file that a dead process has left behind is
+    unused."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
         try:
@@ -38,6 +39,6 @@ def check_unused(path: str) -> None:
         except (FileNotFoundError, ConnectionRefusedError):
             return
         except BlockingIOError:
-            # The listener's backlog is full, so a process does listen.
+            # The listener's backlog is full, so a process is listening.
             pass
     raise OSError(errno.EADDRINUSE, f"{path}: {os.strerror(errno.EADDRINUSE)}")

@@ -1,12 +1,12 @@
-"""The other processes' end of the connection to the router, which is made again whenever it is lost.
+"""A process's connection to the router. It is opened again whenever it is lost.
 
-The router may die and come back at the same address. Each time a connection is up, `on_up` is called with the router's
-Welcome (its epoch tells whether it is the same router), then `on_message` with each message; when the connection is
-gone, `on_down` is called. Messages that are sent while it is down are lost, as orders and reports of a dead connection
-would be worthless.
+The router may die and come back at the same address. When a connection is up, `on_up` is called with the router's
+Welcome, which holds the router's epoch and so shows whether it is the same router. `on_message` is then called with
+each message, and `on_down` when the connection is gone. Messages sent while it is down are lost: orders and reports of
+a dead connection are worthless.
 
-A listener at that address which is not the router fails the handshake: it is disconnected and the address tried again.
-It does not learn which process connects, and nothing that it sends is acted upon.
+If another program listens at that address, the handshake fails. The connection is closed and the address tried again.
+That program does not learn which process has connected, and nothing that it sends is acted upon.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from alignedserve.types import Epoch
 
 logger = logging.getLogger(__name__)
 
-# The number of pings that a router sends in the time after which it counts as hanging.
+# Pings that a router sends within the time after which it counts as hanging.
 NUM_PINGS = 5
 
-# An epoch always has 16 digits, so that names which end in one sort by the time of their making.
+# An epoch always has 16 digits, so names that end in one sort by age.
 _FIRST_EPOCH = 10**15
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 0.5
-# Seconds until a connection on which no Welcome has arrived is ended: the listener may not be the router.
+# Seconds after which a connection without a Welcome is closed: the listener may not be the router.
 HANDSHAKE_TIMEOUT_S = 10.0
 
 
 class RefusedByRouter(ValueError):
-    """The router does not accept this process; trying again would not help."""
+    """The router does not accept this process. Retrying would not help."""
 
 
 class ConnectionHandler(Protocol):
@@ -57,8 +57,8 @@ class RouterConnection:
         handler: ConnectionHandler,
         until_ready: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """`hello` is called for each connection, since a pool's Hello says what the pool has by then. Before each,
-        `until_ready` is awaited."""
+        """`hello` is called once per connection, because a pool's Hello lists what the pool holds at that moment.
+        `until_ready` is awaited before each connection."""
         self._until_ready = until_ready
         self._address = address
         self._hello = hello
@@ -68,11 +68,10 @@ class RouterConnection:
         self._is_stopped = False
         # Whether the router has sent Stop.
         self.was_told_to_stop = False
-        # This is set when the connection, or the wait for the next one, is over.
+        # Set when the connection, or the wait for the next one, is over.
         self._over = asyncio.Event()
         self._error: Exception | None = None
-        # The seconds between two looks whether the router has sent anything, and the number of looks since it last
-        # had.
+        # Seconds between two checks whether the router has sent anything, and the number of checks since it last had.
         self._watch_s = 0.0
         self._num_silent = 0
         self._watching: asyncio.TimerHandle | None = None
@@ -83,24 +82,23 @@ class RouterConnection:
 
     @property
     def is_over(self) -> bool:
-        """Whether the router has ended the connection, though this process may not have come to that yet. It may be
-        asked on any thread."""
+        """Whether the router has closed the connection, even if this process has not processed that yet. Safe on any
+        thread."""
         peer = self._peer
         return peer is None or peer.is_over
 
     def send(self, message: Message) -> None:
-        """Sends the message, which is lost while there is no connection. It must be called in the event loop's
-        thread."""
+        """Sends the message. It is lost while there is no connection. Must be called in the event loop's thread."""
         if self._peer:
             self._peer.send(message)
 
     def stop(self) -> None:
-        """Makes `run` return. Safe to repeat, in the event loop's thread."""
+        """Makes `run` return. Safe to repeat. Must be called in the event loop's thread."""
         self._is_stopped = True
         self._over.set()
 
     async def run(self) -> None:
-        """Runs until the router or `stop` ends it. Raises RefusedByRouter, and what the handler raises."""
+        """Runs until the router or `stop` ends it. Raises RefusedByRouter, and any error of the handler."""
         retry_s = _FIRST_RETRY_S
         while not self._is_stopped:
             if self._until_ready:
@@ -130,7 +128,7 @@ class RouterConnection:
         except OSError:
             return False
         if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
-            # TCP connects a socket to itself when its own port happens to be the one that it connects to.
+            # TCP can connect a socket to itself, if its own port happens to be the one that it connects to.
             transport.abort()
             return False
         if not peer.is_open:
@@ -151,14 +149,14 @@ class RouterConnection:
         return Peer(handshake, self._message, self._closed)
 
     def _end_without_welcome(self, peer: Peer) -> None:
-        """Ends a connection on which no Welcome has arrived. It may have died silently, and silence is watched for only
-        from the Welcome on."""
+        """Closes a connection on which no Welcome has arrived. It may have died silently, and silence is only detected
+        after the Welcome."""
         if peer is self._peer and not self._is_up:
             logger.warning("no welcome from the router within %g s: connecting again", HANDSHAKE_TIMEOUT_S)
             peer.abort()
 
     async def _until_over(self) -> bool:
-        """Waits until the connection is over, and returns whether it was the router's."""
+        """Waits until the connection is over. Returns whether it was to the router."""
         await self._over.wait()
         was_routers = self._peer is not None and self._peer.is_proven
         self._disconnect()
@@ -207,13 +205,13 @@ class RouterConnection:
             self._over.set()
 
     def _watch(self) -> None:
-        """Looks whether the router has sent anything. Looks are counted, not seconds: if this process itself had hung,
-        the router's messages would be waiting to be read."""
+        """Checks whether the router has sent anything. Counts checks, not seconds: if this process itself has hung, the
+        router's messages are still waiting to be read."""
         if not self._watch_s or not self._peer:
             return
         if self._num_silent > NUM_PINGS:
             logger.warning(
-                "The router hangs: nothing came from it for %.0f s", self._num_silent * self._watch_s
+                "The router hangs: it has sent nothing for %.0f s", self._num_silent * self._watch_s
             )
             self._peer.abort()
             return
@@ -233,12 +231,12 @@ class RouterConnection:
 
 
 def new_epoch() -> Epoch:
-    """Returns the epoch of this start of this process: microseconds since the host was started. A later start has a
-    greater epoch, since a process is started again on the same host, even if its clock is set back. JSON's numbers can
+    """Returns the epoch of this start of this process: microseconds since the host booted. A process is always
+    restarted on the same host, so a later start has a greater epoch even if the clock was set back. A JSON number can
     hold it."""
     return Epoch(_FIRST_EPOCH + time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000)
 
 
 def start_of(epoch: Epoch) -> float:
-    """Returns when this process, whose epoch it is, was started: seconds since 1970, by the wall clock as it is now."""
+    """Returns when the process with this epoch was started: seconds since 1970, by the current wall clock."""
     return time.time() - (new_epoch() - epoch) / 1e6

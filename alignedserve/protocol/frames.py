@@ -1,6 +1,6 @@
-"""A message on the wire: four bytes of length, most significant first, then that many bytes of msgpack.
+"""Messages on the wire: four bytes of length, most significant first, then that many bytes of msgpack.
 
-Frames begin after the handshake (`handshake.py`), so no byte of a process that doesn't know the token gets here.
+Frames begin after the handshake (`handshake.py`), so no byte from a process without the token gets here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from alignedserve.protocol.handshake import digest_of
 from alignedserve.protocol.messages import AnyMessage, Message
 
 _LENGTH_BYTES = 4
-# A prompt of a million tokens takes five MB; a longer frame is no message of ours.
+# A prompt of a million tokens takes five MB. A longer frame is not one of our messages.
 MAX_FRAME_BYTES = 64 << 20
 
 _encoder = msgspec.msgpack.Encoder()
@@ -21,7 +21,7 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 
 class WireError(ValueError):
-    """The bytes that came are not one of our messages. The connection is of no more use."""
+    """The received bytes are not one of our messages. The connection can't be used any more."""
 
 
 def frame(message: Message) -> bytes:
@@ -37,15 +37,15 @@ class FrameReader:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self, first_digest: bytes = b"") -> None:
-        """`first_digest` is the digest of the first frame, where the handshake gave one."""
-        # The most bytes of a frame, without its length.
+        """`first_digest` is the digest of the first frame, if the handshake gave one."""
+        # The most bytes in a frame, without its length.
         self.max_bytes = MAX_FRAME_BYTES
         self._first_digest = first_digest
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
-        """Yields the messages that `data` completes. Raises WireError at the first that is invalid; nothing more may
-        be fed then."""
+        """Yields the messages that `data` completes. Raises WireError at the first invalid one; no more data may be fed
+        after that."""
         self._buffer += data
         while (end := self._end_of_frame()) is not None:
             whole = bytes(self._buffer[:end])
@@ -65,11 +65,11 @@ class FrameReader:
     def _check_first(self, whole: bytes) -> None:
         digest, self._first_digest = self._first_digest, b""
         if digest and digest != digest_of(whole):
-            raise WireError("the first frame is another than the handshake said")
+            raise WireError("the first frame does not match the digest of the handshake")
 
 
 def _decode(body: memoryview) -> AnyMessage:
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"a frame of {len(body)} bytes is no message: {error}") from error
+        raise WireError(f"a frame of {len(body)} bytes is not a message: {error}") from error

@@ -4,11 +4,11 @@
     server -> client   nonce, proof           64 bytes
     client -> server   digest, proof          64 bytes; SHA-256 of the frame that comes next
 
-A nonce is random. A proof is the HMAC-SHA256, under the token, of: which end proves it, both nonces and, at the
-client, the digest. So a proof is good for one connection, in one direction, and for one first frame. The server proves
-itself first: a process which listens where a router should receives a random number and nothing else.
+A nonce is random. A proof is an HMAC-SHA256, keyed with the token, over the name of the proving end, both nonces and,
+for the client, the digest. So a proof is valid for one connection, one direction and one first frame. The server proves
+itself first: a process that listens in the router's place receives a random number and nothing else.
 
-Every part has a fixed size: before the proof nothing is decoded, and at most 64 bytes are waited for.
+Every part has a fixed size. Before the proof, nothing is decoded and at most 64 bytes are awaited.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ class HandshakeError(ConnectionError):
 
 
 class Handshake(Protocol):
-    """One end of the handshake, without its connection. It must not be used again once it has failed."""
+    """One end of the handshake, without its connection. It must not be used again after it has failed."""
 
     # The bytes that this end sends first, unasked.
     opening: bytes
-    # The number of bytes of the other end that are due next. 0: the handshake is over, and the other end has proved
-    # itself.
+    # Bytes that the other end has to send next. 0: the handshake is over, and the other end has proved itself.
     num_bytes: int
 
     def take(self, data: bytes) -> bytes:
@@ -44,8 +43,7 @@ class Handshake(Protocol):
 
 class ClientHandshake:
     def __init__(self, token: str, introduce: Callable[[], bytes]) -> None:
-        """`introduce` makes the first frame, which goes to a server that has proved itself, as part of the last
-        answer."""
+        """`introduce` returns the first frame. It is sent with the last answer, once the server has proved itself."""
         self.opening = secrets.token_bytes(NONCE_BYTES)
         self.num_bytes = NONCE_BYTES + DIGEST_BYTES
         self._token = token
@@ -86,7 +84,7 @@ def digest_of(frame: bytes) -> bytes:
 
 
 def _proof(token: str, end: bytes, client_nonce: bytes, server_nonce: bytes, digest: bytes = b"") -> bytes:
-    # Each part has its fixed size, so no two different lists of parts are the same bytes.
+    # Each part has a fixed size, so different lists of parts never give the same bytes.
     return hmac.digest(token.encode(), end + client_nonce + server_nonce + digest, hashlib.sha256)
 
 

@@ -1,13 +1,13 @@
 """The router's end of the connections: a listening socket, and the process at the other end of each connection.
 
-A connection is unproven until it has shown that it knows the token, and belongs to no process until its first message,
-a Hello, has been accepted. The number of such connections is limited; the oldest is closed for a new one. For each
-process the handler's `connected` is called first, then `received`, then `closed`; only after that `connected` for its
-next connection, or for its next role on the same one.
+A connection is unproven until its process has shown that it knows the token. It belongs to no process until the first
+message, a Hello, has been accepted. The number of such connections is limited, and the oldest is closed for a new one.
+For each process the handler's `connected` is called first, then `received`, then `closed`. Only then is `connected`
+called for its next connection, or for its next role on the same one.
 
-The death of a process closes its connection; a process that hangs keeps it open. So every process is pinged, and cut
-off if it answers nothing. Unanswered pings are counted, not seconds: if this process itself had hung, others would not
-be blamed for it. An instance answers from a thread of its own, beside compute.
+The death of a process closes its connection, but a hanging process keeps it open. So every process is pinged, and
+disconnected if it does not answer. Unanswered pings are counted, not seconds: if this process itself has hung, that
+must not count against the others. An instance answers on a separate thread, even while it computes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from alignedserve.types import ISLAND_GATEWAY, Epoch, InstanceId, is_island_gate
 
 logger = logging.getLogger(__name__)
 
-# The seconds that a connection has for an accepted Hello.
+# Seconds within which a new connection needs an accepted Hello.
 HELLO_TIMEOUT_S = 10.0
-# The most connections without a Hello. All of an island's processes may be back at once after the router's death, and
+# The most connections without a Hello. After the router's death all of an island's processes may connect at once, and
 # each handshake takes milliseconds.
 MAX_STRANGERS = 256
 SILENCE_S = 10.0
-# The seconds after which a process that comes too soon is disconnected.
+# Seconds after which a process that has connected too early is disconnected.
 PUT_OFF_S = 0.25
-# The most bytes of a frame, for roles whose messages are small; the others send prompts and lists of blocks.
+# The most bytes in a frame, for roles with small messages. Other roles send prompts and lists of blocks.
 _MAX_FRAME_BYTES = {"launcher": 1 << 12}
 
 
@@ -59,10 +59,10 @@ class Hub:
         puts_off: Callable[[Hello], bool] = lambda hello: False,
         interchangeable: Collection[str] = (),
     ) -> None:
-        """`on_silent` may end a process which has answered nothing for `silence_s` seconds; a moment later it is cut
-        off. `members` are the instances that may connect, with their roles; None: all processes that know the token.
-        `puts_off` says whether a process comes too soon: it is disconnected, and comes again. A member with one of the
-        `interchangeable` roles may have another of them."""
+        """`on_silent` may end a process that has not answered for `silence_s` seconds; shortly after, it is
+        disconnected. `members` are the instances that may connect, with their roles; None: every process that knows the
+        token. `puts_off` returns whether a process has connected too early: it is then disconnected, and retries. A
+        member with one of the `interchangeable` roles may switch to another of them."""
         self._interchangeable = frozenset(interchangeable)
         self._token = token
         self._members = members
@@ -72,20 +72,20 @@ class Hub:
         self._on_silent = on_silent
         self._pinging: asyncio.TimerHandle | None = None
         self._server: asyncio.Server | None = None
-        # The connections whose Hello has not come yet, the oldest first.
+        # Connections without a Hello, the oldest first.
         self._strangers: dict[Peer, asyncio.TimerHandle] = {}
         self._hellos: dict[Peer, Hello] = {}
         self._peers: dict[InstanceId, Peer] = {}
 
     async def listen(self, host: str, port: int) -> int:
-        """Starts to listen and returns the port, which differs from `port` if that is 0. Raises OSError when it is
+        """Starts to listen and returns the port, which differs from `port` if that is 0. Raises OSError if the port is
         taken."""
         self._server = await asyncio.get_running_loop().create_server(self._new_peer, host, port)
         self._ping()
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: str) -> None:
-        """Listens on the socket, in place of one that a dead router has left. Raises OSError when another process
+        """Listens on the socket, and replaces one that a dead router has left behind. Raises OSError if another process
         listens there."""
         check_unused(path)
         self._server = await asyncio.get_running_loop().create_unix_server(self._new_peer, path)
@@ -93,12 +93,12 @@ class Hub:
         self._ping()
 
     def send(self, to: InstanceId, message: Message) -> None:
-        """Sends the message, which is lost when `to` is not connected; the handler has been told so, or will be."""
+        """Sends the message. It is lost if `to` is not connected; the handler was notified of that, or will be."""
         if to in self._peers:
             self._peers[to].send(message)
 
     def close(self) -> None:
-        """Closes all connections, after the messages that were sent."""
+        """Closes all connections after sending the pending messages."""
         if self._server:
             self._server.close()
         if self._pinging:
@@ -107,7 +107,7 @@ class Hub:
             peer.close()
 
     def __iter__(self) -> Iterator[Hello]:
-        """Yields the Hellos of connected processes."""
+        """Yields the Hellos of the connected processes."""
         return iter(self._hellos.values())
 
     def _new_peer(self) -> Peer:
@@ -130,7 +130,7 @@ class Hub:
             if peer.num_unanswered <= NUM_PINGS:
                 peer.send(Ping())
             elif peer.num_unanswered == NUM_PINGS + 1:
-                logger.warning("%s hangs: it has answered %d pings with nothing", peer.name, NUM_PINGS)
+                logger.warning("%s hangs: %d pings without an answer", peer.name, NUM_PINGS)
                 self._on_silent(hello)
             else:
                 peer.abort()
@@ -153,18 +153,20 @@ class Hub:
         elif self._puts_off(message):
             asyncio.get_running_loop().call_later(PUT_OFF_S, peer.abort)
         elif older := self._peers.get(message.instance_id):
-            # It is back before the loss of its last connection was noticed, which has to be over before anything acts
-            # on it: see `Peer.connection_lost`. Then it comes again.
+            # It has reconnected before the loss of its last connection was noticed. That loss must be handled before
+            # anything acts on the new connection (see `Peer.connection_lost`), so the process has to connect again.
             older.abort()
             peer.abort()
         else:
             self._take(peer, message)
 
     def _hello_again(self, peer: Peer, hello: Hello) -> None:
-        """An instance has taken another role. To the handler that is another process."""
+        """Handles an instance's change of role. To the handler it is another process."""
         before = self._hellos[peer]
         if hello.instance_id != before.instance_id:
-            self._refuse(peer, f"{before.instance_id}: calls itself {hello.instance_id} now")
+            self._refuse(
+                peer, f"{before.instance_id}: changed its name to {hello.instance_id}, which is not allowed"
+            )
         elif objection := self._objection(hello):
             self._refuse(peer, objection)
         else:
@@ -187,7 +189,7 @@ class Hub:
         if hello.role not in ROLES:
             return f"{hello.instance_id}: role={hello.role!r}: must be one of {', '.join(ROLES)}"
         if self._members is not None and not self._may_be(self._members.get(_member(hello)), hello.role):
-            return f"{hello.instance_id}: there is no {hello.role} of this name here"
+            return f"{hello.instance_id}: there is no {hello.role} with this name here"
         older = self._peers.get(hello.instance_id)
         if older and self._hellos[older].epoch > hello.epoch:
             return (
@@ -208,16 +210,15 @@ class Hub:
 
 
 def _member(hello: Hello) -> InstanceId:
-    """A gateway that takes another one's place has the name of its generation, and one on an island's host the island's
-    number."""
+    """Returns the name in `members` for this process. A gateway that replaces another has a generation in its name, and
+    a gateway on an island's host has the island's number."""
     if hello.role != "gateway":
         return hello.instance_id
     return ISLAND_GATEWAY if is_island_gateway(hello.instance_id) else without_generation(hello.instance_id)
 
 
 def difference(hello: Hello, others: Iterable[Hello]) -> str | None:
-    """Returns the first difference, as text, between fingerprints that must be equal everywhere; None if there is
-    none."""
+    """Returns, as text, the first difference between fingerprints that must be equal everywhere; None if they are."""
     for other in others:
         if other.instance_id == hello.instance_id:
             continue

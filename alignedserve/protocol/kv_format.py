@@ -1,22 +1,22 @@
-"""What a KV block holds. Two processes exchange blocks only if their formats are equal.
+"""The layout of a KV block. Two processes exchange blocks only if their formats are equal.
 
-A block is contiguous over all layers of a group (`layer_groups.py`), which in most models are all layers: [layer, k|v,
-kv_head, slot, head_dim], so that it moves as one copy; a head's slots lie together, so that attention reads them in one
-piece. Where an instance is several ranks, a block holds the KV of all of them, one rank after another. The pool has
-whole columns: the blocks of all groups, one after another.
+A block is contiguous over all layers of a group (`layer_groups.py`), in most models all layers: [layer, k|v, kv_head,
+slot, head_dim]. So it moves as one copy. The slots of a head are adjacent, so attention reads them in one piece. If an
+instance has several ranks, a block holds the KV of all of them, one rank after another. The pool stores whole columns:
+the blocks of all groups, one after another.
 
-A request may have the inputs of each layer kept in place of K and V (`ops/kept_inputs.py`), where K is as wide as
-they are: a block of the same bytes then holds twice as many tokens. Such blocks never leave their instance.
+A request may keep the inputs of each layer in place of K and V (`ops/kept_inputs.py`), if K is as wide as the inputs. A
+block of the same size then holds twice as many tokens. Such blocks never leave their instance.
 
-In the pool a block may be `kv-int8`: a byte for each value, and for each channel (a layer's k or v, a head, one of
-head_dim) the least and the greatest of its values in this block, between which the 256 codes lie evenly. So scale and
-zero point follow from the block alone:
+In the pool a block may be `kv-int8`: one byte per value. Each channel (a layer's k or v, a head, an index of head_dim)
+also stores the least and the greatest of its values in this block. The 256 codes are evenly spaced between them, so
+scale and zero point follow from the block alone:
 
     [layer, k|v, kv_head, low|high, head_dim] in the dtype, then [layer, k|v, kv_head, slot, head_dim] codes
 
-An instance itself may have KV in 8 bits too: `kv-fp8` is a byte for each value, `kv-int8-rows` besides that a scale for
-each token's K or V of one head, after its codes (`kernels/kv_rows.py`). Such blocks are in the pool as they are in
-the instance.
+An instance itself may also hold KV in 8 bits. `kv-fp8` is one byte per value. `kv-int8-rows` adds a scale for each
+token's K or V of one head, after its codes (`kernels/kv_rows.py`). The pool stores such blocks as the instance holds
+them.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ from dataclasses import asdict, dataclass, replace
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# The encodings of an instance's blocks, by what `kv_cache_dtype` says.
+# The encodings of an instance's blocks, by `kv_cache_dtype`.
 KV_CACHE_DTYPES = {"auto": "kv", "fp8": "kv-fp8", "int8": "kv-int8-rows"}
-# What torch calls the elements of such blocks, where they are not in the model's dtype.
+# Torch's names for the elements of such blocks, if they are not in the model's dtype.
 _TORCH_DTYPES = {"kv-fp8": "float8_e4m3fn", "kv-int8-rows": "int8"}
-# The encodings of the pool's blocks, by what `pool_kv_dtype` says; auto: as instances have them.
+# The encodings of the pool's blocks, by `pool_kv_dtype`. auto: the encoding of the instances.
 POOL_KV_DTYPES = {"auto": "kv", "int8": "kv-int8"}
-# This is what a row of `kv-int8-rows` has after its codes.
+# Bytes of a `kv-int8-rows` row after its codes.
 _SCALE_BYTES = 4
 
 
 def tokens_per_block(block_size: int, keeps_inputs: bool) -> int:
-    """How many tokens a block has room for, whose `block_size` is in tokens of K and V."""
+    """Returns the number of tokens that fit into a block, for a `block_size` in tokens of K and V."""
     return 2 * block_size if keeps_inputs else block_size
 
 
-# One block of restored KV for so many blocks: few requests have inputs at a time, and fewer run in one iteration.
+# Blocks per block of restored KV. Few requests keep inputs at a time, and fewer run in one iteration.
 BLOCKS_PER_RESTORED = 4
 
 
 def num_restored_blocks(num_blocks: int, longest: int) -> int:
-    """The number of blocks of restored KV beside so many others; `longest`: those of the longest request."""
+    """Returns the number of blocks of restored KV beside `num_blocks` others. `longest`: the blocks of the longest
+    request."""
     return max(longest, num_blocks // BLOCKS_PER_RESTORED)
 
 
 def check_pool_kv_dtype(pool_kv_dtype: str, kv_cache_dtype: str) -> None:
-    """Raises ValueError unless the pool may have KV so, which instances have so."""
+    """Raises ValueError if the pool can't store KV in this encoding when the instances hold it in theirs."""
     if pool_kv_dtype not in POOL_KV_DTYPES:
         raise ValueError(f"pool_kv_dtype={pool_kv_dtype!r}: must be one of {', '.join(POOL_KV_DTYPES)}")
     if pool_kv_dtype != "auto" and kv_cache_dtype != "auto":
         raise ValueError(
             f"pool_kv_dtype={pool_kv_dtype!r} and kv_cache_dtype={kv_cache_dtype!r}: one of them must be auto, since "
-            "the pool has KV of 8 bits as instances have it"
+            "the pool stores 8-bit KV as instances hold it"
         )
 
 
@@ -64,16 +65,16 @@ def check_pool_kv_dtype(pool_kv_dtype: str, kv_cache_dtype: str) -> None:
 class BlockFormat:
     num_layers: int
     block_size: int
-    # Of each rank.
+    # Heads per rank.
     num_kv_heads: int
     head_dim: int
-    # A key of DTYPE_BYTES: that of the values which attention is given.
+    # A key of DTYPE_BYTES: the dtype of the values that attention reads.
     dtype: str
-    # A value of KV_CACHE_DTYPES in instances, in the pool one of POOL_KV_DTYPES as well.
+    # In an instance a value of KV_CACHE_DTYPES; in the pool also one of POOL_KV_DTYPES.
     encoding: str = "kv"
-    # The ranks of an instance have some heads each. In the pool a block holds all of one rank's before the next one's.
+    # Each rank of an instance holds some of the heads. In the pool a block holds one rank's part after another.
     num_ranks: int = 1
-    # See LayerGroups: `num_layers` are those of one group.
+    # See LayerGroups. `num_layers` counts one group's layers.
     num_groups: int = 1
 
     @property
@@ -83,7 +84,7 @@ class BlockFormat:
 
     @property
     def torch_dtype(self) -> str:
-        """The name that torch has for the elements of an instance's block."""
+        """Torch's name for the elements of an instance's block."""
         return _TORCH_DTYPES.get(self.encoding, self.dtype)
 
     @property
@@ -108,7 +109,7 @@ class BlockFormat:
 
     @property
     def column_bytes(self) -> int:
-        """The bytes of the blocks of all groups for the same tokens."""
+        """The bytes of all groups' blocks for the same tokens."""
         return self.num_groups * self.block_bytes
 
     @property
@@ -117,13 +118,13 @@ class BlockFormat:
         return self.block_bytes // self.num_layers
 
     def in_pool(self, pool_kv_dtype: str) -> BlockFormat:
-        """Returns the format that these blocks have in the pool. Raises ValueError if they can't have it."""
+        """Returns the format of these blocks in the pool. Raises ValueError if the pool can't store them so."""
         of_instances = next(name for name, each in KV_CACHE_DTYPES.items() if each == self.encoding)
         check_pool_kv_dtype(pool_kv_dtype, of_instances)
         return self if pool_kv_dtype == "auto" else replace(self, encoding=POOL_KV_DTYPES[pool_kv_dtype])
 
     def describe(self) -> dict[str, str]:
-        """Returns the fields as text for handshakes, in which a difference is named."""
+        """Returns the fields as text for handshakes, which report a difference by name."""
         return {name: str(value) for name, value in asdict(self).items()} | {
             "layout": "group,rank,layer,kv,head,slot,dim"
         }

@@ -1,6 +1,6 @@
-"""Log lines at debug level about messages: in each process, with the HTTP call's id where it is known.
+"""Debug log lines about messages, in each process, with the id of the HTTP call where it is known.
 
-The lines contain nothing of a prompt, an output or a setting. Tokens are mentioned when they are a request's first or
+The lines contain nothing of a prompt, an output or a setting. Tokens are logged when they are a request's first or
 last.
 """
 
@@ -35,12 +35,13 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.types import RequestKey
 
-# A request, and the id of its HTTP call; "" where the message does not have it.
+# A request and the id of its HTTP call; "" if the message does not have it.
 About = tuple[RequestKey, str]
 
 
 def log_message(logger: logging.Logger, verb: str, name: str, message: Message) -> None:
-    """`verb` is "to" or "from"; `name` is the other process's."""
+    """Writes a log line for each request of the message. `verb` is "to" or "from"; `name` is the other process's
+    name."""
     if not logger.isEnabledFor(logging.DEBUG):
         return
     kind = type(message).__name__

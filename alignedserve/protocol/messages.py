@@ -1,10 +1,10 @@
-"""What crosses a process boundary: small records of ids, ints and bytes, msgpack on the wire.
+"""The messages that cross a process boundary: small records of ids, ints and bytes, as msgpack on the wire.
 
-The router is the hub. Every other process opens one connection to it, sends `Hello`, and from then on sends events and
-receives orders; an order is obeyed once, in the order of arrival. A state is sent as a whole once, and then its
-changes. Decoding checks every field's type (`msgspec`), in one place: `alignedserve/protocol`.
+The router is the hub. Every other process opens one connection to it and sends `Hello`. It then sends events and
+receives orders. It obeys each order once, in the order of arrival. State is sent once as a whole and afterwards as
+changes. `msgspec` checks the type of every field when it decodes; only `alignedserve/protocol` decodes.
 
-A request's `tokens` are its prompt and what it has generated; the KV of the first `num_cached` of them exists;
+A request's `tokens` are its prompt and the tokens generated so far. The KV of the first `num_cached` of them exists.
 `blocks` are ids of blocks in the pool's segment, in the order of the tokens.
 """
 
@@ -22,15 +22,15 @@ from alignedserve.timing.cost import CostModel
 from alignedserve.timing.deadlines import Deadlines
 from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 
-# The roles of the processes which connect to the router. "launcher" is the command that started the others; a
-# colocated instance does what prefill and decode instances do.
+# The roles of the processes that connect to the router. "launcher" is the command that started the others. A colocated
+# instance does the work of both prefill and decode instances.
 ROLES = ("kvpool", "prefill", "decode", "colocated", "gateway", "launcher")
-# Instances may change from one of these to the other: see TakeRole.
+# Roles between which an instance may change: see TakeRole.
 ROLES_THAT_CHANGE = (PREFILL, DECODE) = ("prefill", "decode")
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
-    """Fields may be added at the end, with a default."""
+    """Base of all messages. Fields may be added at the end, with a default."""
 
 
 # ---- connections ----------------------------------------------------------------------------------------------------
@@ -38,27 +38,27 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 class Hello(Message):
     """The first message of every process to the router, once both have proved that they know the cluster's token. An
-    instance that has taken another role says it again: see TakeRole."""
+    instance that has taken another role sends it again: see TakeRole."""
 
     # One of ROLES.
     role: str
     instance_id: InstanceId
     epoch: Epoch
     pid: int
-    # What has to be the same everywhere: model, dtype, block format, ... If one differs the router refuses the
-    # process, and names it.
+    # Settings that must be the same everywhere: model, dtype, block format, ... If one differs, the router refuses the
+    # process and names the setting.
     fingerprint: dict[str, str]
-    # An instance's limits; or, for a pool, the number and size of its blocks, each of which is a whole column, and the
-    # window that instances keep.
+    # An instance's limits. For a pool: the number and size of its blocks, each a whole column, and the window that
+    # instances keep.
     limits: InstanceLimits
-    # A pool's segment, and what was in it when the pool attached to it.
+    # A pool's segment, and the KV that was in it when the pool attached to it.
     segment: str = ""
     inventory: list[Stored] = []
-    # "host:port" from which a prefill instance's staged KV is pulled, unless its link is the pool's memory.
+    # "host:port" from which decode instances pull a prefill instance's staged KV; empty if they read the pool's memory.
     link: str = ""
-    # How long an instance's iterations take, if that is known.
+    # How long an instance's iterations take, if known.
     cost: CostModel | None = None
-    # When the process was started: seconds since 1970 on its host's wall clock, for people to read.
+    # When the process was started: seconds since 1970 on its host's wall clock, for humans.
     started_s: float = 0.0
 
 
@@ -68,22 +68,23 @@ class InstanceLimits(Message):
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
-    # How many blocks of a prefill instance may hold staged KV for decode instances.
+    # Blocks of a prefill instance that may hold staged KV for decode instances.
     num_staging_blocks: int = 0
     block_bytes: int = 0
-    # Whether prompts which share a prefix with earlier prompts reuse its KV.
+    # Whether prompts reuse the KV of earlier prompts with the same prefix.
     enable_prefix_caching: bool = False
-    # The most tokens of one request in one iteration of a colocated instance; 0: as many as of all requests.
+    # The most tokens of one request in one iteration of a colocated instance; 0: only the limit for all requests
+    # applies.
     max_prefill_chunk: int = 0
-    # Where the inputs of layers may be kept of a request in place of its KV: an iteration runs no more such requests
-    # than have KV in so many blocks. 0: of none.
+    # Blocks of restored KV. An iteration runs no more requests with kept inputs than fit into them. 0: no request keeps
+    # inputs.
     max_restored_blocks: int = 0
-    # Blocks of sliding groups of layers before so many of the latest tokens are not held; 0: all are.
+    # Latest tokens for which sliding groups hold blocks; 0: all.
     window: Annotated[int, Meta(ge=0)] = 0
     # See LayerGroups.
     num_full_groups: Annotated[int, Meta(ge=0)] = 0
     num_sliding_groups: Annotated[int, Meta(ge=1)] = 1
-    # Blocks of sliding groups are given up in steps of this many tokens: see kv_span.py.
+    # Blocks of sliding groups are freed in steps of this many tokens: see kv_span.py.
     tile_tokens: Annotated[int, Meta(ge=1)] = TILE_TOKENS
 
     @property
@@ -96,24 +97,24 @@ class InstanceLimits(Message):
 
     @property
     def num_kv_tokens(self) -> int:
-        """The number of tokens for which there are blocks, where nothing is passed."""
+        """The number of tokens for which there are blocks, if nothing is passed."""
         return self.num_blocks // (self.num_full_groups + self.num_sliding_groups) * self.block_size
 
     def num_tokens_of(self, length: int) -> int:
-        """The number of tokens for which there are blocks, where requests of this length decode."""
+        """Returns the number of tokens for which there are blocks, if all requests decode at this length."""
         span, num_columns = self.decode_span, -(-max(length, 1) // self.block_size)
         num_blocks = span.num_held(max(length - 1, 0), max(length, 1))
         return self.num_blocks * num_columns // num_blocks * self.block_size
 
     @property
     def max_request_blocks(self) -> int:
-        """The most blocks that a request has which computes a token at a time."""
+        """The most blocks of a request that computes one token at a time."""
         span = self.decode_span
         return span.num_at_most(span.num_columns(self.max_model_len))
 
     @property
     def decode_span(self) -> KvSpan:
-        """The blocks of a request which computes a token at a time."""
+        """The span of a request that computes one token at a time."""
         return self._span(1)
 
     def _span(self, max_step: int) -> KvSpan:
@@ -127,12 +128,12 @@ class InstanceLimits(Message):
         )
 
 
-# Policies read the span of the same few limits at each event.
+# Policies read the spans of the same few limits at each event.
 _span_of = lru_cache(maxsize=256)(KvSpan)
 
 
 class Stored(Message):
-    """A request whose KV is in the pool, and where."""
+    """A request with KV in the pool, and its blocks."""
 
     key: RequestKey
     blocks: list[PoolBlockId]
@@ -141,25 +142,25 @@ class Stored(Message):
 
 class Welcome(Message):
     router_epoch: Epoch
-    # A router which sends nothing for so many seconds hangs; 0: it may be silent.
+    # Seconds without a message after which the router counts as hanging; 0: it may be silent.
     silence_s: float = 0.0
 
 
 class UsePool(Message):
-    """To instances, when they connect and when a pool does: orders them to map this segment. All earlier orders are
+    """Sent to instances when they connect and when a pool does. Orders them to map this segment. All earlier orders are
     void."""
 
     segment: str
 
 
 class Refused(Message):
-    """The router closes the connection after this."""
+    """The router closes the connection after this message."""
 
     reason: str
 
 
 class Ping(Message):
-    """The router pings each process regularly, and the process answers with Pong; `alignedserve/protocol` does both."""
+    """The router pings each process regularly, and the process answers with Pong. `alignedserve/protocol` does both."""
 
 
 class Pong(Message):
@@ -170,42 +171,42 @@ class Pong(Message):
 
 
 class Request(Message):
-    """Everything that is needed to run a request anywhere, at any time, again."""
+    """Everything needed to run a request, or to run it again, on any instance."""
 
-    # The gateway chooses it at random, so that it stays unique over all gateways and restarts.
+    # The gateway draws it at random, so it is unique across gateways and restarts.
     key: RequestKey
     prompt: list[int]
     params: SamplingParams
-    # The noise for the request's token k is a function of (seed, k).
+    # The sampling noise of the request's token k is a function of (seed, k).
     seed: int
-    # The time of arrival by time.monotonic() on the gateway's host, or in a simulation; elsewhere only its order
-    # counts.
+    # The time of arrival, by time.monotonic() on the gateway's host or in a simulation. In other processes only its
+    # order counts.
     arrival_s: float
-    # The seconds from arrival until the first token is due; None: it has no deadline.
+    # Seconds from arrival until the first token is due; None: no deadline.
     ttft_s: float | None = None
-    # The seconds from one token until the next is due.
+    # Seconds from one token until the next is due.
     tbt_s: float | None = None
-    # "rt": a person waits for each token. "be": best effort, due as a whole at `deadline_s`, if that is given; that is
-    # by the same clock as `arrival_s`.
+    # "rt": a person waits for each token. "be": best effort, due as a whole at `deadline_s`, if given, by the clock of
+    # `arrival_s`.
     tier: str = "rt"
     deadline_s: float | None = None
     # The id of the HTTP call that the request is part of, for logs; empty if there is none.
     request_id: str = ""
-    # Which of "ttft_s" and "tbt_s" are the operator's defaults. If the model can't meet one even alone, it is raised
-    # instead of the request being refused.
+    # Those of "ttft_s" and "tbt_s" that are the operator's defaults. If the model can't meet a default even when alone,
+    # the default is raised. The request is not refused.
     slo_defaults: list[str] = []
     # The request shares KV only with requests that have the same salt.
     cache_salt: str = ""
-    # One of `pooling.POOLINGS`: an embedding of the prompt is wanted, and no token. Nothing of it goes to the pool, nor
-    # to a decode instance. None: tokens are wanted.
+    # One of `pooling.POOLINGS`: the request asks for an embedding of its prompt, not for tokens. None of its KV goes to
+    # the pool, nor to a decode instance. None: it asks for tokens.
     pooling: str | None = None
-    # Whether the gateway is told how far the prompt is, until the first token.
+    # Whether the gateway receives the prompt's progress until the first token.
     reports_progress: bool = False
-    # Whether nobody asked for `tbt_s`: the sooner each token comes the better. Of real time alone.
+    # Whether no client has requested `tbt_s`, so the sooner each token comes the better. Real time only.
     hurries: bool = False
-    # Whether jobs would be done too late at their present speed. Of best effort alone.
+    # Whether jobs would be late at their current speed. Best effort only.
     is_pressed: bool = False
-    # The name of its adapter, on which all of its KV depends; empty: it has none.
+    # The name of its adapter, on which all of its KV depends; empty: none.
     adapter: str = ""
 
     @property
@@ -214,19 +215,19 @@ class Request(Message):
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether all of the prompt has to be computed at once, whatever KV of it there is: for its log-probabilities
-        (until its first token), or for a mean of all its states."""
+        """Whether the whole prompt has to be computed at once, even if some of its KV exists: for its log-probabilities
+        (until the first token), or for a mean of all its states."""
         return self.params.prompt_logprobs is not None or self.pooling == "mean"
 
 
 class Submit(Message):
     request: Request
-    # The tokens that the client has already, after a router's death: they are not sent again.
+    # The tokens that the client received before a router died. They are not sent again.
     delivered: list[int] = []
     # The predicted number of output tokens, the delivered ones included; 0: unknown.
     predicted_len: int = 0
-    # The seconds since the first byte of the call arrived, on the gateway's clock: the router computes the deadlines
-    # on its own clock from it.
+    # Seconds since the first byte of the call arrived, on the gateway's clock. The router computes the deadlines on its
+    # own clock from it.
     waited_s: float = 0.0
 
 
@@ -237,7 +238,7 @@ class Abort(Message):
 
 
 class Echo(Message):
-    """A gateway sends it and the router sends it back unchanged: then all messages before it have been handled."""
+    """A gateway sends it and the router returns it unchanged. By then the router has handled all earlier messages."""
 
     ticket: int
 
@@ -247,34 +248,34 @@ class Echo(Message):
 
 class NewTokens(Message):
     key: RequestKey
-    # The number of output tokens before these, by which repeated tokens are recognised.
+    # The number of output tokens before these. Repeated tokens are recognised by it.
     first: int
     tokens: list[int]
-    # One (logprob, rank, {token: logprob}) per token, where asked for; else empty.
+    # One (logprob, rank, {token: logprob}) per token, if requested; otherwise empty.
     logprobs: list[Any] = []
-    # "stop", "length", "abort", "error", or None while the request goes on.
+    # "stop", "length", "abort" or "error"; None while the request runs.
     finish_reason: str | None = None
     stop_reason: int | None = None
     error: str | None = None
-    # The packed log-probabilities of the prompt, with the first token, where asked for: see
+    # The packed log-probabilities of the prompt, with the first token, if requested: see
     # alignedserve/protocol/prompt_logprobs.py.
     prompt_logprobs: bytes = b""
-    # With the first token: the number of prompt tokens whose KV was reused from earlier prompts that share a prefix.
+    # With the first token: the number of prompt tokens with KV reused from earlier prompts.
     num_reused: int = 0
     # The embedding of the prompt, with the end of a request for one: see alignedserve/protocol/pooling.py.
     embedding: bytes = b""
 
 
 class PromptProgress(Message):
-    """How much of a prompt is computed; all of it, when its first token comes."""
+    """How much of a prompt is computed. It is complete when the first token comes."""
 
     key: RequestKey
-    # Of the prompt.
+    # Tokens of the prompt.
     num_tokens: int
     num_computed: int
-    # The number of prompt tokens whose KV was reused from earlier prompts; they count as computed.
+    # The number of prompt tokens with KV reused from earlier prompts. They count as computed.
     num_reused: int
-    # Since an instance began with it.
+    # Seconds since an instance began with it.
     seconds: float
 
 
@@ -282,18 +283,18 @@ class Tokens(Message):
     """The new tokens of all requests of this gateway in one report."""
 
     news: list[NewTokens]
-    # For requests with their first or last token, and requests that the gateway has aborted: (state, seconds since the
-    # router took the request) for each state that the request has entered.
+    # For requests with their first or last token, and for requests that the gateway has aborted: (state, seconds since
+    # the router took the request) for each state that the request has entered.
     timelines: dict[RequestKey, list[tuple[str, float]]] = {}
-    # Of requests that had no tokens before these.
+    # For requests without any tokens so far.
     progress: list[PromptProgress] = []
 
 
 class Rejected(Message):
-    """The request was not taken."""
+    """The router did not take the request."""
 
     key: RequestKey
-    # "full" (try again), "too_long" (it can never fit), "duplicate", or "slo" (the model can't be so fast).
+    # "full" (try again), "too_long" (it can never fit), "duplicate", or "slo" (the model can't be that fast).
     reason: str
     message: str
 
@@ -308,36 +309,37 @@ class Reserve(Message):
     num_tokens: int
     # See Request.
     request_id: str = ""
-    # Counts the router's Reserves, from 1. The answer has the same number.
+    # The number of this Reserve; the router counts from 1. The answer has the same number.
     number: int = 0
 
 
 class Reserved(Message):
-    """Answers Reserve. It is also sent unasked when a reservation has lapsed: `blocks` is None and `dropped` is the
+    """Answers Reserve. It is also sent unasked when a reservation has lapsed: `blocks` is None, and `dropped` names the
     request."""
 
     key: RequestKey
     # All of the request's blocks; None: there is no room, and nothing has changed.
     blocks: list[PoolBlockId] | None
-    # The requests which have nothing left in the pool: their spare copies were dropped to make room.
+    # Requests that have nothing left in the pool: their spare copies were dropped to make room.
     dropped: list[RequestKey] = []
-    # That of the Reserve which it answers; 0: it was not asked for.
+    # The number of the Reserve that it answers; 0: it was sent unasked.
     number: int = 0
 
 
 class Commit(Message):
-    """The KV of the first `num_tokens` tokens is in the request's blocks, and this is its authoritative copy."""
+    """The KV of the first `num_tokens` tokens is in the request's blocks. From now on this is the authoritative
+    copy."""
 
     key: RequestKey
     num_tokens: int
-    # The time by which the request should be admitted to a decode instance.
+    # When the request should be admitted to a decode instance at the latest.
     due_s: float
     # False: the pool keeps the KV but forms no batches with the request.
     is_candidate: bool = True
 
 
 class MakeSpare(Message):
-    """The KV lives in a decode instance now: the pool may drop this copy when room is needed."""
+    """A decode instance now holds the KV of these requests. The pool may drop its copy when it needs room."""
 
     keys: list[RequestKey]
 
@@ -348,35 +350,35 @@ class Release(Message):
 
 class FormBatch(Message):
     decode: InstanceId
-    # Of the decode instance.
+    # Limits of the decode instance.
     max_blocks: int
     min_requests: int
     max_requests: int
-    # A range of lengths which has yielded no batch for so many seconds goes before denser ones.
+    # Seconds without a batch after which a range of lengths goes before denser ones.
     starvation_s: float = 2.0
     # See Offer.
     replaces: bool = False
 
 
 class FindNear(Message):
-    """Asks for candidates whose length lies within low .. high, the nearest to the middle first."""
+    """Asks for candidates with a length within low .. high, the nearest to the middle first."""
 
     decode: InstanceId
     low: int
     high: int
-    # Of the decode instance.
+    # Limits of the decode instance.
     max_blocks: int
     max_requests: int
-    # The number of the running batch, which the answer has as well: they are looked for to join it.
+    # The number of the running batch, which these requests are meant to join. The answer has the same number.
     batch: int = 0
 
 
 class Candidates(Message):
-    """Answers FormBatch and FindNear. These requests are no longer candidates, until they are committed again."""
+    """Answers FormBatch and FindNear. These requests are no longer candidates until they are committed again."""
 
     decode: InstanceId
     keys: list[RequestKey]
-    # True: they are a batch, to run next. False: they belong with the batch that runs now.
+    # True: they are the batch to run next. False: they join the batch that runs now.
     is_batch: bool
     # See FindNear.
     batch: int = 0
@@ -388,7 +390,7 @@ class Candidates(Message):
 
 
 class Work(Message):
-    """A request, with what an instance needs to go on with it."""
+    """A request, with everything that an instance needs to continue it."""
 
     request: Request
     # The output tokens so far.
@@ -402,41 +404,41 @@ class Work(Message):
 
 
 class Prefill(Message):
-    """Order: load the cached tokens' KV, compute the rest in chunks, save what is new to the pool, and sample a
+    """Order: load the KV of the cached tokens, compute the rest in chunks, save the new KV to the pool, and sample a
     token."""
 
     works: list[Work]
 
 
 class Stage(Message):
-    """Order: load the KV of these requests into the staging buffer, from which the decode instance will pull it."""
+    """Order: load the KV of these requests into the staging buffer. The decode instance will pull it from there."""
 
     decode: InstanceId
     works: list[Work]
 
 
 class Unstage(Message):
-    """Order: free the blocks of these requests in the staging buffer; and those of prompts that were held (see
-    PrefillReport), once their KV is in the pool."""
+    """Order: free the blocks of these requests in the staging buffer. For prompts that are held (see PrefillReport),
+    free them once their KV is in the pool."""
 
     keys: list[RequestKey]
 
 
 class Offer(Message):
-    """Offers requests to a decode instance, which admits them when it has room: candidate requests first, then the
+    """Offers requests to a decode instance. It admits them when it has room: candidate requests first, then the
     batch."""
 
     works: list[Work]
     is_batch: bool
-    # The prefill instance that has staged them, or that holds the blocks in which it has computed their KV; None: their
-    # KV is loaded from the pool.
+    # The prefill instance that has staged their KV, or that holds the blocks in which it computed the KV. None: the KV
+    # is loaded from the pool.
     source: InstanceId | None = None
     # The source's `Hello.link`.
     address: str = ""
-    # The number of the batch that they belong to, which may come in several parts; 0: they belong to none. The router
-    # numbers a decode instance's batches from 1 on.
+    # The number of the batch that they belong to, which may come in several parts; 0: none. The router numbers a decode
+    # instance's batches from 1.
     batch: int = 0
-    # Whether this batch is to run in place of those with smaller numbers, not beside them.
+    # Whether this batch replaces those with smaller numbers. Otherwise it runs beside them.
     replaces: bool = False
 
 
@@ -444,15 +446,15 @@ class Coming(Message):
     """Announces real-time requests that the decode instance will be offered soon, so that it starts no long iteration
     now."""
 
-    # The number of announced requests whose prompt is being computed.
+    # Announced requests with a prompt that is being computed.
     num_prefilling: int
-    # The number of announced requests which have their first token, and whose KV is on its way to the pool.
+    # Announced requests that have their first token, and KV on its way to the pool.
     num_ready: int
 
 
 class Evict(Message):
-    """Order: save the request's KV to these pool blocks (that of the first `num_saved` tokens is there already), and
-    drop it."""
+    """Order: save the request's KV to these pool blocks and drop the request. The KV of the first `num_saved` tokens is
+    there already."""
 
     key: RequestKey
     blocks: list[PoolBlockId]
@@ -460,8 +462,8 @@ class Evict(Message):
 
 
 class TakeRole(Message):
-    """Order: be a prefill or a decode instance from here on. It comes when nothing is left to do, and the instance
-    answers with another Hello on the same connection; orders come again after the Welcome for that."""
+    """Order: act as a prefill or a decode instance from now on. It is sent only when the instance has nothing left to
+    do. The instance answers with another Hello on the same connection. Orders resume after the Welcome for that."""
 
     role: str
 
@@ -472,44 +474,43 @@ class TakeRole(Message):
 class Moved(Message):
     """How much KV was copied, and how long that took."""
 
-    # "save", "load" or "pull".
+    # "save", "load" or "pull"; with blocks shared from both ends also "checkpoint" or "restore".
     what: str
     num_bytes: int
-    # The time that the copies took, one after the other.
+    # The sum of the durations of the copies.
     seconds: float
 
 
 class PrefillReport(Message):
-    """What happened in an iteration of a prefill instance."""
+    """The events of one iteration of a prefill instance."""
 
     news: list[NewTokens]
-    # The requests all of whose KV is in the pool, and the number of their tokens.
+    # Requests with all of their KV in the pool, and the number of their tokens.
     saved: list[tuple[RequestKey, int]]
-    # The requests whose KV is in the staging buffer.
+    # Requests with KV in the staging buffer.
     staged: list[RequestKey]
-    # (request, number of computed tokens, number of these whose KV was reused from earlier prompts) of requests whose
-    # prompt is not finished.
+    # (request, number of computed tokens, number of those with KV reused from earlier prompts) for requests with an
+    # unfinished prompt.
     progress: list[tuple[RequestKey, int, int]]
     num_free_blocks: int
     duration_s: float = 0.0
     # The copies since the last report.
     moved: list[Moved] = []
-    # How much longer iterations take than predicted: the ratio of measured to predicted time.
+    # The ratio of measured to predicted iteration time.
     pace: float = 1.0
-    # The number of tokens whose KV was computed since the last report.
+    # Tokens with KV computed since the last report.
     num_computed: int = 0
-    # The number of tokens of requests that started since the last report, and how many of these were in the prefix
-    # cache.
+    # Tokens of the requests that started since the last report, and how many of them were in the prefix cache.
     num_asked: int = 0
     num_found: int = 0
-    # The real-time requests whose prompts were just computed, and whose KV decode instances may pull from where it is,
-    # beside the copy to the pool: it is held until one has pulled it, or Unstage comes.
+    # Real-time requests with a prompt that was just computed. Decode instances may pull their KV from where it is,
+    # while it is copied to the pool. It is held until one has pulled it, or Unstage arrives.
     held: list[RequestKey] = []
 
 
 class FailedPull(Message):
-    """A transfer from a prefill instance failed: the link did, or one of its ends. That a request is staged there no
-    more is no such failure."""
+    """A transfer from a prefill instance failed, because of the link or one of its ends. A request that is no longer
+    staged there is not a failure."""
 
     source: InstanceId
     keys: list[RequestKey]
@@ -517,63 +518,63 @@ class FailedPull(Message):
 
 
 class DecodeReport(Message):
-    """What happened in an iteration of a decode instance; it is also sent, without tokens, when any other field
+    """The events of one iteration of a decode instance. It is also sent, without tokens, when any other field
     changes."""
 
     news: list[NewTokens]
     admitted: list[RequestKey]
-    # The requests for which the instance asks for Evict orders; they may stand still until these come.
+    # Requests for which the instance asks for Evict orders. They may stand still until these arrive.
     wants_evicted: list[RequestKey]
-    # (request, number of tokens whose KV is in the pool now).
+    # (request, number of tokens with KV in the pool now).
     evicted: list[tuple[RequestKey, int]]
     num_free_blocks: int
     num_running: int
-    # Of all running requests, in tokens.
+    # Lengths of all running requests, in tokens.
     max_length: int
     sum_lengths: int
     duration_s: float = 0.0
     min_length: int = 0
     # The copies since the last report.
     moved: list[Moved] = []
-    # How much longer iterations take than predicted: the ratio of measured to predicted time.
+    # The ratio of measured to predicted iteration time.
     pace: float = 1.0
-    # The number of blocks that best-effort requests hold.
+    # Blocks that best-effort requests hold.
     num_be_blocks: int = 0
     num_be_running: int = 0
-    # The number of tokens whose KV was computed since the last report.
+    # Tokens with KV computed since the last report.
     num_computed: int = 0
-    # A colocated instance fills these as a prefill instance does: see PrefillReport.
+    # Filled by a colocated instance, as by a prefill instance: see PrefillReport.
     progress: list[tuple[RequestKey, int, int]] = []
     num_asked: int = 0
     num_found: int = 0
-    # The number of the running batch: of the latest from which a request was admitted; 0: there was none yet.
+    # The running batch: the latest one from which a request was admitted; 0: none yet.
     batch: int = 0
-    # Of those running requests that belong to it, in tokens; 0: there are none.
+    # Lengths of the running requests that belong to it, in tokens; 0: there are none.
     batch_min_length: int = 0
     batch_max_length: int = 0
-    # Whether requests of several batches ran, or some of a batch beside some of none.
+    # Whether requests of several batches ran, or requests of a batch beside requests of none.
     is_mixed: bool = False
-    # Seconds between the last iteration and this one, copies that it waited for included; None: there was nothing to
+    # Seconds between the last iteration and this one, including copies that it waited for; None: there was nothing to
     # compute.
     scheduling_s: float | None = None
-    # The recent seconds of an iteration in which the engine computes nothing.
+    # Recent seconds per iteration in which the engine computes nothing.
     outside_s: float = 0.0
-    # The requests that the instance has dropped with their KV: it is to be computed again.
+    # Requests that the instance has dropped with their KV. Their KV has to be computed again.
     dropped: list[RequestKey] = []
-    # How much longer than predicted the last iteration took: the ratio of measured to predicted time.
+    # The ratio of measured to predicted time of the last iteration.
     overrun: float = 1.0
     failed_pulls: list[FailedPull] = []
 
 
 class Gone(Message):
-    """Answers Abort, always: nothing is left of these requests here, and the instance no longer reads or writes their
-    pool blocks."""
+    """Answers every Abort. The instance has nothing left of these requests, and no longer reads or writes their pool
+    blocks."""
 
     keys: list[RequestKey]
 
 
 class Failed(Message):
-    """A transfer did not happen. The request's KV at the source is unchanged."""
+    """A transfer did not take place. The request's KV at the source is unchanged."""
 
     key: RequestKey
     # "load", "save", "pull" or "evict".
@@ -599,61 +600,60 @@ class AskCluster(Message):
     ticket: int
 
 
-# The upper ends, in seconds, of the ranges in which scheduling times are counted.
+# Upper bounds of the histogram buckets for scheduling times, in seconds.
 SCHEDULING_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class InstanceStats(Message):
-    """What an instance has counted. The counts go on when the instance is started again, and start at zero with the
-    router."""
+    """An instance's counters. They continue when the instance is restarted, and start at zero with the router."""
 
-    # The number of requests that had to leave the running batch, and of those among them whose KV was kept.
+    # Requests that had to leave the running batch, and how many of them kept their KV.
     num_preemptions: int = 0
     num_evictions: int = 0
-    # The number of staged copies that were dropped before the request was admitted.
+    # Staged copies that were dropped before the request was admitted.
     num_spills: int = 0
-    # The number of offered batches from which a request was admitted.
+    # Offered batches from which a request was admitted.
     num_batch_switches: int = 0
-    # The number of iterations since the first batch ran, and of those among them that had requests of several batches,
-    # or of a batch and of none.
+    # Iterations since the first batch ran, and how many of them had requests of several batches, or of a batch and of
+    # none.
     num_batch_iterations: int = 0
     num_mixed_iterations: int = 0
-    # The number of iterations with a scheduling time in each range of SCHEDULING_S, and of those above; and the sum of
-    # these times in seconds.
+    # Iterations with a scheduling time in each bucket of SCHEDULING_S, and above the last; then the sum of these times
+    # in seconds.
     scheduling: list[int] = []
     scheduling_s: float = 0.0
-    # Of all running requests, in tokens.
+    # Lengths of all running requests, in tokens.
     min_length: int = 0
     max_length: int = 0
-    # The bytes of KV in the staging buffer.
+    # Bytes of KV in the staging buffer.
     staged_bytes: int = 0
     moved: list[Moved] = []
-    # The number of tokens whose KV was computed, and the time of the iterations that computed them.
+    # Tokens with KV computed, and the seconds of the iterations that computed them.
     num_computed_tokens: int = 0
     computing_s: float = 0.0
-    # The number of tokens of requests that started, and how many of them were in the prefix cache.
+    # Tokens of the requests that started, and how many of them were in the prefix cache.
     num_asked_tokens: int = 0
     num_found_tokens: int = 0
-    # The number of transfers from prefill instances that failed: see FailedPull.
+    # Failed transfers from prefill instances: see FailedPull.
     num_failed_pulls: int = 0
-    # The prefill instances whose KV comes to it through host memory, since pulls from them have failed.
+    # Prefill instances that send their KV to this one through host memory, because pulls from them have failed.
     over_host: list[InstanceId] = []
-    # The number of requests whose KV decode instances pulled from where this instance had just computed it.
+    # Requests with KV that decode instances pulled from where this instance had just computed it.
     num_handed_over: int = 0
 
 
 class ProcessStatus(Message):
-    """A process, as the router knows it."""
+    """The router's view of a process."""
 
     role: str
     instance_id: InstanceId
     epoch: Epoch
     pid: int
-    # "up"; or "down": the process was connected and is expected back.
+    # "up"; or "down": it was connected and is expected back.
     state: str
     num_blocks: int
     num_free_blocks: int
-    # The number of requests that the process has in each state.
+    # The number of the process's requests in each state.
     requests: dict[str, int]
     stats: InstanceStats = msgspec.field(default_factory=InstanceStats)
     # See Hello.
@@ -661,7 +661,7 @@ class ProcessStatus(Message):
 
 
 class Cluster(Message):
-    """Answers AskCluster; it is also sent to launchers, with ticket 0, whenever a process comes or goes."""
+    """Answers AskCluster. It is also sent to launchers, with ticket 0, whenever a process connects or disconnects."""
 
     ticket: int
     processes: list[ProcessStatus]
@@ -669,89 +669,89 @@ class Cluster(Message):
     requests: dict[str, int]
     # The same for each tier.
     tiers: dict[str, dict[str, int]] = {}
-    # For each role: how many requests went on without a process that was lost, since the router started.
+    # For each role: requests that continued after a process was lost, since the router started.
     recoveries: dict[str, int] = {}
-    # How often classes shared: "demoted" (real time that could not keep its objective any more), "express" (real time
-    # on the RT fast path, from the pool), "evicted_for_rt" (best effort that was evicted for it), "recomputed"
-    # (requests whose KV was thrown away).
+    # Counts of what the tiers do to each other. "demoted": real time that could not meet its objective any more.
+    # "express": real time on the RT fast path, from the pool. "evicted_for_rt": best effort that was evicted for real
+    # time. "recomputed": requests with KV that was thrown away.
     sharing: dict[str, int] = {}
-    # For each role: how often an instance took it while it ran, since the router started.
+    # For each role: how often an instance changed to it since the router started.
     role_changes: dict[str, int] = {}
 
 
 class Load(Message):
-    """From the router to gateways and the launcher, several times a second: how much the island has to do."""
+    """From the router to gateways and the launcher, several times a second: the load of the island."""
 
     num_requests: int
-    # The share of the last seconds in which instances computed: the mean of the role that did so most.
+    # The share of the last seconds in which instances computed: the mean over instances of the busier role.
     busy: float
-    # Of prompts that wait or are being computed, the tokens that are to be computed: of real time, and of all.
+    # Prompt tokens left to compute, for real time and in total.
     num_rt_tokens: int = 0
     num_tokens: int = 0
-    # The number of instances that compute prompts, and of those that decode.
+    # Instances that compute prompts, and instances that decode.
     num_prefills: int = 0
     num_decodes: int = 0
-    # How many tokens of a prompt one of them computes in a second; 0: that is not known.
+    # Prompt tokens that one instance computes per second; 0: unknown.
     tokens_per_s: float = 0.0
-    # Whether real time would wait for a place to decode.
+    # Whether real time would have to wait for a place to decode.
     is_full: bool = False
-    # The number of tokens that their prefix caches hold; 0: there are none.
+    # Tokens in the instances' prefix caches; 0: none.
     num_cache_tokens: int = 0
 
 
 class Drain(Message):
-    """From a launcher, passed on to gateways: take no new requests, finish those that run, and then end."""
+    """From a launcher, passed on to gateways: take no new requests, finish those that run, and then exit."""
 
 
 class Retire(Message):
-    """From the launcher to a gateway whose place another one has taken: take no more connections, and end when all that
-    you have are closed."""
+    """From the launcher to a gateway that was replaced: accept no more connections, and exit when all open ones are
+    closed."""
 
 
 class Stop(Message):
-    """From a launcher: the system shuts down. The router sends it on to all processes, and then stops itself."""
+    """From a launcher: the system shuts down. The router sends it on to all processes, and then stops."""
 
 
 class IslandAt(Message):
-    """The address of an island's router; the system's token is the same everywhere."""
+    """The address of an island's router. The system's token is the same everywhere."""
 
-    # Different for each island that there ever was in this system.
+    # Unique among all islands that this system has ever had.
     number: int
     host: str
     port: int
     # See RouterAddress.
     path: str | None = None
-    # Whether it is being given back: new requests go to others while there are some.
+    # Whether the island is being removed: new requests go to other islands while there are any.
     is_leaving: bool = False
 
 
 class Membership(Message):
-    """From the launcher to gateways, when they connect and whenever it changes: these islands are there."""
+    """From the launcher to gateways, when they connect and at every change: the islands that exist."""
 
     islands: list[IslandAt]
-    # What should be there and is not, a line each, for people to read.
+    # What should exist and does not, one line each, for humans.
     missing: list[str] = []
-    # How many islands the traffic would need, whatever the limit is; 0: nobody says.
+    # The number of islands that the traffic would need, whatever the limit is; 0: unknown.
     num_wanted: int = 0
 
 
 class Attainment(Message):
-    """From a gateway to the launcher, each second: what became of objectives since the last time."""
+    """From a gateway to the launcher, every second: how many objectives were met since the last message."""
 
-    # Of real time. A request that was refused since the queue was full has missed one.
+    # Real-time requests. A request that was refused because the queue was full counts as missed.
     num_met: int
     num_missed: int
-    # Whether batch jobs would be done too late at their present speed.
+    # Whether batch jobs would be late at their current speed.
     are_late: bool
 
 
 class GatewayNews(Message):
-    """What a gateway tells the other gateways of its host, each second; the launcher passes it on."""
+    """A gateway's news for the other gateways of its host, every second. The launcher passes it on."""
 
     gateway: InstanceId
-    # What it has measured (see gateway/telemetry/exposition.py).
+    # Its measurements (see gateway/telemetry/exposition.py).
     metrics: bytes
-    # Of batch jobs: the seconds until each is done, if that is known, and the share of it that is done.
+    # For each batch job: the seconds until it is done, if known, and the share of it that is done.
     estimates: dict[str, tuple[float | None, float]]
 
 

@@ -1,8 +1,9 @@
 """One end of a connection.
 
-Its closing is the death notice, so it closes rather than limps: when a message can't be read, when the peer does not
-read, and (by TCP's keepalive) when its host is gone. The connection begins with a handshake (`handshake.py`): until
-the other end has proved itself nothing is sent to it except the handshake, and nothing of it is decoded.
+Closing it is the death notice, so it closes rather than limps. It closes when a message can't be read, when the peer
+does not read, and when the peer's host is gone (by TCP's keepalive). The connection begins with a handshake
+(`handshake.py`). Until the other end has proved itself, only the handshake is sent to it, and nothing from it is
+decoded.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from alignedserve.protocol.rate_limited_log import RateLimitedLog
 logger = logging.getLogger(__name__)
 _of_strangers = RateLimitedLog(logger)
 
-# So many unsent bytes mean that the peer hangs.
+# Unsent bytes above which the peer counts as hanging.
 MAX_UNSENT_BYTES = 256 << 20
 
-# A host which answers nothing is given up after 5 + 3 * 2 = 11 seconds.
+# A host that does not answer is given up after 5 + 3 * 2 = 11 seconds.
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
@@ -45,13 +46,13 @@ class Peer(asyncio.Protocol):
         on_open: Callable[[Peer], None] | None = None,
     ) -> None:
         self.name = "a stranger"
-        # The number of pings since anything last came; the end that pings counts them here.
+        # Pings since anything last arrived, counted by the end that pings.
         self.num_unanswered = 0
         self._on_message = on_message
         self._on_closed = on_closed
         self._on_open = on_open
         self._handshake = handshake
-        # The bytes received so far of those that the handshake expects next.
+        # The bytes received so far of the part that the handshake expects next.
         self._due = b""
         self._reader = FrameReader()
         self._unsent: list[bytes] = []
@@ -68,21 +69,21 @@ class Peer(asyncio.Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the other end has closed the connection, though this end may have more to read before it notices.
-        It may be asked on any thread."""
+        """Whether the other end has closed the connection, even if this end still has data to read before it notices.
+        Safe on any thread."""
         sock = self._transport.get_extra_info("socket") if self._transport else None
         if sock is None or (number := sock.fileno()) < 0:
             return True
         poll = select.poll()
         poll.register(number, select.POLLRDHUP)
-        # Errors are reported without being asked for.
+        # Errors are reported without being requested.
         found = poll.poll(0)
-        # If this end was closed meanwhile, another file may have had the number.
+        # If this end was closed meanwhile, the number may belong to another file.
         return bool(found) or sock.fileno() != number
 
     def send(self, message: Message) -> None:
-        """Sends the message. It does nothing when the connection is closed, which `on_closed` tells, or while the
-        other end is unproven. Messages that are sent in one turn of the event loop leave in one write."""
+        """Sends the message. Does nothing while the other end is unproven, or after the connection is closed
+        (`on_closed` reports that). Messages sent in one turn of the event loop leave in one write."""
         if not self.is_open or not self.is_proven:
             return
         if not self._unsent:
@@ -91,18 +92,18 @@ class Peer(asyncio.Protocol):
         log_message(logger, "to", self.name, message)
 
     def limit(self, max_frame_bytes: int) -> None:
-        """Sets the most bytes of each frame that is received from now on."""
+        """Sets the most bytes in each frame that is received from now on."""
         self._reader.max_bytes = max_frame_bytes
 
     def close(self) -> None:
-        """Closes the connection after the messages that were sent. Safe to repeat."""
+        """Closes the connection after sending the pending messages. Safe to repeat."""
         self._flush()
         if self._transport:
             self._set_linger(is_on=False)
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes the connection at once, for a peer that does not read. Messages that were sent may be lost."""
+        """Closes the connection at once, for a peer that does not read. Pending messages may be lost."""
         if self._transport:
             self._transport.abort()
 
@@ -136,13 +137,13 @@ class Peer(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._unsent.clear()
-        # The socket is closed when this call has returned. This end acts on that afterwards, when `is_over` is true at
-        # the other end.
+        # The socket is closed when this call has returned. This end acts on that only afterwards, so `is_over` is
+        # already true at the other end.
         asyncio.get_running_loop().call_soon(self._on_closed, self)
 
     def _set_linger(self, is_on: bool) -> None:
-        """With `is_on`, closing the socket drops what was not sent and resets the connection, which the other end
-        notices at once. On a Unix socket it does so anyway."""
+        """Sets what closing the socket does. With `is_on`, it drops unsent data and resets the connection, which the
+        other end notices at once. A Unix socket always does so."""
         sock = self._transport.get_extra_info("socket") if self._transport else None
         if sock is not None and sock.family != socket.AF_UNIX and sock.fileno() >= 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", is_on, 0))

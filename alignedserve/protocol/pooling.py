@@ -1,4 +1,4 @@
-"""How the states of a prompt become its embedding, and how that crosses a process."""
+"""How the states of a prompt become its embedding, and how an embedding is sent between processes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Final
 
 from alignedserve.sampling_params import SamplingParams
 
-# Of the states that the prompt's tokens have after the final norm: that of the last one, or the mean of all. Either is
-# scaled to length 1.
+# The state of the last token after the final norm, or the mean over all tokens. Either is scaled to length 1.
 POOLINGS: Final = ("last", "mean")
-# How an embedding's numbers are sent, in numpy's words: float32, little-endian.
+# The numpy dtype of an embedding on the wire: float32, little-endian.
 DTYPE: Final = "<f4"
-# Of requests for embeddings, which sample nothing.
+# The parameters of requests for embeddings, which sample nothing.
 NO_SAMPLING: Final = SamplingParams(temperature=0, max_tokens=1)

@@ -1,6 +1,6 @@
 """A prompt's log-probabilities on their way from the prefill instance that computed them to the gateway.
 
-They are many, and no process in between looks at them, so they travel packed, with the request's first token.
+They are large, and no process in between reads them, so they travel packed, with the request's first token.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import msgspec
 # One token's (log-probability, rank, {likeliest token: log-probability}), the likeliest first.
 TokenLogprobs = tuple[float, int, dict[int, float]]
 
-# Each takes sixteen bytes at most when packed; so many take four megabytes, of a message's sixty-four.
+# Each takes at most sixteen bytes when packed, so this many take four of a message's sixty-four megabytes.
 MAX_PROMPT_LOGPROBS = 1 << 18
-# They are packed in groups of so many tokens: to unpack all of a long prompt's at once would hold up everything else.
+# Tokens per packed group. Unpacking all of a long prompt at once would block everything else.
 STEP_TOKENS = 64
 
 _encoder = msgspec.msgpack.Encoder()
@@ -23,7 +23,7 @@ _decoder = msgspec.msgpack.Decoder(list[TokenLogprobs])
 
 
 def pack(found: Sequence[TokenLogprobs]) -> bytes:
-    """Packs the log-probabilities of all of a prompt's tokens but the first, which nothing predicts."""
+    """Packs the log-probabilities of all of a prompt's tokens but the first, which has none."""
     starts = range(0, len(found), STEP_TOKENS)
     return _encoder.encode([_encoder.encode(found[start : start + STEP_TOKENS]) for start in starts])
 

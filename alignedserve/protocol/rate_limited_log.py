@@ -1,4 +1,4 @@
-"""Log lines that any client can cause at will: one is written now and then, with the number of them so far."""
+"""Log lines that any client can trigger: at most one every EVERY_S seconds, with the number of suppressed ones."""
 
 from __future__ import annotations
 

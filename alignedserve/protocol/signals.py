@@ -1,4 +1,4 @@
-"""What a process does when it is asked to end."""
+"""Handling of the signals that end a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def stop_on_sigterm(stop: Callable[[], None]) -> None:
-    """On SIGTERM, calls `stop` in the running event loop. Only a process's main thread can receive it; elsewhere this
-    does nothing."""
+    """Calls `stop` in the running event loop on SIGTERM. Does nothing outside a process's main thread, because only
+    that can receive signals."""
     if threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)

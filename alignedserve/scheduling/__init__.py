@@ -1,1 +1,1 @@
-"""The decisions, which run anywhere: policies, and what they see of the island and of instances. Pure."""
+"""Scheduling decisions: the policies, and their views of the island and of instances. Pure."""

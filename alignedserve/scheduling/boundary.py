@@ -1,8 +1,8 @@
-"""What a policy sees of an instance between two iterations, and what it can order there.
+"""A policy's view of an instance between two iterations, and the orders that it can give there.
 
-A policy sees counts, lengths, deadlines and predictions, never tensors or block ids. Its calls take effect in their
-order, and take blocks, slots and tokens at once: the next call sees what is left. What does not fit is refused with
-False, or raises an error where the policy could have known.
+A policy sees counts, lengths, deadlines and predictions, but no tensors or block ids. Its calls take effect in order.
+They take blocks, slots and tokens at once, so the next call sees what is left. A call that does not fit returns False,
+or raises an error if the policy could have known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from alignedserve.types import RequestKey
 class DecodeRequest(Protocol):
     """A request that runs, or is to run, at a decode instance. See `decode_worker/scheduled_request.py` for more."""
 
-    # The policy keeps here what it likes, as long as the request is here.
+    # Free for the policy's own data, as long as the request is here.
     mark: Any
 
     @property
@@ -38,7 +38,7 @@ class DecodeRequest(Protocol):
 
     @property
     def batch(self) -> int:
-        """The number of the batch that it belongs to, a later one's being larger; 0: it belongs to none."""
+        """The number of its batch, greater for later batches; 0: it belongs to none."""
 
     @property
     def num_tokens(self) -> int:
@@ -46,7 +46,7 @@ class DecodeRequest(Protocol):
 
     @property
     def num_cached(self) -> int:
-        """The number of tokens whose KV is here, or on its way."""
+        """The number of tokens with KV here or on its way."""
 
     @property
     def num_pending(self) -> int:
@@ -54,52 +54,52 @@ class DecodeRequest(Protocol):
 
     @property
     def num_pooled(self) -> int:
-        """The number of tokens whose KV the pool has as well."""
+        """The number of tokens with KV in the pool as well."""
 
     @property
     def num_blocks(self) -> int: ...
 
     @property
     def num_columns(self) -> int:
-        """The number of columns that its blocks are for (see `protocol/kv_span.py`), those that are passed included."""
+        """The number of columns of its blocks (see `protocol/kv_span.py`), passed ones included."""
 
     @property
     def num_passed(self) -> int:
-        """The number of its first columns that no later token attends to in layers with a window: it holds no blocks
-        for them there."""
+        """The number of its first columns to which no later token attends in sliding layers. It holds no blocks of
+        those layers there."""
 
     @property
     def keeps_inputs(self) -> bool:
-        """Whether the inputs of layers are kept of it in place of KV: its blocks hold twice as many tokens, and in each
-        iteration that it runs in, K and V of all its earlier tokens are computed from them. It can be dropped, not
-        evicted."""
+        """Whether it keeps the inputs of layers in place of KV. Its blocks then hold twice as many tokens. In each
+        iteration that it runs in, K and V of all its earlier tokens are computed from the inputs. It can be dropped,
+        but not evicted."""
 
     @property
     def num_output(self) -> int: ...
 
     @property
     def num_left(self) -> int:
-        """The number of tokens that its answer is still expected to have."""
+        """The number of tokens that its answer is still expected to get."""
 
     @property
     def last_run(self) -> int:
         """The number of the last iteration for which it was planned."""
 
     def allowance_s(self, now: float) -> float:
-        """How many seconds the next iteration may take for the sake of this request, which is real time."""
+        """Returns how many seconds the next iteration may take for the sake of this request. Real time only."""
 
     def slack_s(self, now: float) -> float:
-        """How many seconds there are until its next token is due, which is real time; negative if it is late."""
+        """Returns the seconds until its next token is due; negative if it is late. Real time only."""
 
     def is_lost(self, now: float) -> bool:
-        """Whether it is so late that hurrying won't help."""
+        """Returns whether it is too late for hurrying to help."""
 
 
 AnyDecode = TypeVar("AnyDecode", bound=DecodeRequest)
 
 
 class DecodeBoundary(Protocol):
-    """What a policy sees of an instance that decodes."""
+    """A policy's view of an instance that decodes."""
 
     @property
     def limits(self) -> InstanceLimits: ...
@@ -111,14 +111,14 @@ class DecodeBoundary(Protocol):
 
     @property
     def running(self) -> Sequence[DecodeRequest]:
-        """The running requests, the earliest first."""
+        """The running requests, in order of admission."""
 
     def ready_and_behind(self) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
-        """Of the running requests, those that compute one token, and those that have more to compute."""
+        """Returns the running requests that compute one token, and those that have more to compute."""
 
     @property
     def arriving(self) -> Sequence[DecodeRequest]:
-        """The admitted requests whose KV is on its way."""
+        """Admitted requests with KV on its way."""
 
     @property
     def requests(self) -> Sequence[DecodeRequest]:
@@ -131,14 +131,14 @@ class DecodeBoundary(Protocol):
 
     @property
     def first_batch_to_stay(self) -> int:
-        """Batches with smaller numbers are to leave, for this one runs in their place; 0: none has to."""
+        """Batches with smaller numbers must leave, because this one replaces them; 0: none must."""
 
     def had_better_wait(self, request: DecodeRequest) -> bool:
-        """Whether another prompt computes the prefix of this prompt, which has not started: it shares the KV
-        afterwards."""
+        """Returns whether another prompt computes the prefix of this prompt, which has not started. It would share that
+        KV afterwards."""
 
     def was_evicted(self, request: DecodeRequest) -> bool:
-        """Whether the request's eviction was already wanted at the last boundary."""
+        """Returns whether the policy ordered the request's eviction at the last boundary already."""
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -150,58 +150,59 @@ class DecodeBoundary(Protocol):
 
     @property
     def num_blocks_to_come(self) -> int:
-        """The number of blocks of leaving requests: they become free when their KV has been copied."""
+        """Blocks of leaving requests. They become free when the KV has been copied."""
 
     @property
     def num_lendable_blocks(self) -> int:
-        """The number of best effort's blocks that real time may share where none is free, if requests share blocks
-        from both ends (`share_blocks`). A prompt that begins may, and what runs; not what comes from the pool."""
+        """Blocks of best effort that real time may share if none is free, provided that requests share blocks from both
+        ends (`share_blocks`). New prompts and running requests may share them, but requests from the pool may not."""
 
     def num_away(self, request: DecodeRequest) -> int:
-        """The number of its tokens whose slots real time has overwritten: their KV comes back from host memory before
-        it runs."""
+        """Returns the number of its tokens with slots that real time has overwritten. Their KV is restored from host
+        memory before it runs."""
 
     def num_freed(self, request: DecodeRequest) -> int:
-        """The number of blocks that become free when this request leaves: those that it does not share."""
+        """Returns the number of blocks that become free when this request leaves: its blocks without the shared
+        ones."""
 
     @property
     def num_slots_to_come(self) -> int: ...
 
     def growth(self, num_iterations: int, is_rt: bool | None = None) -> int:
-        """The number of blocks that the running and arriving requests, or those of one class, need for so many
-        iterations beyond those they have."""
+        """Returns how many more blocks the running and arriving requests need for the next `num_iterations` iterations.
+        With `is_rt`, counts only that class."""
 
     def growth_of(self, request: DecodeRequest, num_iterations: int, keeps_inputs: bool = False) -> int:
-        """The number of blocks that the request needs for so many iterations beyond those it has; a candidate has
-        none, and `keeps_inputs` says what would be kept of it."""
+        """Returns how many more blocks the request needs for the next `num_iterations` iterations. A candidate has none
+        yet; `keeps_inputs` says whether it would keep inputs."""
 
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
     def evict(self, requests: Iterable[DecodeRequest]) -> None:
-        """Evicts these, with their KV, to the pool, as soon as there is room for it. They may run until then, but get
-        no more blocks. A request that is not given stays, even if an earlier call gave it. None may be for an
-        embedding: `drop` is for those."""
+        """Evicts these requests with their KV to the pool, as soon as it has room. They may run until then, but get no
+        more blocks. A request that is not passed stays, even if an earlier call passed it. Embeddings are not allowed:
+        use `drop`."""
 
     def drop(self, requests: Iterable[DecodeRequest]) -> None:
-        """Drops these running requests, with their KV: their blocks and slots are free at once. They are candidates
-        again later, when the router offers them, and all that the pool does not have of them is computed again. None of
-        them may be planned before."""
+        """Drops these running requests with their KV. Their blocks and slots are free at once. They become candidates
+        again when the router offers them, and KV that is not in the pool is computed again. They must not have been
+        planned for this iteration."""
 
     def admit(self, request: DecodeRequest, keeps_inputs: bool = False) -> None:
-        """Admits a candidate: its blocks are taken, and its KV is on its way. If there is no KV of it, it runs from
-        here on; then, and where `limits.can_keep_inputs`, `keeps_inputs` says what is kept of it as long as it is here.
-        There must be room for it."""
+        """Admits a candidate, for which there must be room: takes its blocks and starts to load its KV. A request
+        without any KV runs from now on. `keeps_inputs`: whether such a request keeps inputs as long as it is here;
+        needs `limits.can_keep_inputs`."""
 
     def run(self, request: DecodeRequest) -> bool:
-        """Plans all pending tokens of the request, so that it samples a token. Returns False and does nothing if
-        blocks are missing, or the iteration has too few tokens left, or, for a request of which inputs are kept, too
-        few of `limits.max_restored_blocks`."""
+        """Plans all pending tokens of the request, so that it samples a token. Returns False and does nothing if blocks
+        are missing or the iteration has too few tokens left. The same holds for a request with kept inputs if too few
+        of `limits.max_restored_blocks` are left."""
 
     def run_each(self, requests: Sequence[AnyDecode]) -> list[AnyDecode]:
-        """Calls `run` for each of these, and returns those for which it succeeded. It is quicker for many requests."""
+        """Calls `run` for each of these, and returns those for which it succeeded. Faster for many requests."""
 
     def chunk(self, request: DecodeRequest, num_tokens: int) -> bool:
-        """Plans so many of the pending tokens; with all of them, the request samples a token. Returns False like
+        """Plans `num_tokens` of the pending tokens. With all of them, the request samples a token. Returns False like
         `run`."""
 
     @property
@@ -209,14 +210,14 @@ class DecodeBoundary(Protocol):
         """The number of tokens that the iteration may still compute."""
 
     def hold(self, seconds: float) -> None:
-        """Lets nothing run for so long, unless something happens before."""
+        """Runs nothing for this time, unless something happens before."""
 
 
 # ---- prefill instances -----------------------------------------------------------------------------------------------
 
 
 class PrefillRequest(Protocol):
-    """A prompt at a prefill instance, or a candidate of a decode instance that is staged there."""
+    """A prompt at a prefill instance, or a decode instance's candidate that is staged there."""
 
     @property
     def key(self) -> RequestKey: ...
@@ -237,7 +238,7 @@ class PrefillRequest(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of the prompt, and of the output of a request that goes on."""
+        """The number of tokens of the prompt, and of the output so far if the request continues."""
 
     @property
     def num_computed(self) -> int: ...
@@ -250,7 +251,7 @@ class PrefillRequest(Protocol):
 
     @property
     def predicted_len(self) -> int:
-        """The predicted number of tokens of its output; 0 if nothing is known."""
+        """The predicted number of output tokens; 0: unknown."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -283,20 +284,18 @@ class PrefillBoundary(Protocol):
 
     @property
     def short_of_blocks(self) -> PrefillRequest | None:
-        """A decode instance's candidate which waits for blocks: those that become free are for it, not for new
-        prompts."""
+        """A decode instance's candidate that waits for blocks. Freed blocks are for it, not for new prompts."""
 
     @property
     def is_be_started(self) -> bool:
-        """Whether a best-effort prompt is being computed, or loaded."""
+        """Whether a best-effort prompt is being computed or loaded."""
 
     @property
     def is_rt_copied(self) -> bool:
-        """Whether real time goes on when a copy under way has ended."""
+        """Whether a real-time prompt continues when the current copy has ended."""
 
     def had_better_wait(self, request: PrefillRequest) -> bool:
-        """Whether another prompt computes the prefix of this one: it shares the KV afterwards, and does not start
-        until then."""
+        """Returns whether another prompt computes the prefix of this one. It then waits for that, and shares the KV."""
 
     # ---- what is free ------------------------------------------------------------------------------------------------
 
@@ -305,13 +304,13 @@ class PrefillBoundary(Protocol):
 
     @property
     def num_blocks_to_come(self) -> int:
-        """The number of blocks of prompts that are being preempted."""
+        """Blocks of prompts that are being preempted."""
 
     @property
     def num_free_slots(self) -> int: ...
 
     def blocks_for(self, request: PrefillRequest) -> int:
-        """The number of blocks that it needs to start, or to be staged."""
+        """Returns the number of blocks that it needs to start, or to be staged."""
 
     @property
     def num_tokens_left(self) -> int:
@@ -320,10 +319,10 @@ class PrefillBoundary(Protocol):
     # ---- what is to be done ------------------------------------------------------------------------------------------
 
     def admit(self, request: PrefillRequest) -> None:
-        """Starts the prompt. It takes its blocks and a slot, which must be there."""
+        """Starts the prompt. Takes its blocks and a slot, which must be free."""
 
     def preempt(self, request: PrefillRequest) -> None:
-        """Preempts a prompt that is being computed. What was computed is saved, and it waits again."""
+        """Preempts a prompt that is being computed. Its KV so far is saved, and it waits again."""
 
     def chunk(self, request: PrefillRequest, num_tokens: int) -> None:
-        """Plans so many tokens of a prompt that is being computed; at most as many as are left."""
+        """Plans `num_tokens` tokens of a prompt that is being computed; at most as many as are left."""

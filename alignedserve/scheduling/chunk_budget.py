@@ -13,9 +13,9 @@ from alignedserve.timing.estimate import Estimate
 def tokens_beside(
     at: DecodeBoundary, estimate: Estimate | None, lengths: Sequence[int], taken_s: float = 0.0
 ) -> int:
-    """The number of prompt tokens for which an iteration that decodes requests of these lengths has time, by the
-    tightest TBT objective of those that run (Sarathi-Serve), if something else takes `taken_s` of it. It is a block at
-    least, so that prompts make progress."""
+    """Returns the number of prompt tokens for which an iteration has time beside decodes of these lengths, within the
+    tightest TBT objective of the running requests (Sarathi-Serve). Other work takes `taken_s` of that time. Returns at
+    least one block, so that prompts make progress."""
     tightest_s = min((request.deadlines.tbt_s for request in at.running), default=math.inf)
     return tokens_within(at, estimate, lengths, tightest_s - taken_s, num_least=at.limits.block_size)
 
@@ -28,9 +28,9 @@ def tokens_within(
     num_least: int,
     num_before: int = 0,
 ) -> int:
-    """The number of prompt tokens, in whole blocks, with which an iteration that decodes requests of these lengths
-    takes at most `bound_s`, if they come after `num_before` of the same prompt. It is `num_least` at least, as long as
-    the iteration may have so many."""
+    """Returns the number of prompt tokens, in whole blocks, with which an iteration that decodes these lengths takes at
+    most `bound_s`. The tokens follow `num_before` tokens of the same prompt. Returns at least `num_least`, if the
+    iteration may have that many."""
     most, block_size = at.num_tokens_left, at.limits.block_size
     if estimate is None or math.isinf(bound_s):
         return most

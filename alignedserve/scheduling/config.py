@@ -1,6 +1,6 @@
-"""The configuration of a policy. It is frozen; the text beside a field is its help on the command line.
+"""The configuration of a policy. Frozen; the text beside a field is its help on the command line.
 
-Every process of an island that schedules has the same one: the router and the instances.
+All scheduling processes of an island have the same configuration: the router and the instances.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-# The lowest and the highest value that is allowed.
+# The lowest and the highest allowed value.
 _RANGES: dict[str, tuple[float, float]] = {
     "batch_share": (0.001, 1),
     "min_batch_requests": (1, 65536),
@@ -22,52 +22,59 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-# What becomes of requests that a decode or colocated instance preempts: KV goes to the pool, or is dropped and computed
-# again; or none leaves so that others can begin, and those that can't go on leave with their KV.
+# What happens to requests that a decode or colocated instance preempts:
+#
+# - swap: KV goes to the pool.
+# - recompute: KV is dropped and computed again.
+# - defer: none leaves so that others can begin. Those that run out of blocks leave with their KV.
 PREEMPTION_MODES = ("swap", "recompute", "defer")
 
 
 @dataclass(frozen=True)
 class SchedulingConfig:
-    policy: Annotated[str, "a name in docs/policies.md, or package.module:Class of your own"] = "aligned"
-    prefill_window: Annotated[int, "iterations of work that a prefill instance has ahead"] = 2
-    batch_share: Annotated[float, "of a decode instance's blocks that a candidate batch may fill"] = 0.4
-    min_batch_requests: Annotated[int, "requests that a candidate batch should have"] = 36
-    near_share: Annotated[float, "of a decode instance's blocks that candidate requests may fill"] = 0.1
+    policy: Annotated[str, "a name in docs/policies.md, or your own package.module:Class"] = "aligned"
+    prefill_window: Annotated[int, "iterations of work that a prefill instance has queued"] = 2
+    batch_share: Annotated[float, "share of a decode instance's blocks that a candidate batch may fill"] = 0.4
+    min_batch_requests: Annotated[int, "fewest requests that a candidate batch should have"] = 36
+    near_share: Annotated[float, "share of a decode instance's blocks that candidate requests may fill"] = 0.1
     starvation_s: Annotated[
         float,
-        "a pooled request is admitted after so long, and as long again for each decode memory that waits",
+        "seconds until a pooled request is admitted, and as long again for each decode memory of waiting requests",
     ] = 2.0
-    be_share: Annotated[
-        float, "of an instance's time that best effort gets at least, while any of it waits"
-    ] = 0.05
-    rt_headroom: Annotated[float, "of blocks and slots that best effort leaves free for real time"] = 0.05
-    chunk_share: Annotated[float, "of the tightest TTFT objective that a best-effort chunk may take"] = 0.2
+    be_share: Annotated[float, "least share of an instance's time for best effort, while any of it waits"] = (
+        0.05
+    )
+    rt_headroom: Annotated[float, "share of blocks and slots that best effort leaves free for real time"] = (
+        0.05
+    )
+    chunk_share: Annotated[
+        float, "share of the tightest TTFT objective that a best-effort chunk may take"
+    ] = 0.2
     be_pace: Annotated[
         float,
-        "of the pace best effort could have, enough beside real time that comes in a moment or asked for no objective",
+        "share of best effort's full pace that suffices beside real time that is coming or has no requested objective",
     ] = 0.7
     rt_stretch: Annotated[
         float,
-        "by this share best effort lengthens iterations of real time that asked for no objective, if it has time",
+        "share by which best effort may lengthen iterations of real time without a requested objective",
     ] = 0.2
     preemption_mode: Annotated[
         str,
-        "for who leaves a decode instance: swap (KV to the pool), recompute (KV is dropped), or defer (new ones wait)",
+        "preempted requests: swap (KV to the pool), recompute (KV is dropped), or defer (new requests wait instead)",
     ] = "swap"
     share_blocks: Annotated[
         bool,
-        "on colocated instances real time uses what best effort leaves free in its blocks, and only what it "
-        "overwrites there is saved; with policies that can",
+        "on colocated instances real time uses the free slots in best effort's blocks, and only what it "
+        "overwrites there is saved; not with every policy",
     ] = False
     admit_ahead: Annotated[
         int | None,
-        "admission leaves blocks for so many iterations of all requests [default: vLLM's watermark]",
+        "iterations of all requests for which admission leaves blocks [default: vLLM's watermark]",
     ] = None
-    # No flag sets these two: their values were found by trial, and tests use others.
-    # Requests are evicted so many iterations before blocks run out.
+    # These two have no flag: their values were found by trial, and tests use others.
+    # Iterations before blocks run out at which requests are evicted.
     evict_ahead: int = 4
-    # A share of the blocks: the candidate batch is admitted while fewer are in use.
+    # Share of the blocks: the candidate batch is admitted while fewer are in use.
     fill_mark: float = 1.0
 
     def __post_init__(self) -> None:
@@ -77,7 +84,7 @@ class SchedulingConfig:
                 raise ValueError(f"{name}={value}: must be from {low} to {high}")
         if self.admit_ahead is not None and self.admit_ahead < self.evict_ahead:
             raise ValueError(
-                f"admit_ahead={self.admit_ahead}: must be at least {self.evict_ahead}: requests are evicted so many "
+                f"admit_ahead={self.admit_ahead}: must be at least {self.evict_ahead}: requests are evicted that many "
                 "iterations ahead, and others would be admitted and evicted at once"
             )
         if self.preemption_mode not in PREEMPTION_MODES:
@@ -89,11 +96,11 @@ class SchedulingConfig:
                 raise ValueError(f"{name}={value}: must be {'from' if may_be_0 else 'above'} 0, below 1")
 
     def check_share_blocks(self, is_colocated: bool, pool_kv_dtype: str) -> None:
-        """Raises ValueError if blocks are to be shared from both ends where they can't be."""
+        """Raises ValueError if `share_blocks` is set where blocks can't be shared."""
         if self.share_blocks and not is_colocated:
             raise ValueError(
                 "share_blocks=True: prefill and decode instances can't; give --colocated-instances"
             )
         if self.share_blocks and pool_kv_dtype != "auto":
-            # Bounds are taken over a block's first tokens, and those that are another request's would count.
+            # The bounds cover a block's first tokens, which would include another request's.
             raise ValueError(f"share_blocks=True and pool_kv_dtype={pool_kv_dtype!r}: must be auto then")

@@ -1,4 +1,4 @@
-"""What policies of decode instances have in common. Pure."""
+"""Helpers of decode policies. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from alignedserve.timing.estimate import Estimate
 
 InOrder = Callable[[Sequence[DecodeRequest], DecodeBoundary], Sequence[DecodeRequest]]
 
-# vLLM's: the share of the blocks that stays free when a request joins others.
+# vLLM's watermark: the share of blocks that stays free when a request joins others.
 WATERMARK = 0.01
 
 
-# ---- which leave -----------------------------------------------------------------------------------------------------
+# ---- which requests leave --------------------------------------------------------------------------------------------
 
 
 def victims(at: DecodeBoundary, num_iterations: int, in_order: InOrder) -> list[DecodeRequest]:
-    """The requests without which blocks suffice for so many iterations. At least one request is left to run.
+    """Returns the requests that must leave so that blocks suffice for `num_iterations`. At least one request stays.
 
-    Eviction takes a moment, since the router has to reserve blocks in the pool, so it is ordered ahead of time.
+    Eviction takes a moment, because the router has to reserve blocks in the pool, so it is ordered ahead of time.
     """
     missing = at.growth(num_iterations) - at.num_free_blocks - at.num_blocks_to_come
     chosen: list[DecodeRequest] = []
@@ -36,8 +36,9 @@ def victims(at: DecodeBoundary, num_iterations: int, in_order: InOrder) -> list[
 def longest_of_older_batch(
     requests: Iterable[DecodeRequest], at: DecodeBoundary, has_classes: bool = False
 ) -> list[DecodeRequest]:
-    """Victims from older batches first, and the longer first. With classes, best effort goes before real time.
-    Requests whose eviction was wanted at the last boundary stay in front."""
+    """Returns the requests in order of eviction: those of older batches first, longer ones before shorter ones. With
+    classes, best effort goes before real time. Requests that were already to be evicted at the last boundary stay in
+    front."""
     return sorted(
         requests,
         key=lambda request: (
@@ -50,13 +51,14 @@ def longest_of_older_batch(
 
 
 def youngest(requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
-    """The request admitted last goes first. Requests whose eviction was wanted at the last boundary stay in front."""
+    """Returns the requests in order of eviction: the last admitted first. Requests that were already to be evicted at
+    the last boundary stay in front."""
     in_order = [*requests][::-1]
     return sorted(in_order, key=lambda request: not at.was_evicted(request))
 
 
 def return_s(request: DecodeRequest, estimate: Estimate, is_recomputed: bool) -> float:
-    """Returns the seconds that it takes the request to leave and to come back: copies of its KV, or computing again
+    """Returns the seconds that the request needs to leave and to come back: for copies of its KV, or to compute again
     what is not in the pool."""
     num_pooled = request.num_pooled
     if not is_recomputed:
@@ -65,11 +67,12 @@ def return_s(request: DecodeRequest, estimate: Estimate, is_recomputed: bool) ->
     return computing_s + (estimate.fetch(num_pooled) if num_pooled else 0.0)
 
 
-# ---- which run -------------------------------------------------------------------------------------------------------
+# ---- which requests run ----------------------------------------------------------------------------------------------
 
 
 def run_all(at: DecodeBoundary) -> None:
-    """Runs all requests for which there are blocks and tokens; those which are behind get the tokens that are left."""
+    """Runs all requests for which there are blocks and tokens. Requests that are behind get the tokens that are
+    left."""
     ready, behind = at.ready_and_behind()
     at.run_each(ready)
     for request in behind:
@@ -77,18 +80,18 @@ def run_all(at: DecodeBoundary) -> None:
             at.chunk(request, min(request.num_pending, at.num_tokens_left))
 
 
-# ---- which join ------------------------------------------------------------------------------------------------------
+# ---- which requests join ---------------------------------------------------------------------------------------------
 
 
 def num_ahead(config: SchedulingConfig) -> int:
-    """The number of iterations of all requests for which admission leaves blocks. By vLLM's rule it leaves none for
-    them; here it is one iteration further than victims are chosen ahead, so that none is admitted and evicted at the
-    next boundary."""
+    """Returns for how many iterations of all requests admission leaves blocks. vLLM's rule leaves none. Here it is one
+    more than victims are chosen ahead, so that no request is admitted and evicted at the next boundary."""
     return config.evict_ahead + 1 if config.admit_ahead is None else config.admit_ahead
 
 
 def watermark(at: DecodeBoundary, config: SchedulingConfig) -> int:
-    """The number of blocks that admission leaves free by vLLM's rule. A request that comes alone may take all."""
+    """Returns the number of blocks that admission leaves free by vLLM's rule. A request that runs alone may take
+    all."""
     if config.admit_ahead is not None or not (at.running or at.arriving):
         return 0
     return int(WATERMARK * at.limits.num_blocks)
@@ -97,19 +100,19 @@ def watermark(at: DecodeBoundary, config: SchedulingConfig) -> int:
 def needed(
     at: DecodeBoundary, newcomer: DecodeRequest, config: SchedulingConfig, keeps_inputs: bool = False
 ) -> int:
-    """The number of blocks that must be free for the request to be admitted."""
+    """Returns the number of blocks that must be free to admit the request."""
     return at.growth_of(newcomer, num_ahead(config), keeps_inputs)
 
 
 def num_free(at: DecodeBoundary, config: SchedulingConfig) -> int:
-    """The number of free blocks that newcomers may take; negative if the requests here will need more than is free."""
+    """Returns the number of free blocks that new requests may take; negative if the current requests will need more."""
     return at.num_free_blocks - at.growth(num_ahead(config)) - watermark(at, config)
 
 
 def has_room(
     at: DecodeBoundary, newcomer: DecodeRequest, config: SchedulingConfig, num_blocks_left: int = 0
 ) -> bool:
-    """Whether the request can be admitted and still leave `num_blocks_left` blocks free."""
+    """Returns whether the request can be admitted and still leave `num_blocks_left` blocks free."""
     if at.num_free_slots <= 0:
         return False
     wanted = needed(at, newcomer, config) + num_blocks_left
@@ -117,7 +120,8 @@ def has_room(
 
 
 class RoomToCome:
-    """The blocks and slots that admission finds once all that leave have left. Newcomers take them in their order."""
+    """The blocks and slots that admission finds after all leaving requests have left. New requests take them in
+    order."""
 
     def __init__(
         self, at: DecodeBoundary, config: SchedulingConfig, leaving: Sequence[DecodeRequest]
@@ -127,11 +131,11 @@ class RoomToCome:
         self._num_blocks = min(at.num_free_blocks, num_free(at, config)) + at.num_blocks_to_come
         self._num_blocks += sum(map(self._num_given, leaving))
         self._num_slots = at.num_free_slots + at.num_slots_to_come + len(leaving)
-        # The number of requests beside which the next one comes.
+        # The number of requests beside which the next one runs.
         self._num_here = len(at.running) + len(at.arriving) - len(leaving)
 
     def fits(self, request: DecodeRequest, num_blocks_left: int = 0) -> bool:
-        """Whether there is room for the request, with `num_blocks_left` blocks still free."""
+        """Returns whether there is room for the request, with `num_blocks_left` blocks still free."""
         return (
             needed(self._at, request, self._config) + num_blocks_left <= self._num_blocks
             and self._num_slots > 0
@@ -143,9 +147,9 @@ class RoomToCome:
         may_leave: Iterable[DecodeRequest],
         num_kept_free: int = 0,
     ) -> list[DecodeRequest] | None:
-        """Has as many of these leave, in their order, as the request needs to be admitted, and gives it that room.
-        Returns those that leave; None if it finds no room with all of them gone: then nobody leaves. More leave
-        until `num_kept_free` blocks are left, if there are more."""
+        """Chooses as many of `may_leave`, in order, as must leave to admit the request, and takes that room for it.
+        Returns them; None if even all of them would not suffice, and then none leaves. Chooses more until
+        `num_kept_free` blocks are left, if there are more."""
         num_wanted = needed(self._at, request, self._config)
         num_blocks, num_slots = self._num_blocks - num_wanted, self._num_slots - 1
         chosen: list[DecodeRequest] = []
@@ -163,7 +167,7 @@ class RoomToCome:
         return chosen
 
     def _num_given(self, request: DecodeRequest) -> int:
-        """The number of blocks that others may need once it has left."""
+        """Returns the number of blocks that others may use after it has left."""
         return self._at.num_freed(request) + self._at.growth_of(request, num_ahead(self._config))
 
 
@@ -178,8 +182,8 @@ def admit_while(
     is_rt: bool | None,
     may_join: Callable[[DecodeRequest], bool],
 ) -> list[DecodeRequest]:
-    """Admits candidate requests in order; once there are none, the candidate batch, while the instance is below its
-    fill mark. It admits one class only, unless `is_rt` is None."""
+    """Admits candidate requests in order. When there are none left, admits the candidate batch, while the instance is
+    below its fill mark. Unless `is_rt` is None, admits only that class."""
     requests, batch = at.requests, at.batch
     admitted = _admit_from(at, requests, is_rt, math.inf, may_join) if requests else []
     if batch and not any(is_rt in (None, request.is_rt) for request in at.requests):
@@ -206,11 +210,12 @@ def _admit_from(
     return admitted
 
 
-# ---- where prompts are computed as well ------------------------------------------------------------------------------
+# ---- instances that also compute prompts -----------------------------------------------------------------------------
 
 
 def had_better_wait(at: DecodeBoundary, request: DecodeRequest) -> bool:
-    """Whether it is a prompt whose prefix another one computes; one that begins in this plan counts as well."""
+    """Returns whether it is a prompt, and another prompt computes its prefix. Prompts that begin in this plan count as
+    well."""
     return not request.num_pooled and at.had_better_wait(request)
 
 
@@ -219,14 +224,14 @@ def real_time_first(requests: Iterable[AnyDecode]) -> list[AnyDecode]:
 
 
 def compute(at: DecodeBoundary, request: DecodeRequest, num_tokens: int) -> int:
-    """Computes up to so many of the request's pending tokens. Returns how many."""
+    """Computes up to `num_tokens` of the request's pending tokens. Returns how many."""
     most = at.limits.max_prefill_chunk or at.limits.max_num_batched_tokens
     count = min(request.num_pending, num_tokens, at.num_tokens_left, most)
     return count if count > 0 and at.chunk(request, count) else 0
 
 
 def go_on(at: DecodeBoundary, requests: Sequence[DecodeRequest]) -> None:
-    """Computes these requests, in order, with as many tokens as there are."""
+    """Computes these requests, in order, with the tokens that are left."""
     _, behind = at.ready_and_behind()
     if not behind:
         at.run_each(requests)
@@ -241,9 +246,9 @@ def begin_in_order(
     candidates: Iterable[DecodeRequest],
     num_tokens: int | None = None,
 ) -> None:
-    """Admits requests that had to leave and then new prompts, while there is room for them and tokens are left. A
-    prompt that waits for another does not keep others from starting. `num_tokens` bounds the tokens of all prompts that
-    begin in this iteration."""
+    """Admits requests that had to leave, and then new prompts, while there is room and tokens are left. A prompt that
+    waits for another one does not hold up the rest. `num_tokens` bounds the tokens of all prompts that begin in this
+    iteration."""
     num_left = at.num_tokens_left if num_tokens is None else num_tokens
     for request in sorted(candidates, key=lambda request: not (request.num_pooled or request.num_output)):
         if had_better_wait(at, request):

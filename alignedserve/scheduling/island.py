@@ -1,4 +1,4 @@
-"""What a policy sees of the island, in the router: requests, and the processes that serve them."""
+"""A policy's view of the island, in the router: requests, and the processes that serve them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RoutedRequest(Protocol):
 
     @property
     def since_s(self) -> float:
-        """Seconds on the router's clock at which it entered its phase."""
+        """When it entered its phase: seconds on the router's clock."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,7 +41,7 @@ class RoutedRequest(Protocol):
 
     @property
     def num_cached(self) -> int:
-        """The number of tokens whose KV the pool has."""
+        """The number of tokens with KV in the pool."""
 
     @property
     def num_missing(self) -> int:
@@ -49,27 +49,28 @@ class RoutedRequest(Protocol):
 
     @property
     def num_reusable(self) -> int:
-        """The number of tokens whose KV a prefill instance could take from the pool."""
+        """The number of tokens with KV that a prefill instance could load from the pool."""
 
     @property
     def num_blocks(self) -> int:
-        """The number of its blocks in the pool, each of which has a whole column."""
+        """The number of its blocks in the pool, each a whole column."""
 
     @property
     def expected_at(self) -> InstanceId | None:
         """The decode instance to which it was announced."""
 
     def demotion(self, now: float) -> int:
-        """How many times its answer has lately outgrown its prediction."""
+        """Returns how often its answer has recently exceeded its prediction."""
 
 
 class Urgency(NamedTuple):
-    """Where a request stands in its line: the smallest goes first."""
+    """A request's place in its line: the smallest goes first."""
 
-    # A request that was begun and interrupted holds blocks in the pool, so it goes before those which would need more.
+    # A request that has begun and was interrupted holds blocks in the pool. It goes before those that would need new
+    # ones.
     is_new: bool
     start_s: float
-    # It goes behind the others if it has not begun by then.
+    # Whether it goes behind the others if it has not begun by `start_s`.
     can_be_lost: bool
 
 
@@ -97,16 +98,16 @@ class PrefillQueue(Protocol):
         """Returns how often its last request has left it."""
 
     def is_refused(self, line: int) -> bool:
-        """Whether the pool has refused blocks for a request of this line, and none were released since."""
+        """Returns whether the pool has refused blocks for a request of this line, and none were released since."""
 
     def first(self, line: int, now: float) -> RoutedRequest | None: ...
 
     def soonest(self, line: int, count: int, now: float) -> Sequence[tuple[RoutedRequest, float]]:
-        """At most `count` requests that can still make their objectives, the most urgent first, each with its latest
-        start."""
+        """Returns at most `count` requests that can still meet their objectives, the most urgent first, each with its
+        latest start."""
 
     def take(self, request: RoutedRequest) -> None:
-        """Takes the request out of its line: it is started."""
+        """Removes the request from its line, because it is started."""
 
 
 class DecodeQueue(Protocol):
@@ -117,19 +118,19 @@ class DecodeQueue(Protocol):
 
     @property
     def num_changes(self) -> int:
-        """The number of additions so far, and of other changes that give a search which found nothing a new chance."""
+        """Counts additions, and all other changes after which an unsuccessful search may succeed."""
 
     @property
     def real_time(self) -> Collection[RoutedRequest]:
-        """The real-time requests, the earliest first."""
+        """The real-time requests, in order of arrival."""
 
     def soonest(self, count: int) -> Sequence[RoutedRequest]:
-        """So many real-time requests, those that are due first."""
+        """Returns the `count` real-time requests with the earliest due times."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[RoutedRequest]:
-        """The requests, the earliest first."""
+        """Yields the requests in order of arrival."""
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class Work(Protocol):
     def sum(self, is_rt: bool) -> int: ...
 
     def count(self, is_rt: bool) -> int:
-        """The number of requests."""
+        """Returns the number of requests."""
 
 
 class PrefillView(Protocol):
@@ -163,7 +164,7 @@ class PrefillView(Protocol):
 
 
 class Search(Protocol):
-    """A question to the pool. A search that found nothing is repeated when there is something new to find."""
+    """A query to the pool. An unsuccessful one is repeated when there is something new to find."""
 
     @property
     def is_asked(self) -> bool:
@@ -221,10 +222,10 @@ class DecodeView(Protocol):
     def num_blocks(self) -> int: ...
 
     def blocks_of(self, request: RoutedRequest) -> int:
-        """How many blocks there the request takes whose KV the pool has."""
+        """Returns how many of its blocks a request takes when its KV is loaded from the pool."""
 
     def blocks_to_run(self, request: RoutedRequest) -> int:
-        """Likewise, with those for its next tokens."""
+        """Returns the same, plus the blocks for its next tokens."""
 
     @property
     def num_available_blocks(self) -> int: ...
@@ -254,14 +255,14 @@ class ClusterState(Protocol):
         """Whether the same instances compute prompts and decode."""
 
     def prefill_s(self, num_cached: int, num_tokens: int) -> float:
-        """How many seconds an instance takes for a prompt of which so many tokens are cached."""
+        """Returns the seconds that an instance takes for a prompt with `num_cached` cached tokens."""
 
     def decode_s(self, num_tokens: int) -> float:
-        """How many seconds an instance takes between two tokens after so many."""
+        """Returns the seconds between two tokens of a request of this length."""
 
 
 class Island(Protocol):
-    """All of the island, as the router knows it."""
+    """The whole island, as the router knows it."""
 
     @property
     def now(self) -> float: ...
@@ -277,22 +278,23 @@ class Island(Protocol):
 
     @property
     def reserving(self) -> Work:
-        """Tokens to compute of requests that were started, and wait for blocks of the pool."""
+        """Tokens to compute of requests that have started and wait for pool blocks."""
 
     @property
     def pinned(self) -> Collection[RequestKey]:
-        """Best-effort requests that wait for prefill, and whose KV in the pool is not for others to take."""
+        """Best-effort requests that wait for prefill, with KV in the pool that other requests may not take."""
 
     @property
     def num_be(self) -> int:
-        """The number of best-effort requests that are under way."""
+        """The number of running best-effort requests."""
 
     def expected_output(self, request: RoutedRequest) -> int:
-        """The number of tokens that its answer is expected to have in all."""
+        """Returns the number of tokens that its answer is expected to have in all."""
 
     def has_room_for(self, request: RoutedRequest, be_share: float, share: float) -> bool:
-        """Whether the pool, with the memory of colocated instances, has blocks for a best-effort request at its
-        expected length: best effort then needs at most `be_share` of them, or all that is under way at most `share`."""
+        """Returns whether a best-effort request of the expected length fits into the pool and the memory of colocated
+        instances. It fits if best effort then needs at most `be_share` of their blocks, or all running requests at most
+        `share`."""
 
 
 # ---- what a policy decides -------------------------------------------------------------------------------------------
@@ -300,10 +302,10 @@ class Island(Protocol):
 
 @dataclass(frozen=True)
 class Assign:
-    """Offers these requests, which wait in the pool, to a decode instance: as its candidate batch, or to join its
+    """Offers these requests, which wait in the pool, to a decode instance, as its candidate batch or to join the
     running batch.
 
-    Urgent requests take the shortest way: they are staged only where that waits for no other requests' copies.
+    Urgent requests take the shortest way: they are staged only if they need not wait for copies of other requests.
     """
 
     decode: InstanceId

@@ -1,8 +1,8 @@
-"""A choice among requests by what each gains for the memory that it is given, in one piece or in halves. Pure.
+"""Chooses requests by their gain per memory, where a request may get its memory at once or in halves. Pure.
 
-The greedy way of Apt-Serve (section 5): whatever gains most for its memory comes first, a request's second half only
-after its first one; or the one first piece that gains more than all of that. So it gains at least half of what could
-be gained.
+This is the greedy algorithm of Apt-Serve (section 5): the highest gain per memory first, and a request's second half
+only after its first. If a single first piece gains more than all of that, it is chosen instead. So the result gains at
+least half of the optimum.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from alignedserve.types import RequestKey
 
 
 class Piece(NamedTuple):
-    """Memory that a request may be given, and what that gains. A plan makes one or two for each that waits."""
+    """Memory that a request may get, and its gain. A plan makes one or two pieces for each waiting request."""
 
     request: DecodeRequest
-    # What is kept of it with this piece, and the one before if this is the second.
+    # What the request keeps with this piece, and with the one before if this is the second.
     keeps_inputs: bool
     gain_s: float
-    # In blocks: what it takes as it is now, by which gains are compared, and what it takes until it has grown.
+    # In blocks: its current memory, by which gains are compared, and its memory after it has grown.
     memory: float
     num_blocks: int
     is_second: bool = False
@@ -38,7 +38,7 @@ class Choice:
 
 
 def choose(pieces: Iterable[Piece], num_blocks: int, num_slots: int) -> list[Choice]:
-    """Which requests begin in so many blocks and slots, in the order in which they were chosen."""
+    """Returns the requests that begin in these blocks and slots, in the order in which they were chosen."""
     if num_slots <= 0:
         return []
     chosen: dict[RequestKey, Choice] = {}

@@ -1,4 +1,4 @@
-"""What policies of prefill instances have in common. Pure."""
+"""Helpers of prefill policies. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from alignedserve.scheduling.boundary import AnyPrefill, PrefillBoundary, PrefillRequest
 
-# Whether a prompt that needs so many blocks may start.
+# Whether a prompt that needs this many blocks may start.
 MayAdmit = Callable[[PrefillBoundary, int], bool]
 
 
@@ -15,8 +15,8 @@ def fits(at: PrefillBoundary, num_blocks: int) -> bool:
 
 
 def admit_while(at: PrefillBoundary, requests: Iterable[PrefillRequest], may_admit: MayAdmit) -> None:
-    """Starts the waiting prompts, in order, until one may not start. A prompt that waits for another does not keep
-    others from starting."""
+    """Starts the waiting prompts, in order, until one may not start. A prompt that waits for another one does not hold
+    up the rest."""
     for request in requests:
         if not at.is_waiting(request) or at.had_better_wait(request):
             continue

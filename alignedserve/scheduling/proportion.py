@@ -1,18 +1,20 @@
-"""How many instances compute prompts and how many decode: whether one should change its role now. Pure.
+"""How many instances compute prompts and how many decode: decides whether one should change its role now. Pure.
 
-Prompts wait for instances that compute them, and nothing of a prompt that waits is of use to anybody; requests that
-decode share instances, and each makes the others' iterations longer, up to the objective between two tokens, or until
-blocks are used up. So the two loads are measured differently:
+The two loads are measured differently. Prompts wait for instances that compute them, and a waiting prompt is of no use.
+Requests that decode share instances, and each makes the others' iterations longer, up to the objective between two
+tokens or until the blocks are used up.
 
-    wait    seconds of prompt work that was taken and is not computed, per instance that computes prompts
-    rate    seconds of prompt work that come per second, per instance: 1 is all that it can do
-    load    of an instance that decodes, if all requests that decode, or will in a moment, were spread evenly: the
-            largest of the share of its blocks, the share of its slots, and its iteration's time over the objective
+    wait    seconds of prompt work that was accepted and is not computed, per instance that computes prompts
+    rate    seconds of prompt work that arrive per second, per instance: 1 is all that it can do
+    load    of an instance that decodes, if all requests that decode, or will soon, were spread evenly: the
+            largest of the share of its blocks, the share of its slots, and its iteration time over the objective
 
-Prefill is short if prompts wait for more than a share of their objective, and decode if its load is near 1. One that is
-short gets an instance of the other, if that will do with one fewer: so an island that is short of everything stays as
-it is. An instance that changes serves nobody for a moment, and its requests' KV crosses the host twice: so the change
-back takes more than the end of what caused it, and a while passes between two changes.
+Prefill is short if prompts wait for more than a share of their objective. Decode is short if its load is near 1. The
+role that is short gets an instance of the other one, if that can do with one fewer. So an island that is short of
+everything stays as it is.
+
+An instance that changes its role serves no requests for a moment, and its requests' KV crosses the host twice. So
+changing back takes more than the end of the cause, and there is a pause between two changes.
 """
 
 from __future__ import annotations
@@ -23,37 +25,38 @@ from dataclasses import dataclass
 from alignedserve.protocol.messages import DECODE, PREFILL
 from alignedserve.timing.cost import CostModel
 
-# These were tuned with benchmarks/role_change.py: OPT-13B, four A100s, conversations and bursts of code.
-# Prefill is short if prompts wait for this share of the objective for the first token; with one instance fewer they may
-# wait for no more.
+# Tuned with benchmarks/role_change.py: OPT-13B, four A100s, conversations and bursts of code. Prefill is short if
+# prompts wait for more than this share of the objective for the first token. With one instance fewer they may wait for
+# no more.
 SHORT_WAIT = 0.3
-# The most that comes to instances that compute prompts, with one fewer.
+# The highest rate per prefill instance at which prefill can spare one.
 SPARE_RATE = 0.8
-# Decode is short above this load, and may have no more than the second with one instance fewer.
+# Decode is short above the first load. It can spare an instance if the rest then have no more than the second.
 SHORT_LOAD, SPARE_LOAD = 0.95, 0.9
-# The seconds from the end of one change to the next one.
+# Seconds from the end of one change to the next one.
 PAUSE_S = 2.0
-# Where nobody asked for an objective: the seconds for which prompts, and best effort, may wait.
+# Seconds that prompts may wait without a requested objective, and that best effort may wait.
 UNSTATED_WAIT_S = 3.0
 BEST_EFFORT_WAIT_S = 10.0
-# The seconds after which a role that no instance has is given to one. One that died is back before that, or is not.
+# Seconds after which a role without any instance is given to one. An instance that died returns before that, or not at
+# all.
 LACKING_S = 10.0
-# The seconds over which the work that comes is averaged, and the weight of one objective in their average.
+# Seconds over which arriving work is averaged, and the weight of one objective in the average of objectives.
 RECENT_S = 10.0
 _WEIGHT = 0.1
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """The requests that decode, or will in a moment, and what an instance can do."""
+    """The requests that decode, or will soon, and the capacity of one instance."""
 
     num_requests: int
     num_tokens: int
-    # Of one instance.
+    # Limits of one instance.
     max_tokens: int
     max_requests: int
     cost: CostModel | None = None
-    # The objective in seconds between two tokens.
+    # The objective between two tokens, in seconds.
     tbt_s: float = math.inf
 
     def load(self, num_instances: int) -> float:
@@ -75,14 +78,14 @@ class Seen:
     now: float
     num_prefill: int
     num_decode: int
-    # Seconds of prompt work, at one instance, that was taken and is not computed: of real time, and of best effort.
+    # Seconds of prompt work, at one instance, that was accepted and is not computed, for real time and for best effort.
     rt_work_s: float
     be_work_s: float
     decoding: Decoding
 
 
 class Arrivals:
-    """What has come lately: seconds of prompt work per second, and the objectives of real time."""
+    """Recent arrivals: seconds of prompt work per second, and the objectives of real time."""
 
     def __init__(self) -> None:
         self._work_s = 0.0
@@ -90,7 +93,7 @@ class Arrivals:
         self.ttft_s = self.tbt_s = math.inf
 
     def add(self, work_s: float, ttft_s: float, tbt_s: float, now: float) -> None:
-        """A prompt of real time has come."""
+        """Counts a real-time prompt that has arrived."""
         self._work_s = self._left(now) + work_s
         self._since_s = now
         self.ttft_s, self.tbt_s = _average(self.ttft_s, ttft_s), _average(self.tbt_s, tbt_s)
@@ -117,11 +120,12 @@ class Proportion:
         self._lacking_since_s = 0.0
 
     def changed(self, now: float) -> None:
-        """A change has ended, however it did."""
+        """Notes that a change has ended, successfully or not."""
         self._changed_s = now
 
     def wanted(self, seen: Seen) -> str | None:
-        """The role that one instance of the other should take; None: all is well, or nobody can help."""
+        """Returns the role that one instance of the other role should take; None: none is short, or none can be
+        spared."""
         if not (seen.num_prefill and seen.num_decode):
             return self._lacked(seen)
         self._lacking = None

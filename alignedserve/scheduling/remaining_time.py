@@ -1,8 +1,8 @@
-"""How long requests may still wait, and who sits out an iteration so that others are in time (AccelGen, 4.3). Pure.
+"""How long requests may still wait, and which skip an iteration so that others are in time (AccelGen, 4.3). Pure.
 
-A request's *remaining time* is what is left until its objective for the next token, less what computing takes, where an
-iteration counts as the longest of the last ones. The window of a best-effort job is spread evenly over its chunks and
-tokens; what one of them waited too long is missing at the next. Who has hardly any remaining time is *urgent*.
+A request's *remaining time* is the time until its next token is due, less the time to compute it. For that, an
+iteration counts as long as the longest recent one. The window of a best-effort job is spread evenly over its chunks and
+tokens. If one of them waits too long, the next has less. A request with hardly any remaining time is *urgent*.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from alignedserve.scheduling.token_times import Mark, TokenTimes
 from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.timing.estimate import Estimate
 
-# The pivot is the number of tokens that are computed with this share of the highest rate. With it the pivot of OPT-13B
-# on an A100 is 768 tokens, as the paper measured.
+# The pivot is the number of tokens that reaches this share of the highest rate. With this value the pivot of OPT-13B on
+# an A100 is 768 tokens, as measured in the paper.
 PIVOT_SHARE = 0.95
-# The longest of so many iterations is what one is taken to last.
+# The number of remembered iterations. An iteration is assumed to take as long as the longest of them.
 NUM_REMEMBERED = 64
 
 
@@ -51,18 +51,18 @@ class Pivot:
 
 @dataclass(eq=False, slots=True)
 class AdmittedMark(Mark):
-    # How many tokens its answer had when it was admitted because it was urgent; -1: it was not.
+    # The output tokens that it had when it was admitted as urgent; -1: it was not urgent.
     urgent_at: int = -1
 
 
 class RemainingTime(TokenTimes):
-    """What requests at an instance may still wait."""
+    """How long the requests of an instance may still wait."""
 
     def __init__(self, limits: InstanceLimits, estimate: Estimate | None) -> None:
         self.pivot = Pivot(limits, estimate)
         self._estimate = estimate
         self._last: deque[float] = deque([self.pivot.seconds], maxlen=NUM_REMEMBERED)
-        # How long an iteration is taken to last.
+        # The assumed duration of an iteration.
         self.iteration_s = self.pivot.seconds
 
     def took(self, seconds: float) -> None:
@@ -71,7 +71,7 @@ class RemainingTime(TokenTimes):
         self.iteration_s = max(self._last) if is_longest_leaving else max(self.iteration_s, seconds)
 
     def left_s(self, request: DecodeRequest, now: float) -> float:
-        """Likewise of the next step of a job."""
+        """Returns the same as the base class, and for a job, the seconds until its next step is due."""
         if request.is_rt:
             return super().left_s(request, now)
         num_later = self._num_steps(request) - 1
@@ -91,11 +91,11 @@ class RemainingTime(TokenTimes):
         return left_s - num_chunks * self.iteration_s
 
     def in_order(self, requests: Iterable[AnyDecode], now: float) -> list[AnyDecode]:
-        """Those with the least remaining time first."""
+        """Returns the requests with the least remaining time first."""
         return sorted(requests, key=lambda request: self.of(request, now))
 
     def is_urgent(self, request: DecodeRequest, now: float) -> bool:
-        """It must be in the next iteration: in the one after that it would be late."""
+        """Returns whether it must be in the next iteration, because it would be late in the one after that."""
         return self.of(request, now) <= self.iteration_s
 
     def admitted(self, request: DecodeRequest, now: float) -> None:
@@ -103,12 +103,12 @@ class RemainingTime(TokenTimes):
             request.mark.urgent_at = request.num_output
 
     def came_urgent(self, request: DecodeRequest) -> bool:
-        """Whether it was admitted because it was urgent, and has got no token since. What it finds of its prefix may
-        leave it less to compute than it was taken to have, so that it isn't urgent any more."""
+        """Returns whether it was admitted as urgent and has no token since. It may no longer be urgent: if it finds its
+        prefix in the cache, it has less to compute than assumed."""
         return bool(request.mark.urgent_at == request.num_output)
 
     def _num_steps(self, request: DecodeRequest) -> int:
-        """The number of its iterations. The last chunk yields the first token."""
+        """Returns the number of its iterations. The last chunk yields the first token."""
         return self._num_chunks(request.num_pending) + request.num_left - 1
 
     def _num_chunks(self, num_tokens: int) -> int:
@@ -117,8 +117,8 @@ class RemainingTime(TokenTimes):
     def in_time(
         self, decodes: Iterable[AnyDecode], now: float, num_urgent_tokens: int = 0
     ) -> tuple[list[AnyDecode], float]:
-        """Returns those with the least remaining time, as many as the tightest objective has time for beside so many
-        urgent prompt tokens, and how long the iteration may take. All urgent ones are among them."""
+        """Returns the requests with the least remaining time, and how long the iteration may take. Takes all urgent
+        ones, and as many others as the tightest objective allows beside `num_urgent_tokens` prompt tokens."""
         in_order = self.in_order(decodes, now)
         num_urgent = bisect_right(in_order, self.iteration_s, key=lambda each: self.of(each, now))
         lengths = [request.num_tokens for request in in_order]
@@ -131,7 +131,7 @@ class RemainingTime(TokenTimes):
         return in_order[: num_urgent + num_more], bound_s
 
     def _bound_s(self, decodes: Sequence[DecodeRequest], urgent: Sequence[int], now: float) -> float:
-        """The tightest objective that can be met, if those of these lengths run in any case."""
+        """Returns the tightest objective that can be met if requests of the `urgent` lengths run in any case."""
         least_s = self._estimate.iteration([], urgent) if self._estimate else 0.0
         lefts_s = (self.left_s(request, now) for request in decodes if request.is_rt)
         return min((left_s for left_s in lefts_s if left_s >= least_s), default=math.inf)

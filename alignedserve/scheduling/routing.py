@@ -1,4 +1,4 @@
-"""What the router's parts of policies have in common. Pure."""
+"""Helpers of the policies' router parts. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alignedserve.scheduling.island import (
 )
 from alignedserve.types import InstanceId
 
-# So many prompts may wait at a colocated instance for each request that it can run, where it chooses among them. Those
+# Prompts that may wait at a colocated instance per request that it can run, so that it can choose among them. Those
 # behind them wait at the router.
 NUM_CHOICES = 4
 
@@ -26,8 +26,8 @@ NUM_CHOICES = 4
 
 
 def window(cluster: ClusterState, num_iterations: float) -> Room:
-    """So many iterations of all prefill instances. However short prompts are, there are not more in them than instances
-    run at once."""
+    """Returns the room of this many iterations of all prefill instances. However short prompts are, an iteration holds
+    at most as many as the instances run at once."""
     num_tokens = num_requests = 0
     for view in cluster.prefills:
         limits = view.hello.limits
@@ -37,7 +37,7 @@ def window(cluster: ClusterState, num_iterations: float) -> Room:
 
 
 def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
-    """Tokens and requests that were started and are not computed."""
+    """Returns the tokens and requests that were started and are not computed."""
     num_tokens, num_requests = island.reserving.sum(is_rt), island.reserving.count(is_rt)
     for view in island.cluster.prefills:
         num_tokens += view.pending.sum(is_rt)
@@ -46,13 +46,13 @@ def ahead(island: Island, is_rt: bool) -> tuple[int, int]:
 
 
 def room_left(island: Island, num_iterations: float) -> Room:
-    """In a window of work for all."""
+    """Returns the room that is left in a window of work for both classes."""
     return window(island.cluster, num_iterations).less(*ahead(island, True)).less(*ahead(island, False))
 
 
 def room_to_choose(island: Island, num_iterations: float, num_choices: int = NUM_CHOICES) -> Room:
-    """For policies whose colocated instances choose among prompts: all which may be chosen has to be there. Where
-    prefill and decode are apart, as `room_left`."""
+    """Returns the room for policies with colocated instances that choose among prompts: those need all prompts to
+    choose from. With separate prefill and decode, returns `room_left`."""
     if not island.cluster.is_colocated:
         return room_left(island, num_iterations)
     num_slots = sum(view.hello.limits.max_num_seqs for view in island.cluster.prefills)
@@ -67,7 +67,7 @@ def _always(_: RoutedRequest) -> bool:
 def start_line(
     island: Island, line: int, room: Room, may_start: Callable[[RoutedRequest], bool] = _always
 ) -> Generator[RoutedRequest, None, Room]:
-    """In order, until there is no room left, or one may not. Returns what is left of the room."""
+    """Starts requests in order, until no room is left or `may_start` refuses one. Returns the room that is left."""
     queue = island.prefill_queue
     while (
         room.is_there
@@ -83,7 +83,8 @@ def start_line(
 
 
 def has_evicted(island: Island) -> bool:
-    """Some wait to come back to colocated instances: they go before prompts that would take what they wait for."""
+    """Returns whether evicted requests wait to return to colocated instances. They go before prompts, which would take
+    the room that they wait for."""
     return island.cluster.is_colocated and len(island.decode_queue) > 0
 
 
@@ -91,8 +92,8 @@ def has_evicted(island: Island) -> bool:
 
 
 def patience_s(island: Island, starvation_s: float) -> float:
-    """A pooled request should be admitted after so long. With more of them than decode instances can hold, all wait
-    long, whatever the order: only beyond that does somebody starve."""
+    """Returns the seconds after which a pooled request should be admitted. If there are more than the decode instances
+    can hold, all wait long in any order, and only requests that wait even longer starve."""
     queue = island.decode_queue
     length = queue.num_tokens // max(len(queue), 1)
     capacity = sum(view.hello.limits.num_tokens_of(length) for view in island.cluster.decodes)
@@ -105,7 +106,7 @@ def real_time_first(pooled: DecodeQueue) -> Iterator[RoutedRequest]:
 
 
 def emptiest(request: RoutedRequest, views: Iterable[DecodeView]) -> DecodeView | None:
-    """The emptiest decode instance in which there is room for the request."""
+    """Returns the emptiest decode instance with room for the request."""
     fitting = [
         view
         for view in views
@@ -115,7 +116,8 @@ def emptiest(request: RoutedRequest, views: Iterable[DecodeView]) -> DecodeView 
 
 
 def assign_in_order(requests: Iterable[RoutedRequest], cluster: ClusterState) -> list[Assign]:
-    """Each to the emptiest decode instance, as soon as it fits there. Nobody is overtaken by one that comes later."""
+    """Assigns each request to the emptiest decode instance, as soon as it fits there. No request is overtaken by a
+    later one."""
     waiting = iter(requests)
     first = next(waiting, None)
     if first is None:

@@ -1,4 +1,4 @@
-"""When requests at an instance got their last tokens, and what is left of their objectives since. Pure."""
+"""When the requests of an instance got their last tokens, and how much of their objectives is left. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from alignedserve.scheduling.boundary import DecodeRequest
 
 @dataclass(eq=False, slots=True)
 class Mark:
-    """What is kept of a request."""
+    """The policy's data of a request."""
 
-    # The number of tokens of its answer, and since when it has had so many, or is here.
+    # The number of its output tokens, and since when it has had this number or has been here.
     num_output: int
     since_s: float
-    # For how long each of its chunks and tokens may wait and run; 0 for what is no job with a window.
+    # Seconds that each of its chunks and tokens may wait and run; 0: it is not a job with a window.
     step_s: float = 0.0
 
 
 class TokenTimes:
     def look(self, requests: Iterable[DecodeRequest], now: float) -> None:
-        """Sees which have got a token. It must have seen a request before it says what that has left."""
+        """Updates the marks of requests that got a token. Must see a request before the other methods are called for
+        it."""
         for request in requests:
             mark = request.mark
             if mark is None:
@@ -30,7 +31,7 @@ class TokenTimes:
                 mark.num_output, mark.since_s = request.num_output, now
 
     def left_s(self, request: DecodeRequest, now: float) -> float:
-        """The seconds until its next token is due, which is real time."""
+        """Returns the seconds until its next token is due. Real time only."""
         if not request.num_output:
             return request.deadlines.first_due_s - now
         return float(request.mark.since_s + request.deadlines.tbt_s - now)

@@ -1,1 +1,1 @@
-"""The cluster in virtual time: the very code that decides, with simulated instances, wires and clients around it."""
+"""The cluster in virtual time: the real deciding code, with simulated instances, links and clients around it."""

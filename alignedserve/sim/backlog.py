@@ -1,4 +1,4 @@
-"""Best effort that never runs out: so many requests are there from the start, and for each that ends another comes."""
+"""A constant backlog of best effort: a fixed number of requests from the start, and a new one for each that ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Backlog:
     def __init__(
         self, scenario: Scenario, gateway: SimGateway, lengths: Sequence[Lengths], first_key: int
     ) -> None:
-        """Its requests have keys from `first_key` on, and the lengths in turn."""
+        """Its requests have keys from `first_key` on, and take the lengths in turn."""
         self._scenario = scenario
         self._gateway = gateway
         self._lengths = lengths
@@ -30,8 +30,8 @@ class Backlog:
         if stream.request.key < self._first_key:
             return
         if not stream.is_complete:
-            # Another one would be refused too, at once, and virtual time would stand still.
-            raise ValueError(f"be_backlog: a request of it was not taken: {stream.outcome}")
+            # The next one would also be refused at once, and virtual time would stand still.
+            raise ValueError(f"be_backlog: one of its requests was not accepted: {stream.outcome}")
         self._add()
 
     def _add(self) -> None:

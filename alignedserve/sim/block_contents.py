@@ -1,6 +1,5 @@
-"""What the blocks of a simulated instance hold, slot by slot as far as that can be wrong: KV of one request from the
-first slot up, and of another from the last one down. What one writes over the other's is gone.
-"""
+"""The contents of a simulated instance's blocks, in the detail in which they can be wrong: KV of one request from the
+first slot up, and of another from the last slot down. If one overwrites the other's KV, that KV is gone."""
 
 from __future__ import annotations
 
@@ -9,32 +8,32 @@ from collections.abc import Callable
 from alignedserve.sim.segment import Content
 from alignedserve.types import BlockId, RequestKey
 
-# Returns the hash of a request's first so many tokens.
+# Returns the hash of a request's first tokens, given their number.
 Digest = Callable[[int], int]
 
 
 class BlockContents:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        # A block that is no key has no KV at that end.
+        # A block without an entry has no KV at that end.
         self._left: dict[BlockId, Content] = {}
         self._right: dict[BlockId, Content] = {}
         # The requests that fill blocks from the right.
         self._reversed: set[RequestKey] = set()
-        # By request and index of the block: tokens which host memory has, first and end, and their hash.
+        # By request and block index: the tokens that host memory has (first and end), and their hash.
         self._away: dict[RequestKey, dict[int, tuple[int, int, int]]] = {}
 
     def __setitem__(self, block: BlockId, content: Content) -> None:
-        """The whole block is overwritten."""
+        """Overwrites the whole block."""
         self.clear(block)
         self._own(content.key)[block] = content
 
     def is_reversed(self, key: RequestKey, is_reversed: bool) -> None:
-        """Notes which end the request fills its blocks from."""
+        """Records from which end the request fills its blocks."""
         (self._reversed.add if is_reversed else self._reversed.discard)(key)
 
     def forget(self, key: RequestKey) -> None:
-        """The request has no blocks any more."""
+        """Forgets a request that has no blocks any more."""
         self._reversed.discard(key)
         self.drop(key)
 
@@ -43,17 +42,17 @@ class BlockContents:
         self._right.pop(block, None)
 
     def get(self, key: RequestKey, block: BlockId) -> Content | None:
-        """What lies at the end that the request fills blocks from."""
+        """Returns the content at the end from which the request fills its blocks."""
         return self._own(key).get(block)
 
     def write(self, block: BlockId, content: Content) -> None:
-        """The request's tokens of this block are there; what was in their slots is gone."""
+        """Writes the request's tokens of this block. Anything else in their slots is gone."""
         own = self._own(content.key)
         own[block] = content
         other = self._left if own is self._right else self._right
         if (held := other.get(block)) and held.num_tokens + content.num_tokens > self._block_size:
             num_left = self._block_size - content.num_tokens
-            # Nobody knows the hash of what is left, and nobody may need it until it is whole again.
+            # The hash of the rest is unknown. It must not be needed until the rest is whole again.
             other[block] = held._replace(num_tokens=num_left, digest=0)
 
     # ---- host memory -------------------------------------------------------------------------------------------------
@@ -83,11 +82,11 @@ class BlockContents:
         self._right[block] = Content(key, index, end, there[2])
 
     def drop(self, key: RequestKey) -> None:
-        """Host memory has nothing of the request any more."""
+        """Drops what host memory has of the request."""
         self._away.pop(key, None)
 
     def copy(self, key: RequestKey, old: BlockId, new: BlockId) -> None:
-        """The request's KV in the old block is in the new one from here on."""
+        """Moves the request's KV from the old block to the new one."""
         self.clear(new)
         if held := self._right.pop(old, None):
             if held.key != key:

@@ -14,13 +14,13 @@ class Carrier:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._links = SharedLinks()
-        # Maps each flow that has not ended to the timer of its first byte, and from then on of its last.
+        # For each flow that has not ended, the timer of its first byte, and after that of its last byte.
         self._timers: dict[Flow, Timer] = {}
 
     def start(
         self, num_bytes: int, channel: Channel, crossings: Sequence[Crossing], arrived: Callable[[], None]
     ) -> Flow:
-        """`arrived` is called when the last byte has arrived, unless the flow is stopped before."""
+        """Starts a flow. `arrived` is called when the last byte has arrived, unless the flow is stopped before."""
         flow = Flow(num_bytes, channel, crossings, begun_s=self._clock.now)
         self._timers[flow] = self._clock.at(flow.first_byte_s, partial(self._join, flow, arrived))
         return flow
@@ -30,7 +30,7 @@ class Carrier:
         self._move_ends(self._links.leave(flow, self._clock.now))
 
     def check_idle(self) -> None:
-        """Nothing is on its way."""
+        """Raises RuntimeError if a copy is on its way."""
         if self._timers:
             raise RuntimeError(f"idle, but {len(self._timers)} copies are on their way")
 

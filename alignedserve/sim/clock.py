@@ -1,6 +1,6 @@
 """Virtual time. Nothing waits: the clock jumps from one event to the next, in order of time, then of request.
 
-What a process reads is its `LocalClock`: monotonic, and otherwise not to be relied on.
+A process reads its `LocalClock`, which is monotonic but otherwise unreliable.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import msgspec
 
 
 class Timer(msgspec.Struct):
-    """It is a struct, which takes less time to make than a dataclass: there is one for each event."""
+    """An event's action. It is a struct, which is faster to create than a dataclass: there is one for each event."""
 
     action: Callable[[], None] | None
 
     def cancel(self) -> None:
-        """Safe to repeat, and after it went off."""
+        """Safe to repeat, even after the event."""
         self.action = None
 
 
@@ -25,7 +25,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.num_events = 0
-        # Each entry is (seconds, number, timer). No two have the same number, so timers are never compared.
+        # Entries (seconds, number, timer). Numbers are unique, so timers are never compared.
         self._heap: list[tuple[float, int, Timer]] = []
         self._num_asked = 0
 
@@ -41,7 +41,7 @@ class Clock:
         return self.at(self.now + delay_s, action)
 
     def step(self, until_s: float = float("inf")) -> bool:
-        """Runs the next event, if there is one by then."""
+        """Runs the next event, if it is due by then. Returns whether it did."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             time_s, _, timer = heapq.heappop(heap)
@@ -53,13 +53,14 @@ class Clock:
         return False
 
     def run_until(self, time_s: float) -> None:
-        """Everything up to then, and then it is that time."""
+        """Runs all events up to this time, and then sets the time to it."""
         while self.step(time_s):
             pass
         self.now = max(self.now, time_s)
 
     def run_while(self, goes_on: Callable[[], bool], limit_s: float) -> bool:
-        """Until `goes_on` is false; False if it still is true at the limit, or nothing is left to happen."""
+        """Runs until `goes_on` returns False. Returns False if it is still true at the limit, or nothing is left to
+        happen."""
         while goes_on():
             if not self.step(limit_s):
                 return False
@@ -67,12 +68,12 @@ class Clock:
 
 
 class LocalClock:
-    """A process's monotonic clock. It reads the virtual time unless it was told to run fast or slow, to jump ahead, or
+    """A process's monotonic clock. It shows the virtual time, unless it was told to run fast or slow, to jump ahead, or
     to stand still."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # The reading, in seconds, at the virtual time `_since_s`; from then on it grows by `_rate` a second.
+        # The reading in seconds at the virtual time `_since_s`. After that it grows by `_rate` per second.
         self._base_s = 0.0
         self._since_s = 0.0
         self._rate = 1.0

@@ -1,4 +1,4 @@
-"""The same workload with several settings: what `alignedserve simulate` does."""
+"""Runs the same workload with several settings, for `alignedserve simulate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from alignedserve.sim.world import Overhead
 from alignedserve.timing.cost import CostModel
 
 MAX_MODEL_LEN = 16_384
-# A search that finds its first rate too high begins again at an eighth of it, up to four times.
+# If the first rate of a search is too high, it starts again at an eighth of it, up to four times.
 _NUM_LOWER, _LOWER = 4, 8.0
 _GROWTH, _PRECISION = 2.0, 0.05
 
@@ -38,7 +38,7 @@ class Progress(Protocol):
     def advance(self) -> None: ...
 
     def tried(self, name: str, rate: float, attainment: float) -> None:
-        """By a search for the highest rate."""
+        """Reports a rate that a search has tried."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Setting:
     num_prefill: int
     num_decode: int
     num_colocated: int = 0
-    # Whether instances change their roles; the numbers are those at the start.
+    # Whether instances change their roles. The numbers are those at the start.
     change_roles: bool = False
 
     def __str__(self) -> str:
@@ -60,9 +60,9 @@ class Setting:
 @dataclass(frozen=True)
 class Row:
     setting: Setting
-    # Requests per second. It is None where all requests come at once, or there is only one.
+    # Requests per second; None: all requests come at once, or there is only one.
     request_rate: float | None
-    # It is None after a search that found no rate to be low enough.
+    # None after a search that found no rate low enough.
     outcome: Outcome | None
     # Each rate that a search tried, in requests per second, and the attainment at it.
     tried: list[tuple[float, float]]
@@ -81,8 +81,8 @@ class Comparison:
         scheduling: SchedulingConfig,
         model: ModelKv | None = None,
     ) -> None:
-        """`model`: that of the cost model, if more is to be known of it. Raises ValueError for what can't be
-        simulated."""
+        """`model`: the model of the cost model, if more about it is needed. Raises ValueError for settings that can't
+        be simulated."""
         self._config = config
         if config.attention:
             cost = cost.with_attention(config.attention)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ class Comparison:
         scheduling.check_share_blocks(are_colocated, config.pool_kv_dtype)
         self.scenarios = [self._scenario(setting) for setting in self.settings]
         if config.find_rate and not any(each.tier == "rt" for each in traffic):
-            raise ValueError("find_rate: needs real time, whose objectives are to be kept")
+            raise ValueError("find_rate: needs real time, which has objectives to meet")
         backlog = make_backlog(config, traffic) if config.be_backlog else ()
         whole = Workload(traffic, config.be_backlog, backlog, config.warmup_s)
         self.workload = whole.fitting(self.scenarios[0])
@@ -167,7 +167,7 @@ class Comparison:
         if self._engine.hidden_cache:
             check_keeps_inputs(policy)
             if not setting.num_colocated:
-                raise ValueError("hidden_cache: takes colocated_instances")
+                raise ValueError("hidden_cache: needs colocated_instances")
         most_tokens = self._most_tokens(setting)
         longest = self._model.max_model_len if self._model else MAX_MODEL_LEN
         max_model_len = config.max_model_len or min(MAX_MODEL_LEN, longest, most_tokens)
@@ -180,7 +180,7 @@ class Comparison:
         if pool_bytes < needed_bytes:
             raise ValueError(
                 f"pool_memory_bytes={pool_bytes}: does not hold one request of max_model_len={max_model_len}, "
-                f"of {self._cost.pool_bytes_per_token:g} bytes a token"
+                f"at {self._cost.pool_bytes_per_token:g} bytes per token"
             )
         return Scenario(
             self._cost,
@@ -205,7 +205,7 @@ class Comparison:
         )
 
     def _most_tokens(self, setting: Setting) -> int:
-        """Those of a request that an instance of each kind has blocks for."""
+        """Returns the most tokens of a request for which every kind of instance has blocks."""
         block_size, groups = self._engine.block_size, self._groups
         if not setting.num_colocated:  # A prefill instance holds whole prompts.
             return self._num_columns * block_size
@@ -218,7 +218,7 @@ class Comparison:
 
     @property
     def _num_columns(self) -> int:
-        """Those that an instance has blocks for, where nothing is passed."""
+        """The number of columns for which an instance has blocks, if nothing is passed."""
         return self._cost.num_kv_tokens // self._engine.block_size
 
 

@@ -1,4 +1,4 @@
-"""What `alignedserve simulate` can be told, besides what `serve` can. The text beside a field is its help."""
+"""The settings of `alignedserve simulate` beyond those of `serve`. The text beside a field is its help."""
 
 from __future__ import annotations
 
@@ -27,75 +27,90 @@ _ABOVE_ZERO = (
 
 @dataclass(frozen=True)
 class SimConfig:
-    cost: Annotated[str, "a cost model's name, or file: one, or what alignedserve profile --out wrote"] = (
+    cost: Annotated[str, "name of a cost model, or its file, as alignedserve profile --out writes it"] = (
         "opt-13b/a100-80gb"
     )
     attention: Annotated[
         str | None, "decode kernel: balanced, plain, or padded (the worst) [default: the cost model's]"
     ] = None
-    policy: Annotated[
-        tuple[str, ...], "as of alignedserve serve; repeat to compare, as the next two [default: aligned]"
-    ] = ("aligned",)
+    policy: Annotated[tuple[str, ...], "as for alignedserve serve; repeat to compare [default: aligned]"] = (
+        "aligned",
+    )
     prefill_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = ()
     decode_instances: Annotated[tuple[int, ...], "repeat to compare [default: 1]"] = ()
     colocated_instances: Annotated[
-        tuple[int, ...], "islands that have so many instead; repeat to compare [default: none]"
+        tuple[int, ...], "colocated instances in place of these two; repeat to compare [default: none]"
     ] = ()
     link: Annotated[str, "how KV gets to decode instances: host, ipc, gloo or nccl"] = "host"
     shared_links: Annotated[
-        bool, "copies share PCIe, NVLink and host memory as on one host; else none slows another"
+        bool, "copies share PCIe, NVLink and host memory as on one host; otherwise none slows another"
     ] = True
     gpus_per_pcie_root: Annotated[
-        int | None, "GPUs that share one x16's bandwidth to the host [default: the cost model's]"
+        int | None, "GPUs that share the bandwidth of one x16 link to the host [default: the cost model's]"
     ] = None
     host_memory_bandwidth: Annotated[
-        float | None, "bytes per second of all copies from and to the pool [default: the cost model's]"
+        float | None, "bytes per second of all copies to and from the pool [default: the cost model's]"
     ] = None
-    pace: Annotated[float, "iterations take so many times what the cost model says"] = 1.0
-    outside_ms: Annotated[float, "before each iteration, in which the engine computes nothing"] = 0.0
+    pace: Annotated[float, "ratio of iteration time to the cost model's prediction"] = 1.0
+    outside_ms: Annotated[
+        float, "milliseconds before each iteration in which the engine computes nothing"
+    ] = 0.0
     pool_memory_bytes: Annotated[
-        int | None, "host memory for KV [default: twice what the decode instances hold]"
+        int | None, "bytes of host memory for KV [default: twice what the decode instances hold]"
     ] = None
     pool_kv_dtype: Annotated[
-        str, "of KV in that memory: auto (as instances have it), or int8, for a model of two bytes a value"
+        str,
+        "dtype of KV in that memory: auto (as in instances), or int8, for a model with two bytes per value",
     ] = "auto"
     max_model_len: Annotated[
-        int | None, "prompt and output tokens of a request [default: 16384, or what an instance holds]"
+        int | None, "most prompt and output tokens of a request [default: 16384, or what an instance holds]"
     ] = None
 
     trace: Annotated[
         str | None,
-        "of arrivals and lengths: CSV as Azure's, or .jsonl, also as Mooncake's [default: made up]",
+        "trace of arrivals and lengths: CSV as Azure's, or .jsonl, also as Mooncake's [default: synthetic]",
     ] = None
-    trace_start: Annotated[int, "the trace's first request that is sent, counted from 0"] = 0
-    num_prompts: Annotated[int, "requests; of a trace, the first from there on"] = 1000
+    trace_start: Annotated[int, "first request of the trace that is sent, counted from 0"] = 0
+    num_prompts: Annotated[int, "number of requests; with a trace, the first ones from its start"] = 1000
     request_rate: Annotated[float | None, "requests per second [default: the trace's own, or 1]"] = None
-    burstiness: Annotated[float, "of made arrivals: 1 is Poisson, below it comes in bursts"] = 1.0
-    input_len: Annotated[float, "tokens of a made prompt, at the median"] = 512.0
-    output_len: Annotated[float, "tokens of the answer to one, at the median"] = 128.0
-    spread: Annotated[float, "a sixth of made lengths is above the median times this; 1: all alike"] = 1.0
-    seed: Annotated[int, "of arrivals, lengths and classes"] = 0
+    burstiness: Annotated[float, "burstiness of synthetic arrivals: 1 is Poisson, less is burstier"] = 1.0
+    input_len: Annotated[float, "median tokens of a synthetic prompt"] = 512.0
+    output_len: Annotated[float, "median tokens of its answer"] = 128.0
+    spread: Annotated[float, "a sixth of synthetic lengths exceeds the median times this; 1: all equal"] = 1.0
+    seed: Annotated[int, "seed of arrivals, lengths and classes"] = 0
 
-    be_share: Annotated[float | None, "of the requests that are best effort [default: as in a .jsonl]"] = None
-    be_window_s: Annotated[float | None, "in which best effort is to be done [default: no window]"] = None
-    be_backlog: Annotated[int, "best-effort requests there all the time, beside the others; 0: none"] = 0
-    be_input_len: Annotated[float | None, "median prompt of the backlog [default: as the others]"] = None
-    be_output_len: Annotated[float | None, "likewise its answers"] = None
-    warmup_s: Annotated[float, "of the backlog alone, before the others come and are measured"] = 30.0
-    be_min_share: Annotated[float, "--be-share of alignedserve serve: of an instance's time, at least"] = 0.05
+    be_share: Annotated[float | None, "share of requests that are best effort [default: as in a .jsonl]"] = (
+        None
+    )
+    be_window_s: Annotated[float | None, "seconds in which best effort must be done [default: no window]"] = (
+        None
+    )
+    be_backlog: Annotated[int, "best-effort requests that are always there, beside the others; 0: none"] = 0
+    be_input_len: Annotated[float | None, "median prompt tokens of the backlog [default: as the others]"] = (
+        None
+    )
+    be_output_len: Annotated[float | None, "median answer tokens of the backlog [default: as the others]"] = (
+        None
+    )
+    warmup_s: Annotated[float, "seconds of the backlog alone, before the others arrive and are measured"] = (
+        30.0
+    )
+    be_min_share: Annotated[float, "--be-share of alignedserve serve: least share of an instance's time"] = (
+        0.05
+    )
 
-    slo_ttft_ms: Annotated[float, "the first token is due after so long; 0: whenever"] = 1000.0
-    slo_tbt_ms: Annotated[float, "each further token, after the one before; 0: whenever"] = 100.0
+    slo_ttft_ms: Annotated[float, "milliseconds until the first token is due; 0: no objective"] = 1000.0
+    slo_tbt_ms: Annotated[float, "milliseconds until each further token is due; 0: no objective"] = 100.0
     slo_mix: Annotated[
         str | None,
-        "instead, as in 0.036:0.2,0.5:0.8: seconds, and for which share of real time [default: alike]",
+        "several instead, like 0.036:0.2,0.5:0.8: seconds, and the share of real time [default: one for all]",
     ] = None
     length_predictor: Annotated[
         str,
-        f"what is known of lengths: none, rough (wrong by {100 * DEMO_ERROR:.0f} % on average) or exact",
+        f"knowledge of lengths: none, rough (wrong by {100 * DEMO_ERROR:.0f} % on average) or exact",
     ] = "rough"
-    find_rate: Annotated[bool, "look for the highest rate at which enough real time is in time"] = False
-    attainment: Annotated[float, "share of it that is enough"] = 0.9
+    find_rate: Annotated[bool, "search for the highest rate at which enough real time is in time"] = False
+    attainment: Annotated[float, "share of real time that is enough"] = 0.9
 
     def __post_init__(self) -> None:
         for name in ("policy", "prefill_instances", "decode_instances", "colocated_instances"):
@@ -111,7 +126,7 @@ class SimConfig:
         _in_range("num_prompts", self.num_prompts, 1, 10_000_000)
         _in_range("trace_start", self.trace_start, 0, 10_000_000)
         if self.trace_start and self.trace is None:
-            raise ValueError(f"trace_start={self.trace_start}: takes a trace")
+            raise ValueError(f"trace_start={self.trace_start}: needs a trace")
         _in_range("be_backlog", self.be_backlog, 0, 100_000)
         _in_range("spread", self.spread, 1, 100)
         _in_range("warmup_s", self.warmup_s, 0, 86_400)
@@ -135,7 +150,7 @@ class SimConfig:
 
     @property
     def objectives(self) -> list[tuple[float, float]]:
-        """The TBT objectives in `slo_mix` in seconds, each with its share of real time; none without it."""
+        """The TBT objectives in `slo_mix`, in seconds, each with its share of real time; empty without it."""
         return parse_mix(self.slo_mix) if self.slo_mix is not None else []
 
     @property
@@ -149,7 +164,7 @@ class SimConfig:
 
 
 def parse_mix(text: str) -> list[tuple[float, float]]:
-    """Returns values with their shares. Raises ValueError."""
+    """Returns the values with their shares. Raises ValueError."""
     try:
         pairs = [part.split(":") for part in text.split(",")]
         mix = [(float(value), float(share)) for value, share in pairs]
@@ -161,7 +176,7 @@ def parse_mix(text: str) -> list[tuple[float, float]]:
         raise ValueError(f"slo_mix={text!r}: names an objective twice")
     total = sum(share for _, share in mix)
     if not math.isclose(total, 1.0, abs_tol=1e-6):
-        raise ValueError(f"slo_mix={text!r}: the shares add up to {total:g}, and must to 1")
+        raise ValueError(f"slo_mix={text!r}: the shares add up to {total:g}, must be 1")
     return mix
 
 

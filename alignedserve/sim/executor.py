@@ -1,7 +1,8 @@
-"""An engine that computes nothing: it holds blocks as the real one does, knows how long an iteration would take, and
-samples by `model.py`.
+"""A simulated engine: it computes nothing, but holds blocks as the real one does, predicts iteration times, and samples
+by `model.py`.
 
-Instead of KV its blocks hold what KV that would be. A request that joins without all of its own is an error.
+Instead of KV, a block holds a record of which KV it would be. A request that joins without all of its own KV is an
+error.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _VOCABULARY = Vocabulary(model.VOCABULARY, frozenset())
 @dataclass(frozen=True)
 class SimFormat:
     block_size: int
-    # Of a block of one group of layers.
+    # Bytes of a block of one layer group.
     block_bytes: int
-    # In the pool.
+    # The same, in the pool.
     pool_block_bytes: int
 
     def num_columns(self, num_tokens: int, keeps_inputs: bool = False) -> int:
@@ -48,14 +49,14 @@ class SimFormat:
 
 class SimIteration(msgspec.Struct):
     requests: list[Request]
-    # The iteration takes this many seconds of virtual time.
+    # Seconds of virtual time that the iteration takes.
     seconds: float
 
 
 class SimEngine:
-    """See `Engine` for what each method promises."""
+    """The contracts of the methods are those of `Engine`."""
 
-    # Whether blocks hold what KV would be.
+    # Whether blocks record which KV they would hold.
     has_contents = True
 
     def __init__(
@@ -66,8 +67,8 @@ class SimEngine:
         kv: KvModel | None = None,
         seconds: Callable[[float, bool], float] = lambda model_s, has_chunks: model_s,
     ) -> None:
-        """`computed`: tokens of each request, counted by all instances. `kv`: what KV should be. `seconds` returns how
-        long an iteration takes for which `cost` says so many seconds, and which has parts of prompts or not."""
+        """`computed`: tokens computed for each request, counted over all instances. `kv`: which KV is right. `seconds`
+        returns an iteration's duration from that of the cost model, and from whether it has parts of prompts."""
         self.limits = limits
         self.num_blocks = limits.num_blocks
         self.max_model_len = limits.max_model_len
@@ -81,8 +82,8 @@ class SimEngine:
         )
         self.grammars = SimGrammars()
         self.contents = self._make_contents()
-        # The requests that have ever shared a block from both ends, and the seconds that copies for it take before the
-        # next iteration.
+        # Requests that have ever shared a block from both ends, and the seconds of the copies for that before the next
+        # iteration.
         self._sharers: set[RequestId] = set()
         self._copies_s = 0.0
         self._cost = cost
@@ -92,9 +93,9 @@ class SimEngine:
         self._chains: dict[RequestId, TokenChain] = {}
         self._blocks = BlockManager(limits.num_blocks, self.span)
         self._requests: dict[RequestId, Request] = {}
-        # Counts for each request how many of its first columns other requests have filled.
+        # For each request, how many of its first columns other requests have filled.
         self._num_shared: Counter[RequestId] = Counter()
-        # What was right in whole blocks of a request, by group and column, when they were last looked at.
+        # The right contents of a request's whole blocks, by group and column, when they were last checked.
         self._right: dict[RequestId, dict[tuple[int, int], Content]] = {}
 
     def _make_contents(self) -> BlockContents:
@@ -219,7 +220,7 @@ class SimEngine:
     # ---- blocks that two requests fill from both ends ----------------------------------------------------------------
 
     def make_checkpoints(self, num_parts: int) -> None:
-        """Their number is bounded by the schedule, and checked there."""
+        """Does nothing: the schedule bounds their number, and checks it."""
 
     def lend(self, borrower: Request, lender: Request, index: int) -> None:
         self._blocks.lend(borrower.request_id, lender.request_id, index)
@@ -258,7 +259,7 @@ class SimEngine:
         self._copies_s += channel.seconds(num_bytes)
         return num_bytes
 
-    # ---- checks of what blocks hold ----------------------------------------------------------------------------------
+    # ---- checks of block contents ------------------------------------------------------------------------------------
 
     def _check_content(self, request: Request) -> None:
         key, size = key_of(request.request_id), self._size_of(request)
@@ -275,14 +276,14 @@ class SimEngine:
         self._right[request.request_id] = right
 
     def _first_seen(self, request: Request, group: int) -> int:
-        """The first column that the request's next token attends to in layers of this group. This goes by the window,
-        and not by what says which columns are passed."""
+        """Returns the first column to which the request's next token attends in layers of this group. Derived from the
+        window, independently of which columns count as passed."""
         if group < self.span.num_full_groups or not self.span.window:
             return 0
         return max(request.num_computed + 1 - self.span.window, 0) // self._size_of(request)
 
     def _checked(self, request: Request, group: int, column: int, held: Content | None) -> Content:
-        """Raises RuntimeError unless it is what the request needs there."""
+        """Raises RuntimeError unless the block holds what the request needs there."""
         key, size = key_of(request.request_id), self._size_of(request)
         least = min(size, request.num_computed - column * size)
         is_its_own = column < self._num_shared[request.request_id] or (held and held.key == key)
@@ -305,7 +306,7 @@ class SimEngine:
             raise RuntimeError(f"request {key} has KV of other tokens in its block {held.place}: {held}")
 
     def _size_of(self, request: Request) -> int:
-        """How many of the request's tokens a block has room for."""
+        """Returns how many of the request's tokens fit into a block."""
         return tokens_per_block(self.format.block_size, request.keeps_inputs)
 
     # ---- prefixes ---------------------------------------------------------------------------------------------------
@@ -341,7 +342,7 @@ class SimEngine:
                 chunks.append((first, count))
             if request.keeps_inputs:
                 num_restored += first
-            # A token within a block needs no other block, unless it gets one in place of a block that was passed.
+            # A token within a block needs no other block, unless it gets one in place of a passed block.
             if count > 1 or first % block_size == 0 or has_window:
                 self._grow(request.request_id, self.format.num_columns(end, request.keeps_inputs))
             if has_contents:
@@ -369,7 +370,7 @@ class SimEngine:
         return TokenOutput(request.request_id, token, reason)
 
     def _compute(self, request: Request, end: int) -> None:
-        """Computes the request's tokens up to this one: looks at those before, and fills blocks."""
+        """Computes the request's tokens up to `end`: checks those before, and fills blocks."""
         key, size, first = key_of(request.request_id), self._size_of(request), request.num_computed
         if request.request_id in self._sharers or self.span.window or self.span.num_groups > 1:
             self._check_content(request)
@@ -395,10 +396,10 @@ class SimEngine:
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     def confirm(self) -> None:
-        """Simulated instances have one rank, which ends as a whole."""
+        """Does nothing: a simulated instance has one rank, which ends as a whole."""
 
     def check_idle(self) -> None:
-        """Nothing is left of any request."""
+        """Raises RuntimeError if anything is left of a request."""
         self._blocks.check_idle()
         if self._requests:
             raise RuntimeError(f"idle, but requests {sorted(self._requests)} are left")

@@ -1,6 +1,5 @@
-"""Which processes could still write to the pool's blocks: see router/fence.py. A process id is one life of one process,
-as an epoch is.
-"""
+"""The processes that could still write to the pool's blocks: see router/fence.py. In place of a process id, an epoch
+names one life of a process."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 class SimFence:
     def __init__(self, world: World) -> None:
         self._world = world
-        # The segment of the pool that connected last.
+        # The segment of the last pool that connected.
         self.segment = ""
         # Lives that are not connected and could write, with the second at which they were found.
         self._found: dict[tuple[InstanceId, Epoch], float] = {}
@@ -27,12 +26,12 @@ class SimFence:
         self._found.pop((hello.instance_id, hello.epoch), None)
 
     def could_write(self, hello: Hello) -> bool:
-        """Whether a process that is not connected any more lives, and has the segment mapped."""
+        """Returns whether a process that is no longer connected lives and has the segment mapped."""
         process = self._world.processes[hello.instance_id]
         return process.epoch == hello.epoch and self._uses(process, self.segment)
 
     def strangers(self, segment: str, connected: Iterable[Hello]) -> list[SimProcess]:
-        """Returns the instances that have the segment mapped, and are not connected."""
+        """Returns the instances that have the segment mapped and are not connected."""
         known = {(hello.instance_id, hello.epoch) for hello in connected}
         return [
             process
@@ -41,7 +40,7 @@ class SimFence:
         ]
 
     def kill_after(self, patience_s: float, processes: Iterable[SimProcess]) -> None:
-        """Kills those of them that were first given so many seconds ago."""
+        """Kills those of them that were first passed `patience_s` ago."""
         now = self._world.clock.now
         for process in list(processes):
             if now - self._found.setdefault((process.instance_id, process.epoch), now) >= patience_s:

@@ -1,4 +1,4 @@
-"""What simulated gateways know of a request's length when they submit it: nothing, all of it, or roughly."""
+"""What simulated gateways know about a request's length when they submit it: nothing, all, or an estimate."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from functools import partial
 from alignedserve.protocol.messages import Request
 from alignedserve.sim.model import num_output_tokens
 
-# Returns how many tokens a request's output will have in all; 0 means that it is not known.
+# Returns the total number of output tokens of a request; 0: unknown.
 Foresee = Callable[[Request], int]
 
-# The length predictor's mean relative errors, as benchmarks/results/lengths.md has them.
+# The length predictor's mean relative errors, from benchmarks/results/lengths.md.
 DEMO_ERROR, GSM8K_ERROR = 0.478, 0.267
 
 
@@ -28,7 +28,7 @@ def oracle(max_model_len: int) -> Foresee:
 
 @dataclass(frozen=True)
 class Roughly:
-    """The truth times a log-normal factor, too long as often as too short; of a request always the same."""
+    """The true length times a log-normal factor, too long as often as too short. Always the same for a request."""
 
     max_model_len: int
     # The mean of |predicted - true| / true.
@@ -44,7 +44,7 @@ class Roughly:
 
 
 def sigma_for(relative_error: float) -> float:
-    """Of exp(sigma * Z), Z normal, such that the mean of its distance from 1 is this."""
+    """Returns the sigma for which exp(sigma * Z), with Z normal, has this mean distance from 1."""
     if not 0 <= relative_error <= 10:
         raise ValueError(f"relative_error={relative_error}: must be from 0 to 10")
     low, high = 0.0, 4.0

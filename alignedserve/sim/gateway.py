@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
 
-# As in gateway/island.py: seconds, how often they are doubled, and reasons for which a request is not submitted again.
+# As in gateway/island.py: seconds, how often they are doubled, and the reasons for which a request is not submitted
+# again.
 RESUBMIT_S, MAX_DOUBLED = 0.25, 4
 NEVER = ("too_long", "slo")
 
 
 @dataclass(slots=True)
 class Stream:
-    """What a client has got."""
+    """The answer that a client has received."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)
-    # The second at which each of the tokens came.
+    # The second at which each of the tokens arrived.
     times_s: list[float] = field(default_factory=list)
-    # How the stream ended: "stop", "length", "error", the reason why it was rejected, "abort" (by the client), or
-    # "lost"
-    # (its gateway died). It is None while the stream is open.
+    # How the stream ended: "stop", "length", "error", the reason for its rejection, "abort" (by the client), or "lost"
+    # (its gateway died). None while it is open.
     outcome: str | None = None
     ended_s: float = 0.0
     num_submitted: int = 0
-    # Tokens of its prompt whose KV was there already, when its first token came.
+    # Prompt tokens with KV that was already there when its first token came.
     num_reused: int = 0
 
     @property
@@ -60,7 +60,7 @@ class SimGateway(SimProcess):
         super().__init__(world, instance_id)
         self.streams: dict[RequestKey, Stream] = {}
         self.open: dict[RequestKey, Stream] = {}
-        # Each listener is called with every stream that has ended, however it did.
+        # Each listener is called with every stream that has ended, for whatever reason.
         self.listeners: list[Callable[[Stream], None]] = []
         self._max_model_len = max_model_len
 
@@ -75,7 +75,7 @@ class SimGateway(SimProcess):
         self._send_submit(stream)
 
     def abort(self, key: RequestKey) -> None:
-        """By the client; nothing happens if it has its answer."""
+        """Ends a request because its client leaves. Does nothing if the request has ended."""
         if key in self.open:
             self._end(self.open[key], "abort")
             self.send(Abort(key))
@@ -119,7 +119,7 @@ class SimGateway(SimProcess):
                 raise ValueError(f"{self.instance_id} got a {type(message).__name__}, not for gateways")
 
     def _rejected(self, rejected: Rejected) -> None:
-        """A request that was accepted before is submitted until it is accepted again, as by gateway/island.py."""
+        """Submits a request that was accepted before until it is accepted again, as gateway/island.py does."""
         stream = self.open.get(rejected.key)
         if stream and stream.num_submitted > 1 and rejected.reason not in NEVER:
             num_doubled = min(stream.num_submitted - 2, MAX_DOUBLED)
@@ -132,7 +132,8 @@ class SimGateway(SimProcess):
             self._send_submit(stream)
 
     def _news(self, news: NewTokens, now: float) -> None:
-        """A router says each token once, and again only what has not arrived."""
+        """Takes new tokens. Raises RuntimeError unless each comes once: a router repeats only tokens that have not
+        arrived."""
         stream = self.open.get(news.key)
         if stream is None:
             self._check_late(news)
@@ -189,7 +190,7 @@ class SimGateway(SimProcess):
             )
 
     def _check_late(self, news: NewTokens) -> None:
-        """Tokens may be on their way when a client leaves; after the end there are none."""
+        """Raises RuntimeError for tokens after the end. Tokens may still arrive after a client has left."""
         stream = self.streams.get(news.key)
         if stream is None or stream.is_complete:
             raise RuntimeError(f"request {news.key} gets {news} after its end")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Goodput:
-    # Requests per second; it is 0 if not even the first rate was good.
+    # Requests per second; 0: even the first rate was too high.
     rate: float = 0.0
     # Every rate that was tried, in requests per second, and the attainment at it.
     tried: list[tuple[float, float]] = field(default_factory=list)
@@ -22,7 +22,7 @@ def find_goodput(
     precision: float = 0.02,
     max_rate: float = 1e4,
 ) -> Goodput:
-    """Attainment is taken to fall with the rate. `precision`: of the rate, relative."""
+    """Finds the rate; assumes that attainment falls with it. `precision`: relative error of the rate."""
     for name, value, is_allowed, allowed in (
         ("first_rate", first_rate, 0 < first_rate <= max_rate, f"above 0, up to max_rate={max_rate}"),
         ("growth", growth, growth > 1, "above 1"),

@@ -1,4 +1,4 @@
-"""Grammars that say nothing of tokens, and take a while to compile."""
+"""Grammars that do not constrain tokens, and take a while to compile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.text.grammar import Matcher
 
-# Seconds that it takes to compile a schema of usual size.
+# Seconds to compile a schema of usual size.
 COMPILE_S = 0.05
 
 
@@ -28,7 +28,7 @@ class SimGrammars:
 
 
 class SimThreads(Executor):
-    """Threads that are done with whatever they are given after the same time."""
+    """Threads that finish any task after the same time."""
 
     def __init__(self, after: Callable[[float, Callable[[], None]], object]) -> None:
         self._after = after

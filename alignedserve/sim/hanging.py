@@ -1,4 +1,4 @@
-"""A process that may hang: it neither acts nor answers, and what is there for it waits until it wakes up."""
+"""A process that may hang: it neither acts nor answers, and events for it wait until it wakes up."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class CanHang:
     def __init__(self, local_clock: LocalClock) -> None:
         self.local_clock = local_clock
         self.is_hung = False
-        # What happens to it when it wakes up, in this order.
+        # Events that are handled when it wakes up, in this order.
         self._held: list[Callable[[], None]] = []
 
     def hang(self) -> None:
-        """Its clock stands still too, as that of a machine that is suspended. Safe to repeat."""
+        """Hangs the process and stops its clock, as when a machine is suspended. Safe to repeat."""
         self.is_hung = True
         self.local_clock.stand_still(True)
 
@@ -28,14 +28,14 @@ class CanHang:
             action()
 
     def when_awake(self, action: Callable[[], None]) -> None:
-        """Now, or as soon as it wakes up; never if it is killed before."""
+        """Runs the action now, or when the process wakes up; never if it is killed before."""
         if self.is_hung:
             self._held.append(action)
         else:
             action()
 
     def forget_held(self) -> None:
-        """It was killed: another life begins awake."""
+        """Drops all held events of a killed process. Its next life begins awake."""
         self._held.clear()
         self.is_hung = False
         self.local_clock.stand_still(False)

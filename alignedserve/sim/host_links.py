@@ -1,12 +1,13 @@
-"""The links of the host that an island's instances are on, and which of them each instance's copies cross.
+"""The links of the host on which an island's instances run, and which of them each instance's copies cross.
 
-Instances take the host's GPUs in turn, prefill instances first: with n GPUs each, instance i has n of them from
-GPU i * n on.
+Instances take the host's GPUs in turn, prefill instances first: with n GPUs each, instance i has n of them from GPU i *
+n on.
 
-- *PCIe.* `gpus_per_pcie_root` GPUs in a row sit behind one root, whose bandwidth is one GPU's x16 in each direction.
-- *NVLink.* Each instance's ports carry what its channel does, in each direction. Between ports there is a switch that
-  slows nobody (NVSwitch).
-- *Host memory.* Each copy between the pool and a GPU reads or writes it once; both directions count together.
+- *PCIe.* `gpus_per_pcie_root` consecutive GPUs are behind one root. Its bandwidth is that of one GPU's x16 in each
+  direction.
+- *NVLink.* Each instance's ports have the bandwidth of its channel, in each direction. The switch between ports slows
+  no copy (NVSwitch).
+- *Host memory.* Each copy between the pool and a GPU reads or writes it once. Both directions count together.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Crossings = tuple[Crossing, ...]
 
 @dataclass(frozen=True)
 class Sharing:
-    """None: as the cost model says."""
+    """How copies share links. None: as in the cost model."""
 
-    # If it is False, all links are infinite, so that no copy slows another.
+    # False: all links are infinite, so that no copy slows another.
     is_on: bool = True
     gpus_per_pcie_root: int | None = None
     host_memory_bytes_per_s: float | None = None
@@ -35,7 +36,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Ports:
-    """What an instance's copies cross, by direction."""
+    """The links that an instance's copies cross, by direction."""
 
     from_pool: Crossings = ()
     to_pool: Crossings = ()
@@ -45,7 +46,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What crossed a link in a span of time."""
+    """The use of a link in a span of time."""
 
     name: str
     # The share of the time in which at least one copy crossed the link.
@@ -72,7 +73,8 @@ class HostLinks:
         return Link(name, bytes_per_s if self._is_on else inf)
 
     def _root(self, number: int, channels: Channels) -> tuple[Link, Link]:
-        """To GPUs and to the host: a channel is as fast as all GPUs of an instance, a root as one of them."""
+        """Returns the links to GPUs and to the host. A channel is as fast as all GPUs of an instance, a root as fast as
+        one of them."""
         load_bytes_per_s = max(channels.stage.bytes_per_s, channels.fetch.bytes_per_s)
         return (
             self._link(f"PCIe {number} to GPUs", load_bytes_per_s / self._num_gpus),
@@ -88,13 +90,13 @@ class HostLinks:
         return [self._memory, *(link for pair in [*self._roots, *self._nvlinks] for link in pair)]
 
     def count_anew(self, now: float) -> None:
-        """`use` is of the time from now on."""
+        """Restarts the counting: `use` covers the time from now on."""
         self._counted_from_s = now
         for link in self.links:
             link.count_anew(now)
 
     def use(self, now: float) -> list[LinkUse]:
-        """Of the links that anything has crossed."""
+        """Returns the use of all links that any copy has crossed."""
         for link in self.links:
             link.count(now)
         span_s = now - self._counted_from_s

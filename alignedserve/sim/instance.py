@@ -1,6 +1,6 @@
 """Simulated prefill and decode instances: the real ones, over an engine and copies in virtual time.
 
-What drives them here does what `instance/loop.py` does: what comes while an iteration runs waits for its end.
+The driver here does what `instance/loop.py` does: events that arrive during an iteration wait for its end.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SimInstance(SimProcess):
 
     @property
     def _parts(self) -> Parts:
-        """What a worker of any role is made of."""
+        """The parts of a worker of any role."""
         return (
             self.engine,
             self.transfers,
@@ -105,9 +105,9 @@ class SimInstance(SimProcess):
         self.engine = make(self._limits, world.cost, world.computed, world.kv, seconds)
         self._begin_role()
         self._inbox: list[AnyMessage | Up | Down] = []
-        # The number of the connection that reports are sent on.
+        # The number of the connection on which reports are sent.
         self._connection_number = 0
-        # Whether what the connection brings is void, though Down has not come yet.
+        # Whether messages of the connection are void, although Down has not come yet.
         self._is_void = False
         self._is_busy = self._is_woken = False
         self._patience: Timer | None = None
@@ -120,9 +120,7 @@ class SimInstance(SimProcess):
         self.worker = self._make_worker()
 
     def _take_role(self, role: str) -> None:
-        raise RuntimeError(
-            f"{self.instance_id} is to be a {role} instance, and can be nothing else than it is"
-        )
+        raise RuntimeError(f"{self.instance_id} is to become a {role} instance, but can't change its role")
 
     def end_life(self) -> None:
         self.transfers.die()
@@ -132,7 +130,7 @@ class SimInstance(SimProcess):
         return self.transfers.maps(segment)
 
     def router_closed(self) -> None:
-        """The instance lives on; what was ordered is void. It connects again when it has dropped all of that."""
+        """Voids all orders. The instance lives on, and connects again after it has dropped them."""
         self._connection = None
         self._take(Down())
 
@@ -211,7 +209,7 @@ class SimInstance(SimProcess):
                 self.worker.on(order)
 
     def _use_pool(self, segment: str) -> None:
-        """As in instance/loop.py; here nothing comes between mapping and asking."""
+        """Maps the pool as instance/loop.py does. Here nothing happens between mapping and checking."""
         self._is_void = self._connection is None or self._connection.is_over
         if self._is_void:
             self.worker.leave_pool()
@@ -221,11 +219,11 @@ class SimInstance(SimProcess):
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Holds at any time."""
+        """Checks what holds at any time."""
         self.worker.check()
 
     def check_idle(self) -> None:
-        """Nothing is left of any request."""
+        """Raises RuntimeError if anything is left of a request."""
         self.worker.check_idle()
         self.engine.check_idle()
 
@@ -291,7 +289,7 @@ class SimColocated(SimDecode):
 
 
 class SimChanging(SimPrefill):
-    """It is a prefill or a decode instance, as the router has it. When it is started, it is what it was first."""
+    """A prefill or a decode instance, as the router orders. After a start, it has its first role."""
 
     def __init__(
         self,
@@ -305,7 +303,7 @@ class SimChanging(SimPrefill):
     ) -> None:
         super().__init__(world, instance_id, limits, make_policy, staging_share, enable_prefix_caching)
         self._first_role = self.role = first_role
-        # Whether the router has not heard yet of the role that it has.
+        # Whether the router does not know its new role yet.
         self._is_changing = False
 
     def begin(self) -> None:
@@ -330,7 +328,7 @@ class SimChanging(SimPrefill):
         self.after(self.world.overhead.role_change_s, partial(self._say_hello, self._connection))
 
     def _say_hello(self, connection: Connection | None) -> None:
-        """Unless that connection is gone: it says so on the next one, then."""
+        """Sends Hello, unless that connection is gone: it then sends Hello on the next one."""
         if connection is self._connection:
             self._is_changing = False
             self.send(self.hello())
@@ -345,6 +343,6 @@ class SimChanging(SimPrefill):
 
 
 def _of_decode(world: World, ports: Ports) -> SimChannels:
-    """What a decode instance's copies go through."""
+    """Returns the channels of a decode instance's copies."""
     channels = world.cost.channels
     return SimChannels(channels.fetch, channels.save, channels.admit, ports)

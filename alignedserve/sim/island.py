@@ -30,20 +30,20 @@ class IslandConfig:
     cost: CostModel
     prefill: InstanceLimits
     decode: InstanceLimits
-    # Of whole columns.
+    # Whole columns.
     pool_blocks: int
     num_prefill: int = 1
     num_decode: int = 1
-    # Colocated instances, which replace the prefill and decode instances.
+    # Colocated instances, in place of the prefill and decode instances.
     num_colocated: int = 0
     num_gateways: int = 1
-    # Says which copies share bandwidth.
+    # Which copies share bandwidth.
     sharing: Sharing = field(default_factory=Sharing)
     router: RouterConfig = field(default_factory=lambda: RouterConfig(link="host"))
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # The share of a prefill instance's blocks that is kept for candidates. None are staged where the link is "host".
+    # The share of a prefill instance's blocks that is kept for candidates. With the link "host" none are staged.
     staging_share: float = 0.5
-    # Whether prompts are told apart by their tokens, so that those that begin alike share KV.
+    # Whether prompts are distinguished by their tokens, so that equal prefixes share KV.
     enable_prefix_caching: bool = False
     # Returns the output length that gateways predict for a request.
     foresee: Foresee = nothing
@@ -66,7 +66,7 @@ class Island:
     def __init__(
         self, config: IslandConfig, latency: Latency | None = None, clock: Clock | None = None
     ) -> None:
-        """`latency` is that of messages, if not the overhead's; `clock` is given where islands share one."""
+        """`latency`: latency of messages, if not that of the overhead. `clock`: the clock, if islands share one."""
         self.config = config
         self.host = HostLinks(config.cost, config.sharing, config.instance_ids)
         clock = clock or Clock()
@@ -157,7 +157,7 @@ class Island:
             process.start()
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Each when it arrives, to the gateways in turn."""
+        """Submits each request when it arrives, to the gateways in turn."""
         for index, request in enumerate(requests):
             gateway = self.gateways[index % len(self.gateways)]
             self.world.clock.at(request.arrival_s, partial(gateway.submit, request))
@@ -166,7 +166,8 @@ class Island:
         self.world.clock.run_until(self.now + seconds)
 
     def run_until_done(self, num_requests: int, limit_s: float) -> bool:
-        """Until so many were submitted and none is open; False if that takes longer than the limit."""
+        """Runs until this many requests were submitted and none is open. Returns False if that takes longer than the
+        limit."""
 
         def goes_on() -> bool:
             return self.num_open > 0 or sum(len(gateway.streams) for gateway in self.gateways) < num_requests
@@ -174,18 +175,18 @@ class Island:
         return self.world.clock.run_while(goes_on, limit_s)
 
     def settle(self) -> None:
-        """Everything that has nothing to wait for any more is over after this: messages, copies, orphans."""
+        """Runs until everything is over that has nothing left to wait for: messages, copies, orphans."""
         self.run(self.config.router.orphan_s + 2.0)
 
     def check(self) -> None:
-        """Holds at any time."""
+        """Checks what holds at any time."""
         for instance in self.instances:
             instance.check()
         if self.pool.is_up:
             self.pool.core.check()
 
     def check_idle(self) -> None:
-        """Holds when nothing is open, everything is up, and all messages and copies have arrived."""
+        """Checks what holds when nothing is open, everything is up, and all messages and copies have arrived."""
         for instance in self.instances:
             instance.check_idle()
         self.world.carrier.check_idle()

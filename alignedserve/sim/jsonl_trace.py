@@ -1,4 +1,4 @@
-"""Traces with an object a line, in one of two formats:
+"""Traces with one JSON object per line, in one of two formats:
 
 with classes: `{"arrival_s": 1.5, "prompt_len": 300, "output_len": 40, "tier": "be"}`
 as Mooncake's: `{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}`
@@ -58,13 +58,13 @@ _Kind = type[_OwnLine] | type[_MooncakeLine]
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """Reads a trace of any format. Returns its requests in order of time, from 0 on."""
+    """Reads a trace of any format. Returns its requests in order of time, with the first at 0."""
     if not path.is_file():
         raise ValueError(f"trace={str(path)!r}: there is no such file")
     try:
         return _read_jsonl(path) if path.suffix == ".jsonl" else read_azure_trace(path)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is no text: {error}") from None
+        raise ValueError(f"{path}: is not text: {error}") from None
 
 
 def _read_jsonl(path: Path) -> list[Arrival]:
@@ -83,7 +83,7 @@ def _read_jsonl(path: Path) -> list[Arrival]:
 
 
 def _kind_of(line: str, where: str) -> _Kind:
-    """Raises ValueError if the line has the fields of no format."""
+    """Returns the format of the line. Raises ValueError if its fields match no format."""
     try:
         fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).keys()
     except msgspec.DecodeError as error:
@@ -99,6 +99,6 @@ def _read_line(line: str, where: str, kind: _Kind) -> Arrival:
     try:
         return msgspec.json.decode(line, type=kind).arrival
     except msgspec.DecodeError as error:
-        # Raises for fields that are missing, and names all that there are.
+        # Raises an error that names all fields, if some are missing.
         _kind_of(line, where)
         raise ValueError(f"{where}: {error}") from None

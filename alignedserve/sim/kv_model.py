@@ -1,7 +1,7 @@
-"""What KV should be. A token's KV is a function of all tokens up to it, so it is told apart by a hash of these.
+"""Which KV is right. The KV of a token depends on all tokens up to it, so a hash of these tokens identifies it.
 
-A request's tokens follow from the request alone: its prompt, and what `model.py` samples. So what a block should hold
-is known here, whatever the router, the pool and the instances do.
+A request's tokens follow from the request alone: its prompt, and the samples of `model.py`. So the right content of a
+block is known here, whatever the router, the pool and the instances do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from alignedserve.types import RequestKey
 
 
 class TokenChain:
-    """A request's tokens, each with the hash of all up to it."""
+    """A request's tokens, each with the hash of all tokens up to it."""
 
     def __init__(self, prompt: Sequence[int], seed: int, salt: str = "", adapter: str = "") -> None:
         self.prompt = prompt
@@ -38,7 +38,7 @@ class TokenChain:
 
     @property
     def embedding(self) -> bytes:
-        """What stands for an embedding of the prompt: like that, it depends on all of its tokens."""
+        """A stand-in for an embedding of the prompt: like an embedding, it depends on all of the prompt's tokens."""
         return self.hash_of(len(self.prompt)).to_bytes(8, "little", signed=True)
 
     def _hash_prompt(self) -> None:
@@ -56,23 +56,25 @@ class KvModel:
         self._chains: dict[RequestKey, TokenChain] = {}
 
     def add(self, request: Request) -> None:
-        """By its client, before anything else can hear of it."""
+        """Adds a request. Called by its client, before any other process receives it."""
         self._requests[request.key] = request
 
     def ended(self, key: RequestKey) -> None:
-        """Saves memory; an instance that still has the request may ask for it again."""
+        """Frees memory. An instance that still has the request may ask for it again."""
         self._chains.pop(key, None)
 
     def chain(self, key: RequestKey, prompt: Sequence[int], seed: int, adapter: str = "") -> TokenChain:
-        """Returns the tokens of the request with this key. Raises RuntimeError if its prompt or its adapter is another
-        one. A request that no client has added is taken at its word."""
+        """Returns the tokens of the request with this key. Raises RuntimeError if its prompt or its adapter differs. A
+        request that no client has added is accepted as it is."""
         chain = self._chains.get(key)
         if chain is None:
             request = self._requests.get(key)
             told = (request.prompt, seed, request.cache_salt, request.adapter) if request else (prompt, seed)
             chain = self._chains[key] = TokenChain(*told)
         if (chain.seed, len(chain.prompt)) != (seed, len(prompt)) or list(chain.prompt) != list(prompt):
-            raise RuntimeError(f"request {key} comes with another request's prompt")
+            raise RuntimeError(f"request {key} arrives with another request's prompt")
         if chain.adapter != adapter:
-            raise RuntimeError(f"request {key} has the adapter {chain.adapter!r}; it comes with {adapter!r}")
+            raise RuntimeError(
+                f"request {key} has the adapter {chain.adapter!r}; it arrives with {adapter!r}"
+            )
         return chain

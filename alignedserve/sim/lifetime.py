@@ -1,6 +1,6 @@
-"""What happened to each request and when: one list of events. Every metric is a difference of two of them.
+"""What happened to each request, and when: one list of events. Every metric is a difference of two of them.
 
-Read off the router's messages, so that it is the same for any instance, simulated or not.
+The events are read from the router's messages, so they are the same for simulated and real instances.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.events import Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
 
-# The events are in the order of an undisturbed life. Most of them can happen again.
+# In the order of an undisturbed life. Most events can happen again.
 EVENTS = (
     "arrived",
     "prefill begins",
@@ -38,14 +38,14 @@ EVENTS = (
 )
 
 
-# There are many of these two. A struct takes less time to make than a dataclass.
+# There are many of these two. A struct is faster to create than a dataclass.
 class LifeEvent(msgspec.Struct):
     time_s: float
     name: str
 
 
 class Iteration(msgspec.Struct):
-    """Of a decode instance."""
+    """An iteration of a decode instance."""
 
     end_s: float
     duration_s: float
@@ -72,7 +72,7 @@ class Lifetimes:
             self._sent(now, send.message)
 
     def times(self, name: str) -> list[float]:
-        """Of all requests, those of one request in order."""
+        """Returns the times of all requests' events with this name, in order within a request."""
         return [event.time_s for events in self.events.values() for event in events if event.name == name]
 
     def count(self, name: str) -> int:

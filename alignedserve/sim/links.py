@@ -1,15 +1,15 @@
-"""Links whose bandwidth the copies that cross them share, max-min fairly. Pure: whoever calls says what time it is.
+"""Links that share their bandwidth among the copies that cross them, max-min fairly. Pure: callers pass the time.
 
-**Max-min fairness.** Let the rates of all flows rise together from zero. A flow stops rising at its own peak; as soon
-as a link is full, every flow that crosses it stops. No flow could then be faster without making one slower that is no
-faster than itself, and each is bounded by its peak or by a link that is full. Rates change only when a flow's bytes
-begin to move and when they end, and are constant between.
+**Max-min fairness.** Let the rates of all flows rise together from zero. A flow stops rising at its own peak. As soon
+as a link is full, every flow that crosses it stops. After that, a flow could only be faster if another that is no
+faster became slower. Each flow is bounded by its peak or by a full link. Rates change only when a flow's bytes begin to
+move and when they end, and are constant in between.
 
-**Weights.** A copy of an instance with several GPUs is cut into equal parts, which move side by side at one pace. A
-link that carries half of the parts carries half of the copy's bytes: the flow crosses it with a weight of 0.5.
+**Weights.** A copy of an instance with several GPUs is cut into equal parts, which move side by side at the same rate.
+A link that carries half of the parts carries half of the copy's bytes, so the flow crosses it with a weight of 0.5.
 
-A flow that is never slowed ends when its channel alone says, to the last bit: its end is computed from what is left of
-it only after its rate has changed.
+A flow that is never slowed ends exactly when its channel alone would end it. Its end is computed from the remaining
+bytes only after its rate has changed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from alignedserve.timing.cost import Channel
 @dataclass(eq=False)
 class Link:
     name: str
-    # The link's capacity in one direction. An infinite one never slows a flow.
+    # The capacity in one direction. An infinite link never slows a flow.
     bytes_per_s: float = inf
 
     # ---- written by SharedLinks
-    # Maps each flow to the share of its bytes that crosses this link.
+    # For each flow, the share of its bytes that crosses this link.
     flows: dict[Flow, float] = field(default_factory=dict, repr=False)
     # Bytes per second that cross the link now.
     load: float = 0.0
@@ -73,7 +73,7 @@ class Flow:
     # Bytes that had not arrived when the rate last changed, at `rate_since_s`.
     num_left: float = 0.0
     rate_since_s: float = 0.0
-    # The second at which the last byte arrives if the rate does not change any more.
+    # When the last byte arrives if the rate does not change any more, in seconds.
     end_s: float = inf
 
     @property
@@ -91,13 +91,13 @@ class Flow:
 
 
 class SharedLinks:
-    """Knows the flows whose bytes are moving. Each of its methods returns those whose `end_s` has changed."""
+    """The flows that are moving bytes. Each method returns the flows with a changed `end_s`."""
 
     def __init__(self) -> None:
         self._flows: dict[Flow, None] = {}
 
     def join(self, flow: Flow, now: float) -> list[Flow]:
-        """The flow's first byte moves now. The flow itself is among those returned."""
+        """Adds a flow, of which the first byte moves now. The flow itself is among those returned."""
         is_roomy = all(
             each.link.load + each.weight * flow.peak <= each.link.bytes_per_s for each in flow.crossings
         )
@@ -113,7 +113,8 @@ class SharedLinks:
         return [flow]
 
     def leave(self, flow: Flow, now: float) -> list[Flow]:
-        """The flow has ended, or is stopped. Safe to repeat, and for a flow whose bytes have not begun to move."""
+        """Removes a flow that has ended or is stopped. Safe to repeat, and for a flow that has not begun to move
+        bytes."""
         if flow not in self._flows:
             return []
         self._count(flow.crossings, now)
@@ -154,7 +155,7 @@ class SharedLinks:
 
 
 def fair_rates(flows: Iterable[Flow]) -> tuple[dict[Flow, float], set[Link]]:
-    """Bytes per second of each flow, and the links that make some flow slower than its peak."""
+    """Returns the bytes per second of each flow, and the links that make some flow slower than its peak."""
     rising, rates, limiting = dict.fromkeys(flows), dict[Flow, float](), set[Link]()
     links = dict.fromkeys(each.link for flow in rising for each in flow.crossings)
     while rising:
@@ -172,7 +173,8 @@ def fair_rates(flows: Iterable[Flow]) -> tuple[dict[Flow, float], set[Link]]:
 
 
 def _full_at(link: Link, rates: dict[Flow, float]) -> float:
-    """The rate of the flows that still rise at which the link is full, given the `rates` of those that stopped."""
+    """Returns the rate of the flows that still rise at which the link is full, given the `rates` of those that have
+    stopped."""
     left, weights = link.bytes_per_s, 0.0
     for flow, weight in link.flows.items():
         if flow in rates:

@@ -1,4 +1,4 @@
-"""How much of its means an island uses. An observer of the router's messages."""
+"""How much of its resources an island uses. An observer of the router's messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Load:
         """Computing counts from `begin_s` on."""
         self._island = island
         self._begin_s = begin_s
-        # Maps a role to the seconds that all of its instances together have computed.
+        # For each role, the seconds that all of its instances together have computed.
         self.computing_s = {"prefill": 0.0, "decode": 0.0}
         self.most_pool_blocks = 0
 
@@ -27,7 +27,7 @@ class Load:
             self.computing_s["decode"] += event.message.duration_s
 
     def _look_at_pool(self) -> None:
-        """Spare copies fill what nobody needs."""
+        """Excludes spare copies, because they only fill otherwise unused blocks."""
         pool = self._island.pool.core
         num_used = pool.num_blocks - pool.num_free_blocks - pool.num_spare_blocks
         self.most_pool_blocks = max(self.most_pool_blocks, num_used)

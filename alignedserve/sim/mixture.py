@@ -1,4 +1,4 @@
-"""What a mixture of real time and best effort was worth in a simulation, class by class, and what the mixing cost."""
+"""The results of a simulated mixture of real time and best effort, by class, and the cost of mixing them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ _NONE = Quantiles(0.0, 0.0, 0.0, 0.0)
 @dataclass(frozen=True)
 class RealTime:
     num_requests: int
-    # The share of these requests whose tokens all came when they were due: see `is_kept`.
+    # The share of these requests with every token in time: see `is_kept`.
     attainment: float
-    # Seconds to the first token. A request that has none yet counts with the seconds that it has waited.
+    # Seconds to the first token. A request without one counts with the seconds that it has waited.
     ttft_s: Quantiles
     # Seconds between two tokens of a request.
     gap_s: Quantiles
     # Output tokens per second of the window.
     tokens_per_s: float
-    # Maps each TBT objective in seconds, where there are several, to how many requests have it, and the attainment
-    # among them.
+    # For each TBT objective in seconds, if there are several: the number of its requests, and their attainment.
     by_objective: dict[float, tuple[int, float]] = field(default_factory=dict)
 
 
@@ -36,13 +35,13 @@ class BestEffort:
     num_requests: int
     # Output tokens per second of the window.
     tokens_per_s: float
-    # The share of the jobs with a deadline that met it. It is None where no job had one.
+    # The share of the jobs with a deadline that met it; None: no job had one.
     jobs_kept: float | None
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """`num_computed` and `num_needed`: tokens, of requests that are complete."""
+    """`num_computed` and `num_needed`: tokens, over complete requests."""
 
     rt: RealTime
     be: BestEffort
@@ -55,7 +54,7 @@ class Mixture:
     num_needed: int
     # The share of the window in which decode instances computed.
     busy: float
-    # In blocks that requests share from both ends, to host memory and back.
+    # Bytes of KV that were overwritten in blocks shared from both ends, copied to host memory and back.
     overwritten_bytes: int = 0
 
     def as_dict(self) -> dict[str, object]:
@@ -63,7 +62,7 @@ class Mixture:
 
 
 def mixture(ran: Ran, begin_s: float, end_s: float) -> Mixture:
-    """Of what happened in the window; real time: of those that arrived in it. Pauses: of all the time."""
+    """Returns the results of the window. Real time: requests that arrived in it. Pauses: over the whole run."""
     rt = [stream for stream in ran.streams if stream.request.tier == "rt"]
     be = [stream for stream in ran.streams if stream.request.tier == "be"]
     pauses, complete = ran.pauses, [stream for stream in ran.streams if stream.is_complete]
@@ -84,12 +83,13 @@ def mixture(ran: Ran, begin_s: float, end_s: float) -> Mixture:
 
 
 def num_needed(stream: Stream) -> int:
-    """The last token's KV is not."""
+    """Returns the number of tokens that need KV: all but the last."""
     return len(stream.request.prompt) + len(stream.tokens) - 1
 
 
 def is_kept(stream: Stream) -> bool:
-    """As the gateway's metrics judge it: what came late moves no later token's due time, but for the first."""
+    """Returns whether the request met its objectives, as the gateway's metrics judge it. A late token does not move
+    later due times, except the first."""
     request, times_s = stream.request, stream.times_s
     if not stream.is_complete:
         return False
@@ -130,7 +130,7 @@ def _by_objective(streams: Sequence[Stream]) -> dict[float, tuple[int, float]]:
 
 
 def _num_tokens(streams: Sequence[Stream], begin_s: float, end_s: float) -> int:
-    """Tokens come in order of time."""
+    """Counts the tokens in the window. Tokens are in order of time."""
     return sum(
         bisect_left(stream.times_s, end_s) - bisect_left(stream.times_s, begin_s) for stream in streams
     )
@@ -144,7 +144,8 @@ def best_effort(streams: Sequence[Stream], begin_s: float, end_s: float) -> Best
 
 
 def _busy(ran: Ran, begin_s: float, end_s: float) -> float:
-    """Iterations that reach over an end of the window count with what lies in it."""
+    """Returns the share of the window in which decode instances computed. An iteration across an end of the window
+    counts with its part inside."""
     computing_s = sum(
         max(0.0, min(each.end_s, end_s) - max(each.end_s - each.duration_s, begin_s))
         for iterations in ran.lifetimes.iterations.values()

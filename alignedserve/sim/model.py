@@ -1,4 +1,5 @@
-"""A model that says what a test can foretell: how many tokens and which is a function of the request's seed alone."""
+"""A model with output that tests can predict: the number of tokens and the tokens are a function of the request's
+seed."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestKey
 
 VOCABULARY = 50_000
-# Tokens of a prompt that a hash id names: Mooncake's traces have blocks of this size.
+# Tokens of a prompt per hash id: the block size of Mooncake's traces.
 TOKENS_PER_ID = 512
-# The first token of a piece of a prompt: a piece that a hash id names, or one that only its request has.
+# The first token of a piece of a prompt: one for pieces with a hash id, one for a request's own pieces.
 _NAMED, _OWN = 1, 2
 _SALT_BITS = 31
 _MASK = (1 << 64) - 1
@@ -23,7 +24,7 @@ def seed_for(num_output_tokens: int, salt: int) -> int:
 
 
 def sample(seed: int, k: int) -> int:
-    """The request's output token k: a hash (SplitMix64's mixing), as the engine's noise is."""
+    """Returns the request's output token k: a hash (SplitMix64's mixing), like the engine's noise."""
     mixed = (seed * 0x9E3779B97F4A7C15 + k * 0xD1342543DE82EF95) & _MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
@@ -31,13 +32,13 @@ def sample(seed: int, k: int) -> int:
 
 
 def num_output_tokens(request: Request, max_model_len: int) -> int:
-    """When it has ended."""
+    """Returns the number of output tokens of the complete request."""
     room = max_model_len - len(request.prompt)
     return min(own_output_len(request.seed), request.params.max_tokens or room, room)
 
 
 def own_output_len(seed: int) -> int:
-    """The number of output tokens with which the answer stops by itself, whatever its limits are."""
+    """Returns the number of output tokens after which the answer stops by itself, whatever its limits are."""
     return seed >> _SALT_BITS
 
 
@@ -62,7 +63,7 @@ def make_request(
     deadline_s: float | None = None,
     prompt: list[int] | None = None,
 ) -> Request:
-    """`prompt`: its tokens, where prompts are told apart by them."""
+    """Returns a request. `prompt`: its tokens, if prompts are distinguished by them."""
     return Request(
         key=RequestKey(key),
         prompt=_prompt(prompt_len) if prompt is None else prompt,
@@ -71,7 +72,7 @@ def make_request(
         arrival_s=arrival_s,
         ttft_s=ttft_s,
         tbt_s=tbt_s,
-        # Objectives are marked as defaults, so that one that can't be kept is missed, and the request is not refused.
+        # Marks the objectives as defaults, so that a request with an impossible one misses it and is not refused.
         slo_defaults=["ttft_s", "tbt_s"],
         tier=tier,
         deadline_s=deadline_s,
@@ -80,12 +81,13 @@ def make_request(
 
 @lru_cache(maxsize=4096)
 def _prompt(prompt_len: int) -> list[int]:
-    """Shared by all prompts of this length: nobody writes to a prompt."""
+    """Returns a prompt that all prompts of this length share. No code writes to a prompt."""
     return [0] * prompt_len
 
 
 def prompt_of(key: int, prompt_len: int, hash_ids: Sequence[int]) -> list[int]:
-    """Returns a prompt that begins as those with the same first ids do, and then as no other one does."""
+    """Returns a prompt that shares its beginning with prompts that have the same first ids, and differs from all others
+    after that."""
     prompt: list[int] = []
     for each in hash_ids:
         prompt += _piece(_NAMED, each, TOKENS_PER_ID)
@@ -94,7 +96,7 @@ def prompt_of(key: int, prompt_len: int, hash_ids: Sequence[int]) -> list[int]:
 
 
 def _piece(kind: int, number: int, num_tokens: int) -> list[int]:
-    """Returns tokens that are no other number's: its digits, with the vocabulary for a base, and zeros."""
+    """Returns tokens that no other number has: its digits to the base of the vocabulary, then zeros."""
     tokens = [kind]
     while number:
         number, digit = divmod(number, VOCABULARY)

@@ -1,5 +1,5 @@
-"""The KV of a model that is simulated. A cost model says how many bytes a token of it has, and not of which shape: that
-is in a model's config."""
+"""The KV of a simulated model. A cost model has the bytes of KV per token, but not their shape, which is in the model's
+config."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from alignedserve.timing.cost import CostModel
 @dataclass(frozen=True)
 class ModelKv:
     name: str
-    # Of an instance's blocks, but for their dtype, which follows from the bytes that the cost model says.
+    # The format of an instance's blocks. Only its dtype follows from the bytes in the cost model.
     form: BlockFormat
     # The most tokens of a request.
     max_model_len: int
-    # How many of the latest tokens a token attends to in every layer; 0: all.
+    # Latest tokens to which a token attends in every layer; 0: all.
     window: int = 0
-    # Says which KV an instance holds blocks for, and has as many groups as `form`.
+    # Which KV an instance holds blocks for. Has as many groups as `form`.
     groups: LayerGroups = field(default_factory=lambda: one_group(1))
 
     def form_of(self, cost: CostModel) -> BlockFormat:
-        """Returns the format in which a token has as many bytes as the cost model says. Raises ValueError."""
+        """Returns the format in which a token has as many bytes as in the cost model. Raises ValueError."""
         forms = {dtype: replace(self.form, dtype=dtype) for dtype in DTYPE_BYTES}
         forms |= {name: self.form_in(name) for name in KV_CACHE_DTYPES if name != "auto"}
         for form in forms.values():
@@ -31,7 +31,7 @@ class ModelKv:
                 return form
         known = ", ".join(f"{_token_bytes(form)} in {name}" for name, form in forms.items())
         raise ValueError(
-            f"cost: is of {cost.kv_bytes_per_token} bytes of KV a token, and {self.name} has {known}: give the cost "
+            f"cost: is for {cost.kv_bytes_per_token} bytes of KV per token, but {self.name} has {known}: give the cost "
             "model of this model"
         )
 
@@ -46,17 +46,17 @@ def with_kv(
     pool_kv_dtype: str = "auto",
     model: ModelKv | None = None,
 ) -> CostModel:
-    """Returns the cost model with KV in these dtypes, and with the model's window. `kv_cache_dtype` auto: as the cost
-    model has it. Raises ValueError."""
+    """Returns the cost model with KV in these dtypes, and with the model's window. `kv_cache_dtype` auto: as in the
+    cost model. Raises ValueError."""
     if model is None:
         if kv_cache_dtype != "auto":
             raise ValueError(
-                f"kv_cache_dtype={kv_cache_dtype!r}: takes a model, whose heads say how many bytes a token has then: "
+                f"kv_cache_dtype={kv_cache_dtype!r}: needs a model, because its heads determine the bytes per token: "
                 "alignedserve simulate MODEL"
             )
         if cost.window:
             raise ValueError(
-                f"cost: is of a model whose layers all have a window of {cost.window} tokens or less: "
+                f"cost: is for a model with a window of {cost.window} tokens or less in all layers: "
                 "alignedserve simulate MODEL"
             )
         # One channel stands for all of them.

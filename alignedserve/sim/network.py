@@ -1,7 +1,7 @@
 """Connections to the router in virtual time.
 
-What one end sends arrives at the other, in order, each message after a latency; also what a process sent just before
-it died, and then the notice that it did. An end that is closed hears nothing more.
+Messages of one end arrive at the other, in order, each after a latency. Messages that a process sent just before its
+death arrive too, followed by the notice of its death. A closed end receives nothing more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from alignedserve.protocol.messages import AnyMessage
 from alignedserve.sim.clock import Clock
 
 Latency = Callable[[], float]
-# Returns what is left of a message after it has been encoded and decoded.
+# Returns the message after encoding and decoding.
 Encode = Callable[[AnyMessage], AnyMessage]
 
 
@@ -52,7 +52,7 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether the hub has ended it, though the client may not have come to that yet."""
+        """Whether the hub has closed it, even if the client has not noticed yet."""
         return not self._hub_listens
 
     def to_hub(self, message: AnyMessage) -> None:
@@ -70,12 +70,12 @@ class Connection:
         self._down.send(None)
 
     def cut(self) -> None:
-        """The connection is lost with all that is under way on it; both ends learn of it."""
+        """Cuts the connection, and loses all messages on their way. Both ends are notified."""
         self._up.cut()
         self._down.cut()
 
     def cut_by_hub(self) -> None:
-        """The hub has closed it, and what is under way is lost. The client learns of it."""
+        """Closes the hub's end, and loses all messages on their way. The client is notified."""
         self._hub_listens = False
         self._down.cut()
 
@@ -103,7 +103,7 @@ class Connection:
 
 
 class _Lane:
-    """One direction. None is the last that is sent."""
+    """One direction of a connection. None is the last item that is sent."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Lane:
         self._clock.at(self._last_arrival_s, partial(self._arrive, message, self._num_cuts))
 
     def cut(self) -> None:
-        """Drops what is under way. The notice that the connection is closed arrives all the same."""
+        """Drops messages on their way. The notice that the connection is closed still arrives."""
         self._num_cuts += 1
         self.send(None)
 

@@ -1,11 +1,14 @@
-"""How often requests had to stop and went on later, and what was moved for it. An observer of the router's messages.
+"""How often requests had to stop and continued later, and how much KV was moved for that.
 
-- evicted: it left its decode instance, its KV kept, and came back;
-- dropped: it left its decode instance without its KV, and came back;
-- sat out: it stayed there, blocks and all, but the instance ran iterations without it;
-- interrupted: its prompt was computed in part, and the instance computed others before it went on.
+An observer of the router's messages counts four kinds of pauses:
 
-A spell of iterations without it counts once. One that is named a victim waits for its eviction, and does not sit out.
+- evicted: it left its decode instance, its KV was kept, and it came back.
+- dropped: it left its decode instance without its KV, and came back.
+- sat out: it stayed there with its blocks, but the instance ran iterations without it.
+- interrupted: its prompt was computed in part, and the instance computed others before it continued.
+
+Consecutive iterations without it count once. A named victim waits for its eviction, so it does not count as sitting
+out.
 """
 
 from __future__ import annotations
@@ -18,28 +21,29 @@ from alignedserve.protocol.messages import Abort, AnyMessage, DecodeReport, Evic
 from alignedserve.router.events import Closed, Event, Received, Send
 from alignedserve.types import InstanceId, RequestKey
 
-# Maps a request to whether it was in the last iteration.
+# For each request, whether it was in the last iteration.
 _Members = dict[RequestKey, bool]
 
 
 class Pauses:
     def __init__(self, span: KvSpan | None = None) -> None:
-        """`span`: the blocks of requests, where some of their KV is not held."""
+        """`span`: the blocks of requests, if some of their KV is not held."""
         self._span = span or KvSpan(block_size=1)
         self.evicted: list[RequestKey] = []
         self.dropped: list[RequestKey] = []
         self.sat_out: list[RequestKey] = []
         self.interrupted: list[RequestKey] = []
-        # Tokens whose KV was copied to the pool for evictions, and tokens whose KV has to be copied back. Of one whose
-        # KV is copied in some groups of layers, so large a part counts.
+        # Tokens with KV copied to the pool for evictions, and tokens with KV to copy back. A token counts with
+        # the share of layer groups in which its KV is copied.
         self.num_saved_tokens = 0.0
         self.num_fetched_tokens = 0.0
-        # The bytes of KV that made way in blocks shared from both ends, and came back: of other requests than those.
+        # Bytes of KV that were saved from blocks shared from both ends, and restored. These are of requests other than
+        # the above.
         self.num_checkpoint_bytes = 0
         self.num_restored_bytes = 0
         self._running: defaultdict[InstanceId, _Members] = defaultdict(dict)
         self._prompts: defaultdict[InstanceId, _Members] = defaultdict(dict)
-        # Maps each request whose eviction was ordered to the tokens whose KV the pool had by then.
+        # For each request with an ordered eviction, the tokens that had KV in the pool by then.
         self._num_in_pool: dict[RequestKey, int] = {}
 
     @property
@@ -81,7 +85,7 @@ class Pauses:
             self.num_restored_bytes += moved.num_bytes * (moved.what == "restore")
         if report.news:
             ran = {news.key: True for news in report.news}
-            # Most iterations have all of those in the one before.
+            # Most iterations have all requests of the one before.
             if not ran.keys() >= running.keys():
                 self.sat_out += _left_out(running, ran, unless=[*report.wants_evicted, *self._num_in_pool])
             running.update(ran)
@@ -101,7 +105,8 @@ class Pauses:
             self.num_fetched_tokens += self._num_moved(num_tokens, 0)
 
     def _num_moved(self, num_tokens: int, num_there: int) -> float:
-        """The tokens of a request whose KV is copied to where that of its first `num_there` is already."""
+        """Returns the number of the request's tokens with KV to copy, if the first `num_there` tokens have theirs there
+        already."""
         span = self._span
         num_of_full = num_tokens - num_there
         num_of_sliding = num_tokens - max(num_there, span.num_passed(num_tokens) * span.block_size)
@@ -128,7 +133,7 @@ class Pauses:
 def _left_out(
     members: _Members, ran: Collection[RequestKey], unless: Iterable[RequestKey] = ()
 ) -> list[RequestKey]:
-    """Those that were in the iteration before this one, and are not in it."""
+    """Returns the requests that were in the iteration before this one and are not in this one."""
     excused = set(unless)
     left_out = [key for key, was_in in members.items() if was_in and key not in ran and key not in excused]
     members.update(dict.fromkeys(left_out, False))

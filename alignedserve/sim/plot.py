@@ -1,4 +1,4 @@
-"""Draws a comparison: bars of attainment, TTFT and gaps for each setting, and of what best effort gets."""
+"""Draws a comparison: bars of attainment, TTFT and gaps for each setting, and of best effort's throughput."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BEST_EFFORT: list[_Panel] = [
 
 
 def figure_class() -> type[Figure]:
-    """Raises ValueError when matplotlib is not installed."""
+    """Returns matplotlib's Figure. Raises ValueError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -49,7 +49,7 @@ def figure_class() -> type[Figure]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draws the rows to a PNG. Raises ValueError where nothing came of any."""
+    """Draws the rows to a PNG. Raises ValueError if none has results."""
     done = {str(row.setting): row.outcome for row in rows if row.outcome}
     if not done:
         raise ValueError("plot: there is nothing to draw")

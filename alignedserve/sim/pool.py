@@ -1,4 +1,4 @@
-"""The pool's process in virtual time. Its segment outlives it unless `lose_segment` says otherwise."""
+"""The pool's process in virtual time. Its segment outlives it, unless `lose_segment` is called."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PoolProcess(SimProcess):
         limits: InstanceLimits,
         span: KvSpan,
     ) -> None:
-        """`limits`: of whole columns. `span`: the blocks that a request has at a decode instance."""
+        """`limits`: counts whole columns. `span`: the blocks of a request at a decode instance."""
         super().__init__(world, instance_id)
         self._limits = limits
         self._span = span
@@ -38,7 +38,7 @@ class PoolProcess(SimProcess):
         self.segment = self._new_segment()
 
     def lose_segment(self) -> None:
-        """With the process, its memory is gone."""
+        """Loses the memory together with the process."""
         if self.is_up:
             raise RuntimeError(f"{self.instance_id} is up with epoch {self.epoch}, its segment can't be lost")
         self.segment = self._new_segment()
@@ -63,7 +63,7 @@ class PoolProcess(SimProcess):
         super().start()
 
     def begin(self) -> None:
-        """The core outlives the router: what is in the pool is what the next router starts from."""
+        """Starts the ticks. The core outlives the router: the next router starts with what is in the pool."""
         self.after(TICK_S, self._tick)
 
     def _tick(self) -> None:

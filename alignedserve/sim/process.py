@@ -1,6 +1,6 @@
-"""A process of the simulated island: starts with a new epoch, holds one connection to the router, can be killed.
+"""A process of the simulated island: it starts with a new epoch, holds one connection to the router, and can be killed.
 
-Nothing of a life outlives it: timers of a killed process do not go off.
+Nothing outlives a life of the process: timers of a killed process do not fire.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class SimProcess(CanHang):
         self.is_up = False
         self._life = 0
         self._connection: Connection | None = None
-        # The looks since the router last sent anything.
+        # Checks since the router last sent anything.
         self._num_silent = 0
 
-    # ---- what each role says for itself ----
+    # ---- what each role defines ----
 
     def begin(self) -> None:
-        """A new life, or the router's: nothing is left of what was ordered before."""
+        """Starts a new life, or continues after the router's death: nothing is left of earlier orders."""
 
     def hello(self) -> Hello:
         return self.make_hello(InstanceLimits())
@@ -99,7 +99,7 @@ class SimProcess(CanHang):
         if self._life == life:
             action()
 
-    # ---- the connection, as alignedserve/protocol/connection.py has it ----
+    # ---- the connection, as in alignedserve/protocol/connection.py ----
 
     def heard(self, connection: Connection, message: AnyMessage) -> None:
         self._num_silent = 0
@@ -111,7 +111,7 @@ class SimProcess(CanHang):
         self.received(message)
 
     def _watch(self, connection: Connection, watch_s: float) -> None:
-        """Looks whether the router has sent anything. Looks are counted, not seconds."""
+        """Checks whether the router has sent anything. Counts checks, not seconds."""
         if connection is not self._connection:
             return
         if self._num_silent > NUM_PINGS:
@@ -123,7 +123,7 @@ class SimProcess(CanHang):
         self.world.clock.after(watch_s, lambda: self.when_awake(look))
 
     def cut(self) -> None:
-        """Its connection is lost, with all that is under way on it."""
+        """Cuts its connection, and loses all messages on their way."""
         if self._connection:
             self._connection.cut()
 

@@ -1,4 +1,5 @@
-"""What a simulation was worth: latencies as clients saw them, SLO attainment, throughput, how even the batches were."""
+"""The results of a simulation: latencies as clients see them, SLO attainment, throughput, and how even the batches
+were."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from alignedserve.sim.lifetime import Iteration, Lifetimes
 
 @dataclass(frozen=True)
 class Slo:
-    """Infinite: whenever."""
+    """Objectives in seconds; infinite: none."""
 
     ttft_s: float = 1.0
     tpot_s: float = 0.1
@@ -20,10 +21,10 @@ class Slo:
 
 @dataclass(frozen=True)
 class Latency:
-    """As a client sees it."""
+    """A request's latency, as its client sees it."""
 
     ttft_s: float
-    # Mean seconds between two tokens; it is 0 where there is a single token.
+    # Mean seconds between two tokens; 0 if there is only one token.
     tpot_s: float
     jct_s: float
 
@@ -50,7 +51,7 @@ class Report:
     jct_s: Quantiles
     # Output tokens per second in which decode instances compute.
     decode_tokens_per_busy_s: float
-    # The same quantity up to the last admission, since batches only shrink after it.
+    # The same up to the last admission, because batches only shrink after it.
     loaded_tokens_per_busy_s: float
     # Output tokens per second from the first arrival to the last end.
     tokens_per_s: float
@@ -61,7 +62,7 @@ class Report:
     # The share of iterations that mix batches: see DecodeReport.
     mixed: float
     num_evictions: int
-    # Times that a request left without its KV, which was computed again.
+    # How often a request left without its KV, which was computed again.
     num_drops: int
 
     def as_dict(self) -> dict[str, object]:
@@ -83,7 +84,7 @@ def attainment(streams: Sequence[Stream], slo: Slo) -> float:
 
 
 def quantiles(values: Sequence[float]) -> Quantiles:
-    """Nearest rank."""
+    """Returns nearest-rank quantiles."""
     ordered = sorted(values)
 
     def at(percent: int) -> float:

@@ -1,4 +1,4 @@
-"""The router's process in virtual time: the hub around the very core that the real one runs."""
+"""The router's process in virtual time: the hub around the same core as in the real one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from alignedserve.types import Epoch, InstanceId
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
-# The seconds after which a pool that came too soon is turned away, to come again.
+# Seconds after which a pool that has connected too early is disconnected, to connect again.
 PUT_OFF_S = 0.25
-# An observer is called at every step of the core with the time in seconds, the event, and the core's answers.
+# Called at every step of the core with the time in seconds, the event, and the core's answers.
 Observer = Callable[[float, Event, list[Send]], None]
 
 
@@ -37,16 +37,16 @@ class RouterProcess(CanHang):
         self.observers: list[Observer] = []
         self._waiting: dict[InstanceId, SimProcess] = {}
         self._anonymous: list[Connection] = []
-        # Holds the connections of processes that have said which instance they are.
+        # The connections of processes that have sent Hello.
         self._connections: dict[InstanceId, Connection] = {}
         self._hellos: dict[Connection, Hello] = {}
-        # Makes the event log of each router; None: there is none.
+        # Returns the event log of each router; None: there is none.
         self.make_log: Callable[[Epoch], EventLog] | None = None
         self._log: EventLog | None = None
-        # The pings since anything last came on each connection.
+        # Pings since anything last arrived on each connection.
         self._num_unanswered: Counter[Connection] = Counter()
         self._fence = SimFence(world)
-        # Processes whose connection is gone, and of which the core has not heard that: they could still write.
+        # Processes with a lost connection that the core has not been notified of: they could still write.
         self._parting: dict[InstanceId, Hello] = {}
 
     @property
@@ -55,7 +55,7 @@ class RouterProcess(CanHang):
 
     def start(self) -> None:
         if self.core:
-            raise RuntimeError("the router is started, but is up")
+            raise RuntimeError("the router is started, but is already up")
         epoch = self._world.next_epoch()
         self.core = self._make_core(epoch)
         self._log = self.make_log(epoch) if self.make_log else None
@@ -78,7 +78,7 @@ class RouterProcess(CanHang):
     # ---- connections ----
 
     def connect(self, process: SimProcess) -> None:
-        """Now, or once the router is up."""
+        """Connects the process now, or when the router is up."""
         if self.core is None:
             self._waiting[process.instance_id] = process
             return
@@ -112,7 +112,8 @@ class RouterProcess(CanHang):
             raise RuntimeError(f"the first message of a connection is {message}, not a Hello")
 
     def _welcome(self, connection: Connection, hello: Hello) -> None:
-        """A process that comes back may be faster than the notice of its death, even than its first life's greeting."""
+        """Accepts a Hello. A process that returns may be faster than the notice of its death, even than the Hello of
+        its first life."""
         earlier = self._connections.get(hello.instance_id)
         if earlier and self._hellos[earlier].epoch > hello.epoch:
             self._anonymous.remove(connection)
@@ -135,7 +136,7 @@ class RouterProcess(CanHang):
         self._step(Connected(hello))
 
     def _hello_again(self, connection: Connection, hello: Hello) -> None:
-        """An instance has taken another role."""
+        """Handles the Hello of an instance that has taken another role."""
         before, self._hellos[connection] = self._hellos[connection], hello
         self._fence.connected(hello)
         self._step(Closed(before.instance_id, before.epoch))
@@ -153,7 +154,7 @@ class RouterProcess(CanHang):
         else:
             self._step(Closed(hello.instance_id, hello.epoch))
 
-    # ---- processes that hang, as alignedserve/protocol/hub.py has it ----
+    # ---- processes that hang, as in alignedserve/protocol/hub.py ----
 
     def _ping(self, core: Router) -> None:
         if self.core is not core:
@@ -171,10 +172,10 @@ class RouterProcess(CanHang):
         ping = partial(self._ping, core)
         self._world.clock.after(core.config.silence_s / NUM_PINGS, lambda: self.when_awake(ping))
 
-    # ---- processes that could still write, as router/parting.py has it ----
+    # ---- processes that could still write, as in router/parting.py ----
 
     def _puts_off(self, pool: Hello) -> bool:
-        """Whether a pool can't be told of yet, since a process that is not connected could write to its blocks."""
+        """Returns whether a pool has connected too early, because an unconnected process could write to its blocks."""
         strangers = self._fence.strangers(pool.segment, self._hellos.values())
         self._fence.kill_after(self._silence_s, strangers)
         return bool(strangers)
@@ -185,7 +186,7 @@ class RouterProcess(CanHang):
             connection.cut_by_hub()
 
     def _let_part(self) -> None:
-        """Tells the core of those that can't write any more, and kills those that do not come back."""
+        """Reports processes to the core that can't write any more, and kills those that do not return."""
         processes = [self._world.processes[name] for name in self._parting]
         self._fence.kill_after(self._silence_s, processes)
         for hello in list(self._parting.values()):

@@ -1,4 +1,4 @@
-"""A workload on an island of given hardware and policy. `alignedserve simulate` compares several: see trial.py."""
+"""A workload on an island with given hardware and policy. `alignedserve simulate` compares several: see trial.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from alignedserve.sim.world import NO_OVERHEAD, Overhead
 from alignedserve.timing.cost import CostModel
 from alignedserve.types import RequestKey
 
-# A request that makes no progress for this many seconds of virtual time is stuck.
+# Seconds of virtual time without progress after which a request counts as stuck.
 STUCK_S = 3600.0
 
 
@@ -36,7 +36,7 @@ class Scenario:
     router: RouterConfig = field(default_factory=lambda: RouterConfig(link="host"))
     num_prefill: int = 1
     num_decode: int = 1
-    # Colocated instances, which replace the prefill and decode instances.
+    # Colocated instances, in place of the prefill and decode instances.
     num_colocated: int = 0
     block_size: int = 16
     max_num_seqs: int = 256
@@ -46,18 +46,18 @@ class Scenario:
     pool_bytes: float = 256e9
     slo: Slo = field(default_factory=Slo)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # Says which copies share bandwidth.
+    # Which copies share bandwidth.
     sharing: Sharing = field(default_factory=Sharing)
-    # Returns the output length that is known of a request beforehand.
+    # Returns the output length of a request that is known beforehand.
     foresee: Foresee = nothing
     overhead: Overhead = NO_OVERHEAD
     # Whether colocated instances may keep inputs of layers in place of KV.
     hidden_cache: bool = False
-    # Whether prompts are told apart by their hash ids, so that those that begin alike share KV.
+    # Whether prompts are distinguished by their hash ids, so that equal prefixes share KV.
     enable_prefix_caching: bool = False
-    # The model's layers, as far as an instance holds blocks for a window only.
+    # The model's layers, if an instance holds blocks of some only for a window.
     groups: LayerGroups = field(default_factory=lambda: one_group(1))
-    # See World. It may be False where only figures are wanted.
+    # See World. May be False if only figures are needed.
     is_checked: bool = True
 
     def island(self) -> Island:
@@ -101,11 +101,11 @@ class Scenario:
 
     @property
     def num_decoding(self) -> int:
-        """Instances."""
+        """The number of instances that decode."""
         return self.num_colocated or self.num_decode
 
     def requests(self, workload: Sequence[Arrival]) -> list[Request]:
-        """Those that fit the model."""
+        """Returns the requests that fit the model."""
         fitting = [arrival for arrival in workload if self.fits(arrival.lengths)]
         return [self.request(index, arrival) for index, arrival in enumerate(fitting, start=1)]
 
@@ -113,7 +113,7 @@ class Scenario:
         return lengths.prompt + lengths.output <= self.max_model_len
 
     def request(self, key: int, arrival: Arrival) -> Request:
-        """Real time has the SLO, or its own objectives; best effort has its window."""
+        """Returns the request. Real time has the SLO, or its own objectives; best effort has its window."""
         is_rt, window_s, lengths = arrival.tier == "rt", arrival.window_s, arrival.lengths
         ttft_s = self.slo.ttft_s if arrival.ttft_s is None else arrival.ttft_s
         tbt_s = self.slo.tpot_s if arrival.tbt_s is None else arrival.tbt_s
@@ -134,7 +134,8 @@ class Scenario:
         return make_report(ran.streams, ran.lifetimes, self.slo)
 
     def simulate(self, workload: Sequence[Arrival], until_s: float | None = None) -> Ran:
-        """Until all have ended, and then that nothing is left; or until a moment, whatever is open then."""
+        """Runs until all requests have ended, and then checks that nothing is left; or until `until_s`, whatever is
+        still open."""
         island, lifetimes, pauses = self.island(), Lifetimes(), Pauses(self.span)
         requests = self.requests(workload)
         island.router.observers += [lifetimes, pauses]
@@ -158,12 +159,12 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a simulation left behind."""
+    """The results of a simulation."""
 
     scenario: Scenario
     streams: list[Stream]
     lifetimes: Lifetimes
     pauses: Pauses
-    # Maps a request to the tokens that were computed for it.
+    # For each request, the tokens that were computed for it.
     computed: Counter[RequestKey]
     num_role_changes: int = 0

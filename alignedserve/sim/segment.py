@@ -1,9 +1,9 @@
-"""What the blocks of the pool's segment hold, as far as it can be wrong: whose KV, from which place on, how much of it.
-Each holds that of one group of layers: block `num_groups` * p + g, the g-th one's of the column that the pool keeps in
-its block p.
+"""The contents of the blocks of the pool's segment, in the detail in which they can be wrong: the request, the
+position, and the number of tokens. Each block holds the KV of one layer group: block `num_groups` * p + g is that of
+group g of the column in the pool's block p.
 
-Real copies move bytes that nobody looks at. Here a read of anything but what was to be there is an error, at its start
-and at its end, and so is a write into a block that another copy is writing.
+Real copies move bytes without checking them. Here it is an error to read anything but the expected content, at the
+start and at the end of the read. So is a write into a block that another copy is writing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from alignedserve.types import PoolBlockId, RequestKey
 
 
 class Content(NamedTuple):
-    """Of a block."""
+    """The content of a block."""
 
     key: RequestKey
     # The index of its column within the request.
     place: int
     num_tokens: int
-    # The hash of the tokens whose KV it is, with all before them: see kv_model.py.
+    # The hash of its tokens and all before them: see kv_model.py.
     digest: int = 0
-    # Whether it is inputs of layers in place of KV, which never leave their instance.
+    # Whether it holds inputs of layers in place of KV. They never leave their instance.
     is_inputs: bool = False
-    # The group of layers whose KV it is.
+    # The layer group of its KV.
     group: int = 0
 
     @property
@@ -35,7 +35,8 @@ class Content(NamedTuple):
 
 
 class Write:
-    """A copy into blocks under way. Until it is done they hold what they held if that was the same, else nothing."""
+    """A copy into blocks that is under way. Until it is done, the blocks keep their content if it is of the same kind;
+    otherwise they hold nothing."""
 
     def __init__(self, segment: SimSegment, places: Sequence[tuple[PoolBlockId, Content]]) -> None:
         self._segment = segment
@@ -63,12 +64,12 @@ class Write:
 
 class SimSegment:
     def __init__(self, name: str, num_blocks: int, block_size: int, num_groups: int = 1) -> None:
-        """`num_blocks`: as the pool counts them, whole columns."""
+        """`num_blocks`: counts whole columns, as the pool does."""
         self.name = name
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_groups = num_groups
-        # The table that lies in the real segment, where a pool that starts again finds it.
+        # The owner table. In a real segment it is stored there, so that a restarted pool finds it.
         self.owners = OwnerTable.plain(num_blocks)
         self.contents: dict[PoolBlockId, Content] = {}
         self.writes: dict[PoolBlockId, Write] = {}
@@ -80,8 +81,8 @@ class SimSegment:
         return Write(self, places)
 
     def read(self, key: RequestKey, blocks: Sequence[PoolBlockId]) -> list[Content]:
-        """Of a request's consecutive columns, in each group to the same last one. All before that are full. Which of
-        them are wanted, and how much of the last, its reader knows."""
+        """Returns the contents of a request's consecutive columns, up to the same last column in each group. All
+        columns before the last are full. The caller knows which of them it needs, and how much of the last."""
         contents = [self.contents.get(block) for block in blocks]
         last = contents[-1].place if contents and contents[-1] else 0
         for group in range(self.num_groups):

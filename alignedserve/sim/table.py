@@ -1,4 +1,4 @@
-"""Rows of a comparison as tables for people."""
+"""The rows of a comparison as tables for humans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINKS = ("link", "busy", "slows", "GB")
 
 
 def tables(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines."""
+    """Yields lines."""
     done = [(row, row.outcome) for row in rows if row.outcome]
     if any(row.outcome is None or row.outcome.mixture.rt.num_requests for row in rows):
         yield from _table(
@@ -42,7 +42,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def remarks(rows: Sequence[Row]) -> Iterator[str]:
-    """What is not as it should be."""
+    """Yields a line for each problem of a run."""
     for row in rows:
         if row.outcome is None:
             yield f"{row.setting}: too few are in time even at {row.tried[-1][0]:g} requests/s"
@@ -51,8 +51,8 @@ def remarks(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{row.setting}: {row.outcome.num_refused} requests were refused (too many waited)"
         if row.outcome.num_open:
             yield (
-                f"{row.setting}: {row.outcome.num_open} requests had no end an hour after the last came: "
-                "more comes than can be done"
+                f"{row.setting}: {row.outcome.num_open} requests were still open an hour after the last arrival: "
+                "the load exceeds the capacity"
             )
 
 

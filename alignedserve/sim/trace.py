@@ -1,7 +1,7 @@
-"""What arrives when, and how long it is: read from a trace of the Azure format, or made up. See jsonl_trace.py for the
-other formats.
+"""Workloads: which requests arrive when, and their lengths, read from a trace of the Azure format or synthetic. See
+jsonl_trace.py for the other formats.
 
-A workload is a list of arrivals in order of time, from 0 on.
+A workload is a list of arrivals in order of time, with the first at 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-# Fields of a line of JSON that a trace needs, in our format and in Mooncake's.
+# The fields that a line of JSON needs in a trace, in our format and in Mooncake's.
 OWN_FIELDS = ("arrival_s", "prompt_len", "output_len")
 MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
 # The part of an error that names what each format needs.
@@ -35,20 +35,20 @@ class Lengths:
 class Arrival:
     time_s: float
     lengths: Lengths
-    # Either "rt" or "be": see messages.Request.
+    # "rt" or "be": see messages.Request.
     tier: str = "rt"
-    # Seconds after its arrival until a best-effort request is due. It is None where it is never due.
+    # Seconds after its arrival until a best-effort request is due; None: never.
     window_s: float | None = None
-    # The objective in seconds between two tokens of a real-time request. It is None where that of all holds.
+    # The objective between two tokens of a real-time request, in seconds; None: the objective of all.
     tbt_s: float | None = None
-    # Likewise, to its first token.
+    # The same for its first token.
     ttft_s: float | None = None
-    # Names of its prompt's pieces of `model.TOKENS_PER_ID` tokens: prompts whose first ids are equal share that prefix.
+    # Ids of its prompt's pieces of `model.TOKENS_PER_ID` tokens. Prompts with equal first ids share that prefix.
     hash_ids: tuple[int, ...] = ()
 
 
 def read_azure_trace(path: Path) -> list[Arrival]:
-    """github.com/Azure/AzurePublicDataset, "LLM inference traces"."""
+    """Reads a trace in the format of github.com/Azure/AzurePublicDataset, "LLM inference traces"."""
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         columns = rows.fieldnames or ()
@@ -78,7 +78,7 @@ def _count(row: dict[str, str], column: str, where: str) -> int:
 
 
 def rate_of(workload: Sequence[Arrival]) -> float:
-    """Requests per second, from the first to the last."""
+    """Returns the requests per second, from the first to the last."""
     span = workload[-1].time_s - workload[0].time_s if workload else 0.0
     if span <= 0:
         raise ValueError(f"workload of {len(workload)} requests in {span} s: has no rate")
@@ -86,7 +86,7 @@ def rate_of(workload: Sequence[Arrival]) -> float:
 
 
 def scale_rate(workload: Sequence[Arrival], rate: float) -> list[Arrival]:
-    """The same requests in the same rhythm, `rate` of them per second on average."""
+    """Returns the same requests in the same rhythm, at `rate` per second on average."""
     stretch = rate_of(workload) / _above_zero("rate", rate)
     return [replace(arrival, time_s=arrival.time_s * stretch) for arrival in workload]
 
@@ -94,18 +94,19 @@ def scale_rate(workload: Sequence[Arrival], rate: float) -> list[Arrival]:
 def cut(
     workload: Sequence[Arrival], num_requests: int | None = None, seconds: float | None = None
 ) -> list[Arrival]:
-    """The first of them."""
+    """Returns the first requests."""
     kept = workload if seconds is None else [each for each in workload if each.time_s < seconds]
     return list(kept[:num_requests])
 
 
 def poisson_arrivals(lengths: Iterable[Lengths], rate: float, seed: int) -> list[Arrival]:
-    """One after the other, at moments that know nothing of each other, `rate` per second on average."""
+    """Returns independent arrivals, `rate` per second on average."""
     return gamma_arrivals(lengths, rate, cv=1.0, seed=seed)
 
 
 def gamma_arrivals(lengths: Iterable[Lengths], rate: float, cv: float, seed: int) -> list[Arrival]:
-    """Gaps of a Gamma distribution, whose deviation is `cv` times their mean: 1 is Poisson, more comes in bursts."""
+    """Returns arrivals with gaps of a Gamma distribution. Its deviation is `cv` times its mean: 1 is Poisson, more is
+    burstier."""
     _above_zero("rate", rate)
     shape = 1 / _above_zero("cv", cv) ** 2
     generator, time_s, arrivals = random.Random(seed), 0.0, []
@@ -118,14 +119,14 @@ def gamma_arrivals(lengths: Iterable[Lengths], rate: float, cv: float, seed: int
 
 
 def mixed(*workloads: Sequence[Arrival]) -> list[Arrival]:
-    """In order of time."""
+    """Merges the workloads in order of time."""
     together = [arrival for workload in workloads for arrival in workload]
     return sorted(together, key=lambda arrival: arrival.time_s)
 
 
 @dataclass(frozen=True)
 class LognormalLengths:
-    """Lengths of which half are below the median and a sixth above median * spread."""
+    """Lengths: half are below the median, and a sixth above median * spread."""
 
     median_prompt: float
     median_output: float

@@ -1,4 +1,4 @@
-"""What `alignedserve simulate` sends: a trace or made requests, their classes, and a backlog's lengths."""
+"""The traffic of `alignedserve simulate`: traced or synthetic requests, their classes, and the lengths of a backlog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.sim.config import SimConfig
 from alignedserve.sim.jsonl_trace import read_trace
 from alignedserve.sim.trace import Arrival, Lengths, LognormalLengths, cut, gamma_arrivals, scale_rate
 
-# Requests per second of made traffic where no rate is given.
+# Requests per second of synthetic traffic without a given rate.
 RATE = 1.0
 _NUM_BACKLOG_LENGTHS = 4096
 _LONGEST = 1 << 24
@@ -34,7 +34,7 @@ def make_traffic(config: SimConfig) -> list[Arrival]:
 
 
 def _traced(config: SimConfig, path: Path) -> list[Arrival]:
-    """From the request on with which it begins, whose arrival is at 0."""
+    """Returns the requests from `trace_start` on, with the first at 0."""
     arrivals = read_trace(path)
     if config.trace_start >= len(arrivals):
         raise ValueError(
@@ -45,7 +45,7 @@ def _traced(config: SimConfig, path: Path) -> list[Arrival]:
 
 
 def at_rate(arrivals: list[Arrival], rate: float | None) -> list[Arrival]:
-    """None: as they come. One alone has no rate."""
+    """Scales the arrivals to the rate; None: leaves them as they are. A single request has no rate."""
     return arrivals if rate is None or len(arrivals) == 1 else scale_rate(arrivals, rate)
 
 
@@ -60,18 +60,18 @@ def _made(config: SimConfig) -> list[Arrival]:
     lengths = _lengths(config.input_len, config.output_len, config.spread)
     made = lengths.sample(config.num_prompts, _seed(config, 0))
     arrivals = gamma_arrivals(made, RATE, config.burstiness**-0.5, _seed(config, 1))
-    # Only the rhythm of arrivals is left to chance: the rate is set exactly.
+    # Only the rhythm of arrivals is random: the rate is set exactly.
     arrivals = [replace(each, time_s=each.time_s - arrivals[0].time_s) for each in arrivals]
     return at_rate(arrivals, config.request_rate or RATE)
 
 
 def _lengths(prompt: float, output: float, spread: float) -> LognormalLengths:
-    """What is too long for the model is left out later, and counted."""
+    """Returns the distribution of lengths. Requests that are too long for the model are left out later, and counted."""
     return LognormalLengths(prompt, output, spread, _LONGEST, _LONGEST)
 
 
 def _with_classes(arrivals: list[Arrival], be_share: float, seed: int) -> list[Arrival]:
-    """Exactly that share, in no order."""
+    """Makes exactly this share of the requests best effort, in random order."""
     num_be = round(len(arrivals) * be_share)
     tiers = ["be"] * num_be + ["rt"] * (len(arrivals) - num_be)
     random.Random(seed).shuffle(tiers)
@@ -81,7 +81,7 @@ def _with_classes(arrivals: list[Arrival], be_share: float, seed: int) -> list[A
 def _with_objectives(
     arrivals: Sequence[Arrival], objectives: Sequence[tuple[float, float]], seed: str
 ) -> list[Arrival]:
-    """Real time gets these, in exactly those shares, in no order."""
+    """Gives the objectives to real-time requests in exactly these shares, in random order."""
     real_time = [index for index, each in enumerate(arrivals) if each.tier == "rt"]
     random.Random(seed).shuffle(real_time)
     found, start, share = list(arrivals), 0, 0.0
@@ -95,5 +95,5 @@ def _with_objectives(
 
 
 def _seed(config: SimConfig, what: int) -> int:
-    """Lengths, arrivals and classes have nothing to do with each other."""
+    """Returns a seed. Lengths, arrivals and classes have independent seeds."""
     return 4 * config.seed + what

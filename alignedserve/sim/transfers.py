@@ -1,8 +1,10 @@
-"""Copies in virtual time: see `instance.executor.Transfers`. As live, loads go one after the other, saves do, and so do
-pulls from one prefill instance; urgent ones go first. Each is as fast as the cost model's channel and the links that it
-shares with others allow. What is staged for others is in a real `StagingBuffer`.
+"""Copies in virtual time: see `instance.executor.Transfers`.
 
-What is copied is what blocks would hold. A copy from the pool of anything but the request's own KV is an error.
+As in live instances, loads run one after the other, and so do saves, and pulls from the same prefill instance. Urgent
+ones go first. Each copy is as fast as the cost model's channel and the links that it shares with others allow. KV that
+is staged for other instances is in a real `StagingBuffer`.
+
+A copy moves the recorded contents of blocks. It is an error to copy anything but the request's own KV from the pool.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from alignedserve.types import BlockId, InstanceId, PoolBlockId, RequestKey
 if TYPE_CHECKING:
     from alignedserve.sim.world import World
 
-# The error of a copy that fails because the world's faults say so.
+# The error of a copy that the world's faults let fail.
 FAILS_SO = "the simulation has it so"
 
 WhenAwake = Callable[[Callable[[], None]], None]
@@ -39,14 +41,14 @@ def _at_once(action: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class SimChannels:
-    """What the copies of one instance go through."""
+    """The channels of one instance's copies."""
 
     load: Channel
     save: Channel
     pull: Channel
-    # Holds the links that the instance's copies cross.
+    # The links that the instance's copies cross.
     ports: Ports
-    # The share of a prefill instance's blocks that is set aside for KV which decode instances pull.
+    # The share of a prefill instance's blocks that is reserved for KV that decode instances pull.
     staging_share: float = 0.0
 
 
@@ -58,10 +60,10 @@ class Copy:
     num_bytes: int
     channel: Channel
     crossings: Crossings
-    # Begins the copy, or returns why that is not possible.
+    # Begins the copy, or returns why that is impossible.
     begin: Callable[[], str | None]
-    # Ends the copy. It is called with the error that stopped the copy, or with None when every byte has arrived, and
-    # returns the error to report.
+    # Ends the copy. Called with the error that stopped the copy, or with None when every byte has arrived. Returns the
+    # error to report.
     end: Callable[[str | None], str | None]
     done: Done
     # The share of its bytes after which the copy fails; None: it succeeds.
@@ -69,7 +71,7 @@ class Copy:
     has_begun: bool = False
     # See Outcome.
     is_denied: bool = False
-    # The second at which its lane was free for the copy; it is None before.
+    # When its lane was free for the copy, in seconds; None: not yet.
     begun_s: float | None = None
     is_over: bool = False
 
@@ -78,7 +80,7 @@ class Lane:
     """Copies of one kind, one after the other, urgent ones first."""
 
     def __init__(self, world: World, completions: Completions, when_awake: WhenAwake) -> None:
-        """`when_awake`: calls what it is given once all processes that make these copies are awake."""
+        """`when_awake` calls its argument when all processes that take part in these copies are awake."""
         self._world = world
         self._clock = world.clock
         self._carrier: Carrier = world.carrier
@@ -91,7 +93,7 @@ class Lane:
 
     @property
     def copies(self) -> list[Copy]:
-        """All that are not over."""
+        """All copies that are not over."""
         waiting = [copy for *_, copy in self._waiting if not copy.is_over]
         return waiting + ([self._current] if self._current else [])
 
@@ -132,7 +134,7 @@ class Lane:
         self._when_awake(partial(self._end, copy))
 
     def _end(self, copy: Copy) -> None:
-        """Of a copy that was not stopped while a process that makes it hung."""
+        """Ends the copy, unless it was stopped while a process that takes part in it hung."""
         if copy is self._current:
             self._current = None
             self._finish(copy, None if copy.share is None else FAILS_SO)
@@ -169,7 +171,7 @@ class SimTransfers:
         self._loads, self._saves = (Lane(world, self.completions, when_awake) for _ in range(2))
         # A decode instance has one connection to each prefill instance, and these pull side by side.
         self._pulls: dict[InstanceId, Lane] = {}
-        # Maps each pull by another instance of what is staged here to the lane that can stop the pull.
+        # For each pull of staged KV by another instance, the lane that can stop the pull.
         self._pulled_by_others: dict[Copy, Lane] = {}
         self._is_dead = False
 
@@ -223,7 +225,7 @@ class SimTransfers:
 
         channel, crossings = self._channels.save, self._channels.ports.to_pool
         copy = self._copy("save", [key], len(pairs), channel, crossings, lambda: None, end, done)
-        # The copy holds its pool blocks from here on, also while it waits.
+        # The copy holds its pool blocks from here on, even while it waits.
         copy.has_begun = True
         self._saves.start(copy, is_urgent)
 
@@ -236,12 +238,13 @@ class SimTransfers:
         return places
 
     def _hold(self, blocks: Sequence[BlockId], contents: Sequence[Content]) -> None:
-        """What was copied is in these blocks now."""
+        """Stores the copied contents in these blocks."""
         for block, content in zip(blocks, contents, strict=True):
             self.engine.contents[block] = content
 
     def _check_filled(self, key: RequestKey, saved: Sequence[Content], num_empty: int) -> None:
-        """Raises RuntimeError unless all are full but those of the last column, which have so many empty slots."""
+        """Raises RuntimeError unless all blocks are full, except those of the last column, which have `num_empty` empty
+        slots."""
         first_of_last = len(saved) - self.engine.span.num_groups
         for index, held in enumerate(saved):
             wanted = self.engine.format.block_size - (num_empty if index >= first_of_last else 0)
@@ -251,7 +254,8 @@ class SimTransfers:
                 )
 
     def own(self, key: RequestKey, block: BlockId, how: str) -> Content:
-        """KV that a request shares is its own in the pool, and at another instance. `how`: what is done with it."""
+        """Returns the block's content as the request's own: shared KV becomes its own in the pool and at another
+        instance. `how`: what is done with it, for errors."""
         held = self.engine.contents.get(key, block)
         if held is None:
             raise RuntimeError(f"request {key}: block {block} is to be {how}, and holds nothing")
@@ -321,7 +325,7 @@ class SimTransfers:
         return [self.own(key, block, "pulled") for key, block in zip(owners, blocks, strict=True)]
 
     def _when_both_awake(self, source: InstanceId, action: Callable[[], None]) -> None:
-        """Both ends have a part in a pull."""
+        """Waits for both ends, because both take part in a pull."""
         sender = self._world.processes[source]
         self._when_awake(lambda: sender.when_awake(action))
 
@@ -336,7 +340,7 @@ class SimTransfers:
         self.cut()
 
     def die(self) -> None:
-        """Killed: nothing is written any more, and nothing can be pulled."""
+        """Ends all copies of a killed instance: it writes nothing any more, and nothing can be pulled from it."""
         self._is_dead = True
         for lane in (self._loads, self._saves):
             for copy in lane.copies:

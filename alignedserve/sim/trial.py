@@ -1,4 +1,4 @@
-"""One workload on one island, until all of it has ended, and what it was worth."""
+"""One workload on one island, until all of it has ended, and its results."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from alignedserve.sim.scenario import STUCK_S, Ran, Scenario
 from alignedserve.sim.trace import Arrival, Lengths
 
 _REFUSED = ("full", "too_long", "slo", "error")
-# AlignedServe's paper counts the iterations that are scheduled within so many seconds.
+# AlignedServe's paper counts the iterations that are scheduled within these seconds.
 SOON_S = 0.005
 
 
 @dataclass(frozen=True)
 class Workload:
     traffic: Sequence[Arrival]
-    # Best-effort requests that are there all the time beside the traffic, from `warmup_s` seconds before it on.
+    # Best-effort requests that are always there beside the traffic, from `warmup_s` seconds before it.
     backlog_size: int = 0
     backlog: Sequence[Lengths] = ()
     warmup_s: float = 0.0
 
     def fitting(self, scenario: Scenario) -> Workload:
-        """Without what is longer than the model takes. Raises ValueError if nothing is left."""
+        """Returns the workload without requests that are too long for the model. Raises ValueError if none is left."""
         traffic = [each for each in self.traffic if scenario.fits(each.lengths)]
         backlog = [each for each in self.backlog if scenario.fits(each)]
         if not traffic or (self.backlog_size and not backlog):
@@ -42,36 +42,36 @@ class Workload:
 @dataclass(frozen=True)
 class Outcome:
     mixture: Mixture
-    # Seconds from the arrival to the last token of best-effort requests that are complete.
+    # Seconds from the arrival to the last token, of complete best-effort requests.
     be_answered_s: Quantiles | None
     be_ttft_s: Quantiles | None
     num_be_complete: int
-    # Requests of the traffic that were not taken, or failed.
+    # Requests of the traffic that were refused or failed.
     num_refused: int
     # Requests of the traffic that were still open an hour after the last arrival.
     num_open: int
-    # The share of the window in which prefill instances computed. That of decode instances is in the mixture.
+    # The share of the window in which prefill instances computed. For decode instances, see the mixture.
     prefill_busy: float
     # Mean number of requests in an iteration of a decode instance, weighted by the iteration's duration.
     mean_batch: float
     # The number of candidate batches that ran.
     num_batches: int
-    # The share of iterations that mixed batches, or a batch and requests of none. It is None where no batch ran.
+    # The share of iterations that mixed batches, or a batch and requests of none; None: no batch ran.
     mixed: float | None
     # The share of iterations that were scheduled within SOON_S seconds of the one before, copies included.
     scheduled_soon: float
     # The largest share of the pool that was in use.
     pool_peak: float
     window_s: float
-    # What crossed each link until the last request of the traffic had ended.
+    # The use of each link until the last request of the traffic had ended.
     links: list[LinkUse]
-    # The share of complete requests' prompt tokens whose KV was there already. It is None where no prefixes are shared.
+    # The share of complete requests' prompt tokens with KV that was there already; None: no prefixes are shared.
     reused: float | None = None
 
 
 class Trial:
     def __init__(self, scenario: Scenario, workload: Workload, told: Callable[[], None]) -> None:
-        """`told`: of each request of the traffic that has ended."""
+        """`told`: called for each request of the traffic that has ended."""
         self._told = told
         self._begin_s = workload.warmup_s if workload.backlog_size else 0.0
         self._scenario = scenario
@@ -145,15 +145,15 @@ class Trial:
         return sum(stream.num_reused for stream in complete) / num_tokens if num_tokens else 0.0
 
     def _end_s(self, traffic: Sequence[Stream]) -> float:
-        """When the last of real time ended: what is left of best effort then has nothing beside it. Without real time,
-        when all had."""
+        """Returns when the last real-time request ended, because after that best effort has nothing beside it. Without
+        real time, returns when all had ended."""
         rt = [stream for stream in traffic if stream.request.tier == "rt"]
         if self._num_left:
             return self._island.now
         return max(stream.ended_s for stream in rt or traffic)
 
     def _iterations(self) -> list[list[Iteration]]:
-        """Those of each decode instance, but for the warm-up."""
+        """Returns the iterations of each decode instance, without the warm-up."""
         all_of_all = self._lifetimes.iterations.values()
         return [[each for each in of_one if each.end_s > self._begin_s] for of_one in all_of_all]
 

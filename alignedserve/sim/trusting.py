@@ -1,6 +1,5 @@
-"""An instance's engine and copies without contents of blocks: they only count and take time. Requests get the same
-tokens, blocks and seconds as with `SimEngine` and `SimTransfers`, which check the KV that each of them uses.
-"""
+"""An instance's engine and copies without contents of blocks: they only count, and take time. Requests get the same
+tokens, blocks and seconds as with `SimEngine` and `SimTransfers`, which check the KV that each of them uses."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from alignedserve.types import BlockId, PoolBlockId, RequestId, RequestKey
 
 
 class NoContents(BlockContents):
-    """Nothing is ever written to these blocks, so that nothing of them can be saved or restored."""
+    """Contents of blocks that are never written, so nothing can be saved or restored."""
 
     def save(self, key: RequestKey, block: BlockId, index: int, first: int, end: int, digest: Digest) -> None:
         pass

@@ -1,6 +1,5 @@
-"""What a comparison comes to, in a sentence: how much real time is in time, how far that is from the best of the
-others, and what best effort gets beside it.
-"""
+"""The result of a comparison in a sentence: how much real time is in time, how far that is from the best of the others,
+and how much best effort gets beside it."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.sim.compare import Row
 from alignedserve.sim.trial import Outcome
 
-# Shares of real time in time are level within a point.
+# Shares of real time in time that differ by less than this are level.
 LEVEL = 0.01
 
 
 def verdict(rows: Sequence[Row], attainment: float) -> str | None:
-    """Returns the sentence, about the default policy if it is one of them, else about the first; None where nothing
-    came of any. `attainment`: the share in time that is enough in a search for the highest rate."""
+    """Returns the sentence about the default policy if it is among them, otherwise about the first; None if there are
+    no results. `attainment`: the share in time that is enough in a search for the highest rate."""
     told = [row for row in rows if row.outcome]
     if not told:
         return None
@@ -26,7 +25,10 @@ def verdict(rows: Sequence[Row], attainment: float) -> str | None:
     ours = [row for row in told if row.setting.policy == about]
     if not ours:
         best = max(told, key=_value)
-        return f"{about} keeps {100 * attainment:g} % of real time in time at no rate; {_alone(best, attainment)}."
+        return (
+            f"{about} reaches {100 * attainment:g} % attainment for real time at no rate; "
+            f"{_alone(best, attainment)}."
+        )
     own = max(ours, key=_value)
     others = [row for row in told if (row.setting.policy != about if len(policies) > 1 else row is not own)]
     return f"{'; '.join(_parts(own, others, _Names(told), attainment))}."
@@ -39,9 +41,9 @@ def _alone(best: Row, attainment: float) -> str:
 def _parts(own: Row, others: Sequence[Row], names: _Names, attainment: float) -> Iterator[str]:
     has_rt = _outcome(own).mixture.rt.num_requests > 0
     if own.tried:
-        yield f"{names.of(own)} keeps {100 * attainment:g} % of real time in time {_up_to(own, others, names)}"
+        yield f"{names.of(own)} reaches {100 * attainment:g} % attainment for real time {_up_to(own, others, names)}"
     elif has_rt:
-        yield f"{names.of(own)} keeps {_percent(own)} of real time in time{_beside(own, others, names)}"
+        yield f"{names.of(own)} reaches {_percent(own)} attainment for real time{_beside(own, others, names)}"
     if _outcome(own).mixture.be.num_requests:
         best_effort = "best effort" if has_rt else f"best effort under {names.of(own)}"
         yield f"{best_effort} gets {_be_tokens_per_s(own):.0f} tokens/s{_be_beside(own, others, names)}"
@@ -72,8 +74,8 @@ def _beside(own: Row, others: Sequence[Row], names: _Names) -> str:
 
 
 def _be_beside(own: Row, others: Sequence[Row], names: _Names) -> str:
-    """The most is that of settings with no less real time in time."""
-    # (Shares differ by rounding alone where they are a point apart.)
+    """Compares best effort with the best setting that has no less real time in time."""
+    # (Shares that are a point apart differ from LEVEL by rounding alone.)
     level = [row for row in others if _in_time(row) >= _in_time(own) - LEVEL - 1e-9]
     if not level:
         return ""
@@ -86,7 +88,7 @@ def _be_beside(own: Row, others: Sequence[Row], names: _Names) -> str:
 
 
 class _Names:
-    """Settings by their policies, or by more where that does not tell them apart."""
+    """Names settings by their policies, or in full if the policies do not distinguish them."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._are_policies = len({str(row.setting).partition(" ")[2] for row in rows}) == 1
@@ -101,7 +103,7 @@ def _outcome(row: Row) -> Outcome:
 
 
 def _value(row: Row) -> tuple[float, float]:
-    """A search looks for the highest rate."""
+    """Returns the sort key of a row. A search looks for the highest rate."""
     rate = row.request_rate or 0.0 if row.tried else 0.0
     return rate or _in_time(row), _be_tokens_per_s(row)
 

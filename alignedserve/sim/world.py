@@ -1,4 +1,4 @@
-"""What all processes of a simulated island share."""
+"""The state that all processes of a simulated island share."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class NoFaults:
-    """What may go wrong in a world, and does not."""
+    """The faults of a world that has none."""
 
     def latency(self, process: InstanceId, is_up: bool) -> float | None:
-        """Returns the seconds that the next message to the router (`is_up`) or from it takes; None: as all do."""
+        """Returns the seconds that the next message to the router (`is_up`) or from it takes; None: the usual."""
         return None
 
     def copy_share(self, what: str, key: RequestKey) -> float | None:
@@ -37,31 +37,31 @@ class NoFaults:
         return None
 
     def copy_slowdown(self, what: str) -> float:
-        """Returns by how much a copy of this kind that begins now takes longer than its channel says."""
+        """Returns by which factor a copy of this kind that begins now is slower than its channel."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """What an instance's iterations take beyond the cost model. A live one reports both (`timing/estimate.py`)."""
+    """The time that an instance's iterations take beyond the cost model. A live instance reports both
+    (`timing/estimate.py`)."""
 
-    # The engine takes so many times what the cost model says: other processes use the processor too.
+    # The engine's time relative to the cost model's. Other processes use the processor too.
     pace: float = 1.0
-    # The seconds before each iteration in which the engine computes nothing: plans, messages, starting copies.
+    # Seconds before each iteration in which the engine computes nothing: planning, messages, starting copies.
     outside_s: float = 0.0
-    # The seconds that a message takes from one process to another on one host, over loopback, the sender's and the
-    # receiver's turn included.
+    # Seconds that a message takes between two processes of one host, over loopback, including the sender's and the
+    # receiver's turn.
     message_s: float = 0.0003
-    # How much longer than predicted iterations took, as ratios of measured to predicted time: one of them is drawn for
-    # each iteration. Of iterations of decodes only, and of those with a part of a prompt; none: all take what is
-    # predicted.
+    # Ratios of measured to predicted iteration time, from which one is drawn for each iteration. The first is for
+    # iterations of decodes only, the second for those with a part of a prompt. Empty: all take the predicted time.
     overruns: tuple[float, ...] = ()
     overruns_of_chunks: tuple[float, ...] = ()
-    # The seconds in which an instance takes another role, when nothing is left to do: threads end and begin.
+    # Seconds in which an instance takes another role, when nothing is left to do: threads end and start.
     role_change_s: float = 0.1
 
     def engine_s(self, model_s: float, has_chunks: bool, dice: Random) -> float:
-        """The seconds in the engine of an iteration for which the cost model says `model_s`."""
+        """Returns the seconds in the engine of an iteration that takes `model_s` by the cost model."""
         predicted_s = self.pace * model_s
         overruns = self.overruns_of_chunks if has_chunks else self.overruns
         if not overruns:
@@ -90,28 +90,28 @@ class World:
     overhead: Overhead = NO_OVERHEAD
     # Draws what varies from one iteration to the next.
     dice: Random = field(default_factory=lambda: Random(0))
-    # The seconds between two ticks of the router's core.
+    # Seconds between two ticks of the router's core.
     tick_s: float = 0.05
-    # Whether the router pings processes and they watch the router, so that those that hang are cut off.
+    # Whether the router pings processes and they watch the router, so that hanging ones are disconnected.
     has_pings: bool = False
-    # It is called with each process that the router's fence has killed.
+    # Called with each process that the router's fence has killed.
     fenced: Callable[[SimProcess], None] = _ignore
-    # Messages go as they are unless a test wants them encoded.
+    # Messages stay as they are, unless a test encodes them.
     encode: Encode = _same
     # Returns the output length that gateways predict for a request.
     foresee: Foresee = nothing
     clock: Clock = field(default_factory=Clock)
     processes: dict[InstanceId, SimProcess] = field(default_factory=dict)
     segments: dict[str, SimSegment] = field(default_factory=dict)
-    # Maps each instance to the transfers of its latest life.
+    # For each instance, the transfers of its latest life.
     transfers: dict[InstanceId, SimTransfers] = field(default_factory=dict)
     num_epochs: int = 0
     # Whether instances check the KV in their blocks and their own counts, and gateways all tokens. Figures are the same
     # without that: see `trusting.py`.
     is_checked: bool = True
-    # What KV should be, for all requests.
+    # The right KV of all requests.
     kv: KvModel = field(default_factory=KvModel)
-    # Counts for each request the tokens whose KV instances have computed. The instances write it.
+    # For each request, the tokens with KV that instances have computed. Written by the instances.
     computed: Counter[RequestKey] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:

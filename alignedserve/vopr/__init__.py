@@ -1,1 +1,1 @@
-"""Seeds: whole systems in virtual time, where everything that can go wrong does, replayable from a number."""
+"""Searches for failures by seed: whole systems in virtual time, with every kind of fault, replayable from a number."""

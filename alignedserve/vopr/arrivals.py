@@ -18,7 +18,7 @@ NUM_FAMILIES = 4
 
 @dataclass(frozen=True)
 class _Lengths:
-    """The usual lengths; one request in ten has any other."""
+    """The usual lengths. One request in ten has other lengths."""
 
     prompt: int
     output: int
@@ -42,7 +42,7 @@ def make_arrivals(random: Random, plan: Plan) -> Iterator[Arrive | Leave]:
 
 
 def _requests_per_s(plan: Plan, usual: _Lengths) -> float:
-    """What the instances can do, roughly: prompts are computed one after the other, answers side by side."""
+    """Returns roughly the instances' capacity: prompts are computed one after the other, answers side by side."""
     num_prefill = plan.num_prefill or plan.num_colocated
     num_decode = plan.num_decode or plan.num_colocated
     num_blocks = -(-(usual.prompt + usual.output) // plan.block_size)
@@ -79,13 +79,13 @@ def _arrival(random: Random, plan: Plan, key: RequestKey, at_s: float, usual: _L
 
 
 def _pooling(key: RequestKey, at_s: float) -> str | None:
-    """One in ten wants an embedding."""
+    """Returns the pooling of one request in ten, which asks for an embedding; None for the others."""
     random = Random(f"pooling of {key} at {at_s}")
     return random.choice(POOLINGS) if random.random() < 0.1 else None
 
 
 def _adapter(key: RequestKey, at_s: float) -> str:
-    """One in four has an adapter, of two."""
+    """Returns one of two adapters for one request in four; "" for the others."""
     return Random(f"adapter of {key} at {at_s}").choice(["", "", "", "", "", "", "a", "b"])
 
 

@@ -21,8 +21,7 @@ from alignedserve.vopr.liveness import BoundedClock
 from alignedserve.vopr.plan import MAX_MODEL_LEN, Plan
 from alignedserve.vopr.speed import cost_of
 
-# The seconds between two ticks of the router: where iterations are as long as live, and where everything takes some ten
-# times as long.
+# Seconds between two ticks of the router: for iterations of live length, and for those about ten times as long.
 SHORT_TICK_S, TICK_S = 0.05, 0.5
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(AnyMessage)
 

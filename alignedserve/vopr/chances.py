@@ -1,5 +1,5 @@
-"""Chances that depend on the seed, on what they are for, and on how many there were for that: leaving out an action
-changes little of the rest."""
+"""Random numbers that depend on the seed, on their purpose, and on how many were drawn for that purpose. So leaving out
+an action changes little of the rest."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class Chances:
         self._counts: Counter[str] = Counter()
 
     def next(self, of: str) -> float:
-        """Returns a number from 0 to 1 for the next thing of this name."""
+        """Returns the next number from 0 to 1 for this purpose."""
         self._counts[of] += 1
         return sample(zlib.crc32(of.encode()) ^ self._seed << 32, self._counts[of]) / _RESOLUTION

@@ -1,6 +1,7 @@
-"""What always holds, checked at the router's steps by observers that know messages, and nothing of who decides.
+"""Invariants, checked at the router's steps by observers that know the messages, and nothing of the deciding parts.
 
-That a request's tokens are right, and end once, the gateways check; that KV is the right one, engine and segment do.
+Other checks are elsewhere. Gateways check that a request's tokens are right and that it ends once. Engine and segment
+check that KV is right.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from alignedserve.vopr.plan import Plan
 
 
 class CountsAddUp:
-    """At every tick of the router: no block of the pool has two owners, none is lost, and owners' counts add up."""
+    """Checks at every tick of the router that no block of the pool has two owners, that none is lost, and that counts
+    match."""
 
     def __init__(self, island: Island) -> None:
         self._island = island
@@ -37,7 +39,9 @@ class CountsAddUp:
         for stored in pool.core.allocations:
             for block in stored.blocks:
                 if block in owners:
-                    raise Broken(f"block {block} of the pool is request {stored.key}'s and {owners[block]}'s")
+                    raise Broken(
+                        f"pool block {block} belongs to request {stored.key}, and to {owners[block]} as well"
+                    )
                 owners[block] = stored.key
         if len(owners) + pool.core.num_free_blocks != pool.core.num_blocks:
             raise Broken(
@@ -47,7 +51,7 @@ class CountsAddUp:
 
 
 class PhasesSeen:
-    """How often requests were in each phase, and how often one was handed over directly."""
+    """Counts how many requests were in each phase, and how many were handed over directly."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -65,11 +69,11 @@ class PhasesSeen:
 
 
 class RealTimeFirst:
-    """What `priority` promises: the router asks for a best-effort prompt's first blocks only when it has asked for
-    those of every real-time prompt that it has.
+    """Checks the promise of `priority`: the router requests a best-effort prompt's first blocks only after those of
+    every real-time prompt that it has.
 
-    The other policies promise shares, or nothing. Prompts of colocated instances go there without blocks of the pool,
-    and those of embeddings take none.
+    The other policies promise shares, or nothing. Prompts of colocated instances start without pool blocks, and those
+    of embeddings take none.
     """
 
     @staticmethod
@@ -80,7 +84,7 @@ class RealTimeFirst:
         self._island = island
         self._core: object = None
         self._is_rt: dict[RequestKey, bool] = {}
-        # Requests of which no block was asked for yet.
+        # Requests for which no block was requested yet.
         self._waiting: set[RequestKey] = set()
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:

@@ -1,4 +1,4 @@
-"""Who asks. A plan names its clients; each kind of them stands behind this one interface."""
+"""The clients. A plan names its kind of clients; all kinds have this interface."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Clients(ABC):
 
     @abstractmethod
     def arrive(self, arrive: Arrive) -> None:
-        """One of them asks, now."""
+        """Submits a client's request now."""
 
     @abstractmethod
     def leave(self, key: RequestKey) -> None:
-        """The one with this request leaves. Safe when its request has ended, or never was."""
+        """Lets the client of this request leave. Safe if its request has ended, or never existed."""
 
     @property
     @abstractmethod
@@ -32,18 +32,18 @@ class Clients(ABC):
 
     @abstractmethod
     def check_end(self) -> None:
-        """Raises Broken unless every request has ended as it should. It is called when none is open."""
+        """Raises Broken unless every request has ended as it should. Called when none is open."""
 
     @property
     @abstractmethod
     def streams(self) -> list[Stream]:
-        """What each has got."""
+        """The answers that the clients have received."""
 
 
 class DirectClients(Clients):
-    """Simulated gateways, each the client of all of its requests: see sim/gateway.py for what they check."""
+    """Simulated gateways, each the client of all of its requests: see sim/gateway.py for their checks."""
 
-    # How a request may end. None is too long here.
+    # The allowed ends of a request. None is too long here.
     _ENDS = ("stop", "length", "abort", "lost")
 
     def __init__(self, island: Island) -> None:
@@ -82,7 +82,7 @@ class DirectClients(Clients):
                 raise Broken(f"request {key} ended with {stream.outcome}")
 
     def _may_be_full(self) -> bool:
-        """Whether there were ever so many requests, or so long ones, that a router may have refused one."""
+        """Returns whether there were enough requests, or long enough ones, that a router may have refused one."""
         limits = self._island.config.router
         num_tokens = sum(len(stream.request.prompt) + len(stream.tokens) for stream in self.streams)
         return len(self.streams) > limits.max_num_queued_reqs or num_tokens > limits.max_num_queued_tokens

@@ -1,7 +1,4 @@
-"""How messages and copies fare at each moment.
-
-What happens to one is a chance of its own (chances.py).
-"""
+"""The current conditions for messages and copies. Each of them has a random number of its own (chances.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ class Conditions(NoFaults):
         self._plan = plan
         self._clock = clock
         self._chances = Chances(plan.seed)
-        # What goes wrong, each with the second at which it ends.
+        # The current faults, each with the second at which it ends.
         self._late: list[tuple[float, Late]] = []
         self._failing: list[tuple[float, FailingCopies]] = []
         self._slow: list[tuple[float, SlowCopies]] = []

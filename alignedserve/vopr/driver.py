@@ -1,4 +1,4 @@
-"""Makes the actions of a history happen, each at its time or after the transition that it waits for."""
+"""Executes the actions of a history, each at its time or after the transition that it waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alignedserve.vopr.launcher import Launcher
 from alignedserve.vopr.places import Visits
 from alignedserve.vopr.transitions import Seen, seen
 
-# What clients ask for is asked for when everything is well, too.
+# Actions of clients, which also happen when everything is well.
 _ASKING = (Arrive, Ask, Batch)
 
 
@@ -26,7 +26,7 @@ class Driver(ABC):
     def __init__(self, clock: Clock, launcher: Launcher) -> None:
         self._clock = clock
         self._launcher = launcher
-        # What waits for a transition or a call of the store, by its name.
+        # Actions that wait for a transition or a store call, by its name.
         self._waiting: defaultdict[str, list[Action]] = defaultdict(list)
         self.visits = Visits(clock, lambda process: launcher.processes[process].is_up)
         self._is_calm = False
@@ -35,19 +35,19 @@ class Driver(ABC):
 
     @abstractmethod
     def act(self, action: Action) -> None:
-        """Makes it happen, now."""
+        """Executes the action now."""
 
     def schedule(self, actions: Sequence[Action]) -> None:
         for action in actions:
             self._clock.at(action.at_s, partial(self._due, action))
 
     def calm(self) -> None:
-        """From here on nothing goes wrong any more; requests that are open stay."""
+        """Ends all faults. Open requests stay."""
         self._is_calm = True
         self._waiting.clear()
 
     def observer(self, island: str = "") -> Observer:
-        """Returns what observes a router. `island`: how the names of its processes begin."""
+        """Returns an observer of a router. `island`: the prefix of its processes' names."""
 
         def observe(now: float, event: Event, sends: list[Send]) -> None:
             happened = list(seen(event, sends))
@@ -71,7 +71,7 @@ class Driver(ABC):
             self._do(action)
 
     def is_put_off(self, action: Action) -> bool:
-        """Returns whether the action waits for something else than a message, which the subclass sees to."""
+        """Returns whether the action waits for something other than a message. The subclass then executes it."""
         return False
 
     def _do(self, action: Action) -> None:
@@ -83,7 +83,7 @@ class Driver(ABC):
 
 
 def _at(action: Action, island: str, peer: InstanceId) -> Action:
-    """Returns the action, of the processes of the island where what it waited for has happened."""
+    """Returns the action with the names of the island in which its transition has happened."""
 
     def named(process: InstanceId) -> InstanceId:
         name = peer if process == PEER else process

@@ -1,4 +1,4 @@
-"""Where the event logs of a run's routers go."""
+"""The destination of the event logs of a run's routers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import BinaryIO
 
 from alignedserve.types import Epoch
 
-# Makes the file of a router's event log. All routers of a run have different epochs.
+# Opens the file of a router's event log. All routers of a run have different epochs.
 OpenLog = Callable[[Epoch], BinaryIO]
 
 
 class HashingFile:
-    """A file that only its hash is kept of."""
+    """A file that keeps only a hash of its content."""
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
@@ -28,7 +28,7 @@ class HashingFile:
 
 
 def open_in(directory: Path, name: str) -> OpenLog:
-    """Returns what opens a file for each router's log in the directory."""
+    """Returns a function that opens a file in the directory for each router's log."""
 
     def open_log(epoch: Epoch) -> BinaryIO:
         return (directory / f"{name}-router-{epoch}.events").open("wb", buffering=0)

@@ -1,4 +1,4 @@
-"""What it looks like when something that always holds does not."""
+"""Reports of broken invariants."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 
 class Broken(RuntimeError):
-    """Something that always holds does not."""
+    """An invariant does not hold."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    # The virtual second at which it showed.
+    # When it was detected, in virtual seconds.
     at_s: float
-    # The name of the exception, and what it says.
+    # The name of the exception, and its message.
     error: str
     message: str
-    # The file and the function that raised.
+    # The file and the function that raised it.
     where: str
 
     @property
     def sort(self) -> str:
-        """Failures of one sort differ in numbers and names only."""
+        """Identifies failures of the same kind, which differ only in numbers and names."""
         plain = re.sub(r"[\[({].*[\])}]|\d+(\.\d+)?", "_", self.message)
         return f"{self.error} in {self.where}: {plain[:60]}"
 

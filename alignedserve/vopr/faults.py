@@ -1,4 +1,4 @@
-"""What goes wrong in a plan, and when: at any time, right after some transition, or where the plan's aims say."""
+"""The faults of a plan: at any time, right after some transition, or where the plan's aims are."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from alignedserve.vopr.history import (
 from alignedserve.vopr.places import aims_of
 from alignedserve.vopr.plan import OF_LEAVING, Plan, is_about
 
-# The transitions after which something goes wrong: those that change which process holds what.
+# The transitions after which faults happen: those that change which process holds what.
 MOMENTS = (
     *("Submit", "Abort", "Reserve", "Reserved", "Commit", "MakeSpare", "Release", "FormBatch", "Candidates"),
     *("Prefill", "Stage", "Offer", "Evict", "PrefillReport", "DecodeReport", "Gone", "Failed", "Connected"),
     *("DecodeReport.admitted", "DecodeReport.evicted", "PrefillReport.saved", "PrefillReport.held"),
     *("Offer.source", "TakeRole", "Submit.delivered"),
 )
-# Seconds after such a message: before it is sent on, while it is under way, and when it has long arrived.
+# Seconds after such a message: before it is sent on, while it is on its way, and long after it has arrived.
 DELAYS_S = (0.0, 0.00015, 0.001, 0.3, 3.0)
-# The same, of what is aimed: while the message or what follows from it is under way.
+# The same for aimed faults: while the message or its consequences are on their way.
 NEAR_DELAYS_S = (0.0, 0.00015, 0.0005, 0.001, 0.003, 0.008)
-# The mean seconds between two that are aimed. Most of what there was goes on again after such a time.
+# Mean seconds between two aimed faults. After that time most of the system runs again.
 AIMED_GAPS_S = (0.4, 1.0)
-# The share of what is aimed that falls elsewhere: in a tight plan where requests leave, which they do all the time, in
-# others anywhere.
+# The share of aimed faults that strike elsewhere: in a tight plan where requests leave instances, which happens all the
+# time; in others anywhere.
 ASTRAY = 0.4
-# The transitions at which the KV of a prompt that decodes may still be on its way to the pool.
+# The transitions at which the KV of a decoding request may still be on its way from its prompt to the pool.
 OF_SAVING = ("Offer.source", "DecodeReport.wants_evicted")
 # The kinds of copies.
 COPIES = ("load", "save", "pull")
 
-# When something happens: the fields of every action.
+# When a fault happens: the common fields of all actions.
 When = dict[str, object]
 Kind = Callable[[Random, Plan, When], Action]
 
@@ -55,7 +55,8 @@ def make_faults(random: Random, plan: Plan) -> Iterator[Action]:
 
 
 def faults_of(random: Random, plan: Plan, kinds: Sequence[Kind], moments: Sequence[str]) -> Iterator[Action]:
-    """None at all in one run of ten; in the others only some kinds, so that each is seen without the others too."""
+    """Yields faults; none at all in one run of ten. The other runs have only some kinds, so that each kind also occurs
+    without the rest."""
     if random.random() < 0.1:
         return
     kinds = [kind for kind in kinds if random.random() < 0.45]
@@ -67,7 +68,7 @@ def faults_of(random: Random, plan: Plan, kinds: Sequence[Kind], moments: Sequen
 
 
 def aimed_faults(random: Random, plan: Plan) -> Iterator[Action]:
-    """Most of these die, and are back soon."""
+    """Yields faults at the plan's aims. Most of the struck processes die, and return soon."""
     mean_gap_s = random.choice(AIMED_GAPS_S)
     elsewhere = [aim for aim in aims_of(plan) if not plan.is_tight or is_about([aim], *OF_LEAVING)]
     at_s = random.expovariate(1.0 / mean_gap_s)
@@ -95,7 +96,7 @@ def _any(random: Random, plan: Plan) -> InstanceId:
 
 
 def down_s(random: Random, plan: Plan) -> float:
-    """Draws how long a process stays down. If it is back at once, the notice of its death may still be under way."""
+    """Returns how long a process stays down. If it returns at once, the notice of its death may still be on its way."""
     return random.choice(
         [0.0, 0.0, 0.0004, 0.05, 0.5, 2.0] if plan.is_short else [0.0, 0.0, 0.0004, 0.5, 5.0, 40.0]
     )
@@ -113,7 +114,7 @@ def _router_death(random: Random, plan: Plan, when: When) -> Action:
 
 
 def _hang(random: Random, plan: Plan, when: When) -> Action:
-    """Shorter and longer than the router's patience."""
+    """Hangs a process, for less or more than the router's patience."""
     return make(Hang, when, process=_any(random, plan), seconds=random.choice([0.01, 1.0, 5.0, 12.0, 40.0]))
 
 
@@ -177,13 +178,13 @@ def _aimed_hang(random: Random, process: InstanceId, when: When) -> Action:
 
 
 def _aimed_cut(random: Random, process: InstanceId, when: When) -> Action:
-    """The router has no connection of its own to be cut off from: one of the other process's is cut."""
+    """Cuts a connection. The router has none of its own, so its peer's is cut instead."""
     return make(Cut, when, process=PEER if process == ROUTER else process)
 
 
 def _aimed_late(random: Random, process: InstanceId, when: When) -> Action:
-    """Messages of the process are late from now on. If the router is to be struck, which dies then, those to its peer
-    are: what it orders before its death is still under way when another router is there."""
+    """Makes messages of the process late from now on. If the router is to be struck, which then dies, messages to its
+    peer are late. Its orders from before its death are then still on their way when another router is up."""
     late = PEER if process == ROUTER else process
     is_up = process != ROUTER and random.random() < 0.5
     latency_s = random.choice([0.05, 1.0])
@@ -191,7 +192,7 @@ def _aimed_late(random: Random, process: InstanceId, when: When) -> Action:
 
 
 def _aimed_slow_saves(random: Random, process: InstanceId, when: When) -> Action:
-    """A prompt is still saved when the decode instance that has it wants it to leave."""
+    """Slows saves, so that a prompt is still being saved when its decode instance wants it to leave."""
     return make(SlowCopies, when, slowdown=50.0, seconds=random.choice([0.5, 2.0]), what="save")
 
 

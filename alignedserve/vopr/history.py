@@ -1,4 +1,4 @@
-"""What happens to a system: a plan, and actions that can each be left out. A file of it replays to the same run."""
+"""A run's history: a plan, and actions that can each be left out. A saved history replays to the same run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import msgspec
 from alignedserve.types import InstanceId, RequestKey
 from alignedserve.vopr.plan import Plan
 
-# In a whole system processes of an island have its name before theirs: "island-0/router". Gateways have not.
+# In a whole system, an island's processes have its name as a prefix: "island-0/router". Gateways have no prefix.
 ROUTER = InstanceId("router")
-# In an action that waits for a transition: the process that its message is from or to.
+# In an action that waits for a transition: the process that sends or receives its message.
 PEER = InstanceId("peer")
 
 
 class Action(msgspec.Struct, kw_only=True, tag_field="kind", frozen=True, forbid_unknown_fields=True):
-    # The second from which on it happens.
+    # The second from which on it may happen.
     at_s: float
-    # It happens `delay_s` seconds after a router next hears or sends this (transitions.py); "": at once.
+    # It happens `delay_s` seconds after a router next receives or sends this (transitions.py); "": without waiting.
     after: str = ""
     delay_s: float = 0.0
 
 
 class Arrive(Action, frozen=True, tag="arrive"):
-    """A client asks."""
+    """A client submits a request."""
 
     key: RequestKey
     gateway: InstanceId
@@ -41,20 +41,20 @@ class Arrive(Action, frozen=True, tag="arrive"):
     tbt_s: float | None = None
     window_s: float | None = None
     is_structured: bool = False
-    # How an embedding is made of its prompt, if it wants one.
+    # The pooling of its embedding, if it asks for one.
     pooling: str | None = None
     adapter: str = ""
 
 
 class Leave(Action, frozen=True, tag="leave"):
-    """A client leaves as soon as its request is in a phase; "": whatever phase that is."""
+    """A client leaves as soon as its request is in this phase; "": in any phase."""
 
     key: RequestKey
     phase: str = ""
 
 
 class Kill(Action, frozen=True, tag="kill"):
-    """Processes die, and are started again after so many seconds each."""
+    """Processes die, and each is restarted after its number of seconds."""
 
     processes: dict[InstanceId, float]
     loses_segment: bool = False
@@ -66,13 +66,13 @@ class Hang(Action, frozen=True, tag="hang"):
 
 
 class Cut(Action, frozen=True, tag="cut"):
-    """A process's connection is lost, with what is under way on it."""
+    """A process's connection is lost, with everything on its way."""
 
     process: InstanceId
 
 
 class Late(Action, frozen=True, tag="late"):
-    """Messages of a process take up to so many seconds each, for some time; they stay in order."""
+    """For some time, messages of a process take up to `latency_s` each. They stay in order."""
 
     process: InstanceId
     is_up: bool
@@ -102,17 +102,17 @@ class Jump(Action, frozen=True, tag="clock jumps"):
 
 
 class Drift(Action, frozen=True, tag="clock drifts"):
-    """From then on the process's clock counts so many seconds a second."""
+    """From then on the process's clock runs at this rate."""
 
     process: InstanceId
     rate: float
 
 
-# ---- of whole systems only ----
+# ---- only for whole systems ----
 
 
 class Ask(Action, frozen=True, tag="ask"):
-    """A client of the HTTP API asks, and again until it has its answer or leaves for good."""
+    """A client of the HTTP API asks, and retries until it has its answer or leaves for good."""
 
     key: RequestKey
     prompt_len: int
@@ -120,12 +120,12 @@ class Ask(Action, frozen=True, tag="ask"):
     is_chat: bool = True
     is_stream: bool = True
     is_flex: bool = False
-    # The seconds for which it reads nothing, now and then.
+    # Seconds for which it reads nothing, now and then.
     pause_s: float = 0.0
-    # It leaves after so many events of the stream, or so many seconds, whichever is first; None: it does not.
+    # It leaves after this many events of the stream, or this many seconds, whichever is first; None: it does not.
     leaves_after: int | None = None
     leaves_after_s: float | None = None
-    # The seconds after which it comes back, once; None: it has left for good.
+    # Seconds after which it returns, once; None: it has left for good.
     is_back_after_s: float | None = None
 
 
@@ -137,32 +137,32 @@ class Batch(Action, frozen=True, tag="batch"):
     prompt_len: int
     output_len: int
     is_chat: bool = False
-    # The seconds from its upload to its cancellation; None: it is not cancelled.
+    # Seconds from its upload to its cancellation; None: it is not cancelled.
     cancels_after_s: float | None = None
 
 
 class Stop(Action, frozen=True, tag="stop"):
-    """A gateway gets SIGTERM, and is started again so many seconds after its end."""
+    """A gateway gets SIGTERM, and is restarted `seconds` after its end."""
 
     process: InstanceId
     seconds: float
 
 
 class Regroup(Action, frozen=True, tag="regroup"):
-    """Gateways are told that only these islands are there, and so many seconds later that all are. A gateway that
-    starts meanwhile knows all."""
+    """Gateways are told that only these islands exist, and `seconds` later that all do. A gateway that starts meanwhile
+    knows all of them."""
 
     islands: list[int]
     seconds: float
 
 
 class Disturb(Action, frozen=True, tag="disturb"):
-    """Something happens to one of a process's connections to routers: the oldest, or a later one."""
+    """A fault of one of a process's connections to routers: the oldest (0), or a later one."""
 
     process: InstanceId
     number: int
     how: Literal["stall", "process is gone", "router is gone", "vanish"]
-    # For which it stalls.
+    # For how long it stalls.
     seconds: float = 0.0
 
 
@@ -180,7 +180,7 @@ class StoreSlow(Action, frozen=True, tag="store slow"):
 
 
 class StoreForgetful(Action, frozen=True, tag="store answers lost"):
-    """Calls are made, and a share of their answers is lost."""
+    """Calls are executed, but a share of their answers is lost."""
 
     process: InstanceId
     rate: float
@@ -202,11 +202,11 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: Path) -> History:
-        """Raises ValueError if the file is no history."""
+        """Raises ValueError if the file is not a history."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.DecodeError as error:
-            raise ValueError(f"{path}: is no history of this version: {error}") from None
+            raise ValueError(f"{path}: is not a history of this version: {error}") from None
 
 
 def kind_of(action: Action) -> str:

@@ -1,4 +1,4 @@
-"""Makes actions happen to an island with simulated gateways. It observes the router."""
+"""Executes actions on an island with simulated gateways. It observes the router."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class IslandDriver(Driver):
         self._island = island
         self._clients = clients
         self._conditions = conditions
-        # The phase in which each of these requests is to be left, and how many seconds after it was entered.
+        # Requests to leave: in which phase, and how many seconds after it was entered.
         self._leaving: dict[RequestKey, Leave] = {}
         island.router.observers += [self.observer(), self._look_at_phases]
 

@@ -17,13 +17,13 @@ from alignedserve.vopr.launcher import Launcher
 from alignedserve.vopr.liveness import STANDSTILL_S, patience_s
 from alignedserve.vopr.outcome import Outcome
 
-# The seconds between two looks at who has got on.
+# Seconds between two checks of the requests' progress.
 LOOK_S = 10.0
 
 
 class IslandRun:
     def __init__(self, history: History, open_log: OpenLog | None = None) -> None:
-        """`open_log`: makes the file of a router's event log."""
+        """`open_log`: opens the file of a router's event log."""
         plan = self._plan = history.plan
         self._actions = history.actions
         self.island, conditions = make_island(plan)
@@ -83,7 +83,9 @@ class IslandRun:
             if self._clock.now >= limit_s:
                 raise Broken(f"{num_open} requests are open {limit_s - begun_s:.0f} s after the last fault")
             if self._clock.now - progress_s >= STANDSTILL_S:
-                raise Broken(f"{num_open} requests are open, and none has got on for {STANDSTILL_S:.0f} s")
+                raise Broken(
+                    f"{num_open} requests are open, and none has progressed for {STANDSTILL_S:.0f} s"
+                )
             self._clock.run_until(min(limit_s, self._clock.now + LOOK_S))
             if self._progress() != progress:
                 progress, progress_s = self._progress(), self._clock.now
@@ -97,5 +99,5 @@ class IslandRun:
         return patience_s(self._plan, [(each.prompt_len, each.output_len) for each in arrivals])
 
     def _settle(self) -> None:
-        """Messages, copies and orphans, by clocks that may run at half the speed."""
+        """Waits for messages, copies and orphans. Clocks may run at half speed."""
         self._clock.run_until(self._clock.now + 3 * self._plan.orphan_s + 10.0)

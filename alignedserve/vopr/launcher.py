@@ -1,4 +1,4 @@
-"""Does what the launcher does: starts processes again that died, and kills a router that hangs."""
+"""Does the launcher's work: restarts processes that died, and kills a router that hangs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from alignedserve.types import InstanceId
 from alignedserve.vopr.history import ROUTER, Hang, Kill, Stop
 from alignedserve.vopr.plan import Plan
 
-# As launch/process_supervisor.py has it: a process that is down for so many seconds and has not ended hangs.
+# As in launch/process_supervisor.py: a process that is down for this many seconds and has not ended hangs.
 HANG_S = 10.0
 # The share of a router's silence after which all processes have left it.
 _LEFT_AFTER = 1.4
-# A process that was asked to stop and has not after so many seconds is killed.
+# Seconds after which a process that was asked to stop is killed, and seconds between two checks of it.
 STOP_S, LOOK_S = 45.0, 0.5
 
 
@@ -55,14 +55,15 @@ class Launcher:
         self._plan = plan
         self._pools = pools
         self._stoppable = stoppable or {}
-        # The number of each process's deaths and hangs: it is not woken up from an earlier one.
+        # The number of each process's deaths and hangs, so that it is not woken up from an earlier one.
         self._num_hangs: Counter[InstanceId] = Counter()
-        # The number of its starts and deaths here: one that was asked to stop is awaited until it ends, hung or not.
+        # The number of its starts and deaths here. A process that was asked to stop is awaited until it ends, hung or
+        # not.
         self._num_turns: Counter[InstanceId] = Counter()
         self.num_fenced = 0
 
     def kill(self, action: Kill) -> None:
-        """All of them at the same moment; those that are down already come up when they would have."""
+        """Kills all of them at the same moment. Those that are already down come up as planned before."""
         killed = [name for name in action.processes if self.processes[name].is_up]
         for name in killed:
             self._kill(name)
@@ -85,19 +86,19 @@ class Launcher:
             self._clock.after(patience_s, partial(self._replace_router, name, number))
 
     def stop(self, action: Stop) -> None:
-        """It ends by itself when it has done what it is at, and is started again."""
+        """Lets it end by itself when it has finished its work. It is then restarted."""
         if (process := self._stoppable[action.process]).is_up:
             process.stop()
             self._await_end(action, self._num_turns[action.process], self._clock.now + STOP_S)
 
     def fenced(self, name: InstanceId) -> None:
-        """A router has killed the process."""
+        """Restarts a process that a router has killed."""
         self.num_fenced += 1
         self._count_death(name)
         self._start_after(self._plan.restart_s or 1e-4, name)
 
     def calm(self) -> None:
-        """Everything is up, and awake."""
+        """Starts or wakes everything."""
         for name, process in self.processes.items():
             process.wake_up()
             self._start(name)

@@ -1,4 +1,4 @@
-"""What came of a run."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from alignedserve.vopr.failures import Failure
 @dataclass
 class Outcome:
     failure: Failure | None
-    # Virtual seconds.
+    # In virtual seconds.
     duration_s: float
     num_requests: int
     num_tokens: int
     num_events: int
-    # How many actions of each kind happened, the fence's kills included.
+    # How many actions of each kind happened, including kills by the fence.
     happened: Counter[str] = field(default_factory=Counter)
-    # How often requests were in each phase.
+    # How many requests were in each phase.
     phases: Counter[str] = field(default_factory=Counter)
     # How requests ended.
     ends: Counter[str] = field(default_factory=Counter)

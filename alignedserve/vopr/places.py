@@ -1,8 +1,8 @@
-"""Where a run was when something failed: which transitions had just happened, and what died, hung or was cut off.
+"""Places: which transitions had just happened in a run when something failed, and what died, hung or was cut off.
 
-A place is `DecodeReport.evicted:router dies`: the router died within milliseconds of hearing of an eviction, with what
-it sent for that under way. The process of a transition that is neither the router nor the pool is its peer. New seeds
-are aimed at the transitions and victims that were visited least.
+The place `DecodeReport.evicted:router dies` means that the router died within milliseconds of receiving an eviction,
+with the messages that it sent for that on their way. The peer of a transition is its process that is neither the router
+nor the pool. New seeds are aimed at the least visited transitions and victims.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from alignedserve.vopr.history import PEER, ROUTER, Action, Cut, Disturb, Hang, 
 from alignedserve.vopr.plan import Plan
 from alignedserve.vopr.transitions import OF_POOL, TRANSITIONS, Seen, transitions_of
 
-# The seconds for which a transition counts as under way after the router has heard or sent its message.
+# Seconds for which a transition counts as under way after the router has received or sent its message.
 NEAR_S = 0.01
 VICTIMS = ("router", "kvpool", PEER)
 FATES = ("dies", "hangs", "is cut off")
@@ -27,7 +27,7 @@ ALL_AIMS = [
     for victim in VICTIMS
     if (victim, transition in OF_POOL) != (PEER, True)
 ]
-# Connections are other processes': a router is not cut off.
+# A router is never cut off: connections belong to the other processes.
 PLACES = [
     f"{aim} {fate}"
     for aim in ALL_AIMS
@@ -44,18 +44,18 @@ class Visits:
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._is_up = is_up
-        # For each island, which is "" where there is one only: when each transition was last seen.
+        # For each island ("" if there is only one): when each transition was last seen.
         self._seen: dict[str, dict[Seen, float]] = {}
 
     def saw(self, island: str, seen: Iterable[Seen]) -> None:
-        """`island`: how the names of its processes begin."""
+        """Records transitions. `island`: the prefix of its processes' names."""
         times = self._seen.setdefault(island, {})
         now = self._clock.now
         for each in seen:
             times[each] = now
 
     def strikes(self, action: Action) -> None:
-        """The action is about to happen."""
+        """Counts the places of an action that is about to happen."""
         for process, fate in _struck(action):
             if self._is_up(process):
                 self._count(process, fate)
@@ -74,7 +74,7 @@ class Visits:
 
 
 def _victim(name: str, peer: InstanceId) -> str | None:
-    """Returns what the process is in a transition with this peer; None: it has no part in it."""
+    """Returns the process's part in a transition with this peer; None: it has none."""
     if name == ROUTER:
         return "router"
     if name.startswith("kvpool"):
@@ -97,20 +97,20 @@ def _struck(action: Action) -> Iterator[tuple[InstanceId, str]]:
 
 
 class Aims:
-    """Draws what new seeds are aimed at, the more often the less it was visited, and tried, before."""
+    """Draws the aims of new seeds. Aims that were visited or tried less are drawn more often."""
 
-    # The share of the seeds that are aimed at nothing.
+    # The share of the seeds without an aim.
     UNAIMED = 0.25
-    # The number of aims of each other seed. A few faults show what an aim has to show in a plan, and plans differ.
+    # The number of aims of each other seed. A few faults suffice per aim and plan, and plans differ.
     NUM_A_SEED = 3
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        # For each aim: how many of its places were visited, and how many seeds have had it.
+        # For each aim: the number of visits to its places, and of seeds that have had it.
         self._counts: Counter[str] = Counter()
 
     def draw(self, plan: Plan) -> tuple[str, ...]:
-        """Returns different aims that a system of this plan may have, or none."""
+        """Returns different aims that a system with this plan may have, or none."""
         if self._random.random() < self.UNAIMED:
             return ()
         possible, drawn = aims_of(plan), list[str]()

@@ -1,4 +1,4 @@
-"""What a seed makes of the system: its policy, roles, sizes and speeds. All of it follows from one generator."""
+"""The system that a seed makes: its policy, roles, sizes and speeds. All of it follows from the seed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ LINKS = ("host", "host", "ipc", "gloo", "nccl")
 MAX_MODEL_LEN = 256
 # Most models attend to all tokens.
 WINDOWS = (0, 0, 0, 1, 30, 100, 150)
-# How many groups of layers attend to all tokens, and how many have the window: in some models all do.
+# The number of layer groups that attend to all tokens, and that of groups with the window. In some models all have it.
 GROUPS: tuple[tuple[int, int], ...] = ((0, 1), (1, 1), (1, 3), (2, 3))
-# The share of the plans without a window that get one in some of their layers.
+# The share of the plans without a window that get one in some layers.
 MIXED_SHARE = 0.2
-# What a seed may make: an island with simulated gateways, or a whole system, with the real ones in front of islands.
+# The systems that a seed may make: an island with simulated gateways, or a whole system, with the real gateways in
+# front of islands.
 SYSTEMS = ("island", "whole")
-# The share of the seeds that make a whole system. A seed of those takes some three times as long as another one, so
-# that they have about a quarter of the time.
+# The share of the seeds that make a whole system. Such a seed takes about three times as long as another, so whole
+# systems get about a quarter of the time.
 WHOLE_SHARE = 0.1
-# The share of the seeds aimed at nothing that have short iterations, as those have that are aimed at something: tokens,
-# messages and copies are under way when something fails.
+# The share of the unaimed seeds with short iterations. Aimed seeds always have them. With short iterations, tokens,
+# messages and copies are on their way when something fails.
 SHORT_SHARE = 0.3
 _SHORT_ITERATIONS_S = (0.02, 0.03, 0.05)
-# The share of those in which requests have to leave decode instances for want of blocks, and the aims which need that.
+# The share of those in which requests have to leave decode instances for lack of blocks, and the aims that need that.
 TIGHT_SHARE = 0.3
 OF_LEAVING = ("Evict", "DecodeReport.wants_evicted", "DecodeReport.evicted", "DecodeReport.dropped")
 
@@ -38,13 +39,13 @@ _KEEP_INPUTS = {name for name, policy in POLICIES.items() if policy.keeps_inputs
 
 
 class FrontPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a whole system has in front of its islands."""
+    """The front of a whole system: everything before its islands."""
 
     num_islands: int
     # The most lines of batch jobs, and the most jobs, that a gateway runs at a time.
     batch_lines: int
     batch_jobs: int
-    # The most seconds that a call of the store takes while nothing is wrong, and after how many one is given up.
+    # The most seconds that a store call takes without faults, and the seconds after which a call is given up.
     store_latency_s: float
     store_timeout_s: float
     # The most bytes that arrive on a connection at once.
@@ -54,16 +55,16 @@ class FrontPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     policy: str
-    # Which clients there are: "http" in a whole system, else a key of `clients.CLIENTS`.
+    # The kind of clients: "http" in a whole system, otherwise a key of `clients.CLIENTS`.
     clients: str
     num_prefill: int
     num_decode: int
-    # Colocated instances, which replace the prefill and decode instances.
+    # Colocated instances, in place of the prefill and decode instances.
     num_colocated: int
     num_gateways: int
     link: str
     block_size: int
-    # Whole columns: blocks of all groups of layers.
+    # Whole columns: blocks of all layer groups.
     pool_blocks: int
     prefill_blocks: int
     decode_blocks: int
@@ -71,33 +72,33 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_batched_tokens: int
     staging_share: float
     enable_prefix_caching: bool
-    # The mean relative error of predicted output lengths; None: nothing is predicted.
+    # The mean relative error of predicted output lengths; None: there are no predictions.
     length_error: float | None
     min_batch_requests: int
     # None: vLLM's watermark.
     admit_ahead: int | None
     be_share: float
     rt_headroom: float
-    # The seconds that an iteration with decodes takes at least.
+    # The least seconds of an iteration with decodes.
     iteration_s: float
-    # How many iterations it takes to copy the KV of 100 tokens.
+    # Iterations that it takes to copy the KV of 100 tokens.
     copy_iterations: float
-    # The most seconds that a message takes while nothing is wrong.
+    # The most seconds that a message takes without faults.
     max_latency_s: float
     # Whether messages are encoded and decoded on their way.
     is_encoded: bool
     silence_s: float
     orphan_s: float
-    # The seconds until a process that the fence has killed is started again.
+    # Seconds until a process that the fence has killed is restarted.
     restart_s: float
-    # The work that comes, as a share of what the instances can do.
+    # The arriving work, as a share of the instances' capacity.
     load: float
     # The share of the requests that are best effort.
     be_part: float
-    # The seconds in which requests come and faults happen; after that there is calm.
+    # Seconds in which requests arrive and faults happen. After that there is calm.
     duration_s: float
     preemption_mode: str = "swap"
-    # None: it is an island alone.
+    # None: the system is a single island.
     front: FrontPlan | None = None
     # Whether requests share blocks from both ends.
     share_blocks: bool = False
@@ -105,7 +106,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hidden_cache: bool = False
     # Whether instances change between prefill and decode while they run.
     change_roles: bool = False
-    # How many of the latest tokens the model's sliding layers attend to; 0: all.
+    # Latest tokens to which the model's sliding layers attend; 0: all.
     window: int = 0
     # See LayerGroups.
     num_full_groups: int = 0
@@ -114,9 +115,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tile_tokens: int = TILE_TOKENS
     # Whether its iterations are about as long as live ones.
     is_short: bool = False
-    # Whether what decode instances run grows beyond their blocks, so that requests have to leave them.
+    # Whether decode instances run more than fits into their blocks, so that requests have to leave them.
     is_tight: bool = False
-    # What its faults are aimed at, each about as often (places.py).
+    # The aims of its faults, each about as often (places.py).
     aims: tuple[str, ...] = ()
 
     def ids_of(self, role: str) -> list[InstanceId]:
@@ -134,14 +135,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def processes(self) -> list[InstanceId]:
-        """All but the router."""
+        """All processes but the router."""
         return [*self.ids_of("kvpool"), *self.instances, *self.ids_of("gateway")]
 
 
 def make_plan(
     seed: int, policies: Sequence[str] = (), systems: Sequence[str] = (), aims: Sequence[str] = ()
 ) -> Plan:
-    """A seed makes the same island whatever it would make else, but for how long everything takes."""
+    """Returns the plan of a seed. Its island is the same for all systems, except for how long everything takes."""
     plan = _with_groups(_island(seed, policies))
     if _system_of(seed, systems or SYSTEMS) == "whole":
         plan = _with_front(plan)
@@ -150,7 +151,7 @@ def make_plan(
 
 
 def _shortened(plan: Plan, aims: tuple[str, ...]) -> Plan:
-    """As many iterations as others have, or some more."""
+    """Returns the plan with short iterations, and as many iterations as other plans or somewhat more."""
     random = Random(f"short iterations of {plan.seed}")
     short = replace(
         plan,
@@ -159,7 +160,7 @@ def _shortened(plan: Plan, aims: tuple[str, ...]) -> Plan:
         orphan_s=2.0,
         restart_s=min(plan.restart_s, 1.0),
         is_short=True,
-        # Gateways' leases and patience are seconds.
+        # Gateways' leases and patience are in seconds.
         duration_s=random.choice([15.0, 30.0] if plan.front else [5.0, 10.0, 20.0]),
         aims=aims,
         # The kernels' tile is a quarter of the longest request here.
@@ -178,9 +179,9 @@ def _tightened(plan: Plan, random: Random) -> Plan:
         load=2.5,
         iteration_s=random.choice([0.01, 0.02]),
         be_part=random.choice([0.0, 0.6, 0.6, 1.0]),
-        # Few requests get long enough to pass blocks of a longer window before they have to leave.
+        # With a longer window, few requests would get long enough to pass blocks before they have to leave.
         window=min(plan.window, 30),
-        # Some tokens more are under way to gateways when a router dies.
+        # This leaves more tokens on their way to gateways when a router dies.
         max_latency_s=random.choice([plan.max_latency_s, 0.03]),
         preemption_mode=plan.preemption_mode if is_about(plan.aims, "DecodeReport.dropped") else "swap",
         is_tight=True,
@@ -188,7 +189,7 @@ def _tightened(plan: Plan, random: Random) -> Plan:
 
 
 def is_about(aims: Sequence[str], *transitions: str) -> bool:
-    """Returns whether one of the aims is at one of the transitions."""
+    """Returns whether any of the aims is at one of the transitions."""
     return any(aim.split(":")[0] in transitions for aim in aims)
 
 
@@ -200,7 +201,7 @@ def _system_of(seed: int, systems: Sequence[str]) -> str:
 
 def _with_groups(plan: Plan) -> Plan:
     if plan.share_blocks or plan.hidden_cache:
-        return replace(plan, window=0)  # They keep all.
+        return replace(plan, window=0)  # They keep all KV.
     random = Random(f"groups of {plan.seed}")
     window, choices = plan.window, GROUPS
     if not window and random.random() < MIXED_SHARE:
@@ -223,7 +224,7 @@ def _with_front(plan: Plan) -> Plan:
         plan,
         clients="http",
         num_gateways=random.choice([1, 2, 2, 3]),
-        # There may be several islands, whose routers and gateways cost more than their iterations.
+        # There may be several islands, with routers and gateways that cost more than their iterations.
         num_prefill=min(plan.num_prefill, 2),
         num_decode=min(plan.num_decode, 2),
         num_colocated=min(plan.num_colocated, 2),

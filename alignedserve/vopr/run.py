@@ -22,7 +22,7 @@ from alignedserve.vopr.plan import make_plan
 def history_of(
     seed: int, policies: Sequence[str] = (), systems: Sequence[str] = (), aims: Sequence[str] = ()
 ) -> History:
-    """Raises ValueError if there is no such aim."""
+    """Returns the history of a seed. Raises ValueError for an unknown aim."""
     plan = make_plan(seed, policies, systems, aims)
     for aim in aims:
         if aim not in ALL_AIMS:
@@ -38,7 +38,7 @@ def run(history: History, open_log: OpenLog | None = None) -> Outcome:
 
 
 def log_hash(history: History) -> str:
-    """Returns the hash of everything that all routers of a run hear and say."""
+    """Returns the hash of everything that all routers of a run receive and send."""
     file = HashingFile()
     run(history, lambda epoch: cast(BinaryIO, file))
     return file.hexdigest()

@@ -1,4 +1,5 @@
-"""Runs new seeds on all cores until the time is up or one fails, aimed at places seldom visited, or at nothing."""
+"""Runs new seeds on all cores until the time is up or one fails. Seeds are aimed at rarely visited places, or at
+nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from alignedserve.vopr.places import Aims
 from alignedserve.vopr.plan import Plan
 from alignedserve.vopr.run import run
 
-# Returns what a seed makes that is aimed at these.
+# Returns the history of a seed with these aims.
 Make = Callable[[int, Sequence[str]], History]
 
 
@@ -26,8 +27,8 @@ class Tried:
     outcome: Outcome
 
 
-# The aims of a seed depend on the places that were visited by those which came at least this many before it, however
-# many run at a time: so a first seed makes the same histories anywhere.
+# The distance between a seed and the seeds with visits that determine its aims: all up to this many before it. It does
+# not depend on how many run at a time, so a first seed yields the same histories anywhere.
 LAG = 64
 
 
@@ -44,7 +45,7 @@ class Drawing:
         self._visited[tried.seed] = tried.outcome.visited
 
     def can_draw(self, seed: int) -> bool:
-        """Returns whether all seeds have ended on whose visits the aims of this one depend, and counts these visits."""
+        """Returns whether all seeds that determine the aims of this one have ended. Counts their visits."""
         while self._next_counted <= seed - LAG and self._next_counted in self._visited:
             self._aims.visited(self._visited.pop(self._next_counted))
             self._next_counted += 1
@@ -62,8 +63,8 @@ def search(
     num_jobs: int,
     told: Callable[[Tried], None],
 ) -> None:
-    """`plan_of` returns a seed's plan; `make` goes to other processes; `told` is called for each seed that was run. It
-    ends soon after one that failed."""
+    """Runs seeds until soon after one has failed. `plan_of` returns a seed's plan. `make` is sent to other processes.
+    `told` is called for each seed that was run."""
     drawing, seed = Drawing(first_seed), first_seed
     end_s = time.monotonic() + 60 * minutes
     with ProcessPoolExecutor(num_jobs) as pool:

@@ -1,5 +1,5 @@
-"""Reduces a history that fails to a shortest one that still fails in the same way: delta debugging (Zeller and
-Hildebrandt, "Simplifying and isolating failure-inducing input", 2002) over its actions."""
+"""Reduces a failing history to a shortest one that still fails in the same way, by delta debugging over its actions
+(Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.vopr.failures import Failure
 from alignedserve.vopr.history import AnyAction, History
 from alignedserve.vopr.run import run
 
-# Returns the failure of a history, None if there is none.
+# Returns the failure of a history; None: it does not fail.
 Fails = Callable[[History], Failure | None]
 
 
@@ -32,8 +32,8 @@ class Shrinker:
         self.failure = failure
 
     def shrink(self) -> History:
-        """Leaves out what happens after the failure, then actions in ever smaller pieces, until no single one can be
-        left out or so many runs were made."""
+        """Leaves out everything after the failure, and then actions in ever smaller pieces. Stops when no single action
+        can be left out, or after `max_runs` runs."""
         early = [action for action in self.history.actions if action.at_s <= self.failure.at_s]
         self._try(early)
         num_pieces = 2
@@ -50,7 +50,7 @@ class Shrinker:
         return self.history
 
     def _try(self, actions: Sequence[AnyAction]) -> bool:
-        """Keeps these actions if they fail likewise. A history without an end of its own stays as long as it was."""
+        """Keeps these actions if they fail in the same way. A history without an end of its own keeps its length."""
         if not self._num_left or len(actions) == len(self.history.actions):
             return False
         self._num_left -= 1

@@ -1,5 +1,5 @@
-"""How long everything takes: iterations of about a second, so that an hour of an island that is busy all the time has
-only thousands of them, and copies that take as long as the plan says in proportion."""
+"""How long everything takes. Iterations take about a second, so an hour of a busy island has only thousands of them.
+Copies take as long in proportion as the plan says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much was tried: sums over runs, and the lines that say so."""
+"""Sums over runs, and the lines that report them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from alignedserve.vopr.outcome import Outcome
 from alignedserve.vopr.places import PLACES
 
-# Actions that are no faults.
+# Actions that are not faults.
 _OF_CLIENTS = ("arrive", "leave", "ask", "batch")
-# How many of the places that were visited least are named.
+# How many of the least visited places are named.
 _NUM_SELDOM = 8
 
 

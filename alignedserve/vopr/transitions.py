@@ -1,4 +1,4 @@
-"""What a router hears and sends, by name: the messages, and what is in those that tell of several things.
+"""The messages that a router receives and sends, by name, and the contents of those that report several things.
 
 `DecodeReport.evicted` is a DecodeReport with something in its field `evicted`. Every transition of a request or a
 process is one of these, or follows from one.
@@ -12,10 +12,10 @@ from alignedserve.router.events import Closed, Connected, Event, Received, Send
 from alignedserve.types import InstanceId
 from alignedserve.vopr.plan import Plan
 
-# A transition, and the process that the message is from or to: the router's peer in it. "": it has none.
+# A transition, and the sender or receiver of its message, the router's peer; "": it has none.
 Seen = tuple[str, InstanceId]
 
-# The fields that tell of a transition.
+# The fields that report a transition.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "Submit": ("delivered",),
     "Reserved": ("dropped",),
@@ -24,7 +24,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "DecodeReport": ("admitted", "wants_evicted", "evicted", "dropped", "failed_pulls"),
 }
 
-# Their peer is the pool.
+# Transitions with the pool as their peer.
 OF_POOL = (
     "Reserve",
     "Reserved",
@@ -51,7 +51,7 @@ TRANSITIONS = (*_OF_ALL, *_OF_DROPPING, *_OF_PREFILL, *_OF_LINKS, *_OF_ROLES)
 
 
 def transitions_of(plan: Plan) -> list[str]:
-    """Returns those that there may be in a system of this plan."""
+    """Returns the transitions that a system with this plan may have."""
     return [
         *_OF_ALL,
         *(_OF_DROPPING if plan.preemption_mode != "swap" else ()),
@@ -62,7 +62,7 @@ def transitions_of(plan: Plan) -> list[str]:
 
 
 def seen(event: Event, sends: Sequence[Send]) -> Iterator[Seen]:
-    """Yields what a router's step was about."""
+    """Yields the transitions of a router's step."""
     match event:
         case Received(sender, message):
             yield from _named(message, sender)

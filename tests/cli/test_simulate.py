@@ -304,7 +304,7 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
     cost = msgspec.structs.replace(COST, decode_lines=[Line(fixed_s=60.0, token_s=0.0)])
     path.write_bytes(msgspec.json.encode(cost))
     done = CliRunner().invoke(command, ["--cost", str(path), "--num-prompts", "2", "--output-len", "80"])
-    assert done.exit_code == 1 and "2 requests had no end an hour after the last came" in done.stdout
+    assert done.exit_code == 1 and "2 requests were still open an hour after the last arrival" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -317,18 +317,18 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
         (["--policy", "lifo"], "policy='lifo': must be one of aligned, priority, fcfs"),
         (["--input-len", "20000"], "max_model_len=16384: every request is longer"),
         (["--pool-memory-bytes", "1000"], "does not hold one request of max_model_len=16384"),
-        (["--hidden-cache"], "hidden_cache: policy aligned keeps KV alone"),
-        (["--hidden-cache", "--policy", "apt"], "hidden_cache: takes colocated_instances"),
+        (["--hidden-cache"], "hidden_cache: policy aligned can't keep inputs"),
+        (["--hidden-cache", "--policy", "apt"], "hidden_cache: needs colocated_instances"),
         (["--pool-kv-dtype", "fp8"], "pool_kv_dtype='fp8': must be one of auto, int8"),
-        (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': takes a model"),
-        (["opt-30b"], "cost: is of 819200 bytes of KV a token, and opt-30b has 2752512 in float32"),
+        (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8': needs a model"),
+        (["opt-30b"], "cost: is for 819200 bytes of KV per token, but opt-30b has 2752512 in float32"),
         (["opt-13b", "--max-model-len", "4096"], "max_model_len=4096: the model was made for at most 2048"),
         (["no-such-model"], "model is 'no-such-model'"),
         (["--block-size", "0"], "block_size=0"),
         (["--gpus-per-pcie-root", "0"], "gpus_per_pcie_root=0: must be from 1"),
         (["--host-memory-bandwidth", "0"], "host_memory_bandwidth=0.0: must be above 0"),
         (["--slo-mix", "0.1"], "slo_mix='0.1': must be like 0.036:0.2,0.5:0.8"),
-        (["--slo-mix", "0.1:0.5,0.2:0.4"], "the shares add up to 0.9, and must to 1"),
+        (["--slo-mix", "0.1:0.5,0.2:0.4"], "the shares add up to 0.9, must be 1"),
         (["--slo-mix", "0.1:0.5,0.1:0.5"], "names an objective twice"),
         (["--slo-mix", "0:1"], "seconds must be above 0"),
         (["--slo-mix", "-0.1:1"], "slo_mix='-0.1:1': seconds must be above 0, and shares above 0, at most 1"),
@@ -337,7 +337,7 @@ def test_what_never_ends_is_said(tmp_path: Path) -> None:
             "slo_mix='0.1:-0.5,0.2:1.5': seconds must be above 0, and shares",
         ),
         (["--slo-mix", "0.1:nan"], "slo_mix='0.1:nan': seconds must be above 0, and shares above 0"),
-        (["--slo-mix", "0.1:0.7,0.2:0.7"], "the shares add up to 1.4, and must to 1"),
+        (["--slo-mix", "0.1:0.7,0.2:0.7"], "the shares add up to 1.4, must be 1"),
         (["--slo-mix", "0.1:0.5,,0.2:0.5"], "must be like 0.036:0.2,0.5:0.8"),
         (["--slo-mix", "fast:1"], "slo_mix='fast:1': must be like 0.036:0.2,0.5:0.8"),
         (["--slo-mix", "0.1:0.5:1"], "must be like 0.036:0.2,0.5:0.8"),
@@ -413,7 +413,7 @@ def test_a_comparison_ends_with_a_verdict_and_is_drawn(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, words)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == (
-        "aligned keeps 100.0 % of real time in time, the most: next is fcfs, 0.0 points behind."
+        "aligned reaches 100.0 % attainment for real time, the most: next is fcfs, 0.0 points behind."
     )
     assert path.read_bytes().startswith(b"\x89PNG")
 

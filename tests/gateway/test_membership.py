@@ -335,7 +335,7 @@ def test_only_gateways_of_the_system_are_told() -> None:
         async with launcher() as launched:
             for role, name in (("gateway", "gateway-9"), ("decode", "gateway-0")):
                 hello = Hello(role, InstanceId(name), Epoch(1), 1, {}, InstanceLimits())
-                with pytest.raises(RefusedByRouter, match=f"there is no {role} of this name here"):
+                with pytest.raises(RefusedByRouter, match=f"there is no {role} with this name here"):
                     await RouterConnection(launched.address, lambda hello=hello: hello, Nobody()).run()  # type: ignore[misc]
             assert not launched.gateway.is_up
 

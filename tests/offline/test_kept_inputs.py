@@ -89,7 +89,7 @@ def test_what_was_kept_as_inputs_is_shared_with_nobody(tiny_model: Directory) ->
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"policy": "fcfs", "cost_profile": "profile.json"}, "hidden_cache: policy fcfs keeps KV alone"),
+        ({"policy": "fcfs", "cost_profile": "profile.json"}, "hidden_cache: policy fcfs can't keep inputs"),
         ({"policy": "apt"}, "hidden_cache: needs a cost_profile"),
         (
             {"policy": "apt", "cost_profile": "profile.json", "family": "qwen2"},

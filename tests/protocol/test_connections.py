@@ -90,9 +90,9 @@ def test_messages_come_out_as_they_went_in_however_the_stream_is_cut(cuts: list[
 @pytest.mark.parametrize(
     ("garbage", "complaint"),
     [
-        (b"\0\0\0\x01\xc1", "a frame of 1 bytes is no message"),
+        (b"\0\0\0\x01\xc1", "a frame of 1 bytes is not a message"),
         (b"GET / HTTP/1.1\r\n\r\n", f"at most {MAX_FRAME_BYTES} are allowed"),
-        (b"\0\0\0\0", "a frame of 0 bytes is no message"),
+        (b"\0\0\0\0", "a frame of 0 bytes is not a message"),
         (frame(SUBMIT)[:4] + frame(SUBMIT)[4:].replace(b"Submit", b"Sabmit"), "Sabmit"),
         # what our own types refuse is refused here too
         (
@@ -218,8 +218,8 @@ def test_events_and_orders_arrive_in_order_and_the_close_is_told() -> None:
     ("newcomer", "reason"),
     [
         (hello("decode-1", role="king"), "role='king': must be one of kvpool, prefill, decode"),
-        (hello("decode-9"), "decode-9: there is no decode of this name here"),
-        (hello("prefill-0", role="launcher"), "prefill-0: there is no launcher of this name here"),
+        (hello("decode-9"), "decode-9: there is no decode with this name here"),
+        (hello("prefill-0", role="launcher"), "prefill-0: there is no launcher with this name here"),
         (hello("decode-0", epoch=4), "decode-0: epoch 4 is over, 5 is connected"),
         (
             hello("prefill-0", role="prefill", fingerprint={"dtype": "bfloat16", "only here": "x"}),

@@ -210,7 +210,7 @@ def test_whom_the_launcher_has_not_made_is_refused(role: str, name: str) -> None
     async def scenario() -> None:
         async with serving() as (_, port, _):
             other = Client(role, port, name=name)
-            with pytest.raises(RefusedByRouter, match=f"{name}: there is no {role} of this name here"):
+            with pytest.raises(RefusedByRouter, match=f"{name}: there is no {role} with this name here"):
                 await other.running
 
     play(scenario)
@@ -246,7 +246,7 @@ def test_a_core_that_fails_ends_the_process() -> None:
             await prefill.hears(Prefill)
             broken = NewTokens(RequestKey(7), 5, [1])
             prefill.connection.send(PrefillReport([broken], [], [], [], 10))
-            with pytest.raises(RuntimeError, match="request 7 has 0 tokens, and 5 before the new ones"):
+            with pytest.raises(RuntimeError, match="request 7 has 0 tokens, but 5 come before the new ones"):
                 await running
 
     play(scenario)

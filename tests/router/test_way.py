@@ -439,7 +439,7 @@ def test_a_request_submitted_again_gets_what_it_missed() -> None:
 def test_tokens_out_of_turn_are_an_error() -> None:
     script = Script()
     script.running()
-    with pytest.raises(RuntimeError, match="has 1 tokens, and 5 before the new ones"):
+    with pytest.raises(RuntimeError, match="has 1 tokens, but 5 come before the new ones"):
         script.decode(news=[NewTokens(ONE, 5, [1])])
 
 

@@ -72,12 +72,12 @@ def test_bytes_say_in_which_dtype_the_cost_model_is() -> None:
     )
     other = structs.replace(COST, kv_bytes_per_token=1000)
     with pytest.raises(
-        ValueError, match="cost: is of 1000 bytes of KV a token, and opt-13b has 1638400 in float32"
+        ValueError, match="cost: is for 1000 bytes of KV per token, but opt-13b has 1638400 in float32"
     ):
         with_kv(other, 16, model=KV)
-    with pytest.raises(ValueError, match="kv_cache_dtype='fp8': takes a model"):
+    with pytest.raises(ValueError, match="kv_cache_dtype='fp8': needs a model"):
         with_kv(COST, 16, "fp8")
-    with pytest.raises(ValueError, match="cost: is of a model whose layers all have a window of 512 tokens"):
+    with pytest.raises(ValueError, match="cost: is for a model with a window of 512 tokens"):
         with_kv(COST.with_window(512), 16)
 
 

@@ -32,7 +32,7 @@ def test_a_trace_begins_at_any_of_its_requests(tmp_path: Path) -> None:
 def test_a_start_beyond_the_trace_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trace_start=5: .*trace.jsonl holds 5 requests, counted from 0"):
         make_traffic(SimConfig(trace=trace(tmp_path), trace_start=5))
-    with pytest.raises(ValueError, match="trace_start=1: takes a trace"):
+    with pytest.raises(ValueError, match="trace_start=1: needs a trace"):
         SimConfig(trace_start=1)
     with pytest.raises(ValueError, match="trace_start=-1: must be from 0"):
         SimConfig(trace="any", trace_start=-1)

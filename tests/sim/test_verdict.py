@@ -12,56 +12,56 @@ from tests.sim.rows import found, row
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([row("aligned", 0.955)], "aligned keeps 95.5 % of real time in time."),
+        ([row("aligned", 0.955)], "aligned reaches 95.5 % attainment for real time."),
         (
             [row("bros", 0.3), row("fcfs", 0.898), row("aligned", 0.447)],
-            "aligned keeps 44.7 % of real time in time, 45.1 points behind fcfs, the best.",
+            "aligned reaches 44.7 % attainment for real time, 45.1 points behind fcfs, the best.",
         ),
         (
             [row("aligned", 0.99), row("fcfs", 0.955), row("bros", 0.2)],
-            "aligned keeps 99.0 % of real time in time, the most: next is fcfs, 3.5 points behind.",
+            "aligned reaches 99.0 % attainment for real time, the most: next is fcfs, 3.5 points behind.",
         ),
         # Without the default policy the sentence is about the first.
         (
             [row("bros", 0.2), row("fcfs", 0.9)],
-            "bros keeps 20.0 % of real time in time, 70.0 points behind fcfs, the best.",
+            "bros reaches 20.0 % attainment for real time, 70.0 points behind fcfs, the best.",
         ),
         # Where policies are not what is compared, names say more.
         (
             [row("aligned", 0.8), row("aligned", 0.95, num_decode=2), row("aligned", 0.95, num_decode=3)],
-            "aligned 1+2 keeps 95.0 % of real time in time, the most: next is aligned 1+3, 0.0 points behind.",
+            "aligned 1+2 reaches 95.0 % attainment for real time, the most: next is aligned 1+3, 0.0 points behind.",
         ),
         (
             [row("aligned", 0.8), row("aligned", 0.9, num_decode=2), row("fcfs", 0.95, num_decode=2)],
-            "aligned 1+2 keeps 90.0 % of real time in time, 5.0 points behind fcfs 1+2, the best.",
+            "aligned 1+2 reaches 90.0 % attainment for real time, 5.0 points behind fcfs 1+2, the best.",
         ),
         (
             [row("aligned", 1.0, 974), row("fcfs", 1.0, 1461), row("bros", 0.5, 5000)],
-            "aligned keeps 100.0 % of real time in time, the most: next is fcfs, 0.0 points behind; "
+            "aligned reaches 100.0 % attainment for real time, the most: next is fcfs, 0.0 points behind; "
             "best effort gets 974 tokens/s, 0.67 of what fcfs gives it beside as much real time.",
         ),
         (
             [row("aligned", 0.9, 500), row("fcfs", 0.5, 900)],
-            "aligned keeps 90.0 % of real time in time, the most: next is fcfs, 40.0 points behind; "
+            "aligned reaches 90.0 % attainment for real time, the most: next is fcfs, 40.0 points behind; "
             "best effort gets 500 tokens/s.",
         ),
         (
             [row("aligned", 0.0, 500, num_rt=0), row("fcfs", 0.0, 400, num_rt=0)],
             "best effort under aligned gets 500 tokens/s, the most.",
         ),
-        ([found("aligned", 3.2)], "aligned keeps 90 % of real time in time up to 3.2 requests/s."),
+        ([found("aligned", 3.2)], "aligned reaches 90 % attainment for real time up to 3.2 requests/s."),
         (
             [found("fcfs", 4.0), found("aligned", 3.2)],
-            "aligned keeps 90 % of real time in time up to 3.2 requests/s, 0.80 of the 4 of fcfs, the best.",
+            "aligned reaches 90 % attainment for real time up to 3.2 requests/s, 0.80 of the 4 of fcfs, the best.",
         ),
         (
             [found("aligned", 8.0), found("fcfs", 4.0)],
-            "aligned keeps 90 % of real time in time up to 8 requests/s, the most: next is fcfs with 4.",
+            "aligned reaches 90 % attainment for real time up to 8 requests/s, the most: next is fcfs with 4.",
         ),
         (
             [found("aligned", 0.0), found("fcfs", 4.0)],
-            "aligned keeps 90 % of real time in time at no rate; "
-            "fcfs keeps 90 % of real time in time up to 4 requests/s.",
+            "aligned reaches 90 % attainment for real time at no rate; "
+            "fcfs reaches 90 % attainment for real time up to 4 requests/s.",
         ),
         (
             [row("aligned", 0.0, 400, num_rt=0), row("fcfs", 0.0, 500, num_rt=0)],
@@ -70,12 +70,12 @@ from tests.sim.rows import found, row
         # A point apart is level, however it is rounded.
         (
             [row("aligned", 0.07, 400), row("fcfs", 0.06, 500)],
-            "aligned keeps 7.0 % of real time in time, the most: next is fcfs, 1.0 points behind; "
+            "aligned reaches 7.0 % attainment for real time, the most: next is fcfs, 1.0 points behind; "
             "best effort gets 400 tokens/s, 0.80 of what fcfs gives it beside as much real time.",
         ),
         (
             [found("aligned", 8.0), found("fcfs", 0.0)],
-            "aligned keeps 90 % of real time in time up to 8 requests/s.",
+            "aligned reaches 90 % attainment for real time up to 8 requests/s.",
         ),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     history.save(tmp_path / "six.json")
     assert History.load(tmp_path / "six.json") == history
     (tmp_path / "no.json").write_text("{}")
-    with pytest.raises(ValueError, match="is no history"):
+    with pytest.raises(ValueError, match="is not a history"):
         History.load(tmp_path / "no.json")
 
 

@@ -22,13 +22,14 @@ POLICIES: dict[str, type[Policy]] = {
 
 
 def make_policy(config: SchedulingConfig) -> Policy:
-    """Raises ValueError if there is no policy of this name."""
+    """Returns the policy that the configuration names. Raises ValueError if there is none of this name, or if it can't
+    do what the configuration asks for."""
     name = config.policy
     found = _import(name) if ":" in name else POLICIES.get(name)
     if found is None:
         raise ValueError(f"policy={name!r}: must be one of {', '.join(POLICIES)}, or package.module:Class")
     if config.preemption_mode == "recompute":
-        # Nothing has to be ordered ahead of time: see `evict_ahead`.
+        # Recomputation needs no room in the pool, so nothing has to be ordered ahead: see `evict_ahead`.
         config = replace(config, evict_ahead=1)
     if config.share_blocks and not found.can_share_blocks:
         able = ", ".join(each.name for each in POLICIES.values() if each.can_share_blocks)
@@ -39,12 +40,10 @@ def make_policy(config: SchedulingConfig) -> Policy:
 
 
 def check_keeps_inputs(policy: Policy) -> None:
-    """Raises ValueError unless a colocated instance of the policy keeps inputs of layers in place of KV."""
+    """Raises ValueError unless a colocated instance of the policy can keep inputs of layers in place of KV."""
     if not policy.keeps_inputs:
         known = ", ".join(each.name for each in POLICIES.values() if each.keeps_inputs)
-        raise ValueError(
-            f"hidden_cache: policy {policy.name} keeps KV alone; those that do otherwise: {known}"
-        )
+        raise ValueError(f"hidden_cache: policy {policy.name} can't keep inputs; these can: {known}")
 
 
 def _import(name: str) -> type[Policy]:
@@ -54,7 +53,7 @@ def _import(name: str) -> type[Policy]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"policy={name!r}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise ValueError(f"policy={name!r}: is no subclass of {Policy.__module__}.{Policy.__qualname__}")
+        raise ValueError(f"policy={name!r}: is not a subclass of {Policy.__module__}.{Policy.__qualname__}")
     return found
 
 

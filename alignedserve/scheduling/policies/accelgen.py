@@ -1,29 +1,31 @@
-"""AccelGen: who has slack lets others go first, and each iteration has what its tightest objective has time for.
+"""AccelGen: requests with slack let others go first, and each iteration has as much work as its tightest objective
+allows.
 
-The rules of the paper, in its words where they are ours too, with its sections:
+The paper's rules and terms, with its sections:
 
-- Who has less *remaining time* goes first (4.3; `scheduling/remaining_time.py`).
-- The *token budget* of an iteration follows from the tightest objective in its batch (4.2). It may be more than the
-  *pivot*, beyond which more tokens compute hardly faster, and by which chunks that are yet to come are counted.
-- Prompts are cut where the budget ends. One long prompt is computed at a time (4.2).
-- Urgent requests are in the batch, and push out those with the most remaining time (4.4, algorithm 1).
-- Admission leaves free what vLLM's does, on which the system is built (5, `decoding.num_free`).
-- Of the prompts that wait and have about the least remaining time, that one begins which fits best what is left of
-  tokens and of blocks together (4.4, algorithm 2).
+- Requests with less *remaining time* go first (4.3; `scheduling/remaining_time.py`).
+- The *token budget* of an iteration follows from the tightest objective in its batch (4.2). It may exceed the *pivot*,
+  beyond which more tokens hardly increase throughput. Chunks that are still to come are counted in pivots.
+- Prompts are cut where the budget ends. Only one long prompt is computed at a time (4.2).
+- Urgent requests are always in the batch. They push out the requests with the most remaining time (4.4, algorithm 1).
+- Admission leaves free blocks as vLLM does, on which the paper's system is built (5, `decoding.num_free`).
+- Among waiting prompts with about the least remaining time, the one begins that best uses up the tokens and blocks that
+  are left (4.4, algorithm 2).
 
-Where this departs from the paper, and why:
+Departures from the paper, with reasons:
 
-- The paper scales the budget with the objective, from one measured batch of the pivot's size. The cost model is asked
-  instead, which knows what decodes and long prefixes cost.
-- Who is pushed out for want of time sits the iteration out, and keeps its KV; only who is in the way for want of blocks
-  leaves with it. The paper has one kind of preemption, vLLM's.
+- The paper scales the budget with the objective, from one measured batch of the pivot's size. Here the cost model gives
+  it, because it includes the cost of decodes and long prefixes.
+- A request that is pushed out for lack of time skips the iteration and keeps its KV. Only one that is pushed out for
+  lack of blocks leaves with its KV. The paper has one kind of preemption, vLLM's.
 - A prompt takes the blocks of all its tokens when it begins, as everywhere here. In the paper each chunk takes its own
-  (4.4). That was tried: it did not pay, and the prefix cache was lost with it.
-- An objective that can't be met any more bounds no iteration, and a prompt that missed its own stands as if it were due
-  ten seconds later: those that can still make it come first. Else one that comes late makes the next ones late.
-- No urgent request makes another one leave, nor one that was urgent when it came, before that has got a token. They
-  would take turns.
-- Without a window or an objective there is no remaining time, and who has none goes last. In the paper all have one.
+  (4.4). That was tried: it did not pay, and lost the prefix cache.
+- An objective that can't be met any more bounds no iteration. A prompt that has missed its objective is ordered as if
+  it were due ten seconds later, so prompts that can still meet theirs go first. Otherwise one late prompt would make
+  the next ones late.
+- An urgent request never makes another urgent one leave, nor one that was urgent at admission and has no token since.
+  They would take turns.
+- A request without a window or an objective has no remaining time, and goes last. In the paper all have one.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ from alignedserve.scheduling.routing import assign_in_order, emptiest, real_time
 from alignedserve.timing.deadlines import due_s
 from alignedserve.timing.estimate import Estimate
 
-# Requests whose remaining times differ by less are alike: the paper's gamma.
+# Remaining times that differ by less count as equal: the paper's gamma.
 ALIKE_S = 0.75
-# Who has no objective goes behind those who have: a job's window is no longer than so many seconds.
+# Requests without an objective go behind those with one, because no job's window is longer than these seconds.
 LONGEST_WINDOW_S = 7 * 86400.0
 
 
@@ -72,8 +74,8 @@ class AccelgenDecode(DecodePart):
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
     ) -> Sequence[DecodeRequest]:
-        """Those with the most remaining time first; those whose eviction was wanted at the last boundary stay in
-        front."""
+        """Returns the requests with the most remaining time first. Those that were already to be evicted at the last
+        boundary stay in front."""
         in_order = self._time.in_order(requests, at.now)
         in_order.reverse()
         return sorted(in_order, key=lambda request: not at.was_evicted(request))
@@ -83,7 +85,7 @@ class AccelgenDecode(DecodePart):
         at.admit(request)
 
     def _look(self, at: DecodeBoundary) -> list[DecodeRequest]:
-        """Returns those that wait, in order."""
+        """Returns the waiting requests, in order."""
         waiting = [*at.requests, *at.batch]
         self._time.look(at.running, at.now)
         self._time.look(waiting, at.now)
@@ -92,7 +94,8 @@ class AccelgenDecode(DecodePart):
     def _victims(
         self, at: DecodeBoundary, waiting: Sequence[DecodeRequest]
     ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
-        """Who leaves so that the others can grow, and for urgent requests that find no room."""
+        """Returns the requests that leave so that others can grow, and those that leave for urgent requests without
+        room."""
         for_urgent: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         room = decoding.RoomToCome(at, self.config, chosen)
@@ -110,7 +113,7 @@ class AccelgenDecode(DecodePart):
         return chosen, for_urgent
 
     def _may_leave(self, at: DecodeBoundary, leaving: Sequence[DecodeRequest]) -> list[DecodeRequest]:
-        """Who may leave for urgent requests, in that order."""
+        """Returns the requests that may leave for urgent ones, in that order."""
         return [
             each
             for each in self.in_eviction_order(at.running, at)
@@ -119,7 +122,7 @@ class AccelgenDecode(DecodePart):
         ]
 
     def _run(self, at: DecodeBoundary, num_urgent_tokens: int = 0) -> tuple[list[int], float]:
-        """Returns the lengths of those that decode, and how long the iteration may take."""
+        """Returns the lengths of the requests that decode, and how long the iteration may take."""
         decodes, bound_s = self._time.in_time(at.ready_and_behind()[0], at.now, num_urgent_tokens)
         return [request.num_tokens for request in at.run_each(decodes)], bound_s
 
@@ -130,7 +133,7 @@ class AccelgenColocated(AccelgenDecode):
         self.preempt(at, *self._victims(at, waiting))
         waiting = [each for each in waiting if not decoding.had_better_wait(at, each)]
         begun = self._time.in_order(at.ready_and_behind()[1], at.now)
-        # Decodes would sit out for nothing if they did for a prompt that finds no room.
+        # A prompt without room would make decodes skip the iteration for nothing.
         could_run = [
             *begun,
             *(each for each in waiting if decoding.has_room(at, each, self.config)),
@@ -140,7 +143,7 @@ class AccelgenColocated(AccelgenDecode):
         lengths, bound_s = self._run(at, min(sum(each.num_pending for each in urgent), pivot))
         if not (begun or waiting):
             return
-        # A prompt makes progress where nothing else runs, or it must.
+        # A prompt makes progress if nothing else runs, or if one is urgent.
         num_least = at.limits.block_size if urgent or not lengths else 0
         num_before = begun[0].num_tokens - begun[0].num_pending if begun else 0
         within = tokens_within(at, self._estimate, lengths, bound_s, num_least, num_before)
@@ -150,7 +153,7 @@ class AccelgenColocated(AccelgenDecode):
         self._begin(at, waiting, prompts)
 
     def _begin(self, at: DecodeBoundary, waiting: list[DecodeRequest], prompts: Prompts) -> None:
-        """Begins urgent ones in their order, and then those that fit best (algorithm 2)."""
+        """Begins urgent requests in order, and then those that fit best (algorithm 2)."""
         while waiting := [each for each in waiting if each.num_pooled or prompts.num_left > 0]:
             first, now = waiting[0], at.now
             if self._time.is_urgent(first, now):
@@ -175,7 +178,7 @@ class AccelgenColocated(AccelgenDecode):
 
 
 class Prompts:
-    """What an iteration computes of prompts."""
+    """The prompts that an iteration computes."""
 
     def __init__(self, at: DecodeBoundary, num_tokens: int) -> None:
         self._at = at
@@ -188,12 +191,12 @@ class Prompts:
         self._is_long_begun |= count < request.num_pending
 
     def may_begin(self, request: DecodeRequest) -> bool:
-        """Whether this is no second long prompt beside one that is under way."""
+        """Returns whether the request may begin. It may not if it is a second long prompt beside one that has begun."""
         num_at_once = min(self.num_left, self._at.limits.max_prefill_chunk or self.num_left)
         return bool(request.num_pooled) or not self._is_long_begun or request.num_pending <= num_at_once
 
     def distance(self, request: DecodeRequest) -> float:
-        """How far what the request needs is from using up both tokens and blocks."""
+        """Returns how far the request is from using up both tokens and blocks."""
         num_tokens = 1 if request.num_pooled else min(request.num_pending, self.num_left)
         span = self._at.limits.span
         num_free = self._at.num_free_blocks - self._at.growth_of(request, 0)
@@ -201,7 +204,7 @@ class Prompts:
 
 
 class AccelgenPrefill(PrefillPart):
-    """Where prompts are computed apart, they go by remaining time, and one at a time."""
+    """Orders prompts by remaining time on instances that only compute prompts, one at a time."""
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
         super().__init__(limits, config)
@@ -232,7 +235,7 @@ class AccelgenRouter(RouterPart):
     def hand_over_to(
         self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
     ) -> DecodeView | None:
-        """It overtakes best effort."""
+        """Overtakes best effort."""
         return None if island.decode_queue.real_time else emptiest(request, views)
 
     def decide(self, island: Island) -> Iterable[Assign]:
@@ -241,7 +244,7 @@ class AccelgenRouter(RouterPart):
 
 class Accelgen(Policy):
     name = "accelgen"
-    summary = "by what each request may still wait, in iterations as long as the tightest objective allows"
+    summary = "least remaining time first, in iterations as long as the tightest objective allows"
 
     def router(self) -> RouterPart:
         return AccelgenRouter(self.config)

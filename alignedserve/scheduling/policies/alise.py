@@ -1,37 +1,39 @@
-"""ALISE: the shortest predicted remaining time first, preemptively, with KV swapped by estimated waiting time.
+"""ALISE: the shortest predicted remaining time first, with preemption, and with KV swapped by estimated waiting time.
 
-The rules of the paper, with its sections:
+The paper's rules, with its sections:
 
-- What a request still takes is predicted (3.1): its prompt, and for each token that its answer is expected to have, a
-  time which is linear in the prompt's length. The base of past prompts is filled before serving from a file
-  (`--length-corpus`), as the paper does, or grows from nothing.
-- There are several priority queues by that time (3.1), each for requests of twice the time of the one before. *Virtual
-  ageing*: who has not run for a while rises by a queue, and again after as long.
-- Whose answer exceeds its predicted length falls by a queue, and the prediction doubles.
-- Who has the highest priority is in memory, as many as fit (3.2, algorithm 2), and within a queue who takes the least.
-  When one comes that is not, whoever has the highest *estimated waiting time* leaves with its KV: the time that all
-  take which go before it, or the time until it rises, whichever is less. Copies run beside iterations.
-- Admission leaves free what vLLM's does, on which the system is built (3.3, `decoding.num_free`).
+- The remaining time of a request is predicted (3.1): its prompt, plus a time for each expected token of its answer that
+  is linear in the prompt's length. The base of past prompts is loaded from a file before serving (`--length-corpus`),
+  as in the paper, or grows from nothing.
+- There are several priority queues by that time (3.1), each for twice the time of the one before. *Virtual aging*: a
+  request that has not run for a while rises by a queue, and again after the same time.
+- A request with an answer that exceeds its predicted length falls by a queue, and the prediction doubles.
+- The requests with the highest priority are in memory, as many as fit (3.2, algorithm 2). Within a queue, the shortest
+  go first. To make room for another request, the one with the longest *estimated waiting time* leaves with its KV. That
+  is the time of all requests before it, or the time until it rises, whichever is less. Copies run beside iterations.
+- Admission leaves free blocks as vLLM does, on which the paper's system is built (3.3, `decoding.num_free`).
 
-Where this departs from the paper, and why:
+Departures from the paper, with reasons:
 
-- All who are in memory run, so that none waits there to be offloaded or uploaded ahead of time. What is done ahead:
-  while a shorter one waits, the longest leave until some blocks are free beyond those that it needs, so that the next
+- All requests in memory run, so none waits there to be offloaded or uploaded ahead of time. One thing is done ahead:
+  while a shorter request waits, the longest leave until some blocks are free beyond those that it needs. So the next
   one need not wait for a copy.
-- In the paper remaining time decides between queues alone, not who leaves within one. Here who is in memory also leaves
-  for one of its own queue, if that takes less with the copies that leaving and coming back take, or computing again.
-- Who came by ageing keeps the queue to which it had risen, from its first token on for as long as that queue's longest
-  take, and none of that queue has it leave. Else it would get one token each time that it has risen, for two copies of
-  its KV.
-- A rise also counts as half of the remaining time within a queue, so that who has risen to the first queue does not
-  wait there behind all shorter ones that come.
-- Where KV is dropped instead (`--preemption-mode recompute`), nobody leaves for one that has only risen: they would
-  take turns, and each be computed again before it gets a token. These are the deadlocks that the paper names. Elsewhere
-  nobody does who has got no token since coming: a pool without room drops KV, too. Such a one leaves for none of its
-  own queue either.
-- Nobody leaves for one that would find no room with all gone that may leave for it, and that keeps later ones waiting.
-- KV in the pool is not compressed; that is no matter of who runs when.
-- The paper says neither how many queues there are, nor when one rises: see the constants.
+- In the paper, remaining time only separates queues and does not decide which request of a queue leaves. Here a request
+  in memory also leaves for one of its own queue, if that one takes less time even with the copies for leaving and
+  returning, or with computing again.
+- A request that was admitted because of aging keeps the queue to which it had risen. It keeps it from its first token
+  on for as long as the longest requests of that queue take, and no request of that queue makes it leave. Otherwise it
+  would get one token per rise, for two copies of its KV.
+- Within a queue, a rise also halves the remaining time that counts. So a request that has risen to the first queue does
+  not wait there behind all new shorter ones.
+- If KV is dropped instead (`--preemption-mode recompute`), no request leaves for one that has only risen. They would
+  take turns, and each would be computed again before it gets a token. These are the deadlocks that the paper names. In
+  other modes, a request without a token since its admission never leaves for one that has only risen, because a pool
+  without room drops KV, too. Nor does it leave for others of its own queue.
+- No request leaves for one that would find no room even if all leave that may. Later requests then wait behind that
+  one.
+- KV in the pool is not compressed, which does not affect scheduling.
+- The paper gives neither the number of queues nor the time until a rise: see the constants.
 """
 
 from __future__ import annotations
@@ -50,15 +52,16 @@ from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# The first queue is for what takes up to so many seconds, and each of the next ones, but the last, for twice the time.
+# The longest remaining time in the first queue, in seconds. It doubles from queue to queue; the last queue has no
+# limit.
 FIRST_QUEUE_S = 0.5
 NUM_QUEUES = 8
-# Who has not run for so many seconds rises by a queue.
+# Seconds without running after which a request rises by a queue.
 AGE_S = 5.0
-# So many prompts may wait at a colocated instance for each request that it can run: the router sends the shortest.
+# Prompts that may wait at a colocated instance per request that it can run. The router sends the shortest.
 NUM_CHOICES = 1
-# The share of the blocks that those with the lowest priority leave free, while others wait, for whoever comes next. In
-# simulation that is worth 1 to 5 % of the normalized latency; twice as much is worth 1 % more, and moves four times as
+# The share of the blocks that the requests with the lowest priority leave free for the next one, while others wait. In
+# simulation this gains 1 to 5 % of the normalized latency. Twice as much gains 1 % more, and moves KV four times as
 # often.
 KEPT_FREE = 0.05
 _QUEUE_ENDS_S = [FIRST_QUEUE_S * 2**number for number in range(NUM_QUEUES - 1)]
@@ -66,31 +69,31 @@ _QUEUE_ENDS_S = [FIRST_QUEUE_S * 2**number for number in range(NUM_QUEUES - 1)]
 
 @dataclass(eq=False, slots=True)
 class Mark:
-    """What is kept of a request."""
+    """The policy's data of a request."""
 
-    # The seconds that each token of its answer takes.
+    # Seconds per token of its answer.
     token_s: float
-    # The length that its answer is expected to have, and how often it was longer than expected.
+    # The expected length of its answer, and how often the answer was longer than expected.
     length: int
     num_exceeded: int
-    # The tokens of its answer with which it came.
+    # The output tokens that it had when it came.
     num_brought: int
-    # When it last ran, or came, and the number of that iteration.
+    # When it last ran, or came, and the number of its last iteration.
     ran_s: float
     last_run: int
-    # The number of queues by which it had risen when it came, and until when it keeps them.
+    # The number of queues by which it had risen when it was admitted, and until when it keeps them.
     num_kept: int = 0
     kept_until_s: float = 0.0
 
 
 class Predictor:
-    """Predicts how long requests still take."""
+    """Predicts the remaining time of requests."""
 
     def __init__(self, estimate: Estimate | None) -> None:
         self._estimate = estimate
 
     def token_s(self, num_tokens: int) -> float:
-        """The seconds of each token after a prompt of so many."""
+        """Returns the seconds per token after a prompt of `num_tokens` tokens."""
         return self._estimate.iteration([], [num_tokens]) if self._estimate else 0.0
 
     def remaining_s(self, request: DecodeRequest) -> float:
@@ -104,12 +107,12 @@ class Predictor:
 
 
 class AliseDecode(DecodePart):
-    """Candidates are prompts as well, on a colocated instance."""
+    """On a colocated instance, candidates are prompts as well."""
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
         super().__init__(limits, config)
         self._predictor = Predictor(estimate)
-        # Whose KV would be computed again does not leave before its blocks are wanted.
+        # A request that would be computed again does not leave before its blocks are needed.
         keeps_free = config.preemption_mode == "swap"
         self._num_kept_free = int(KEPT_FREE * limits.num_blocks) if keeps_free else 0
         # When the last iteration was planned.
@@ -128,7 +131,7 @@ class AliseDecode(DecodePart):
                 if request.num_pending > 1:
                     decoding.compute(at, request, at.num_tokens_left)
             elif is_room and at.num_tokens_left > 0 and not decoding.had_better_wait(at, request):
-                # What becomes free is for the first that finds no room.
+                # Freed blocks are for the first request that finds no room.
                 is_room = decoding.has_room(at, request, self.config)
                 if is_room:
                     at.admit(request)
@@ -137,15 +140,15 @@ class AliseDecode(DecodePart):
         self._planned_s = at.now
 
     def queue_of(self, request: DecodeRequest, now: float) -> int:
-        """The number of the queue in which it is; 0 has the highest priority."""
+        """Returns the number of its queue; 0 has the highest priority."""
         return _risen(request.mark, self.own_queue_of(request), now)
 
     def own_queue_of(self, request: DecodeRequest) -> int:
-        """Likewise, had it not risen."""
+        """Returns the number of its queue without any rise."""
         return _own_queue(request.mark, self._predictor.remaining_s(request))
 
     def waiting_times(self, in_order: Iterable[DecodeRequest], now: float) -> list[float]:
-        """The estimated seconds until each runs: those before it, or the time until it rises."""
+        """Returns the estimated seconds until each runs: the time of those before it, or the time until it rises."""
         found, before_s = [], 0.0
         for request in in_order:
             rises_s = AGE_S - (now - request.mark.ran_s) % AGE_S
@@ -156,7 +159,8 @@ class AliseDecode(DecodePart):
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
     ) -> Sequence[DecodeRequest]:
-        """Those with the longest estimated waiting time first; of equal ones, that with the lowest priority."""
+        """Returns the requests with the longest estimated waiting time first, and among equals the lowest priority
+        first."""
         in_order = self._in_order(requests, at.now)
         waits_s = self.waiting_times(in_order, at.now)
         places = range(len(in_order))
@@ -166,8 +170,8 @@ class AliseDecode(DecodePart):
         return [in_order[place] for place in last_first]
 
     def _in_order(self, requests: Iterable[DecodeRequest], now: float) -> list[DecodeRequest]:
-        """The highest priority first, and within a queue what takes the least: a rise counts for half of it, since the
-        queues double."""
+        """Returns the requests with the highest priority first, and within a queue the shortest first. A rise halves
+        the remaining time that counts, because each queue has twice the time of the one before."""
         found = []
         for number, request in enumerate(requests):
             self._look(request, now)
@@ -198,7 +202,8 @@ class AliseDecode(DecodePart):
     def _victims(
         self, at: DecodeBoundary, in_order: Sequence[DecodeRequest]
     ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
-        """Who leaves so that others can grow, and so that those before them in the order can come."""
+        """Returns the requests that leave so that others can grow, and those that leave so that requests before them in
+        the order can begin."""
         for_others: list[DecodeRequest] = []
         chosen = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         room = decoding.RoomToCome(at, self.config, chosen)
@@ -226,11 +231,11 @@ class AliseDecode(DecodePart):
     def _may_leave(
         self, other: DecodeRequest, behind: Iterable[DecodeRequest], now: float
     ) -> Iterator[DecodeRequest]:
-        """Yields those that leave for the other one. Each costs questions to the cost model."""
+        """Yields the requests that leave for the other one. Each costs calls of the cost model."""
         return (each for each in behind if self._leaves_for(each, other, now))
 
     def _leaves_for(self, request: DecodeRequest, other: DecodeRequest, now: float) -> bool:
-        """Whether this one, which is in memory, leaves for the other, which waits."""
+        """Returns whether this request, which is in memory, leaves for the other one, which waits."""
         is_recomputed = self.config.preemption_mode == "recompute"
         has_only_come = request.num_output == request.mark.num_brought
         queue, other_queue = self.queue_of(request, now), self.own_queue_of(other)
@@ -254,28 +259,28 @@ def _num_rises(mark: Mark, now: float) -> int:
 
 
 def _risen(mark: Mark, own_queue: int, now: float) -> int:
-    """The queue to which it has risen from its own."""
+    """Returns the queue to which it has risen from its own."""
     return max(own_queue - _num_rises(mark, now), 0)
 
 
 class AliseRouter(RouterPart):
     def urgency(self, request: RoutedRequest, island: Island) -> Urgency:
-        """The shortest first; who comes later by so much as it is shorter goes behind."""
+        """Orders by arrival plus predicted remaining time: the shortest first, unless it comes too much later."""
         needed_s = island.cluster.prefill_s(request.num_reusable, request.num_tokens)
         num_left = max(island.expected_output(request) - request.num_output, 0)
         needed_s += num_left * island.cluster.decode_s(request.num_tokens)
         return Urgency(True, request.arrived_s + needed_s, False)
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        """New ones do not wait for those that were evicted: instances know who goes first. Who left without its KV
-        waits here as well, and must not keep shorter ones from being seen there."""
+        """Starts new requests without waiting for evicted ones, because instances decide which goes first. A request
+        that left without its KV waits here as well, and must not hide shorter ones from the instances."""
         room = routing.room_to_choose(island, self.config.prefill_window, NUM_CHOICES)
         yield from routing.start_line(island, 0, room)
 
 
 class Alise(Policy):
     name = "alise"
-    summary = "the shortest predicted remaining time first, preemptively"
+    summary = "the shortest predicted remaining time first, with preemption"
 
     def router(self) -> RouterPart:
         return AliseRouter(self.config)

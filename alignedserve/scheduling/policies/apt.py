@@ -1,34 +1,36 @@
-"""Apt-Serve: each iteration has those requests that have waited long and need little memory.
+"""Apt-Serve: each iteration runs the requests that have waited long and need little memory.
 
-The rules of the paper, with its sections:
+The paper's rules, with its sections:
 
-- What scheduling a request is worth is its *pending time* (4.2): since its last token, or since it came.
-- Who has missed its objective is worth next to nothing (4.2): others, which would miss theirs behind it, go first.
-- An iteration has prompts, or decodes (5): of whichever have more pending time together.
-- Of these it takes those worth most for each block (5), in that order, as long as there are blocks; or the one that is
-  worth most, if that is more than all of those: so it has at least half of what could be had.
-- Whoever decodes, and finds no block for its next token, leaves: those worth least for each block.
-- Admission leaves free what vLLM's does, on which the system is built (6.1, `decoding.num_free`).
-- With `hidden_cache`, a prompt may have the inputs of layers kept in place of KV (4.2): in half the memory, and worth
-  less by the time that restoring its KV takes, once for each request that waits or runs, since all wait for it.
-- The first half of its memory, and the second, which makes KV of inputs, are chosen like requests of their own, by what
-  they gain for memory (5). Where the whole gains more for its memory than the first half does, there are no halves.
-- `apt-s` (Apt-Serve-S, 6.7) has no kinds of iterations: as under Sarathi-Serve, prompts have the tokens for which there
-  is time beside all decodes, in chunks. Who begins, who leaves and who has inputs is chosen in the same way.
-- In an iteration of decodes, whoever has inputs runs if that is worth more than it costs (5); until then it waits with
-  its blocks. Who would not begin with inputs any more is computed again with KV, when there is room for that (5).
+- The worth of scheduling a request is its *pending time* (4.2): the time since its last token, or since it came.
+- A request that has missed its objective is worth next to nothing (4.2). Others, which would miss theirs behind it, go
+  first.
+- An iteration has either prompts or decodes (5), whichever have more pending time in total.
+- From these it takes the requests worth most per block (5), in that order, as long as there are blocks. If a single one
+  is worth more than all of those, it takes that one. So it gets at least half of the optimum.
+- A decode that finds no block for its next token leaves: those worth least per block go first.
+- Admission leaves free blocks as vLLM does, on which the paper's system is built (6.1, `decoding.num_free`).
+- With `hidden_cache`, a prompt may keep the inputs of layers in place of KV (4.2). That takes half the memory. It is
+  worth less by the time to restore its KV, once for each request that waits or runs, because all of them wait for it.
+- The first half of a request's memory, and the second half, which turns inputs into KV, are chosen like separate
+  requests, by gain per memory (5). If the whole gains more per memory than the first half, there are no halves.
+- `apt-s` (Apt-Serve-S, 6.7) has no kinds of iterations. As in Sarathi-Serve, prompts get the tokens for which there is
+  time beside all decodes, in chunks. Beginning, leaving and keeping inputs are decided in the same way.
+- In an iteration of decodes, a request with kept inputs runs if that is worth more than it costs (5). Until then it
+  waits with its blocks. A request that would no longer begin with inputs is computed again with KV, when there is room
+  for that (5).
 
-Where this departs from the paper, and why:
+Departures from the paper, with reasons:
 
-- Who left with KV has it in the pool and fetches it, beside an iteration of any kind, instead of computing it again. So
-  it comes back with KV. Nobody who runs with KV is computed again for the sake of having inputs.
-- Who is late has KV: what is worth next to nothing is worth nobody's time.
-- A prompt with more tokens than an iteration may have is cut, and its next chunk is in the next iteration of prompts.
-- `apt-s` has the budget of `sarathi`, by the tightest objective that runs, where the paper's is fixed; what restoring
-  takes is taken from it. Prompts that have begun restore their inputs before decodes do, which else might leave them no
-  room in any iteration.
-- What a request has waited at the router counts only where its objective tells.
-- It chooses among a bounded number of prompts, which is far more than an instance runs at once.
+- A request that left with KV has it in the pool. It loads that KV, beside an iteration of any kind, instead of
+  computing it again. So it comes back with KV. No request that runs with KV is computed again just to keep inputs.
+- A late request keeps KV: something worth next to nothing is not worth the time of others.
+- A prompt with more tokens than an iteration may have is cut. Its next chunk is in the next iteration of prompts.
+- `apt-s` has the budget of `sarathi`, by the tightest objective of the running requests, while the paper's is fixed.
+  The time for restoring is subtracted. Prompts that have begun restore their inputs before decodes do, because decodes
+  might otherwise leave them no room in any iteration.
+- The time that a request has waited at the router counts only as part of its objective.
+- The instance chooses among a bounded number of prompts, far more than it runs at once.
 """
 
 from __future__ import annotations
@@ -46,21 +48,21 @@ from alignedserve.scheduling.policies.base import DecodePart, Policy, RouterPart
 from alignedserve.scheduling.token_times import TokenTimes
 from alignedserve.timing.estimate import Estimate
 
-# What is worth next to nothing, in seconds.
+# The value, in seconds, of a request that is worth next to nothing.
 LITTLE_S = 1e-6
 
 
 class AptDecode(DecodePart):
-    """Candidates are prompts as well, on a colocated instance."""
+    """On a colocated instance, candidates are prompts as well."""
 
     def __init__(
         self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None = None
     ) -> None:
-        """`estimate` says what inputs cost that are kept; without it none are."""
+        """`estimate` predicts the cost of kept inputs. Without it, none are kept."""
         super().__init__(limits, config)
         self._times = TokenTimes()
         self._estimate = estimate if limits.can_keep_inputs else None
-        # Of the plan that is made.
+        # The loss per kept token in the current plan.
         self._loss_s = 0.0
 
     def plan(self, at: DecodeBoundary) -> None:
@@ -75,13 +77,13 @@ class AptDecode(DecodePart):
                 return
         at.run_each(self._in_order(self._worth_running(ready, at.now), at))
         if not ready:
-            # Nobody has waited, since all have just come.
+            # No request has waited, because all have just come.
             for request in begun:
                 decoding.compute(at, request, at.num_tokens_left)
             self._admit(at, prompts)
 
     def _look(self, at: DecodeBoundary) -> list[DecodeRequest]:
-        """Has some leave, and returns those that wait."""
+        """Lets requests leave, and returns the waiting ones."""
         waiting = [each for each in (*at.requests, *at.batch) if not decoding.had_better_wait(at, each)]
         self._times.look([*at.running, *waiting], at.now)
         self._make_room(at)
@@ -92,8 +94,8 @@ class AptDecode(DecodePart):
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
     ) -> Sequence[DecodeRequest]:
-        """Those worth least for each block first; those whose eviction was wanted at the last boundary stay in
-        front."""
+        """Returns the requests worth least per block first. Those that were already to be evicted at the last boundary
+        stay in front."""
         self._times.look(requests, at.now)
         in_order = self._in_order(requests, at)
         in_order.reverse()
@@ -103,11 +105,11 @@ class AptDecode(DecodePart):
         is_late = request.is_rt and self._times.left_s(request, now) < 0
         return LITTLE_S if is_late else max(now - request.mark.since_s, LITTLE_S)
 
-    # ---- which leave -------------------------------------------------------------------------------------------------
+    # ---- which requests leave ----------------------------------------------------------------------------------------
 
     def _make_room(self, at: DecodeBoundary) -> None:
-        """Inputs are dropped only when there is no block for the next iteration, since their blocks are free at
-        once."""
+        """Lets requests leave so that the others can grow. Requests with inputs are dropped only if there is no block
+        for the next iteration, because dropping frees their blocks at once."""
         leaving = decoding.victims(at, self.config.evict_ahead, self.in_eviction_order)
         self.preempt(at, [request for request in leaving if not request.keeps_inputs])
         if any(request.keeps_inputs for request in leaving):
@@ -115,7 +117,7 @@ class AptDecode(DecodePart):
             at.drop([request for request in missing if request.keeps_inputs])
 
     def _switching(self, at: DecodeBoundary) -> list[DecodeRequest]:
-        """Those with inputs that would not begin with them now, if there is room for their KV."""
+        """Returns the requests with kept inputs that would not begin with inputs now, if there is room for their KV."""
         num_free = decoding.num_free(at, self.config)
         found = []
         for request in self._in_order((each for each in at.running if each.keeps_inputs), at):
@@ -125,32 +127,32 @@ class AptDecode(DecodePart):
                 num_free -= num_more
         return found
 
-    # ---- what keeping inputs costs -----------------------------------------------------------------------------------
+    # ---- the cost of kept inputs -------------------------------------------------------------------------------------
 
     def _loss_of_a_token_s(self, at: DecodeBoundary) -> float:
-        """How much longer all wait together in an iteration for each token that is kept as inputs."""
+        """Returns how much longer all requests together wait in an iteration, per token that is kept as inputs."""
         if self._estimate is None:
             return 0.0
         num_requests = len(at.requests) + len(at.batch) + len(at.running)
         return num_requests * self._estimate.restored_token_s
 
     def _gain_s(self, request: DecodeRequest, now: float) -> float:
-        """What an iteration with its inputs is worth."""
+        """Returns the worth of an iteration with its inputs."""
         return self.worth_s(request, now) - self._loss_s * request.num_tokens
 
     def _pays(self, request: DecodeRequest, now: float) -> bool:
-        """Whether half of the memory gains more, with its inputs, than half of what all of it gains with its KV."""
+        """Returns whether half of the memory, with inputs, gains more than half of what all of it gains with KV."""
         return 2 * self._gain_s(request, now) > self.worth_s(request, now)
 
     def _worth_running(self, ready: list[DecodeRequest], now: float) -> list[DecodeRequest]:
-        """Those whose running gains more than it costs the others; all, if there are no others."""
+        """Returns the requests that gain more by running than they cost the others; all of them if none does."""
         found = [each for each in ready if not each.keeps_inputs or self._gain_s(each, now) > 0]
         return found or ready
 
-    # ---- which begin -------------------------------------------------------------------------------------------------
+    # ---- which requests begin ----------------------------------------------------------------------------------------
 
     def _pieces(self, request: DecodeRequest, at: DecodeBoundary) -> list[Piece]:
-        """All memory that its KV takes, or one half after the other."""
+        """Returns all memory of its KV as one piece, or as one half after the other."""
         worth_s, memory = self.worth_s(request, at.now), self._num_blocks(request, at)
         needed = decoding.needed(at, request, self.config)
         whole = [Piece(request, False, worth_s, memory, needed)]
@@ -168,11 +170,11 @@ class AptDecode(DecodePart):
         ]
 
     def _num_blocks(self, request: DecodeRequest, at: DecodeBoundary, num_more: int = 1) -> int:
-        """The number of blocks that its KV takes with so many more tokens."""
+        """Returns the number of blocks of its KV with `num_more` more tokens."""
         return at.limits.span.num_held(request.num_cached, request.num_tokens + num_more)
 
     def _in_order(self, requests: Iterable[DecodeRequest], at: DecodeBoundary) -> list[DecodeRequest]:
-        """Those worth most for each block first."""
+        """Returns the requests worth most per block first."""
 
         now, num_held = at.now, at.limits.span.num_held
 
@@ -184,7 +186,7 @@ class AptDecode(DecodePart):
     def _admit(
         self, at: DecodeBoundary, candidates: Iterable[DecodeRequest], num_tokens: int | None = None
     ) -> bool:
-        """Returns whether anybody began. `num_tokens` bounds what is computed of their prompts."""
+        """Returns whether any request began. `num_tokens` bounds the prompt tokens that they compute."""
         has_begun, num_left = False, at.num_tokens_left if num_tokens is None else num_tokens
         if num_left <= 0:
             candidates = [each for each in candidates if each.num_pooled]
@@ -231,21 +233,21 @@ class AptSDecode(AptDecode):
         self._admit(at, [each for each in waiting if not each.num_pooled], num_left)
 
     def _restoring_s(self, requests: Iterable[DecodeRequest]) -> float:
-        """How long it takes to restore the KV of those of which inputs are kept."""
+        """Returns the seconds to restore the KV of the requests with kept inputs."""
         num_tokens = sum(each.num_cached for each in requests if each.keeps_inputs)
         return num_tokens * self._time.restored_token_s if self._time else 0.0
 
 
 class AptRouter(RouterPart):
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        """New ones do not wait for those that were evicted: instances know who goes first."""
+        """Starts new requests without waiting for evicted ones, because instances decide which goes first."""
         room = routing.room_to_choose(island, self.config.prefill_window)
         yield from routing.start_line(island, 0, room)
 
 
 class Apt(Policy):
     name = "apt"
-    summary = "who has waited longest for the memory it needs; who is late goes last"
+    summary = "longest wait per needed memory first; late requests go last"
     keeps_inputs = True
 
     def router(self) -> RouterPart:
@@ -260,7 +262,7 @@ class Apt(Policy):
 
 class AptS(Apt):
     name = "apt-s"
-    summary = "as apt, with prompts in chunks beside decodes"
+    summary = "like apt, with prompts in chunks beside decodes"
 
     def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         return AptSDecode(limits, self.config, estimate)

@@ -1,7 +1,7 @@
-"""What a policy is: a name, and up to four parts. What a part leaves out, it does in order of arrival.
+"""A policy: a name and up to four parts. Whatever a part does not override happens in order of arrival.
 
-A part is used in one process only: the router has its own, and so does each instance. It may remember what it has
-seen, as long as its process lives.
+A part is used in one process only: the router has its own, and so does each instance. It may keep state as long as its
+process lives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from alignedserve.timing.estimate import Estimate
 
 
 class RouterPart:
-    """Which prompts start where, and which pooled requests go to which decode instance."""
+    """Decides which prompts start where, and which pooled requests go to which decode instance."""
 
     # The number of lines of requests that wait for prefill.
     num_lines = 1
@@ -43,16 +43,16 @@ class RouterPart:
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
     def line(self, is_rt: bool) -> int:
-        """The line in which such a request waits for prefill. Only requests in that line and in earlier ones can cause
-        its refusal."""
+        """Returns the line in which such a request waits for prefill. Only requests in that line and in earlier ones
+        can cause its refusal."""
         return 0
 
     def urgency(self, request: RoutedRequest, island: Island) -> Urgency:
-        """Its place in its line."""
+        """Returns its place in its line."""
         return Urgency(True, request.arrived_s, False)
 
     def start(self, island: Island) -> Iterator[RoutedRequest]:
-        """Starts prompts, and takes them from the queue. The caller need not ask for all of them."""
+        """Starts prompts, and takes them from the queue. The caller may stop before the last one."""
         if not routing.has_evicted(island):
             yield from routing.start_line(island, 0, routing.room_left(island, self.config.prefill_window))
 
@@ -63,40 +63,40 @@ class RouterPart:
         num_known: Callable[[PrefillView], int],
         island: Island,
     ) -> PrefillView:
-        """The instance that computes its prompt. `num_known` is the number of prompt tokens whose KV an instance may
-        have."""
+        """Returns the instance that computes the prompt. `num_known` returns how many of its tokens may have KV in an
+        instance's prefix cache."""
         return min(views, key=lambda view: (view.pending.total - num_known(view), -view.num_free_blocks))
 
     def pins(self, request: RoutedRequest) -> bool:
-        """Whether what the pool has of a prompt that was begun and waits again is not for others to take."""
+        """Returns whether other requests may not take the pool's KV of a prompt that has begun and waits again."""
         return False
 
     # ---- pooled requests ---------------------------------------------------------------------------------------------
 
     def expect_at(self, request: RoutedRequest, island: Island) -> DecodeView | None:
-        """The decode instance to which the request is announced while its prompt is computed; None if there is
-        none."""
+        """Returns the decode instance that is told to expect the request while its prompt is computed; None: none is
+        told."""
         return None
 
     def admission_due_s(self, request: RoutedRequest, island: Island) -> float:
-        """By when a pooled request should be admitted somewhere: batches that the pool forms begin with requests that
-        are due."""
+        """Returns when a pooled request should be admitted at the latest. Batches that the pool forms begin with
+        requests that are due."""
         return request.since_s + routing.patience_s(island, self.config.starvation_s)
 
     def hand_over_to(
         self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
     ) -> DecodeView | None:
-        """Which of these decode instances takes a real-time request at once, straight from where its prompt was just
-        computed; None: it goes by way of the pool. It overtakes none that waits there."""
+        """Returns which of these decode instances takes a real-time request directly from where its prompt was just
+        computed; None: it goes through the pool. Does not overtake requests that wait there."""
         return None if len(island.decode_queue) else routing.emptiest(request, views)
 
     def decide(self, island: Island) -> Iterable[FormBatch | FindNear | Assign]:
-        """What to ask of the pool, and what to offer. Each is carried out before the next one is asked for."""
+        """Yields searches for the pool and offers. The caller executes each before it asks for the next."""
         return routing.assign_in_order(island.decode_queue, island.cluster)
 
 
 class PrefillPart:
-    """Which prompts a prefill instance starts, and how much of each it computes."""
+    """Decides which prompts a prefill instance starts, and how much of each it computes."""
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig) -> None:
         self.limits = limits
@@ -111,8 +111,8 @@ class PrefillPart:
         return candidates
 
     def is_ahead(self, begun: PrefillRequest, request: PrefillRequest, now: float) -> bool:
-        """Of two prompts with the same prefix, whether the one under way will have computed what both need before the
-        other could."""
+        """Returns, for two prompts with the same prefix, whether the one that has begun will compute the common part
+        before the other one could."""
         return True
 
     def plan(self, at: PrefillBoundary) -> None:
@@ -122,7 +122,7 @@ class PrefillPart:
 
 
 class DecodePart:
-    """Which requests a decode instance admits and evicts, and which are in its next iteration."""
+    """Decides which requests a decode instance admits and evicts, and which are in its next iteration."""
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig) -> None:
         self.limits = limits
@@ -137,8 +137,8 @@ class DecodePart:
         return True
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
-        """Real time will be offered in a moment: so many of its prompts are being computed, and so many are
-        computed."""
+        """Announces real time that will be offered soon: `num_prefilling` of its prompts are being computed, and
+        `num_ready` are finished."""
 
     def plan(self, at: DecodeBoundary) -> None:
         self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
@@ -148,8 +148,8 @@ class DecodePart:
     def preempt(
         self, at: DecodeBoundary, to_grow: Sequence[AnyDecode], for_others: Sequence[AnyDecode] = ()
     ) -> Sequence[AnyDecode]:
-        """Has requests leave as `preemption_mode` says: some so that the rest can grow, and some so that others can
-        begin. Returns those that are gone, which are not to be planned. Prompts for embeddings are dropped in any case:
+        """Lets requests leave as `preemption_mode` says: some so that the rest can grow, and some so that others can
+        begin. Returns the dropped ones, which must not be planned. Prompts for embeddings are always dropped, because
         none of their KV goes to the pool."""
         mode = self.config.preemption_mode
         leaving = [*to_grow] if mode == "defer" else [*to_grow, *for_others]
@@ -170,10 +170,10 @@ class DecodePart:
 
 
 class ColocatedPart(DecodePart):
-    """What an instance does that computes prompts and decodes: candidates are prompts, or return from the pool."""
+    """The part of an instance that computes prompts and decodes. Candidates are prompts, or return from the pool."""
 
     def plan(self, at: DecodeBoundary) -> None:
-        """Running requests go on, in order of arrival; with the tokens that are left, others begin."""
+        """Continues the running requests, in order of arrival. Others begin with the tokens that are left."""
         self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
         decoding.go_on(at, at.running)
         decoding.begin_in_order(at, self.config, [*at.requests, *at.batch])
@@ -186,7 +186,7 @@ class ColocatedPart(DecodePart):
 
 class Policy:
     name: ClassVar[str]
-    # The summary is one line for users.
+    # One line for users.
     summary: ClassVar[str]
     # Whether colocated instances may be configured to share blocks from both ends (`share_blocks`).
     can_share_blocks: ClassVar[bool] = False
@@ -200,7 +200,8 @@ class Policy:
         return RouterPart(self.config)
 
     def prefill(self, limits: InstanceLimits, estimate: Estimate | None) -> PrefillPart:
-        """`estimate` predicts how long iterations take; None if nothing does."""
+        """Returns the part of a prefill instance. `estimate` predicts how long iterations take; None: there are no
+        predictions."""
         return PrefillPart(limits, self.config)
 
     def decode(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:

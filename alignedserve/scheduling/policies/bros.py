@@ -1,36 +1,36 @@
-"""BROS: real time (RT) by what is left until its next token is due, and as much best effort (BE) as that leaves time
-for.
+"""BROS: real time (RT) by the time until its next token is due, and best effort (BE) in the time that this leaves.
 
-The rules of the paper, with its sections:
+The paper's rules, with its sections:
 
-- An iteration may take as long as the most urgent RT request has left, of those that can still be in time (4.1, 6). Its
-  time is that of computing or that of fetching KV, whichever is longer, since they overlap.
-- *Priority packing* (4.2, algorithm 1): RT in order of residual time, until the batch has its size, or the iteration
-  its time; then BE, those with the fewest saved slots first. Where there is no place for BE, it replaces the RT request
-  with the most residual time, if the iteration is in time then.
-- The size of a batch adapts (4.2): it doubles with each iteration that had time for all its RT, and falls back at once
-  to where it began after one that had not.
-- With `share_blocks`, on colocated instances: RT that finds no free block fills a block of BE from the other end, those
-  with the most empty slots first; only what it overwrites there is saved, and comes back before that BE goes on (5.1,
-  5.2, `decode_worker/shared_ends.py`). BE that finds no block sits out as long as RT is here.
-- Who begins finds its blocks above vLLM's watermark (`decoding.num_free`): the paper compares with vLLM, and says only
-  that there must be blocks.
-- RT that finds no blocks, its own or BE's, makes BE leave; where there is none, RT with the most residual time (5.2).
+- An iteration may take as long as its most urgent RT request has left, among those that can still be in time (4.1, 6).
+  Its duration is that of computing or of loading KV, whichever is longer, because they overlap.
+- *Priority packing* (4.2, algorithm 1): RT in order of residual time, until the batch has its size or the iteration its
+  time; then BE, the requests with the fewest saved slots first. If there is no place for BE, it replaces the RT request
+  with the most residual time, provided that the iteration is then in time.
+- The batch size adapts (4.2). It doubles after each iteration with time for all its RT, and otherwise falls back at
+  once to its initial value.
+- With `share_blocks`, on colocated instances: RT without a free block fills a block of BE from the other end, blocks
+  with the most empty slots first. Only what it overwrites there is saved, and restored before that BE continues (5.1,
+  5.2, `decode_worker/shared_ends.py`). BE without a block sits out as long as RT is here.
+- A request that begins needs its blocks above vLLM's watermark (`decoding.num_free`). The paper compares with vLLM, and
+  only says that there must be blocks.
+- If RT finds neither free blocks nor blocks of BE, it makes BE leave; if there is no BE, the RT with the most residual
+  time (5.2).
 
-Where this departs from the paper, and why:
+Departures from the paper, with reasons:
 
-- The first is in the batch, even if fetching its KV takes too long for it: else nothing would happen.
-- RT that can't be in time goes behind RT that can. Where none can, all runs, and BE as far as that takes no longer.
-- RT that finds no blocks keeps others from beginning, not from going on.
-- BE replaces neither the most urgent, nor RT that would not have the time for another such iteration.
-- Prompts that have more tokens than an iteration may are cut, and count as so many iterations.
-- The first RT that there is no time for, if it is a prompt, is computed in part, as far as there is time, and so is the
-  first BE. Somebody is always at the brink where many decode, and a prompt that waited until nobody is would keep all
-  behind it waiting as well.
-- BE that is here goes before BE that is not: else one of which slots were saved would hold its blocks and wait, as long
-  as others come.
-- BE does not fill what RT leaves free in its blocks: it would soon be in RT's way, and RT goes first.
-- The time that an iteration may take has no part for saving what is overwritten: a few slots, before they are known.
+- The first request is in the batch even if loading its KV takes too long. Otherwise nothing would happen.
+- RT that can't be in time goes behind RT that can. If none can, all runs, and BE as far as it takes no longer.
+- RT that finds no blocks keeps others from beginning, but not from continuing.
+- BE replaces neither the most urgent RT, nor RT without the time for another such iteration.
+- Prompts with more tokens than an iteration may have are cut, and count as several iterations.
+- The first RT prompt for which there is not enough time is computed in part, as far as there is time. So is the first
+  BE. If many requests decode, one of them is always nearly late, and a prompt that waited for a moment without that
+  would hold up all behind it.
+- BE that runs goes before BE that waits. Otherwise BE with saved slots would hold its blocks and wait as long as others
+  come.
+- BE does not fill the free slots in RT's blocks. It would soon be in the way of RT, which goes first.
+- The time of an iteration does not include saving what is overwritten: only a few slots, which are not yet known.
 """
 
 from __future__ import annotations
@@ -50,35 +50,35 @@ from alignedserve.scheduling.token_times import TokenTimes
 from alignedserve.timing.estimate import Estimate
 from alignedserve.types import RequestKey
 
-# The size of a batch to begin with, and after one that did not have the time.
+# The initial batch size, and the size after an iteration that did not have enough time.
 BASE_SIZE = 128
-# The weight of the last iteration in the moving average of how long they take.
+# The weight of the last iteration in the moving average of iteration times.
 WEIGHT = 0.1
 
 
 class Batch:
-    """What an iteration would have, and how long it would take."""
+    """The requests of an iteration, and how long it would take."""
 
     def __init__(self, at: DecodeBoundary, estimate: Estimate | None, config: SchedulingConfig) -> None:
         self._at = at
         self._estimate = estimate
         self._config = config
         self.requests: list[DecodeRequest] = []
-        # Those that run need blocks for their next tokens.
+        # Running requests need blocks for their next tokens.
         self._num_blocks = decoding.num_free(at, config)
-        # RT may share these of BE when there are too few.
+        # Blocks of BE that RT may share if there are too few.
         self._num_lendable = at.num_lendable_blocks
         self._num_slots = at.num_free_slots
         self._num_tokens_left = at.limits.max_num_batched_tokens
-        # What is computed, as for the cost model, and the number of tokens whose KV is fetched.
+        # The computed work, as the cost model takes it, and the number of tokens with KV to load.
         self._lengths: list[int] = []
         self._chunks: list[tuple[int, int]] = []
         self._num_fetched = 0
-        # The most tokens that prompts compute for which there is no time as a whole.
+        # The tokens to compute of prompts for which there is not enough time as a whole.
         self.most: dict[RequestKey, int] = {}
 
     def has_blocks(self, request: DecodeRequest) -> bool:
-        """Whether it runs already, or there is room for it."""
+        """Returns whether the request runs already, or there is room for it."""
         if request.num_columns:
             return True
         num_lendable = self._num_lendable if request.is_rt and not request.num_pooled else 0
@@ -121,7 +121,7 @@ class Batch:
     def remove(self, request: DecodeRequest) -> None:
         index = self.requests.index(request)
         others, self.requests = self.requests[index + 1 :], self.requests[:index]
-        # What came after it may have more tokens now.
+        # Requests after it may get more tokens now.
         for each in (request, *others):
             self._take_room(each, -1)
         self._lengths = self._lengths[: sum(map(_is_decode, self.requests))]
@@ -158,7 +158,7 @@ def _is_decode(request: DecodeRequest) -> bool:
 
 
 class BrosDecode(DecodePart):
-    """Candidates are prompts as well, on a colocated instance."""
+    """On a colocated instance, candidates are prompts as well."""
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
         super().__init__(limits, config)
@@ -212,7 +212,7 @@ class BrosDecode(DecodePart):
     def in_eviction_order(
         self, requests: Sequence[DecodeRequest], at: DecodeBoundary
     ) -> Sequence[DecodeRequest]:
-        """BE first, those with the least KV; then RT with the most residual time."""
+        """Returns BE first, the requests with the least KV; then RT with the most residual time."""
 
         def place(request: DecodeRequest) -> tuple[bool, bool, float]:
             cost = -self._residual_s(request, at.now) if request.is_rt else request.num_blocks
@@ -221,7 +221,8 @@ class BrosDecode(DecodePart):
         return sorted(requests, key=place)
 
     def _residual_s(self, request: DecodeRequest, now: float) -> float:
-        """The seconds that its next iteration may take: those after it, until the next token, take their average."""
+        """Returns the seconds that its next iteration may take. Later iterations before its next token are assumed to
+        take the average."""
         left_s, num_pending = self._times.left_s(request, now), request.num_pending
         if num_pending == 1:
             return left_s
@@ -233,7 +234,7 @@ class BrosDecode(DecodePart):
         return self._alone_s(request) > residual_s, residual_s
 
     def _can_be_in_time(self, request: DecodeRequest, now: float) -> bool:
-        """If it runs alone."""
+        """Returns whether it is in time if it runs alone."""
         return self._alone_s(request) <= self._residual_s(request, now)
 
     def _alone_s(self, request: DecodeRequest) -> float:
@@ -246,7 +247,7 @@ class BrosDecode(DecodePart):
         return self._estimate.iteration([(request.num_cached, count)], [])
 
     def _pack(self, at: DecodeBoundary, rt: Sequence[DecodeRequest], be: Sequence[DecodeRequest]) -> Batch:
-        """Algorithm 1."""
+        """Implements algorithm 1."""
         batch = Batch(at, self._estimate, self.config)
         bound_s, is_in_time, is_room = math.inf, True, True
         ready: list[DecodeRequest] = []
@@ -281,7 +282,7 @@ class BrosDecode(DecodePart):
     def _add(
         self, batch: Batch, request: DecodeRequest, ready: list[DecodeRequest], bound_s: float, now: float
     ) -> bool:
-        """Adds a BE request, or has it replace the RT request with the most residual time."""
+        """Adds a BE request, or replaces the RT request with the most residual time by it."""
         batch.add(request)
         if self._fits(batch, bound_s):
             return True
@@ -305,7 +306,7 @@ class BrosDecode(DecodePart):
     def _victims(
         self, at: DecodeBoundary, rt: Sequence[DecodeRequest]
     ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
-        """Who leaves so that the others can grow, and BE for RT that finds no room."""
+        """Returns the requests that leave so that others can grow, and BE that leaves for RT without room."""
         for_rt: list[DecodeRequest] = []
         if self.config.share_blocks and any(each.is_rt for each in (*at.running, *at.arriving)):
             chosen = self._victims_of_rt(at)
@@ -331,8 +332,8 @@ class BrosDecode(DecodePart):
         return chosen, for_rt
 
     def _victims_of_rt(self, at: DecodeBoundary) -> list[DecodeRequest]:
-        """Who leaves so that RT can grow, where BE's blocks that it may share do not suffice. BE that finds no block
-        sits out as long as RT is here."""
+        """Returns the requests that leave so that RT can grow, if BE's blocks that it may share do not suffice. BE
+        without a block sits out as long as RT is here."""
         num_iterations = self.config.evict_ahead
         missing = at.growth(num_iterations, True) - at.num_lendable_blocks
         missing -= at.num_free_blocks + at.num_blocks_to_come
@@ -347,7 +348,8 @@ class BrosDecode(DecodePart):
 
 class BrosRouter(PriorityRouter):
     def room(self, island: Island) -> Room:
-        """Instances know which real time is lost, and how much best effort fits beside the rest."""
+        """Returns how much more may be started. Instances decide which real time is lost, and how much best effort fits
+        beside the rest."""
         return routing.room_to_choose(island, self.config.prefill_window)
 
 
@@ -355,7 +357,7 @@ class Bros(Policy):
     name = "bros"
     can_share_blocks = True
     summary = (
-        "real time by residual time, best effort as far as that leaves time, or in place of who can wait"
+        "real time by residual time; best effort in the time left, or in place of real time that can wait"
     )
 
     def router(self) -> RouterPart:

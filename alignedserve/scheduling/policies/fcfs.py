@@ -1,7 +1,10 @@
-"""First come, first served: nothing is staged ahead, and lengths and classes don't matter. This is what DistServe does
-where prefill and decode are apart, and what vLLM does on colocated instances: running requests first, chunks of
-prompts within a token budget, admission above a watermark of free blocks, and the youngest request is preempted. It is
-what parts do by default (`base.py`), and the baseline."""
+"""First come, first served: nothing is staged ahead, and lengths and classes don't matter. It is the default of all
+parts (`base.py`), and the baseline.
+
+With separate prefill and decode, DistServe does this. On colocated instances, vLLM does it: running requests first,
+chunks of prompts within a token budget, admission above a watermark of free blocks, and preemption of the youngest
+request.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Static priority: `fcfs`, but real time goes before best effort wherever both wait, and best effort is evicted first.
+"""Static priority: like `fcfs`, but real time goes before best effort wherever both wait, and best effort is evicted
+first.
 
-Serving systems with a priority field do this, and it is a baseline: what is running stays, however urgent the waiting
-requests are.
+This is what serving systems with a priority field do. It is a baseline: running requests stay, however urgent the
+waiting ones are.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class PriorityRouter(RouterPart):
             yield from routing.start_line(island, BEST_EFFORT, room)
 
     def room(self, island: Island) -> Room:
-        """How much more may be started."""
+        """Returns how much more may be started."""
         return routing.room_left(island, self.config.prefill_window)
 
     def hand_over_to(
         self, request: RoutedRequest, views: Sequence[DecodeView], island: Island
     ) -> DecodeView | None:
-        """It overtakes best effort."""
+        """Overtakes best effort."""
         return None if island.decode_queue.real_time else routing.emptiest(request, views)
 
     def decide(self, island: Island) -> Iterable[Assign]:
@@ -58,7 +59,7 @@ class PriorityPrefill(PrefillPart):
         return prefilling.real_time_first(candidates)
 
     def is_ahead(self, begun: PrefillRequest, request: PrefillRequest, now: float) -> bool:
-        """Real time does not wait for best effort."""
+        """Returns False for real time beside best effort, so that it does not wait."""
         return begun.is_rt or not request.is_rt
 
 

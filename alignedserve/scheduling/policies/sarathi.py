@@ -1,9 +1,9 @@
 """Stall-free batching, as Sarathi-Serve does it on colocated instances: every iteration has all decodes, and prompts
-get what is left of a budget of tokens, in chunks.
+get the rest of a token budget, in chunks.
 
-The budget is what an iteration can compute within the tightest TBT objective of the running requests: the paper finds
-it by profiling, here the cost model predicts it. Admission is that of vLLM, on which Sarathi-Serve is built. Where
-prefill and decode are apart there is nothing to stall, and this policy is `fcfs`.
+The budget is what an iteration can compute within the tightest TBT objective of the running requests. The paper finds
+it by profiling; here the cost model predicts it. Admission is vLLM's, on which Sarathi-Serve is built. With separate
+prefill and decode nothing can stall, and this policy equals `fcfs`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ class SarathiColocated(ColocatedPart):
 
 class Sarathi(Policy):
     name = "sarathi"
-    summary = (
-        "in order of arrival; where prompts are computed beside decodes, within what these have time for"
-    )
+    summary = "in order of arrival; beside decodes, prompts get only as many tokens as these have time for"
 
     def colocated(self, limits: InstanceLimits, estimate: Estimate | None) -> DecodePart:
         return SarathiColocated(limits, self.config, estimate)

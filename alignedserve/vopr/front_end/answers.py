@@ -1,4 +1,4 @@
-"""What a client makes of an answer: complete or not, it must be the beginning of the one that its question has."""
+"""Checks of a client's answer: even if incomplete, it must be the beginning of the right answer to its question."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StreamedAnswer:
             self._take(event)
 
     def close(self) -> bool:
-        """Called when the answer is complete. Returns whether it is whole: it may have ended with an error."""
+        """Ends a complete stream. Returns whether the answer is whole: the stream may have ended with an error."""
         if self._ends[-1:] != ["[DONE]"]:
             raise Broken(f"a stream ends without [DONE] ({self._ends})")
         if self._error:
@@ -62,7 +62,7 @@ class StreamedAnswer:
 
 
 def check_whole(body: Any, question: Question, is_chat: bool) -> None:
-    """An answer that came at once."""
+    """Checks an answer that was not streamed."""
     choice = body["choices"][0]
     text = choice["message"]["content"] if is_chat else choice["text"]
     if (text, choice["finish_reason"]) != question.answer:

@@ -1,4 +1,4 @@
-"""What the clients of a whole system ask for, and which of them leave, come back, or cancel."""
+"""The requests and jobs of a whole system's clients, and which of the clients leave, return, or cancel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from alignedserve.types import RequestKey
 from alignedserve.vopr.history import Ask, Batch
 from alignedserve.vopr.plan import Plan
 
-# Clients still come for so many times as long as things go wrong, so that they find a system that has recovered.
+# The time for which clients still arrive after the faults, as a share of the plan's duration. They find a recovered
+# system.
 AFTERWARDS = 0.4
-# How many clients there are, about.
+# Approximate numbers of clients.
 NUM_CLIENTS = (10, 30, 60)
-# The most tokens of an answer that is streamed to a client who leaves in the middle, and of others.
+# The most tokens of an answer: for clients that leave in the middle of a stream, and for others.
 _LONG, _SHORT = 120, 40
 
 

@@ -1,4 +1,4 @@
-"""How a client calls: any gateway that takes it, and again until it has an answer."""
+"""A client's calls: to any gateway that accepts them, and repeated until there is an answer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from alignedserve.vopr.failures import Broken
 from alignedserve.vopr.front_end.http_call import JSON, Answer, ConnectionBroken, HttpCall
 from alignedserve.vopr.front_end.virtual_gateway import VirtualGateway
 
-# The seconds until a client tries again.
+# Seconds until a client retries.
 RETRY_S = 1.0
 
 
 class Calls:
-    """What all clients have in common."""
+    """The shared state of all clients."""
 
     def __init__(
         self, gateways: Sequence[VirtualGateway], chances: Chances, record: Callable[..., None]
     ) -> None:
         self.chances = chances
-        # What came of calls: "answered", "left", a status, ...
+        # The outcomes of calls: "answered", "left", a status, ...
         self.outcomes: Counter[str] = Counter()
         self._gateways = gateways
         self._record = record
@@ -32,7 +32,7 @@ class Calls:
     def begin(
         self, client: str, method: str, path: str, body: bytes = b"", kind: str = JSON, request_id: str = ""
     ) -> HttpCall | None:
-        """Returns the call; None if nobody listens where the client tries it."""
+        """Returns the call; None if no process listens where the client tries it."""
         number = int(len(self._gateways) * self.chances.next(f"gateway of {client}"))
         gateway = self._gateways[min(number, len(self._gateways) - 1)]
         return gateway.call(method, path, body, kind, request_id)
@@ -51,8 +51,8 @@ class Calls:
         is_enough: tuple[int, ...] = (),
         comes_again: tuple[int, ...] = (),
     ) -> Answer:
-        """Asks until the answer is a success, or has a status that `is_enough`. Those that fail for other reasons than
-        the client's, or with a status of `comes_again`, are tried again."""
+        """Calls until the answer is a success, or has a status of `is_enough`. Retries a call that fails for reasons
+        other than the client's, or with a status of `comes_again`."""
         while True:
             answer = await self._try(client, method, path, body, kind)
             if answer and answer.status in (200, *is_enough):

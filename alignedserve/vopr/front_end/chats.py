@@ -1,4 +1,4 @@
-"""Clients that ask for a chat or a completion, streamed or not. Some read slowly, some leave, and some come back."""
+"""Clients that request a chat or a completion, streamed or not. Some read slowly, some leave, and some return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alignedserve.vopr.front_end.words import NAME, Question
 from alignedserve.vopr.history import Ask
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# The share of the pieces of a stream after which a slow reader pauses.
+# The share of a stream's pieces after which a slow reader pauses.
 _PAUSES = 0.1
 
 
@@ -54,7 +54,7 @@ class Chat:
         return outcome
 
     async def _try(self, leaves_after: int | None) -> str:
-        """Returns what came of one call."""
+        """Returns the outcome of one call."""
         self._num_calls += 1
         request_id = f"{self._name}/{self._num_calls}".replace(" ", "-")
         self._delivered.begins(request_id)

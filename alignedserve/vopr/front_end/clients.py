@@ -1,7 +1,7 @@
-"""Clients of the gateways, which know what each answer has to be: some chat, some have batch jobs.
+"""Clients of the gateways, which know the right answers. Some chat, some have batch jobs.
 
-A client whose call fails for a reason that is not its own tries again, at another gateway perhaps, until it has its
-answer. It waits for that as long as it takes: one that asked again sooner would hide that its request was forgotten.
+A client retries a call that fails for a reason other than its own, possibly at another gateway, until it has its
+answer. It waits as long as that takes: an earlier retry would hide a forgotten request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from alignedserve.vopr.front_end.wanted import Wanted
 from alignedserve.vopr.front_end.words import Question
 from alignedserve.vopr.history import Ask, Batch
 
-# No job has as many lines.
+# More than the lines of any job.
 _MAX_LINES = 1000
 
 
@@ -59,7 +59,7 @@ class Clients:
         self._start(job.run(), batch.key, sum(each.num_tokens for each in questions))
 
     def _question(self, key: RequestKey, index: int, prompt_len: int, output_len: int) -> Question:
-        """Lines of a job differ in their lengths, too."""
+        """Returns a question. Lines of a job differ in length, too."""
         room = self._max_model_len - 1
         num_words = min(1 + (prompt_len + 7 * index) % room, room)
         return Question.of(key * _MAX_LINES + index, num_words, output_len + index % 5, self._max_model_len)

@@ -1,4 +1,5 @@
-"""How bytes and calls of the store fare in a whole system at each moment, each by a chance of its own (chances.py)."""
+"""The current conditions for bytes and store calls in a whole system. Each has a random number of its own
+(chances.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class FrontConditions(StoreFaults):
         self._front = front
         self._clock = clock
         self._chances = Chances(plan.seed)
-        # What goes wrong, each with the second at which it ends.
+        # The current faults, each with the second at which it ends.
         self._passing: list[tuple[float, Passing]] = []
 
     def rule(self, network: VirtualNetwork) -> None:
@@ -42,7 +43,8 @@ class FrontConditions(StoreFaults):
         return most_s * (0.1 + 0.9 * self._chances.next(f"latency {process} {is_up}"))
 
     def _piece_bytes(self, process: str, is_up: bool) -> int:
-        """Few pieces are small ones, since each costs as much time as a large one."""
+        """Returns the most bytes of the next piece. Small pieces are rare, because each costs as much time as a large
+        one."""
         most = self._front.piece_bytes
         is_whole = self._chances.next(f"whole {process} {is_up}") < 0.5
         return most * 100 if is_whole else 1 + round(most * self._chances.next(f"piece {process} {is_up}"))
@@ -62,7 +64,7 @@ class FrontConditions(StoreFaults):
         return bool(rates) and self._chances.next(f"answer {process}") < max(rates)
 
     def _now(self, kind: type[Kind], process: str) -> list[Kind]:
-        """Returns what goes wrong for the process now."""
+        """Returns the current faults of the process."""
         now = self._clock.now
         return [
             each

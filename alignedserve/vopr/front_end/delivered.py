@@ -1,4 +1,4 @@
-"""A request that a gateway submits again comes with the tokens that its client has: all of them, and the right ones."""
+"""Checks that a request submitted again comes with the tokens that its client has: all of them, and the right ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alignedserve.vopr.failures import Broken
 class Delivered:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # When each call, by its id, was made, and how many tokens its client had at which second.
+        # For each call id: when the call was made, and how many tokens its client had at which second.
         self._calls: dict[str, list[tuple[float, int]]] = {}
 
     def begins(self, call: str) -> None:

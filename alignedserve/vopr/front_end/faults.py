@@ -1,4 +1,4 @@
-"""What goes wrong in a whole system, and when: at any time, or right after some message or some call of the store."""
+"""The faults of a whole system: at any time, or right after some message or store call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from alignedserve.vopr.history import (
 )
 from alignedserve.vopr.plan import Plan
 
-# The calls of the store after which something goes wrong: those that change what others go on from.
+# The store calls after which faults happen: those that change the state that others continue from.
 STORE_MOMENTS = (
     *("put_chunk", "commit_file", "add_job", "take", "renew", "begin_lines", "put_result", "replace_job"),
     *("finish_job", "release", "delete_file"),
@@ -43,7 +43,7 @@ def _gateway(random: Random, plan: Plan) -> InstanceId:
 
 
 def _of_island(random: Random, plan: Plan) -> InstanceId:
-    """Its router, as often as all others together, or one of those."""
+    """Returns the router of an island as often as all its other processes together."""
     name = random.choice(plan.ids_of("kvpool") + plan.instances)
     return _in_some(random, plan, random.choice([ROUTER, name]))
 
@@ -58,7 +58,7 @@ def _any(random: Random, plan: Plan) -> InstanceId:
 
 
 def _linked(random: Random, plan: Plan) -> InstanceId:
-    """A process that connects to routers."""
+    """Returns a process that connects to routers."""
     of_island = _in_some(random, plan, random.choice(plan.ids_of("kvpool") + plan.instances))
     return random.choice([_gateway(random, plan), of_island])
 
@@ -86,7 +86,7 @@ def _stop(random: Random, plan: Plan, when: When) -> Action:
 
 
 def _hang(random: Random, plan: Plan, when: When) -> Action:
-    """Shorter and longer than leases last, and than the router's patience."""
+    """Hangs a process, for less or more than the duration of leases and the router's patience."""
     return make(Hang, when, process=_any(random, plan), seconds=random.choice([0.01, 1.0, 4.0, 7.0, 20.0]))
 
 

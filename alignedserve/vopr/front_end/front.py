@@ -1,7 +1,7 @@
 """A whole system in virtual time: clients, gateways, their store, and islands with their routers, pools and instances.
 
-It is the machinery only. What happens when, and what goes wrong, is a driver's: it starts, kills and hangs gateways,
-routers and instances, sets the faults of the network and the store, and sends clients.
+This is only the machinery. A driver decides what happens and when: it starts, kills and hangs gateways, routers and
+instances, sets the faults of the network and the store, and sends clients.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from alignedserve.vopr.history import ROUTER
 from alignedserve.vopr.launcher import Process
 
 TOKEN = "secret"
-# Each island's routers have epochs of their own.
+# The distance between the epochs of two islands' routers, so that they never meet.
 NUM_EPOCHS = 1_000_000
 
 
 @dataclass(frozen=True)
 class FrontConfig:
-    # Its gateways are none: those here are real.
+    # Without gateways: those here are real.
     island: IslandConfig
     num_islands: int = 1
     num_gateways: int = 2
@@ -88,8 +88,8 @@ class Front:
         self.clients = self._clients()
 
     def run(self, drive: Callable[[Front], Coroutine[Any, Any, None]]) -> str:
-        """Starts everything, and runs until the driver ends. Returns the digest of all that happened. Raises what the
-        driver raises, and errors that nobody awaited."""
+        """Starts everything, and runs until the driver ends. Returns the digest of all events. Raises errors of the
+        driver, and errors that were never awaited."""
         with hosted(self.clock, self._seed), self._fence.standing():
             self.loop.run(self._main(drive))
         self._raise_errors()
@@ -97,7 +97,7 @@ class Front:
 
     @property
     def processes(self) -> dict[InstanceId, Process]:
-        """All that can die, by the names that histories have for them."""
+        """All processes that can die, by their names in histories."""
         found: dict[InstanceId, Process] = {}
         for name, island, router in zip(self.island_names, self.islands, self.routers, strict=True):
             found[InstanceId(f"{name}/{ROUTER}")] = router
@@ -110,12 +110,12 @@ class Front:
         return [self._address(number).host for number in range(self.config.num_islands)]
 
     def regroup(self, islands: Iterable[int]) -> None:
-        """Gateways are told that these islands are there."""
+        """Tells the gateways that these islands exist."""
         for gateway in self.gateways:
             gateway.set_islands({number: self._address(number) for number in islands})
 
     def on_fenced(self, fenced: Callable[[InstanceId], None]) -> None:
-        """`fenced` is called with each process that a router has killed."""
+        """Sets what is called with each process that a router has killed."""
 
         def tell(process: SimProcess) -> None:
             number = [process.world is island.world for island in self.islands].index(True)
@@ -134,10 +134,10 @@ class Front:
     def max_model_len(self) -> int:
         return self.config.island.decode.max_model_len
 
-    # ---- what holds ----
+    # ---- checks ----
 
     def check(self) -> None:
-        """Holds at any time."""
+        """Checks what holds at any time."""
         self._raise_errors()
         for island, router in zip(self.islands, self.routers, strict=True):
             CountsAddUp(island).check()
@@ -145,7 +145,7 @@ class Front:
                 self.wanted.check(router.core.requests)
 
     def check_idle(self) -> None:
-        """Holds when no client waits, everything is up, and all messages and copies have arrived."""
+        """Checks what holds when no client waits, everything is up, and all messages and copies have arrived."""
         self.check()
         for island in self.islands:
             island.check_idle()
@@ -154,11 +154,11 @@ class Front:
             raise Broken(f"no client waits, and {num_open} requests are open")
 
     def _raise_errors(self) -> None:
-        """Raises the first error that nobody awaited."""
+        """Raises the first error that was never awaited."""
         for each in self.loop.errors:
             raise each.get("exception") or RuntimeError(each["message"])
 
-    # ---- what there is ----
+    # ---- parts ----
 
     def _gateway_names(self) -> list[InstanceId]:
         return [InstanceId(f"gateway-{number}") for number in range(self.config.num_gateways)]
@@ -193,7 +193,7 @@ class Front:
             NAME,
             limits=self.config.limits,
             batches=self.config.batches,
-            # Lengths are predicted in a thread, with patience by the clock: there is none of both here.
+            # Lengths are predicted in a thread, with real-time patience; neither exists here.
             lengths=LengthConfig(NONE),
             store_url="memory",
         )

@@ -1,8 +1,8 @@
 """An HTTP call of a simulated client, made to the gateway's ASGI application.
 
-It begins where uvicorn would call the application: the parsing of HTTP has fuzz tests of its own, and would cost most
-of a run's time. The client reads as slowly as it likes, which makes the application wait as uvicorn does, and may leave
-at any time; and the connection breaks when the gateway dies.
+It starts where uvicorn calls the application. HTTP parsing has its own fuzz tests, and would take most of a run's time.
+The client may read slowly, which makes the application wait as with uvicorn, and it may leave at any time. The
+connection breaks when the gateway dies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from alignedserve.gateway.http.errors import BrokenOff
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess
 
-# The application waits when so many bytes are unread: those of uvicorn's buffer and of the kernels.
+# Unread bytes at which the application waits: those of uvicorn's buffer and of the kernels.
 MAX_UNREAD_BYTES = 4096
 JSON = "application/json"
 
@@ -27,7 +27,7 @@ Message = MutableMapping[str, Any]
 
 
 class ConnectionBroken(Exception):
-    """The connection has broken before the answer was complete."""
+    """The connection broke before the answer was complete."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class HttpCall:
         self._unread: deque[bytes] = deque()
         self._num_unread = 0
         self._is_complete = self._is_broken = self._has_left = False
-        # Something has changed for the client, and for the application.
+        # Set when something has changed for the client, and for the application.
         self._news, self._read = asyncio.Event(), asyncio.Event()
         process.on_kill(self, self._break)
         task = process.start(self._run(app, _scope(method, path, body, kind, request_id)), f"{method} {path}")
         task.add_done_callback(self._over)
 
     async def whole(self) -> Answer:
-        """Returns the answer when it is complete. Raises ConnectionBroken."""
+        """Returns the complete answer. Raises ConnectionBroken."""
         try:
             pieces = [piece async for piece in self.pieces()]
         finally:
@@ -68,7 +68,7 @@ class HttpCall:
         return Answer(self.status, b"".join(pieces))
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yields the pieces of the answer as they come. Raises ConnectionBroken."""
+        """Yields the pieces of the answer as they arrive. Raises ConnectionBroken."""
         while True:
             if self._unread:
                 piece = self._unread.popleft()
@@ -84,14 +84,14 @@ class HttpCall:
                 await self._news.wait()
 
     def leave(self) -> None:
-        """The client closes the connection. Safe to repeat, and after the answer."""
+        """Closes the client's end of the connection. Safe to repeat, and after the answer."""
         self._has_left = True
         self._read.set()
 
     # ---- the gateway's end ----
 
     async def _run(self, app: ASGIApp, scope: Message) -> None:
-        # uvicorn breaks the connection then, too.
+        # In this case uvicorn breaks the connection, too.
         with suppress(BrokenOff):
             await app(scope, self._receive, self._send)
 

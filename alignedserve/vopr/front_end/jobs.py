@@ -1,4 +1,4 @@
-"""Clients that have batch jobs: each uploads a file, watches its job, checks every line, and deletes the files."""
+"""Clients with batch jobs: each uploads a file, watches its job, checks every line, and deletes the files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from alignedserve.vopr.front_end.chats import CHATS, COMPLETIONS, asked
 from alignedserve.vopr.front_end.words import Question
 from alignedserve.vopr.history import Batch
 
-# The seconds until a client looks again for the end of its job.
+# Seconds until a client checks again whether its job has ended.
 LOOK_S = 2.0
-# A line that was running so often when its gateway died is answered with an error (batch/config.py).
+# A line that was running at this many deaths of its gateway is answered with an error (batch/config.py).
 NUM_FALLS = 4
 _BOUNDARY = "boundary"
 _FORM = f"multipart/form-data; boundary={_BOUNDARY}"
@@ -43,8 +43,8 @@ class Job:
         await self._check_results(job)
         for name in ("input_file_id", "output_file_id", "error_file_id"):
             if job[name]:
-                # An earlier try may have deleted it; or it is the input of a job that an earlier try has made without
-                # an answer.
+                # An earlier call may have deleted it. Or it is the input of a job that an earlier call created without
+                # getting an answer.
                 path = f"/v1/files/{job[name]}"
                 await self._calls.ask(self._name, "DELETE", path, is_enough=(404,), comes_again=(400,))
         return f"job {job['status']}"
@@ -80,17 +80,17 @@ class Job:
                 self._check_result(result, self._questions[int(result["custom_id"])], job["status"])
         counts = job["request_counts"]
         wanted = Counter(map(str, range(len(self._questions))))
-        # One that is cancelled before its file is validated has no lines.
+        # A job that is cancelled before its file is validated has no lines.
         if (found != wanted and job["in_progress_at"]) or found - wanted:
-            raise Broken(f"a job has not each line once ({found})")
+            raise Broken(f"a job does not have each line exactly once ({found})")
         if counts["completed"] + counts["failed"] != found.total():
-            raise Broken(f"a job has {found.total()} lines in its files, and counts others ({counts})")
+            raise Broken(f"a job has {found.total()} lines in its files, but counts others ({counts})")
 
     def _check_result(self, result: Any, question: Question, status: str) -> None:
         if status == "cancelled" and (result["error"] or {}).get("code") == "batch_cancelled":
             self._calls.count("line cancelled")
         elif result["error"]:
-            # The line was running each time that a gateway died.
+            # The line was running at each death of a gateway.
             if result["error"]["code"] != "line_failed" or self._num_troubles() < NUM_FALLS:
                 raise Broken(f"a line is answered with an error ({result['error']})")
             self._calls.count("line failed")

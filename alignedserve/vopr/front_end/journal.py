@@ -1,4 +1,4 @@
-"""All that happened in a run, as a digest: two runs of one seed have the same one."""
+"""A digest of all events of a run. Two runs of one seed have the same digest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from alignedserve.sim.clock import Clock
 
 class Journal:
     def __init__(self, clock: Clock, keeps_lines: bool = False) -> None:
-        """With `keeps_lines` the events are kept as text too, to be read and compared."""
+        """With `keeps_lines` the events are also kept as text, for reading and comparing."""
         self.lines: list[str] | None = [] if keeps_lines else None
         self.num_events = 0
         self._clock = clock

@@ -1,9 +1,9 @@
-"""What must be true of a store, found from the calls that were made at it: a model that knows nothing of its insides.
+"""The invariants of a store, checked from the calls made to it: a model that is independent of its implementation.
 
-- Only the last one that took a job changes it, and nobody changes a job that is over.
+- Only the last gateway that took a job changes it, and no gateway changes a job that is over.
 - A job is not taken from a gateway that renews its lease, or could.
-- One that has heard that its lease is lost goes on with the job no more.
-- A line's first result stays, and is the one that is read; a line that has one does not begin again.
+- A gateway that has learned that its lease is lost stops work on the job.
+- A line's first result stays, and is the one that is read. A line with a result does not begin again.
 - A job is completed when each of its lines has a result.
 """
 
@@ -19,20 +19,20 @@ from alignedserve.vopr.failures import Broken
 from alignedserve.vopr.front_end.quiet import Quiet
 from alignedserve.vopr.front_end.store_link import StoreObserver
 
-# What only the holder of a lease may do.
+# Calls that only the holder of a lease may make.
 _OF_HOLDERS = ("begin_lines", "put_result", "replace_job", "finish_job")
-# The seconds that one who has heard that a lease is lost has to stop.
+# Seconds within which a gateway must stop after it has learned that its lease is lost.
 STOPS_S = 1.0
-# The seconds that a trouble that is over may last on in a gateway.
+# Seconds for which a past fault may still have effects in a gateway.
 RECOVERS_S = 10.0
 
 
 class Ledger(StoreObserver):
     def __init__(self, clock: Clock, quiet: Quiet) -> None:
-        # The jobs that were accepted, as they are by now.
+        # The accepted jobs in their current state.
         self.jobs: dict[JobId, JobRecord] = {}
         self.num_stored: Counter[JobId] = Counter()
-        # Results for lines that had one: their lines ran twice.
+        # Results for lines that already had one: those lines ran twice.
         self.num_ignored = 0
         self.num_taken = 0
         self._clock = clock
@@ -40,7 +40,7 @@ class Ledger(StoreObserver):
         self._holders: dict[JobId, Lease] = {}
         # When each lease was last taken or renewed, and for how many seconds.
         self._renewed: dict[Lease, tuple[float, float]] = {}
-        # When each lease was heard to be lost.
+        # When its holder learned that each lease was lost.
         self._lost_s: dict[Lease, float] = {}
         self._results: dict[tuple[JobId, int], LineResult] = {}
 
@@ -49,9 +49,9 @@ class Ledger(StoreObserver):
         return [job.id for job in self.jobs.values() if not job.is_over]
 
     def check_idle(self) -> None:
-        """Every job that was accepted is over."""
+        """Raises Broken if an accepted job is not over."""
         if self.open_jobs:
-            raise Broken(f"jobs were accepted and never end ({self.open_jobs})")
+            raise Broken(f"jobs were accepted and did not end ({self.open_jobs})")
 
     # ---- what processes know ----
 
@@ -74,7 +74,7 @@ class Ledger(StoreObserver):
         for lease in lost:
             self._lost_s.setdefault(lease, self._clock.now)
 
-    # ---- what was done at the store ----
+    # ---- calls executed by the store ----
 
     def made(self, process: str, method: str, args: Sequence[Any], result: Any) -> None:
         name = "_results_read" if method == "results" else f"_{method}"
@@ -96,7 +96,7 @@ class Ledger(StoreObserver):
     def _check_lapsed(self, lease: Lease) -> None:
         renewed_s, seconds = self._renewed[lease]
         if self._quiet.was_between(renewed_s - RECOVERS_S, renewed_s + seconds):
-            raise Broken(f"a job's lease was not renewed, and nothing was wrong ({lease})")
+            raise Broken(f"a job's lease was not renewed, although there was no fault ({lease})")
 
     def _renew(self, states: Sequence[LeaseState], leases: Sequence[Lease], seconds: float) -> None:
         for lease, state in zip(leases, states, strict=True):
@@ -123,7 +123,7 @@ class Ledger(StoreObserver):
     def _results_read(self, found: Sequence[LineResult | None], job_id: JobId, lines: Sequence[int]) -> None:
         for line, result in zip(lines, found, strict=False):
             if result is not None and result != self._results[job_id, line]:
-                raise Broken(f"a line has another result than the first (job {job_id}, line {line})")
+                raise Broken(f"a line has a result other than its first (job {job_id}, line {line})")
 
     def _replace_job(self, is_done: bool, old: JobRecord, new: JobRecord, lease: Lease | None) -> None:
         if is_done:
@@ -137,16 +137,18 @@ class Ledger(StoreObserver):
     def _changes(self, lease: Lease) -> None:
         job = self.jobs[lease.job_id]
         if self._holders.get(job.id) != lease or job.is_over:
-            raise Broken(f"a job was changed by one that has lost it ({job.status}; {lease})")
+            raise Broken(f"a job was changed by a gateway that has lost it ({job.status}; {lease})")
 
     def _replaced(self, old: JobRecord, new: JobRecord) -> None:
         if self.jobs[new.id] != old:
-            raise Broken(f"a job is replaced as it was before ({old.status}; is {self.jobs[new.id].status})")
+            raise Broken(
+                f"a job is replaced from an old version ({old.status}; is {self.jobs[new.id].status})"
+            )
         self.jobs[new.id] = new
         if new.status == "completed" and self.num_stored[new.id] != new.num_lines:
             raise Broken(
                 f"a job is completed with {self.num_stored[new.id]} results of {new.num_lines} lines ({new.id})"
             )
         if new.is_over:
-            # The store lets go of it.
+            # The store forgets its holder.
             self._holders.pop(new.id, None)

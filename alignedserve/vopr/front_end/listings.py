@@ -1,4 +1,4 @@
-"""The listings of a store: ids in an order, of all owners and of each, and pages of them."""
+"""The listings of a store: ordered ids, over all owners and per owner, and pages of them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Listings:
         return self._listings[f"{name}@{owner}"]
 
     def each(self, *names: str, owner: str) -> list[Ranked]:
-        """Returns the listings with those names, and the owner's part of each."""
+        """Returns the listings with these names, and the owner's part of each."""
         return [listing for name in names for listing in (self[name], self.owned_by(owner, name))]
 
     def page(
         self, name: str, owner: str | None, after: str | None, limit: int, newest_first: bool
     ) -> Page | None:
-        """Returns the ids that follow `after`, which must be listed."""
+        """Returns the ids after `after`, which must be listed."""
         listing = self[name] if owner is None else self.owned_by(owner, name)
         ids = listing.ids()
         if newest_first:
@@ -36,7 +36,7 @@ class Listings:
         return Page(ids[start : start + limit], has_more=len(ids) > start + limit)
 
     def page_from(self, name: str, owner: str | None, score: float, limit: int, newest_first: bool) -> Page:
-        """Returns the ids that follow a place."""
+        """Returns the ids after a position."""
         listing = self[name] if owner is None else self.owned_by(owner, name)
         ids = listing.ids()
         if newest_first:

@@ -1,7 +1,7 @@
-"""A simulated island's router as it is in reality: the real server around the core, on the virtual network.
+"""A simulated island's router with the real server around the core, on the virtual network.
 
-It stands where the simulator's own is (alignedserve/sim/router.py). The island's processes are the simulated ones; each
-has a real connection to it, with the handshake and the pings.
+It replaces the simulator's own router (alignedserve/sim/router.py). The island's processes are simulated, but each has
+a real connection to the router, with handshake and pings.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class LiveRouter:
         expected: Mapping[InstanceId, str],
         fence: VirtualFence,
     ) -> None:
-        """`expected` holds the role of each process that may connect."""
+        """`expected`: the role of each process that may connect."""
         self.core: Router | None = None
         self.process: VirtualProcess | None = None
         self.observers: list[Observer] = []
-        # Makes the event log of each router; None: there is none.
+        # Returns the event log of each router; None: there is none.
         self.make_log: Callable[[Epoch], EventLog] | None = None
         self._fence = fence
         self._loop = loop
@@ -61,7 +61,7 @@ class LiveRouter:
 
     def start(self) -> None:
         if self.core:
-            raise RuntimeError("the router is started, but is up")
+            raise RuntimeError("the router is started, but is already up")
         epoch = self._world.next_epoch()
         self.core = observed(self._make_core(epoch), self.observers)
         self.process = self._loop.new_process(f"{self._address.host}/router {epoch}")
@@ -90,7 +90,8 @@ class LiveRouter:
     # ---- the island's processes ----
 
     def connect(self, process: SimProcess) -> None:
-        """A process that was connected has dropped what was ordered: it connects again by itself."""
+        """Connects the process. One that was connected before has now dropped all orders, and its link connects again
+        by itself."""
         if link := self._links.get(process.instance_id):
             link.process_has_dropped()
         else:
@@ -133,7 +134,7 @@ class LinkedProcess:
 
 
 class _Link:
-    """A simulated process's connection, real from here on."""
+    """A simulated process's connection, which is real from here on."""
 
     def __init__(
         self, loop: VirtualLoop, address: RouterAddress, process: SimProcess, fence: VirtualFence
@@ -142,7 +143,7 @@ class _Link:
         self._fence = fence
         self._network = loop.network
         self._hello: Hello | None = None
-        # Whether nothing of what an earlier connection brought is left, as in `instance/process.py`.
+        # Whether nothing is left of an earlier connection's orders, as in `instance/process.py`.
         self._dropped = asyncio.Event()
         self._dropped.set()
         self._link = RouterConnection(address, self._introduce, self, self._dropped.wait)
@@ -150,7 +151,7 @@ class _Link:
         watched(loop, self.virtual.start(self._link.run()))
 
     def _introduce(self) -> Hello:
-        # It sends its Hello as soon as it has a connection.
+        # The process sends its Hello as soon as it has a connection.
         self._process.connected(self)  # type: ignore[arg-type]
         assert self._hello
         return self._hello
@@ -175,7 +176,7 @@ class _Link:
     def process_has_dropped(self) -> None:
         self._dropped.set()
 
-    # ---- what the connection hears ----
+    # ---- callbacks of the connection ----
 
     def on_up(self, welcome: Welcome) -> None:
         self._process.received(welcome)
@@ -189,7 +190,7 @@ class _Link:
 
 
 def watched(loop: VirtualLoop, task: asyncio.Task[None]) -> None:
-    """An error that ends the task is one of the run's."""
+    """Reports an error that ends the task as an error of the run."""
 
     def over(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):

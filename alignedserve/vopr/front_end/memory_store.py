@@ -1,8 +1,8 @@
-"""The store in memory, with exactly the semantics of the one on Redis (alignedserve/store/redis_store.py).
+"""A store in memory, with exactly the semantics of the one on Redis (alignedserve/store/redis_store.py).
 
-Each method does what the script of the same name does, in one step. A property test runs the same calls against both.
-Records are kept as bytes, since a record is replaced only if its bytes are still those that were read, and bytes are
-what is limited.
+Each method does in one step what the script of the same name does. A property test makes the same calls to both.
+Records are kept as bytes: a record is only replaced if it still has the bytes that were read, and the limits count
+bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 @dataclass
 class _File:
-    """A file's chunks by number, or the bytes for which room was made, and its record once it is committed."""
+    """A file's chunks by number, or the number of reserved bytes, and its record after it is committed."""
 
     chunks: dict[int, bytes] = field(default_factory=dict)
     num_bytes_apart: int | None = None
@@ -86,7 +86,7 @@ class _Job:
 
 @dataclass
 class _Place:
-    """Where a job that was deleted was listed, and when that is forgotten."""
+    """Where a deleted job was listed, and when that is forgotten."""
 
     score: float
     owner: str
@@ -103,14 +103,14 @@ class MemoryStore(Store):
         self._states: dict[str, bytes] = {}
         self._bytes = StoredBytes(self._limits)
         self._bytes_apart = StoredBytes(self._limits, is_apart=True)
-        # The files that are not committed by when they lapse, with their owners.
+        # Uncommitted files by the time at which they lapse, and their owners.
         self._uploads = Ranked()
         self._uploaders: dict[str, str] = {}
-        # The ids in each listing: of files, of a purpose's files, of jobs, of message batches, and of open jobs; each
-        # also by owner.
+        # The ids in each listing: files, the files of a purpose, jobs, message batches, and open jobs; each also per
+        # owner.
         self._listings = Listings()
         self._expiring = Ranked()
-        # The places of jobs that were deleted.
+        # The places of deleted jobs.
         self._places: dict[JobId, _Place] = {}
         self._sequence = 0
 
@@ -125,10 +125,10 @@ class MemoryStore(Store):
         return
 
     async def upgrade(self) -> None:
-        """There is no earlier version."""
+        """Does nothing: there is no earlier version."""
 
     def num_bytes(self, owner: str) -> int:
-        """Returns the bytes that are stored for the owner, which are those that the limits count."""
+        """Returns the bytes stored for the owner, as the limits count them."""
         return self._bytes.of(owner)
 
     def num_bytes_apart(self, owner: str) -> int:
@@ -283,10 +283,10 @@ class MemoryStore(Store):
         files: Sequence[FileRecord],
         deliveries: Sequence[Delivery] = (),
     ) -> bool:
-        """There is no store of deliveries, and so there are none."""
+        """Ignores `deliveries`: this store has none."""
         return self._replace(old, new, lease, files)
 
-    # ---- what was learned ----
+    # ---- learned state ----
 
     async def put_state(self, name: str, data: bytes) -> None:
         self._states[name] = data
@@ -354,7 +354,7 @@ class MemoryStore(Store):
             found.append(None if text is None else _decoded(text, LineResult))
         return found
 
-    # ---- how it is done ----
+    # ---- implementation ----
 
     def _next(self) -> int:
         self._sequence += 1
@@ -368,7 +368,7 @@ class MemoryStore(Store):
             raise limits.too_many_jobs(is_owners=False)
 
     def _drop(self, file_id: str) -> None:
-        """Deletes the chunks of a file that is not committed."""
+        """Deletes the chunks of an uncommitted file."""
         file = self._files.get(file_id)
         if file is not None and file.record:
             return
@@ -395,7 +395,7 @@ class MemoryStore(Store):
             self._expiring.put(file.id, file.expires_at)
 
     def _place(self, job_id: JobId, status: str, expires_at: float) -> None:
-        """An open job is listed by its status, all others are not."""
+        """Lists an open job by its status, and no other job."""
         for each in OPEN_STATUSES:
             listing = self._listings[f"open:{each}"]
             listing.put(job_id, expires_at) if each == status else listing.remove(job_id)

@@ -1,4 +1,4 @@
-"""A router's core that observers are told of each step of."""
+"""Lets observers see each step of a router's core."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alignedserve.sim.router import Observer
 
 
 def observed(core: Router, observers: Sequence[Observer]) -> Router:
-    """Returns the core, which calls the observers from here on as the simulator's router does."""
+    """Returns the core, which from here on calls the observers as the simulator's router does."""
     step = core.on
 
     def on(event: Event, now: float) -> list[Send]:

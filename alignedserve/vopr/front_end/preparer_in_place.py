@@ -1,4 +1,4 @@
-"""Small bodies prepared where they arrive: a real child process cannot run in virtual time."""
+"""Prepares small bodies in place, because a real child process can't run in virtual time."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class PreparerInPlace(Preparer):
         if num_bytes + num_added > SMALL_BYTES:
             return await super().made(endpoint, body, owner, earlier, num_bytes, num_added, is_best_effort)
         beside = Beside(None if earlier is None else b"".join(earlier), SMALL_BYTES - num_bytes)
-        # (Encoded, as it is sent by a child process: what can't be is refused.)
+        # (Encoded as a child process would send it, so that unencodable bodies are refused.)
         made = endpoint.prepare_encoded(b"".join(body), self.model, self.limits, self.is_strict, beside)
         return msgspec.msgpack.decode(made, type=endpoint.made)

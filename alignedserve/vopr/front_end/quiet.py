@@ -1,4 +1,4 @@
-"""When something was wrong: what has to happen soon has to happen soon only while nothing is."""
+"""When there were faults. Deadlines only apply while there are none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from alignedserve.sim.clock import Clock
 class Quiet:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # The first and the last second of each trouble.
+        # The first and the last second of each fault.
         self._troubles: list[tuple[float, float]] = []
 
     @property
@@ -16,13 +16,13 @@ class Quiet:
         return len(self._troubles)
 
     def trouble(self, seconds: float) -> None:
-        """Something is wrong for so many seconds from now on."""
+        """Records a fault that lasts this long from now on."""
         self._troubles.append((self._clock.now, self._clock.now + seconds))
 
     def was_between(self, first_s: float, last_s: float) -> bool:
-        """Returns whether nothing was wrong between these two seconds."""
+        """Returns whether there was no fault between these two seconds."""
         return not any(begin_s <= last_s and end_s >= first_s for begin_s, end_s in self._troubles)
 
     def lasts(self, seconds: float) -> bool:
-        """Returns whether nothing has been wrong for so many seconds."""
+        """Returns whether there has been no fault for this time."""
         return self.was_between(self._clock.now - seconds, self._clock.now)

@@ -1,4 +1,4 @@
-"""A sorted set, as Redis has it: ids by a score, and those of equal scores by their bytes."""
+"""A sorted set as in Redis: ids ordered by score, and those with equal scores by their bytes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class Ranked:
         return self.up_to(float("inf"))
 
     def up_to(self, score: float) -> list[str]:
-        """Returns the ids with no greater score, the least first."""
+        """Returns the ids with no greater score, the lowest first."""
         found = [(its, key.encode(), key) for key, its in self._scores.items() if its <= score]
         return [key for _, _, key in sorted(found)]

@@ -1,7 +1,7 @@
-"""A process's connection to a store, on which things go wrong: the store is away, it is slow, answers are lost.
+"""A process's connection to a store, with faults: the store is away or slow, and answers are lost.
 
-A call that was sent reaches the store even if its caller is cancelled or its process killed meanwhile. A call whose
-answer is lost raises StoreAway although the change was made.
+A call that was sent reaches the store even if its caller is cancelled or its process killed meanwhile. A call with a
+lost answer raises StoreAway, although the change was made.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from alignedserve.vopr.front_end.journal import Journal
 
 
 class StoreFaults:
-    """How the calls of each process fare. Nothing goes wrong here."""
+    """The faults of each process's calls. This class has none."""
 
-    # The seconds after which a caller whose call or answer is lost gives up.
+    # Seconds after which a caller gives up a lost call or answer.
     timeout_s = 2.0
 
     def is_away(self, process: str) -> bool:
-        """Returns whether no call of the process reaches the store, and no answer the process."""
+        """Returns whether calls of the process don't reach the store, nor answers the process."""
         return False
 
     def delay_s(self, process: str) -> float:
@@ -36,16 +36,16 @@ class StoreFaults:
 
 
 class StoreObserver:
-    """What wants to know of calls. What it raises is an error of the run, and none of the caller's."""
+    """An observer of calls. Its exceptions are errors of the run, and don't reach the caller."""
 
     def asks(self, process: str, method: str, args: Sequence[Any]) -> None:
-        """A process makes a call."""
+        """Called when a process makes a call."""
 
     def made(self, process: str, method: str, args: Sequence[Any], result: Any) -> None:
-        """A call was made at the store."""
+        """Called when the store has executed a call."""
 
     def hears(self, process: str, method: str, args: Sequence[Any], outcome: Any) -> None:
-        """A process has the answer of a call, which may be an exception."""
+        """Called when a process has the answer of a call, which may be an exception."""
 
 
 class _Link(Store):
@@ -66,7 +66,7 @@ class _Link(Store):
         self._is_down = False
 
     async def close(self) -> None:
-        """The store goes on."""
+        """Does nothing: the store outlives its connections."""
 
     @property
     def is_down(self) -> bool:
@@ -78,7 +78,7 @@ class _Link(Store):
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         self._tell("asks", method, args)
-        # It runs in no process's context, as what has left a process is not in its hands any more.
+        # Runs outside the caller's context: a command already sent to the store takes effect even if its sender dies.
         serving = asyncio.get_running_loop().create_task(
             self._serve(method, args, options), context=contextvars.Context()
         )
@@ -142,5 +142,5 @@ _WholeLink: Any = type("StoreLink", (_Link,), _made)
 def link_to(
     store: Store, faults: StoreFaults, observers: Sequence[StoreObserver], journal: Journal, name: str
 ) -> Store:
-    """Returns the connection of the process of this name to the store."""
+    """Returns the connection of the process with this name to the store."""
     return cast(Store, _WholeLink(store, faults, observers, journal, name))

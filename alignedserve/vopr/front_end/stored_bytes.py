@@ -1,4 +1,4 @@
-"""How many bytes a store has, of whom, and whether there is room for more."""
+"""The bytes that a store holds per owner, and whether there is room for more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from alignedserve.store.base import StoreLimits
 
 class StoredBytes:
     def __init__(self, limits: StoreLimits, is_apart: bool = False) -> None:
-        """With `is_apart` it counts content that is kept apart."""
+        """With `is_apart`, counts content that is kept apart."""
         self._limits = limits
         self._is_apart = is_apart
         self._max, self._max_of_owner = (
@@ -23,11 +23,11 @@ class StoredBytes:
         return self._of[owner]
 
     def add(self, owner: str, more: int) -> None:
-        """`more` is negative for what was deleted."""
+        """Adds to the owner's bytes. `more` is negative for deletions."""
         self._of[owner] += more
 
     def add_if_room(self, owner: str, more: int, is_bounded: bool = True) -> None:
-        """Raises StoreFull. What is not bounded has always room."""
+        """Raises StoreFull. Without a bound there is always room."""
         if is_bounded and more > 0:
             self._check(owner, more)
         self.add(owner, more)

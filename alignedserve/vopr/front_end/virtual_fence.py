@@ -1,4 +1,5 @@
-"""Which simulated processes could still write to a pool's blocks, as routers ask their host for it (router/fence.py).
+"""Which simulated processes could still write to a pool's blocks. Answers what routers ask their host
+(router/fence.py).
 
 A process id is one life of one process.
 """
@@ -15,13 +16,13 @@ from alignedserve.sim.world import World
 from alignedserve.types import Epoch
 from alignedserve.vopr.front_end.virtual_process import VirtualProcess, current_process
 
-# Ids of processes from here on are given to those of islands.
+# The first process id of islands' processes.
 _FIRST_PID = 1000
 
 
 class VirtualFence:
     def __init__(self) -> None:
-        # This is called with each process that a router has killed.
+        # Called with each process that a router has killed.
         self.fenced: Callable[[SimProcess], None] = lambda process: None
         self._pids: dict[tuple[SimProcess, Epoch], int] = {}
         self._worlds: dict[VirtualProcess | None, World] = {}
@@ -34,7 +35,7 @@ class VirtualFence:
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
-        """While the block runs, routers ask this fence."""
+        """Lets routers use this fence while the block runs."""
         with (
             mock.patch.object(parting, "is_user", self._is_user),
             mock.patch.object(parting, "users_of", self._users_of),
@@ -58,6 +59,6 @@ class VirtualFence:
         return False
 
     def _users(self, segment: str) -> list[SimProcess]:
-        """Returns those that live, of the island whose router asks."""
+        """Returns the live processes of the island of the current router."""
         processes = self._worlds[current_process()].processes.values()
         return [each for each in processes if segment and each.is_up and each.maps(segment)]

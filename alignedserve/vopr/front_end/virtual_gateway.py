@@ -1,4 +1,4 @@
-"""A gateway in virtual time: the real process but for its sockets, which clients do without, and its store."""
+"""A gateway in virtual time: the real process, except for its sockets, which clients do without, and its store."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from alignedserve.vopr.front_end.virtual_transport import VirtualSocket
 
 
 class VirtualGateway:
-    """It can be killed and started again; each life is a process of its own."""
+    """It can be killed and started again. Each life is a process of its own."""
 
     def __init__(
         self, loop: VirtualLoop, config: GatewayConfig, model: ServedModel, store: Callable[[str], Store]
     ) -> None:
-        """`store` makes the connection of a process of this name to the store."""
+        """`store` returns the store connection of the process with this name."""
         self.name = config.instance_id
         self.process: VirtualProcess | None = None
         self._life: _Life | None = None
@@ -59,7 +59,7 @@ class VirtualGateway:
 
     def start(self) -> None:
         if self.is_up:
-            raise RuntimeError(f"{self.name} is started, but is up")
+            raise RuntimeError(f"{self.name} is started, but is already up")
         self._num_lives += 1
         name = f"{self.name} life {self._num_lives}"
         process = self.process = self._loop.new_process(name)
@@ -74,7 +74,7 @@ class VirtualGateway:
             self.process.kill()
 
     def stop(self) -> None:
-        """It ends by itself, in good order, unless it hangs."""
+        """Lets it end by itself, in good order, unless it hangs."""
         if self.process:
             self.process.send_signal(signal.SIGTERM)
 
@@ -87,12 +87,12 @@ class VirtualGateway:
             self.process.wake_up()
 
     def set_islands(self, routers: Mapping[int, RouterAddress]) -> None:
-        """The launcher tells it which islands there are."""
+        """Tells it which islands exist, as the launcher does."""
         if self.process and self._life and self._life.server and self._life.server.is_serving:
             self._loop.call_soon(self._life.gateway.set_islands, routers, context=self.process.context)
 
     def set_clock_ahead(self, seconds: float) -> None:
-        """Its wall clock jumps; that of its next life is right."""
+        """Sets its wall clock ahead. The clock of its next life is right."""
         if self.process:
             self.process.wall_ahead_s += seconds
 
@@ -103,7 +103,7 @@ class VirtualGateway:
     def call(
         self, method: str, path: str, body: bytes = b"", kind: str = JSON, request_id: str = ""
     ) -> HttpCall | None:
-        """Returns the call of a client; None if nobody listens."""
+        """Returns the call of a client; None if no process listens."""
         if not self.is_up or not self._life or self._life.server is None or not self._life.server.is_serving:
             return None
         assert self.process
@@ -117,7 +117,7 @@ class _Life:
 
 
 class _AppServer:
-    """Stands where uvicorn does."""
+    """Replaces uvicorn."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -139,7 +139,7 @@ class _AppServer:
         self.is_serving = False
 
     async def retire(self) -> None:
-        raise NotImplementedError("nobody takes a virtual gateway's place while it runs")
+        raise NotImplementedError("no other gateway takes a virtual one's place while it runs")
 
 
 class _Gateway(GatewayProcess):

@@ -1,9 +1,8 @@
-"""What the code asks its host for: the time and random bytes. In virtual time the answers come from a clock and a seed.
+"""The host's time and random bytes. In virtual time they come from a clock and a seed.
 
-The real code asks `time` and `secrets`; for the duration of a run these answer for the simulation, as a simulated
-kernel would. What is asked by reference instead (`from time import monotonic`) would escape; tests hold that nothing
-that runs here does. All processes share one monotonic clock, as on one host; each has a wall clock of its own, which
-may be wrong.
+The real code calls `time` and `secrets`. During a run these answer for the simulation, as a simulated kernel would. A
+reference such as `from time import monotonic` would escape that; tests ensure that no code here has one. All processes
+share one monotonic clock, as on one host. Each has its own wall clock, which may be wrong.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from alignedserve.vopr.front_end.virtual_process import current_process
 
 # The wall clock at the start of a run, in seconds since 1970.
 WALL_START_S = 1_900_000_000.0
-# All processes say that this is their id, which is none that may be killed.
+# The process id of all simulated processes. It must never be killed.
 PID = 1
 
 
 def true_time(clock: Clock) -> float:
-    """Returns the wall clock's time where it is right."""
+    """Returns the right wall clock time."""
     return WALL_START_S + clock.now
 
 
 @contextlib.contextmanager
 def hosted(clock: Clock, seed: int) -> Iterator[None]:
-    """While the block runs, `time` and `secrets` answer from `clock` and `seed`, and garbage is collected only where
-    the code says so: a collection may end asynchronous generators, at a time that differs from run to run."""
+    """Lets `time` and `secrets` answer from `clock` and `seed` while the block runs. Garbage is collected only on
+    explicit calls: a collection may end asynchronous generators, at a time that differs between runs."""
     randoms: dict[str, Random] = {}
 
     def random() -> Random:
-        """Each life of a process has a generator of its own."""
+        """Returns the generator of the current process's life."""
         process = current_process()
         name = process.name if process else ""
         return randoms.setdefault(name, Random(f"{seed} {name}"))

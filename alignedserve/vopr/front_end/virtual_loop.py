@@ -1,9 +1,9 @@
 """An asyncio event loop on virtual time: nothing waits, and nothing is random.
 
-Callbacks that are ready run in the order in which they were asked for. When none is left the clock makes its next step
-(alignedserve/sim/clock.py); timers of the loop are events of that clock like any other, so that those of one time come
-in the order in which they were asked for, whoever asked. There are no threads and no files: what would run in a thread
-runs at once. Tasks and futures are hashed by number, so that sets of them have the same order in each run.
+Ready callbacks run in the order in which they were scheduled. When none is left, the clock makes its next step
+(alignedserve/sim/clock.py). Timers of the loop are events of that clock like any other, so timers of the same time run
+in the order in which they were set. There are no threads and no files: work for a thread runs at once. Tasks and
+futures are hashed by number, so that sets of them have the same order in each run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from alignedserve.vopr.front_end.virtual_process import VirtualProcess, current_
 
 Result = TypeVar("Result")
 
-# The seconds of virtual time that tasks get to end when they are cancelled at the end of a run.
+# Seconds of virtual time that tasks get to end when they are cancelled at the end of a run.
 ENDING_S = 60.0
-# So many rounds of callbacks in which no time passes go on for ever: seeds took 20 at most.
+# Rounds of callbacks without passing time after which a run counts as endless. Seeds took at most 20.
 MAX_ROUNDS = 20_000
 
 
@@ -45,7 +45,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.clock = clock or Clock()
         self.journal = journal or Journal(self.clock)
         self.network = VirtualNetwork(self)
-        # What callbacks raised that nobody awaits.
+        # Errors of callbacks that were never awaited.
         self.errors: list[dict[str, Any]] = []
         self._num_made = 0
         # The rounds of callbacks since the clock's last step.
@@ -62,7 +62,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         try:
             return self.run_until_complete(main)
         finally:
-            # What the tasks of killed processes still do is no part of the run.
+            # Anything that tasks of killed processes still do is not part of the run.
             self.set_exception_handler(lambda _, context: None)
             for process in self._processes:
                 process.bury()
@@ -71,7 +71,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.close()
 
     def run_late(self, handles: list[asyncio.Handle]) -> None:
-        """Runs callbacks which were ready before, and had to wait."""
+        """Runs callbacks that were ready before and had to wait."""
         self._ready.extend(handles)
 
     # ---- time ----
@@ -161,7 +161,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def add_signal_handler(  # type: ignore[override]
         self, sig: int, callback: Callable[..., object], *args: Any
     ) -> None:
-        """For the process in which this is called."""
+        """Sets the handler for the calling process."""
         if process := current_process():
             process.on_signal(sig, functools.partial(callback, *args))
 
@@ -190,7 +190,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 class _Task(asyncio.Task[Result]):
     def __init__(self, coro: Any, *, loop: VirtualLoop, **options: Any) -> None:
-        # Before the task is made, since a task is put into sets when it is made.
+        # Set before the task exists, because creating a task puts it into sets.
         self._number = loop.next_number()
         super().__init__(coro, loop=loop, **options)
 

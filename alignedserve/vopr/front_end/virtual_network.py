@@ -1,7 +1,7 @@
-"""Connections between processes in virtual time, and what can go wrong with them.
+"""Connections between processes in virtual time, and their faults.
 
-A driver may delay a connection, stall it for a while, cut it with what was under way lost, leave it half-open, or
-refuse new ones; and it says how long bytes take and in what pieces they come.
+A driver may delay a connection, stall it for a while, cut it and lose everything on its way, leave it half-open, or
+refuse new ones. It also sets how long bytes take, and in what pieces they arrive.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from alignedserve.vopr.front_end.virtual_wire import Way
 if TYPE_CHECKING:
     from alignedserve.vopr.front_end.virtual_loop import VirtualLoop
 
-# The seconds that a byte takes over loopback, and the bytes that two sockets on it hold.
+# Seconds that a byte takes over loopback, and the bytes that two sockets on it hold.
 LATENCY_S = 0.0003
 WINDOW_BYTES = 256 << 10
-# Ports from here on are given to those that ask for none.
+# The first port for listeners that request none.
 FIRST_PORT = 30_000
 
 Address = tuple[str, int]
@@ -30,14 +30,14 @@ Address = tuple[str, int]
 class VirtualNetwork:
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
-        # The seconds that the next piece takes, and its most bytes: by the process that has connected, and by whether
-        # that one sends it.
+        # Seconds that the next piece takes, and its most bytes: by the process that has connected, and by whether that
+        # process sends it.
         self.latency: Callable[[str, bool], float] = lambda process, is_up: LATENCY_S
         self.piece_bytes: Callable[[str, bool], int] = lambda process, is_up: WINDOW_BYTES
         self.window_bytes = WINDOW_BYTES
-        # The connections that are open at both ends or at one of them, the oldest first.
+        # The connections that are open at one end at least, the oldest first.
         self.connections: dict[int, VirtualConnection] = {}
-        # The addresses at which new connections are refused, whoever listens there.
+        # Addresses at which new connections are refused, even with a listener.
         self.refused: set[Address] = set()
         self._servers: dict[Address, VirtualServer] = {}
         self._num_connections = 0
@@ -73,7 +73,7 @@ class VirtualNetwork:
 
 
 class VirtualServer:
-    """Listens at an address, for the process which made it."""
+    """A listener at an address, for the process that created it."""
 
     def __init__(
         self, network: VirtualNetwork, address: Address, factory: Callable[[], asyncio.Protocol]
@@ -100,13 +100,14 @@ class VirtualConnection:
     def __init__(self, network: VirtualNetwork, number: int, address: Address) -> None:
         self.network = network
         self.number = number
-        # The process at each end, for a driver to choose by: the one that connected, and the address it connected to.
+        # The process at each end, by which a driver can choose: the one that connected, and the address that it
+        # connected to.
         self.owner = current_process()
         self.process = _name_of(self.owner)
         self.address = address
-        # The seconds by which bytes take longer than on other connections.
+        # Seconds by which bytes take longer than on other connections.
         self.delay_s = 0.0
-        # A port of its own, which tells connections of one process apart.
+        # A port of its own, which distinguishes the connections of one process.
         name = (self.process, number)
         self.client = VirtualTransport(self, name, address)
         self.server = VirtualTransport(self, address, name)
@@ -119,7 +120,7 @@ class VirtualConnection:
         up, down = self._up, self._down = Way(self, is_up=True), Way(self, is_up=False)
         self.client.attach(up, down, contextvars.copy_context())
         self.server.attach(down, up, server.context.copy())
-        # The server's kernel takes the connection at once; its process makes the protocol when it runs.
+        # The server's kernel accepts the connection at once. Its process makes the protocol when it runs.
         self.network.loop.call_soon(self.server.begin, server.factory, context=server.context)
         return self.client.begin(factory)
 
@@ -128,31 +129,32 @@ class VirtualConnection:
         if not self._num_open:
             self.network.connections.pop(self.number, None)
 
-    # ---- what can go wrong ----
+    # ---- faults ----
 
     def stall(self, seconds: float) -> None:
-        """Nothing arrives for so many seconds, in both directions, and then all of it."""
+        """Lets nothing arrive for this time, in both directions, and then everything."""
         for way in (self._up, self._down):
             way.stalled_until_s = self.network.loop.clock.now + seconds
 
     def cut(self) -> None:
-        """Both ends lose the connection at once, and what was under way."""
+        """Cuts the connection at both ends at once, and loses everything on its way."""
         for way in (self._up, self._down):
             way.lose()
         for end in (self.client, self.server):
             end.vanish(ConnectionResetError("the connection was cut"))
 
     def half_open(self, gone: VirtualTransport) -> None:
-        """One end is gone, with what was under way. The other one learns that when it next sends something."""
+        """Ends the connection at one end, and loses everything on its way. The other end notices when it next sends
+        something."""
         for way in (self._up, self._down):
             way.lose()
         gone.vanish(ConnectionResetError("the connection was cut"))
 
     def vanish(self) -> None:
-        """The wire is gone: nothing ever arrives again, and neither end is told."""
+        """Removes the wire: nothing ever arrives again, and neither end is notified."""
         self.stall(float("inf"))
 
 
 def _name_of(process: VirtualProcess | None) -> str:
-    """Returns the name that all lives of the process have."""
+    """Returns the name that all lives of the process share."""
     return process.name.split(" ")[0] if process else "driver"

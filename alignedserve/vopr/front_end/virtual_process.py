@@ -1,8 +1,8 @@
-"""The processes that share a virtual event loop: each can hang, wake up late, and be killed, without the others.
+"""The processes that share a virtual event loop. Each can hang, wake up late, and be killed, without the others.
 
-What belongs to a process is what runs in its context: its tasks, the callbacks that these ask for, and what arrives on
-its connections. A process that hangs runs none of it until it wakes up, and then all that has gathered, in order. A
-process that was killed runs nothing more, not even a `finally`.
+A process owns everything that runs in its context: its tasks, the callbacks that they schedule, and data that arrives
+on its connections. A hanging process runs none of it until it wakes up, and then runs everything that has gathered, in
+order. A killed process runs nothing more, not even a `finally`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _current: contextvars.ContextVar[VirtualProcess] = contextvars.ContextVar("virtu
 
 
 class Loop(Protocol):
-    """What a process needs of its event loop (virtual_loop.py)."""
+    """The interface of a process's event loop (virtual_loop.py)."""
 
     def create_task(
         self, coro: Coroutine[Any, Any, Result], *, name: str, context: contextvars.Context
@@ -34,16 +34,16 @@ class Loop(Protocol):
 class VirtualProcess:
     def __init__(self, loop: Loop, name: str) -> None:
         self.name = name
-        # The seconds by which this process's wall clock is ahead of the true time; it may jump.
+        # Seconds by which this process's wall clock is ahead of the true time. It may jump.
         self.wall_ahead_s = 0.0
         self.is_killed = False
         self.context = contextvars.copy_context()
         self.context.run(_current.set, self)
         self._loop = loop
-        # The callbacks that came while the process hung, or after it was killed; None: it runs.
+        # Callbacks that arrived while the process hung, or after it was killed; None: it runs.
         self._held: list[asyncio.Handle] | None = None
         self._handlers: dict[int, Callable[[], object]] = {}
-        # These are called when the process is killed, in this order; the keys are for taking one back.
+        # Called when the process is killed, in this order. The keys serve to remove an entry.
         self._on_kill: dict[object, Callable[[], None]] = {}
 
     def start(self, main: Coroutine[Any, Any, Result], name: str = "main") -> asyncio.Task[Result]:
@@ -59,17 +59,17 @@ class VirtualProcess:
             self._held = []
 
     def wake_up(self) -> None:
-        """Runs what has gathered. Does nothing for a process that was killed."""
+        """Runs everything that has gathered. Does nothing for a killed process."""
         if not self.is_killed:
             self.bury()
 
     def bury(self) -> None:
-        """At the end of a run: its tasks can end. One whose next step was not run could not even be cancelled."""
+        """Lets the tasks end at the end of a run. A task with a step that never runs could not even be cancelled."""
         held, self._held = self._held or [], None
         self._loop.run_late(held)
 
     def kill(self) -> None:
-        """Nothing of this process runs any more; the kernel closes its connections. Safe to repeat."""
+        """Kills the process. Nothing of it runs any more, and the kernel closes its connections. Safe to repeat."""
         if not self.is_killed:
             self.is_killed = True
             self._held = self._held or []
@@ -80,7 +80,7 @@ class VirtualProcess:
         self._handlers[signal] = handler
 
     def send_signal(self, signal: int) -> None:
-        """Calls the process's handler, or kills it if it has none."""
+        """Calls the process's handler, or kills the process if it has none."""
         if handler := self._handlers.get(signal):
             self._loop.call_soon(handler, context=self.context)
         else:
@@ -93,14 +93,14 @@ class VirtualProcess:
         self._on_kill.pop(key, None)
 
     def admits(self, handle: asyncio.Handle) -> bool:
-        """Returns whether the callback may run now; otherwise the process keeps it."""
+        """Returns whether the callback may run now. Otherwise the process keeps it."""
         if self._held is not None:
             self._held.append(handle)
         return self._held is None
 
 
 def current_process() -> VirtualProcess | None:
-    """Returns the process whose code runs now; None: the driver's."""
+    """Returns the process that runs now; None: the driver."""
     return _current.get(None)
 
 

@@ -1,8 +1,8 @@
 """One end of a connection in virtual time.
 
-Bytes are where they are in reality. What was written and does not fit into the window waits in the transport, whose
-size the writer sees; what is in the window is in the kernels or on its way, and leaves it when the other end reads it.
-An end reads when its process runs, all that has come at once.
+Bytes are where they are in reality. Written bytes that do not fit into the window wait in the transport, and the writer
+sees their number. Bytes in the window are in the kernels or on their way, and leave it when the other end reads them.
+An end reads when its process runs, everything that has arrived at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class VirtualSocket:
-    """What the code asks a socket for. It is a Unix socket to it, which has no options that matter."""
+    """The socket interface that the code uses. It poses as a Unix socket, which has no relevant options."""
 
     family = socket.AF_UNIX
 
@@ -35,7 +35,7 @@ class VirtualSocket:
 
 
 class VirtualTransport(_FlowControlMixin):
-    """The limits of the buffer, and when the protocol is told of them, are asyncio's own."""
+    """A transport with asyncio's own buffer limits and notifications of the protocol."""
 
     _loop: asyncio.AbstractEventLoop
     _protocol: asyncio.Protocol
@@ -56,14 +56,14 @@ class VirtualTransport(_FlowControlMixin):
         self._context: contextvars.Context
 
     def attach(self, out: Way, into: Way, context: contextvars.Context) -> None:
-        """From here on the kernel of this end's process, which is that of the context, has the connection."""
+        """Gives this end of the connection to the kernel of the context's process."""
         self._out, self._in, self._context = out, into, context
         out.writer = into.reader = self
         if process := process_of(context):
             process.on_kill(self, self._killed)
 
     def begin(self, factory: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
-        """Makes the protocol of this end; this is called in its process."""
+        """Makes the protocol of this end. Called in its process."""
         self._protocol = factory()
         self._protocol.connection_made(self)
         self.resume_reading()
@@ -120,7 +120,7 @@ class VirtualTransport(_FlowControlMixin):
     # ---- the wire ----
 
     def pump(self) -> None:
-        """Sends as much as the window has room for."""
+        """Sends as much as fits into the window."""
         network = self._connection.network
         while self._unsent and (room := network.window_bytes - self._out.num_under_way) > 0:
             size = min(room, len(self._unsent), self._out.piece_bytes)
@@ -132,11 +132,11 @@ class VirtualTransport(_FlowControlMixin):
             self._inbox.append(piece)
             self._read_soon()
         elif isinstance(piece, bytes):
-            # Nobody has this connection any more, which the kernel says.
+            # No process has this connection any more, and the kernel reports that.
             self._out.send(End(ConnectionResetError("the other end is gone")))
 
     def vanish(self, error: Exception | None) -> None:
-        """The connection is over for this end; the other one is not told."""
+        """Ends the connection at this end. The other end is not notified."""
         self._lose(error, None)
 
     def _read_soon(self) -> None:
@@ -181,7 +181,7 @@ class VirtualTransport(_FlowControlMixin):
             self.close()
 
     def _killed(self) -> None:
-        """The kernel closes the connection of a process that is gone; what had not been sent is lost."""
+        """Closes the connection of a killed process, as its kernel does. Unsent bytes are lost."""
         if not self._is_over:
             self._over()
             self._out.send(End())

@@ -1,4 +1,4 @@
-"""What is on its way between the two ends of a connection: pieces of bytes, in order, and then the end."""
+"""Data on its way between the two ends of a connection: pieces of bytes, in order, and then the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class End:
-    """What comes after the last byte: the other end has closed the connection, in good order or with an error."""
+    """Follows the last byte: the other end has closed the connection, in good order or with an error."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -51,7 +51,7 @@ class Way:
         return self._connection.network.piece_bytes(self._connection.process, self._is_up)
 
     def lose(self) -> None:
-        """What is under way is lost."""
+        """Loses everything on its way."""
         self._pieces.clear()
         if self._next:
             self._next.cancel()

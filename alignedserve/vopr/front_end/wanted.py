@@ -1,7 +1,7 @@
-"""Which answers somebody waits for. A request for another one is aborted soon; and a line runs only once the store
-knows that it has begun.
+"""Which answers a client waits for. Checks that a request for any other answer is aborted soon, and that a line runs
+only after the store has recorded that it began.
 
-A request is known by its seed, which is that of the question that it asks.
+A request is identified by its seed, which is that of its question.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from alignedserve.vopr.failures import Broken
 from alignedserve.vopr.front_end.quiet import Quiet
 from alignedserve.vopr.front_end.store_link import StoreObserver
 
-# The seconds within which a request that nobody waits for is aborted, if nothing is wrong.
+# Seconds within which a request without a waiting client must be aborted, if there are no faults.
 ABORTED_S = 10.0
 
 
@@ -28,7 +28,7 @@ class Wanted:
     def __init__(self, clock: Clock, quiet: Quiet) -> None:
         self._clock = clock
         self._quiet = quiet
-        # How many wait for the answer of a question, and since when nobody does.
+        # How many clients wait for the answer to a question, and since when none does.
         self._num_waiting: Counter[int] = Counter()
         self._unwanted_s: dict[int, float] = {}
 
@@ -40,7 +40,7 @@ class Wanted:
         self._unwanted_s[seed] = self._clock.now
 
     def check(self, requests: Iterable[RequestState]) -> None:
-        """`requests` are those of a router."""
+        """Checks the requests of a router."""
         for state in requests:
             seed = state.request.seed
             if state.is_finished or self._num_waiting[seed]:
@@ -48,7 +48,7 @@ class Wanted:
             since_s = self._unwanted_s.get(seed, 0.0)
             is_late = self._clock.now - since_s > ABORTED_S
             if is_late and self._quiet.lasts(ABORTED_S):
-                raise Broken(f"a request goes on that nobody waits for, since {since_s} s (seed {seed})")
+                raise Broken(f"a request goes on that no client waits for, since {since_s} s (seed {seed})")
 
 
 class Lines(StoreObserver):
@@ -57,7 +57,7 @@ class Lines(StoreObserver):
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._chunks: defaultdict[FileId, dict[int, bytes]] = defaultdict(dict)
-        # The seeds of each job's lines, and of those that have begun.
+        # The seeds of each job's lines, of all lines, and of those that have begun.
         self._seeds: dict[JobId, list[int]] = {}
         self._all: set[int] = set()
         self._begun: set[int] = set()

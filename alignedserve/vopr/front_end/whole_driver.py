@@ -1,4 +1,4 @@
-"""Makes actions happen to a whole system. It observes the routers and the store."""
+"""Executes actions on a whole system. It observes the routers and the store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from alignedserve.vopr.history import (
 )
 from alignedserve.vopr.launcher import STOP_S, Launcher
 
-# A connection that vanishes is missed after so many times a router's silence.
+# Multiples of a router's silence after which a vanished connection has been noticed.
 _MISSED_AFTER = 1.5
 
 
@@ -66,7 +66,7 @@ class WholeDriver(Driver, StoreObserver):
         self._regroup_all()
         for gateway in self._front.gateways:
             gateway.set_clock_right()
-        # What has begun may have to be missed first.
+        # Faults that have begun may have to be noticed first.
         self._front.quiet.trouble(_MISSED_AFTER * self._silence_s)
 
     def act(self, action: Action) -> None:
@@ -123,7 +123,7 @@ class WholeDriver(Driver, StoreObserver):
         return [each for each in connections if each.process == process]
 
     def _lasts_s(self, action: Action) -> float:
-        """Returns for how many seconds something is wrong."""
+        """Returns for how many seconds the fault lasts."""
         missed_s = _MISSED_AFTER * self._silence_s
         match action:
             case Kill(processes=downs):

@@ -1,5 +1,5 @@
-"""Runs the history of a whole system: faults and clients, then calm, then the end, at which every client has its
-answer and everything is empty."""
+"""Runs the history of a whole system: faults and clients, then calm, then the end, at which every client has its answer
+and everything is empty."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from alignedserve.vopr.launcher import Launcher
 from alignedserve.vopr.liveness import BoundedClock, patience_s
 from alignedserve.vopr.outcome import Outcome
 
-# The seconds between two looks at what always holds.
+# Seconds between two checks of the invariants.
 LOOK_S = 1.0
 
 
 class WholeRun:
     def __init__(self, history: History, open_log: OpenLog | None = None, keeps_lines: bool = False) -> None:
-        """`open_log`: makes the file of a router's event log; `keeps_lines`: keeps the journal as text."""
+        """`open_log`: opens the file of a router's event log. `keeps_lines`: keeps the journal as text."""
         plan = self._plan = history.plan
         if plan.front is None:
             raise ValueError(f"seed {plan.seed}: is the plan of an island alone")
@@ -98,9 +98,9 @@ class WholeRun:
             await self._until(front.clock.now + LOOK_S)
         if front.clients.num_open:
             raise Broken(
-                f"{front.clients.num_open} clients wait {limit_s - last_s:.0f} s after the last one came"
+                f"{front.clients.num_open} clients wait {limit_s - last_s:.0f} s after the last arrival"
             )
-        # Jobs that a client has made twice, without an answer; and then messages, copies and orphans.
+        # First jobs that a client has created twice, because it got no answer; then messages, copies and orphans.
         while front.ledger.open_jobs and front.clock.now < limit_s:
             await self._until(front.clock.now + LOOK_S)
         await self._until(front.clock.now + 3 * self._plan.orphan_s + 3 * self._plan.silence_s)

@@ -1,5 +1,5 @@
-"""The model of the simulation as gateways and clients know it: each token is a word, and an answer a function of its
-seed (alignedserve/sim/model.py)."""
+"""The simulated model as gateways and clients see it: each token is a word, and an answer is a function of its seed
+(alignedserve/sim/model.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 
 
 def _tokenizer() -> Tokenizer:
-    """Each system has its own: what a tokenizer remembers must not tell a first run from a second one."""
+    """Returns a new tokenizer for each system: a tokenizer's cache must not make a second run differ from the first."""
     words = {_word(token_id): token_id for token_id in range(VOCABULARY)}
     backend = tokenizers.Tokenizer(WordLevel(words, unk_token=_word(0)))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -34,7 +34,7 @@ def served_model(max_model_len: int) -> ServedModel:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt of so many words, with the seed and the limit that its answer depends on."""
+    """A prompt of `num_words` words, with the seed and the limit that determine its answer."""
 
     num_words: int
     seed: int
@@ -43,7 +43,7 @@ class Question:
 
     @classmethod
     def of(cls, number: int, num_words: int, answer_len: int, max_model_len: int) -> Question:
-        """Questions of different numbers have different answers."""
+        """Returns a question. Questions with different numbers have different answers."""
         return cls(num_words, seed_for(answer_len, number), max_model_len - num_words, max_model_len)
 
     @property
@@ -52,14 +52,13 @@ class Question:
 
     @property
     def answer(self) -> tuple[str, str]:
-        """Returns the text that it is answered with, and why that ends. Its last token is not shown if it stops
-        there."""
+        """The text of the answer, and its finish reason. A final token that stops the answer is not shown."""
         tokens, reason = self._output
         return " ".join(map(_word, tokens[:-1] if reason == "stop" else tokens)), reason
 
     @property
     def num_tokens(self) -> int:
-        """Of the answer."""
+        """The number of tokens of the answer."""
         return len(self._output[0])
 
     @cached_property

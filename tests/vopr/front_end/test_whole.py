@@ -90,7 +90,7 @@ def test_a_lease_that_is_not_renewed_is_noticed(monkeypatch: pytest.MonkeyPatch)
 def test_a_request_that_is_not_aborted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignedserve.gateway.generation.generation.Generation.close", lambda self: None)
     leaving = Ask(at_s=1.0, key=RequestKey(1), prompt_len=20, output_len=150, leaves_after_s=10.0)
-    assert "nobody waits for" in failing(quiet(leaving))
+    assert "no client waits for" in failing(quiet(leaving))
 
 
 def test_a_line_that_runs_before_it_has_begun_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
