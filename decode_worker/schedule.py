@@ -50,10 +50,13 @@ class DecodeSchedule:
         self._boundary = Boundary(limits, self._candidates, self._block_table, lookup, self._dedup)
         # The predicted seconds of the iteration that was planned last.
         self._predicted_s = 0.0
+        # When the last iteration was planned.
+        self._planned_s = 0.0
 
     def plan(self, now: float) -> DecodePlan:
         """Plans the next iteration, and takes the blocks that the plan needs. What it plans fits."""
         at = self._boundary
+        self._planned_s = now
         at.begin(now)
         at.plan.passing = self._block_table.free_passed()
         if self.limits.enable_prefix_caching:
@@ -147,6 +150,8 @@ class DecodeSchedule:
             request = running[key]
             request.num_cached = request.num_tokens
             request.num_tokens += 1
+            if request.num_tokens == request.num_prompt + 1:
+                request.first_s = self._planned_s
 
     def ended(self, key: RequestKey) -> None:
         self._block_table.ended(key)

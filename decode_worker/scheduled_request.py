@@ -42,6 +42,8 @@ class ScheduledRequest:
     shares: bool = False
     # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
+    # When the iteration began that sampled its first token, in seconds; None: that was elsewhere, or is to come.
+    first_s: float | None = None
     # The policy keeps what it likes here.
     mark: Any = None
 
@@ -74,6 +76,11 @@ class ScheduledRequest:
         return self.num_tokens - self.num_prompt
 
     @property
+    def num_brought(self) -> int:
+        """The number of tokens of its answer with which it arrived here."""
+        return len(self.work.output)
+
+    @property
     def num_left(self) -> int:
         """The number of tokens that its answer is still expected to have."""
         num_output = self.num_tokens - self.num_prompt
@@ -87,6 +94,13 @@ class ScheduledRequest:
     def slack_s(self, now: float) -> float:
         """How many seconds there are until its next token is due."""
         return self.deadlines.slack_s(self.num_tokens - self.num_prompt, now)
+
+    def stream_slack_s(self, now: float) -> float:
+        """The same, had its first token been due when it was sampled: a token that was early earns its reader no pause
+        (`router/clock.py`)."""
+        if self.first_s is None:
+            return self.slack_s(now)
+        return self.first_s + self.num_output * self.deadlines.tbt_s - now
 
     def is_lost(self, now: float) -> bool:
         return self.deadlines.is_lost(self.num_tokens - self.num_prompt, now)

@@ -78,6 +78,10 @@ class DecodeRequest(Protocol):
     def num_output(self) -> int: ...
 
     @property
+    def num_brought(self) -> int:
+        """The number of tokens of its answer with which it arrived here."""
+
+    @property
     def num_left(self) -> int:
         """The number of tokens that its answer is still expected to get."""
 
@@ -90,6 +94,9 @@ class DecodeRequest(Protocol):
 
     def slack_s(self, now: float) -> float:
         """Returns the seconds until its next token is due; negative if it is late. Real time only."""
+
+    def stream_slack_s(self, now: float) -> float:
+        """The same, had its first token been due when it was sampled: one that was early earns no pause."""
 
     def is_lost(self, now: float) -> bool:
         """Returns whether it is too late for hurrying to help."""

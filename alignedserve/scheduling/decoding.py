@@ -181,11 +181,12 @@ def admit_while(
     config: SchedulingConfig,
     is_rt: bool | None,
     may_join: Callable[[DecodeRequest], bool],
+    in_order: Callable[[Sequence[DecodeRequest]], Sequence[DecodeRequest]] = list,
 ) -> list[DecodeRequest]:
-    """Admits candidate requests in order. When there are none left, admits the candidate batch, while the instance is
-    below its fill mark. Unless `is_rt` is None, admits only that class."""
+    """Admits candidate requests, `in_order`. When there are none left, admits the candidate batch, while the instance
+    is below its fill mark. Unless `is_rt` is None, admits only that class."""
     requests, batch = at.requests, at.batch
-    admitted = _admit_from(at, requests, is_rt, math.inf, may_join) if requests else []
+    admitted = _admit_from(at, in_order(requests), is_rt, math.inf, may_join) if requests else []
     if batch and not any(is_rt in (None, request.is_rt) for request in at.requests):
         mark = config.fill_mark * at.limits.num_blocks
         admitted += _admit_from(at, batch, is_rt, mark, may_join)

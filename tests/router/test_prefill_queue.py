@@ -16,7 +16,7 @@ from alignedserve.router.request_state import Phase, RequestState
 from alignedserve.router.router import Router
 from alignedserve.scheduling import routing
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.island import Room
+from alignedserve.scheduling.island import Assign, Room
 from alignedserve.scheduling.policies.aligned.router.prompts import Savable
 from alignedserve.scheduling.policies.priority import BEST_EFFORT, REAL_TIME
 from alignedserve.timing.cost import Line
@@ -419,3 +419,26 @@ def test_no_more_is_started_than_what_instances_compute_beside_decodes() -> None
     assert num_started(tbt_s=1e-6 * iteration_s) == 2
     cost = replace(cost, decode_lines=[Line(0.25 * iteration_s, 0.0)])
     assert num_started(tbt_s=1e-6 * iteration_s) == 2 * 32 // 8, "no iteration is that short"
+
+
+def test_prompts_wait_for_real_time_that_is_due_back_at_a_colocated_instance() -> None:
+    """It was evicted, and they would take the blocks that it needs. Until it is due they start."""
+    cost = replace(COST, decode_lines=[Line(0.01, 0.0)])
+    router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig())
+    router.cluster.add(replace(hello("colocated-0"), cost=cost))
+    for key in range(1, 4):
+        push(router, state(key, Deadlines(True, 1e6 + key, 1.0)))
+    later, evicted = (state(key, Deadlines(True, due_s, 1.0)) for key, due_s in ((10, 500.0), (11, 100.0)))
+    for each in (later, evicted):
+        router.requests.add(each)
+        router.decode_queue.add(each)
+    (assign,) = router.policy.decide(router.island)
+    assert isinstance(assign, Assign) and assign.requests == [evicted, later], "the soonest due first"
+
+    def num_started(now: float) -> int:
+        router.clock.now = now
+        return sum(1 for _ in router.policy.start(router.island))
+
+    assert num_started(101.0) == 0
+    router.decode_queue.discard(evicted)
+    assert num_started(101.0) > 0

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from alignedserve.protocol.messages import Work
 from alignedserve.timing.deadlines import DEMOTION_S, Deadlines
-from tests.scheduling.policies.instance import LIMITS, Instance, job, key, prompt
+from tests.scheduling.policies.instance import LIMITS, Instance, job, key, keys, prompt
 from tests.works import make_work
 
 # Of the time that an iteration may take, so much is planned with.
@@ -84,79 +84,131 @@ def test_lost_streams_that_hurry_do_not_hold_best_effort_back() -> None:
 
 # ---- real time that leaves for real time ----------------------------------------------------------------------------
 
-# Room for two streams of 160 tokens, and for a prompt of 80 beside one of them.
+# Room for two streams of 174 tokens, and for a prompt of 80 beside one of them.
 SMALL = replace(LIMITS, num_blocks=24, max_model_len=320)
+# An iteration with two streams takes 12 ms. Saving and loading 174 tokens takes 0.35 s, which is 29 iterations.
+ITERATION_S, NUM_TOKENS = 0.012, 30
 
 
-def answer(slack_s: float, tbt_s: float = 0.5, num_tokens: int = 160, num_fetched: int | None = None) -> Work:
-    """A stream whose next token is due at `slack_s`."""
-    return make_work(num_tokens, num_cached=num_fetched, deadlines=Deadlines(True, slack_s - tbt_s, tbt_s))
+def full(*slacks_s: float, mode: str = "swap", num_tokens: int = NUM_TOKENS) -> tuple[Instance, list[Work]]:
+    """An instance that two streams fill, which have this slack at time 0. Their prompts were computed there."""
+    instance = Instance("aligned", SMALL, preemption_mode=mode)
+    streams = [
+        make_work(144, 0, 0, deadlines=Deadlines(True, 9.0, (slack_s + 1.0) / num_tokens))
+        for slack_s in slacks_s
+    ]
+    instance.waits(*streams)
+    for _ in range(num_tokens):
+        assert instance.iterate(-1.0).run == keys(*streams)
+        instance.schedule.took(ITERATION_S)
+    return instance, streams
 
 
-def full(*answers: Work, preemption_mode: str = "swap") -> Instance:
-    """An instance at time 0 on which these decode and fill it."""
-    instance = Instance("aligned", SMALL, preemption_mode=preemption_mode)
-    instance.runs(*answers, now=-1.0)
-    instance.iterate(-0.1)
-    return instance
+def prompt_due(first_due_s: float = 0.3, num_tokens: int = 80) -> Work:
+    """It needs 10 ms and 1 ms for each token."""
+    return prompt(num_tokens, first_due_s)
 
 
 def test_the_stream_with_most_slack_leaves_for_a_prompt_that_would_be_late() -> None:
-    patient, more_patient = answer(5.0), answer(9.0)
-    instance = full(patient, more_patient)
-    instance.waits(first := prompt(80, first_due_s=0.5))
-    plan = instance.iterate(0.0)
-    assert plan.wants_evicted == [key(more_patient)] and not plan.chunks
+    instance, (patient, more_patient) = full(5.0, 9.0)
+    instance.waits(first := prompt_due())
+    assert instance.iterate(0.0).wants_evicted == [key(more_patient)]
+    assert instance.iterate(0.0).wants_evicted == [key(more_patient)], "what was named stays named"
     assert instance.schedule.evict(key(more_patient)) and instance.schedule.evicted(key(more_patient))
     assert instance.iterate(0.0).run == [key(patient), key(first)]
 
 
-def test_a_stream_stays_that_has_no_more_slack_than_the_prompt() -> None:
-    """It is back after 0.16 s: the pool has its KV already. The prompt needs 0.09 s."""
-    for slack_s, is_evicted in ((0.5, False), (0.56, False), (0.58, True)):
-        instance = full(answer(slack_s - 0.5), answer(slack_s - 0.5))
-        instance.waits(prompt(80, first_due_s=0.5))
+def test_a_stream_stays_that_would_have_less_slack_than_the_prompt_once_it_is_back() -> None:
+    """The prompt's is 0.21 s, and the way out and back takes 0.35 s."""
+    for slack_s, is_evicted in ((0.2, False), (0.5, False), (0.6, True)):
+        instance, _ = full(slack_s, slack_s)
+        instance.waits(prompt_due())
         assert len(instance.iterate(0.0).wants_evicted) == is_evicted, slack_s
+
+
+def test_a_first_token_that_was_early_is_no_slack() -> None:
+    """It was due 10 s later, as these requests have it; the reader would see a pause of that."""
+    instance, _ = full(0.0, 0.0)
+    instance.waits(prompt_due())
+    assert not instance.iterate(0.0).wants_evicted
 
 
 @pytest.mark.parametrize("first_due_s", [0.05, -1.0, -9999.0])
 def test_none_leaves_for_a_prompt_that_is_late_in_any_case(first_due_s: float) -> None:
-    instance = full(answer(5.0), answer(9.0))
-    instance.waits(prompt(80, first_due_s=first_due_s))
+    instance, _ = full(5.0, 9.0)
+    instance.waits(prompt_due(first_due_s))
     assert not instance.iterate(0.0).wants_evicted
+
+
+def test_none_leaves_for_a_prompt_that_can_wait_for_room() -> None:
+    instance, _ = full(5.0, 9.0)
+    instance.waits(prompt_due(0.6))
+    assert not instance.iterate(0.0).wants_evicted
+
+
+def test_a_prompt_that_is_late_keeps_none_waiting_that_can_be_in_time() -> None:
+    instance, (_, more_patient) = full(5.0, 9.0)
+    instance.waits(prompt_due(-1.0), first := prompt_due())
+    assert instance.iterate(0.0).wants_evicted == [key(more_patient)]
+    assert instance.schedule.evict(key(more_patient)) and instance.schedule.evicted(key(more_patient))
+    assert key(first) in instance.iterate(0.0).run
 
 
 def test_none_leaves_where_the_prompt_would_find_no_room() -> None:
-    instance = full(answer(-0.3), answer(9.0))
-    instance.waits(prompt(240, first_due_s=0.5))
+    instance, _ = full(0.1, 9.0)
+    instance.waits(prompt_due(0.5, num_tokens=240))
     assert not instance.iterate(0.0).wants_evicted
 
 
-def test_a_stream_that_is_lost_leaves_before_one_with_slack() -> None:
-    lost = answer(-50.0)
-    instance = full(answer(9.0), lost)
-    instance.waits(prompt(80, first_due_s=0.5))
-    assert instance.iterate(0.0).wants_evicted == [key(lost)]
+def test_a_stream_runs_for_as_long_as_its_way_takes_before_it_leaves() -> None:
+    """With a quarter of its tokens that is 8 iterations."""
+    for num_tokens, is_evicted in ((20, False), (NUM_TOKENS, True)):
+        instance, _ = full(5.0, 9.0, num_tokens=num_tokens)
+        instance.waits(prompt_due(0.2, num_tokens=100))
+        assert len(instance.iterate(0.0).wants_evicted) == is_evicted, num_tokens
 
 
-def test_a_stream_yields_a_token_before_it_leaves_again() -> None:
-    instance = Instance("aligned", SMALL)
-    instance.runs(back := answer(9.0), answer(0.1), now=-1.0)
-    instance.waits(prompt(80, first_due_s=0.5))
-    assert not instance.schedule.plan(0.0).wants_evicted
+def test_a_stream_that_returned_stays_until_it_has_earned_its_way_again() -> None:
+    instance, (patient, more_patient) = full(-0.5, 9.0)
+    instance.waits(prompt_due())
+    assert instance.iterate(0.0).wants_evicted == [key(more_patient)]
+    assert instance.schedule.evict(key(more_patient)) and instance.schedule.evicted(key(more_patient))
     instance.iterate(0.0)
-    assert instance.iterate(0.0).wants_evicted == [key(back)]
+    instance.schedule.ended(key(patient))
+    back = make_work(144, NUM_TOKENS + 1, deadlines=Deadlines(True, 0.0, 9.0))
+    instance.waits(back)
+    (pull,) = instance.schedule.plan(0.0).pulls
+    assert pull is back and instance.schedule.pulled(key(back))
+    instance.iterate(0.0)
+    instance.waits(prompt_due(num_tokens=100))
+    assert not instance.iterate(0.0).wants_evicted
 
 
 def test_best_effort_leaves_before_real_time_with_slack() -> None:
-    instance = full(document := job(num_tokens=160), answer(9.0))
-    instance.waits(prompt(80, first_due_s=0.5))
+    instance = Instance("aligned", SMALL)
+    instance.runs(document := job(num_tokens=160), stream(0.5, 9.0), now=-1.0)
+    instance.iterate(-1.0)
+    instance.waits(prompt_due(num_tokens=200))
     assert instance.iterate(0.0).wants_evicted == [key(document)]
 
 
+def test_best_effort_that_is_too_little_leaves_with_real_time() -> None:
+    instance, (patient, more_patient) = full(0.1, 9.0)
+    instance.schedule.ended(key(patient))
+    instance.runs(document := job(num_tokens=70), now=-1.0)
+    instance.waits(prompt_due(0.5, num_tokens=300))
+    assert instance.iterate(0.0).wants_evicted == [key(document), key(more_patient)]
+
+
 def test_where_kv_is_computed_again_that_has_to_be_in_its_slack() -> None:
-    """What the pool does not have of it, two tokens, takes 12 ms to compute."""
-    for slack_s, is_dropped in ((0.58, False), (0.6, True)):
-        instance = full(answer(slack_s - 0.5), answer(slack_s - 0.5), preemption_mode="recompute")
-        instance.waits(prompt(80, first_due_s=0.5))
+    """Computing 174 tokens takes 0.18 s, and the prompt's slack is 0.01 s."""
+    for slack_s, is_dropped in ((0.1, False), (0.3, True)):
+        instance, _ = full(slack_s, slack_s, mode="recompute")
+        instance.waits(prompt_due(0.1))
         assert len(instance.schedule.plan(0.0).drops) == is_dropped, slack_s
+
+
+def test_none_leaves_where_running_requests_are_not_preempted_for_new_ones() -> None:
+    instance, _ = full(5.0, 9.0, mode="defer")
+    instance.waits(prompt_due())
+    assert not instance.iterate(0.0).wants_evicted

@@ -1,18 +1,21 @@
 """Which requests are admitted to a decode instance. Pure.
 
 Candidate requests join in order, and once there are none the candidate batch, while the running one is below its fill
-mark. Real time (RT) goes before best effort (BE), which leaves headroom.
+mark. Real time (RT) goes before best effort (BE), which leaves headroom. Of RT, the request that is due first goes
+first, and a late one goes behind those that are due a while later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 from alignedserve.scheduling import decoding
-from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
+from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import RtDemand
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import DecodeSloScheduler
+from alignedserve.timing.deadlines import DEMOTION_S
 
 # This marks best effort that was admitted on credit: it is not evicted for real time.
 OWED = "owed"
@@ -41,7 +44,13 @@ class Admission:
             self._admit(at, is_rt=False)
 
     def _admit(self, at: DecodeBoundary, is_rt: bool) -> list[DecodeRequest]:
-        return decoding.admit_while(at, self._config, is_rt, lambda request: self._has_room(at, request))
+        return decoding.admit_while(
+            at,
+            self._config,
+            is_rt,
+            lambda request: self._has_room(at, request),
+            lambda requests: by_due(requests, at.now) if is_rt else requests,
+        )
 
     def _admit_owed(self, at: DecodeBoundary) -> None:
         """Admits one best-effort request, though real time waits."""
@@ -68,6 +77,16 @@ class Admission:
 
     def _fits(self, at: DecodeBoundary, newcomer: DecodeRequest, num_left: int = 0) -> bool:
         return decoding.has_room(at, newcomer, self._config, num_left)
+
+
+def by_due(requests: Iterable[AnyDecode], now: float) -> list[AnyDecode]:
+    """Returns real time in the order in which it goes: a late request counts as due a while later."""
+
+    def place_s(request: DecodeRequest) -> float:
+        due_s = request.deadlines.token_due_s(request.num_output)
+        return due_s if due_s >= now else due_s + DEMOTION_S
+
+    return sorted(requests, key=place_s)
 
 
 def _is_be_started(at: DecodeBoundary) -> bool:

@@ -13,17 +13,20 @@ evicted
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.aligned.decode.admission import OWED
+from alignedserve.scheduling.policies.aligned.decode.admission import OWED, by_due
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import RtDemand
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import DecodeSloScheduler
 from alignedserve.timing.estimate import Estimate
+from alignedserve.types import RequestKey
+
+# RT leaves for RT whose slack is shorter than this many times the time that leaving takes: by then none has become
+# free. Twice allows for what predictions miss.
+SOON = 2.0
 
 
 class Eviction:
@@ -49,6 +52,8 @@ class Eviction:
                 if missing > 0:
                     victims.append(scheduled)
                     missing -= scheduled.num_blocks + at.growth_of(scheduled, ahead)
+        if self._config.preemption_mode == "defer":
+            return victims, []
         for_rt = self._choose_for_rt(at, victims, missing)
         return victims, [*for_rt, *self._choose_patient(at, [*victims, *for_rt])]
 
@@ -64,7 +69,8 @@ class Eviction:
         if not be:
             return []
         most_blocks = sum(each.num_blocks for each in be) - missing
-        waiting = [request for request in chain(at.requests, at.batch) if request.is_rt]
+        waiting = [*by_due((each for each in at.requests if each.is_rt), at.now)]
+        waiting += [each for each in at.batch if each.is_rt]
         alone_blocks = 0
         if len(be) + len(victims) == len(at.running) and not at.arriving:
             alone_blocks = (
@@ -122,63 +128,67 @@ class Eviction:
         return (reserve + num_blocks, num_slots) if num_slots else (0, 0)
 
     def _choose_patient(self, at: DecodeBoundary, leaving: Sequence[DecodeRequest]) -> list[DecodeRequest]:
-        """Chooses RT with slack that is evicted for RT which finds no room, and would be late without it. What is late
-        already waits for its turn: admission takes nothing that stands behind it, so that nothing leaves for that."""
-        waiting = [each for each in chain(at.requests, at.batch) if each.is_rt]
-        if not waiting:
-            return []
+        """Chooses what is evicted for RT that finds no room, and will be late if it does not find some in a moment:
+        the rest of BE, and then RT with slack.
+
+        It goes in the order of admission, which takes nothing that stands behind what it can't take. So it ends at the
+        first request that can wait, or is late in any case.
+        """
+        waiting = [each for each in at.requests if each.is_rt and not decoding.had_better_wait(at, each)]
         room = decoding.RoomToCome(at, self._config, leaving)
+        gone = {each.key for each in leaving}
         chosen: list[DecodeRequest] = []
-        patient: list[tuple[float, DecodeRequest]] | None = None
-        for request in waiting:
+        for request in by_due(waiting, at.now):
             may_leave: list[DecodeRequest] = []
             if not room.fits(request):
                 slack_s = request.slack_s(at.now) - self._needed_s(request)
                 if slack_s < 0:
                     break
-                patient = self._patient(at, leaving) if patient is None else patient
-                may_leave = [each for spare_s, each in patient if spare_s > slack_s]
+                may_leave = self._may_leave(at, slack_s, gone)
             more = room.make(request, may_leave)
             if more is None:
                 break
-            if patient is not None and more:
-                patient = [each for each in patient if each[1] not in more]
+            gone.update(each.key for each in more)
             chosen += more
         return chosen
 
-    def _patient(
-        self, at: DecodeBoundary, leaving: Sequence[DecodeRequest]
-    ) -> list[tuple[float, DecodeRequest]]:
-        """Returns the RT that may leave, with the seconds that each can spare once its way out and back is counted; the
-        most first. A request yields at least one token between two evictions."""
-        gone = {each.key for each in leaving}
-        may_leave = [
-            (self._spare_s(each, at.now), each)
-            for each in at.running
-            if each.is_rt and each.key not in gone and _has_yielded(each)
+    def _may_leave(self, at: DecodeBoundary, slack_s: float, gone: set[RequestKey]) -> list[DecodeRequest]:
+        """Returns what may leave for RT that has this slack, in order: BE, and RT with more slack, the most first."""
+        staying = [each for each in at.running if each.key not in gone]
+        be = [each for each in staying if not (each.is_rt or each.mark is OWED)]
+        patient = [
+            (not at.was_evicted(each), -spare_s, number, each)
+            for number, each in enumerate(staying)
+            if each.is_rt
+            and each.stream_slack_s(at.now) > slack_s
+            and self._is_soon(each, slack_s)
+            and self._has_earned(each)
+            and (spare_s := each.stream_slack_s(at.now) - self._return_s(each)) > slack_s
         ]
-        return sorted(may_leave, key=lambda each: each[0], reverse=True)
+        return [*self._in_order(at, be), *(each for *_, each in sorted(patient))]
 
     def _needed_s(self, request: DecodeRequest) -> float:
         """Returns the seconds that a candidate needs for its next token, once it is admitted."""
         fetching_s = self._estimate.fetch(request.num_pooled) if request.num_pooled else 0.0
         return fetching_s + self._estimate.iteration([(request.num_cached, request.num_pending)], [])
 
-    def _spare_s(self, request: DecodeRequest, now: float) -> float:
-        """Returns the seconds that a running request can do without the instance. What is lost has all the time."""
-        if request.is_lost(now):
-            return math.inf
-        is_recomputed = self._config.preemption_mode == "recompute"
-        return request.slack_s(now) - decoding.return_s(request, self._estimate, is_recomputed)
+    def _is_soon(self, request: DecodeRequest, slack_s: float) -> bool:
+        """Whether the slack of RT that waits would be used up soon after this request has left: when it is ordered to
+        at an iteration's end, reserves blocks in the pool during the next, and is copied."""
+        return slack_s < SOON * (
+            2 * self._slo.last_s + self._estimate.fetch(request.num_cached - request.num_pooled)
+        )
+
+    def _has_earned(self, request: DecodeRequest) -> bool:
+        """Whether it ran here at least for as long as it takes to leave and return."""
+        num_tokens = request.num_output - request.num_brought
+        return num_tokens > 0 and num_tokens * self._slo.last_s >= self._return_s(request)
+
+    def _return_s(self, request: DecodeRequest) -> float:
+        return decoding.return_s(request, self._estimate, self._config.preemption_mode == "recompute")
 
     def _in_order(self, at: DecodeBoundary, requests: Iterable[DecodeRequest]) -> list[DecodeRequest]:
         return by_worth(requests, at, self._slo.is_pressed)
-
-
-def _has_yielded(request: DecodeRequest) -> bool:
-    """Whether it has yielded a token since it arrived here."""
-    is_computed = request.num_output > 0 and request.num_pending == 1
-    return is_computed and request.num_cached > request.num_pooled
 
 
 def _of_earlier_batches(at: DecodeBoundary) -> list[DecodeRequest]:

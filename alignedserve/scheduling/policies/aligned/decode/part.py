@@ -27,13 +27,12 @@ from alignedserve.protocol.messages import InstanceLimits
 from alignedserve.scheduling import decoding
 from alignedserve.scheduling.boundary import AnyDecode, DecodeBoundary, DecodeRequest
 from alignedserve.scheduling.config import SchedulingConfig
-from alignedserve.scheduling.policies.aligned.decode.admission import Admission
+from alignedserve.scheduling.policies.aligned.decode.admission import Admission, by_due
 from alignedserve.scheduling.policies.aligned.decode.eviction import Eviction
 from alignedserve.scheduling.policies.aligned.decode.rt_demand import RtDemand
 from alignedserve.scheduling.policies.aligned.decode.slo_scheduler import Chunks, DecodeSloScheduler
 from alignedserve.scheduling.policies.base import DecodePart
 from alignedserve.scheduling.remaining_time import RemainingTime
-from alignedserve.timing.deadlines import DEMOTION_S
 from alignedserve.timing.estimate import Estimate
 
 # TBT objectives are alike if none is more than this many times as long as another one.
@@ -104,9 +103,7 @@ class AlignedDecode(DecodePart):
             at.hold(hold_s)
             return
         rt = at.run_each(rt)
-        rt_behind = sorted(
-            (request for request in behind if request.is_rt), key=lambda each: _place_s(each, at.now)
-        )
+        rt_behind = by_due((request for request in behind if request.is_rt), at.now)
         bound_s = slo.bound_s([*rt, *rt_behind])
         lengths = [request.num_tokens for request in rt]
         # Where nobody decodes, or is about to, prompts of RT hold nobody up but prompts behind them.
@@ -140,10 +137,3 @@ class AlignedDecode(DecodePart):
             if count > 0 and at.chunk(request, count):
                 taken.append((request.num_cached, count))
         return taken
-
-
-def _place_s(request: DecodeRequest, now: float) -> float:
-    """Returns the place in seconds: the request that is due first goes first, and one that is late goes behind those
-    that are due a while later."""
-    due_s = request.deadlines.token_due_s(request.num_output)
-    return due_s if due_s >= now else due_s + DEMOTION_S

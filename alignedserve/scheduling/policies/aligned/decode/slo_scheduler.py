@@ -99,14 +99,18 @@ class DecodeSloScheduler:
         now = self._now_s
         lengths = [request.num_tokens for request in decodes]
         alone_s = self._estimate.iteration([], lengths) if decodes else 0.0
-        bounds_s = (
-            slack_s
-            if (slack_s := request.slack_s(now)) >= alone_s
-            else max(request.deadlines.tbt_s, LATE * alone_s)
-            for request in decodes
-            if not request.is_lost(now) and request.deadlines.tbt_s >= alone_s
-        )
+        bounds_s: list[float] = []
+        for request in decodes:
+            if (slack_s := request.slack_s(now)) >= alone_s:
+                bounds_s.append(slack_s)
+            elif request.deadlines.tbt_s >= alone_s and not request.is_lost(now):
+                bounds_s.append(max(request.deadlines.tbt_s, LATE * alone_s))
         return self._planned_share * min(bounds_s, default=math.inf)
+
+    @property
+    def last_s(self) -> float:
+        """The seconds that the last iteration took."""
+        return self._last_s
 
     @property
     def _planned_share(self) -> float:

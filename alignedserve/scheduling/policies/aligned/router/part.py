@@ -66,11 +66,21 @@ class AlignedRouter(RouterPart):
         )
 
     def _start_real_time(self, island: Island) -> Iterator[RoutedRequest]:
+        if self._is_return_due(island):
+            return
         window = routing.window(island.cluster, self._num_iterations(island))
         # Each instance has a prompt, even if that exceeds the window.
         num_idle = sum(not view.pending.sum(is_rt=True) for view in island.cluster.prefills)
         least = num_idle - island.reserving.count(is_rt=True)
         yield from self._savable.start(island, window.less(*routing.ahead(island, True)), least)
+
+    def _is_return_due(self, island: Island) -> bool:
+        """Whether real time that was evicted from a colocated instance is due before the prompts that were started are
+        computed. Until it is back no more start: these would take the blocks that it waits for."""
+        if not island.cluster.is_colocated:
+            return False
+        soonest = island.decode_queue.soonest(1)
+        return bool(soonest) and _due_s(soonest[0]) - island.now < self._savable.ahead_s(island)
 
     def _num_iterations(self, island: Island) -> float:
         """How much real time is started ahead, in iterations that are full of prompts. Where decodes run beside them,
@@ -162,11 +172,12 @@ class AlignedRouter(RouterPart):
 
 
 def _in_order_of_return(island: Island) -> Iterable[RoutedRequest]:
-    """Real time comes first; then best effort, and last that whose answer exceeded its predicted length."""
+    """Real time comes first, the soonest due before others; then best effort, and last that whose answer exceeded its
+    predicted length."""
     queue, now = island.decode_queue, island.now
     best_effort = (request for request in queue if not request.is_rt)
     first = sorted(islice(best_effort, MAX_SORTED), key=lambda request: request.demotion(now))
-    return chain(queue.real_time, first, best_effort)
+    return chain(queue.soonest(MAX_SORTED), first, best_effort)
 
 
 # ---- RT fast path ----------------------------------------------------------------------------------------------------

@@ -127,18 +127,18 @@ class Savable:
         jobs = [(due_s(request.deadlines, request.num_output), start_s) for request, start_s in waiting]
         in_order = sorted(range(len(jobs)), key=lambda number: jobs[number][0])
         share = self.slowdown / len(island.cluster.prefills)
-        begin_s = island.now + share * self._ahead_s(island)
+        begin_s = island.now + self.ahead_s(island)
         chosen = most_in_time(
             ((jobs[number][0], share * (jobs[number][0] - jobs[number][1])) for number in in_order), begin_s
         )
         return [waiting[in_order[place]][0] for place in sorted(chosen)]
 
-    @staticmethod
-    def _ahead_s(island: Island) -> float:
-        """How long the prompts that were started and are not computed take an instance."""
+    def ahead_s(self, island: Island) -> float:
+        """Returns the seconds until the prompts that were started are computed."""
         num_tokens, _ = routing.ahead(island, True)
         most = island.cluster.prefills[0].hello.limits.max_num_batched_tokens
-        return num_tokens * island.cluster.prefill_s(0, most) / most
+        alone_s = num_tokens * island.cluster.prefill_s(0, most) / most
+        return alone_s * self.slowdown / len(island.cluster.prefills)
 
 
 def most_in_time(jobs: Iterable[tuple[float, float]], begin_s: float) -> set[int]:
