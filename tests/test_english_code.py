@@ -26,12 +26,14 @@ FOLDERS: list[str] = [
     "alignedserve/layer_groups.py",
     "alignedserve/lengths",
     "alignedserve/models",
+    "alignedserve/ops",
     "alignedserve/sampling_params.py",
     "alignedserve/seeds.py",
     "alignedserve/structured_outputs.py",
     "alignedserve/text",
     "alignedserve/timing",
     "alignedserve/types.py",
+    "kernels",
 ]
 # Strings that have to be as they are, such as texts that are not ours.
 AS_THEY_ARE: set[str] = set()
