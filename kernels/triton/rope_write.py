@@ -4,6 +4,7 @@ q and k heads are normed (if weights are given), and their first rotary_dim valu
 paged cache, q to `q_out`.
 
 Grid: (tokens, groups of q heads + groups of k heads + groups of v heads).
+
     qkv                [tokens, (heads + 2 * kv_heads) * head_dim], rows may be strided
     positions, slots   [tokens] int32
     rope               [max_position, rotary_dim] float32, cos of rotary_dim/2 angles and then their sin
