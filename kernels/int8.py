@@ -51,6 +51,6 @@ def linear_int8(
 
 def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = x.abs().amax(1)
-    # If torch divides a number by a tensor, it rounds twice.
+    # torch rounds twice when it divides a Python number by a tensor.
     inverse = torch.where(largest > 0, torch.full_like(largest, LARGEST) / largest, 0.0)
     return (x * inverse.unsqueeze(1)).round(), largest / torch.full_like(largest, LARGEST)

@@ -44,7 +44,7 @@ def quantise_torch(kv: torch.Tensor, stored: torch.Tensor, num_last_slots: int) 
     is_wide, is_bad = (span >= LEAST_SPAN) & (span < torch.inf), ~(span < torch.inf)
     high = torch.where(is_wide, high, low)
     bounds = torch.where(is_bad, torch.nan, torch.cat([low, high], 4))
-    # If torch divides a number by a tensor, it rounds twice.
+    # torch rounds twice when it divides a Python number by a tensor.
     codes = ((x - low) * (torch.full_like(span, NUM_STEPS) / span)).round()
     codes = torch.where(is_filled & is_wide, codes, 0.0)
     num_blocks, num_bounds = len(kv), bounds_bytes(kv)

@@ -66,7 +66,7 @@ def as_movable(cache: torch.Tensor) -> torch.Tensor:
 def _to_int8(x: torch.Tensor) -> torch.Tensor:
     largest = x.abs().amax(-1, keepdim=True)
     is_finite, is_zero = largest.isfinite(), largest < LEAST_MAGNITUDE
-    # If torch divides a number by a tensor, it rounds twice.
+    # torch rounds twice when it divides a Python number by a tensor.
     codes = (x * (torch.full_like(largest, MAX_CODE) / largest)).round()
     codes = torch.where(is_finite & ~is_zero, codes, 0.0).to(torch.int8)
     scale = torch.where(

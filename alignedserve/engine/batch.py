@@ -47,7 +47,7 @@ class Batch:
     """The work of one iteration: first decodes, then chunks. A decode computes the KV of the token sampled last.
 
     Chunks of one token come before longer ones, because GPU kernels need all entries of one token to be contiguous.
-    Among equally long chunks, those that keep inputs come last, for the same reason. They are never decodes.
+    In both parts, those that keep inputs come last, for the same reason. They are never decodes.
     """
 
     def __init__(self, work: Work) -> None:

@@ -66,7 +66,7 @@ class BlockManager:
         self._hashes: dict[BlockId, tuple[int, bytes]] = {}
         # Blocks with hashes but without owners. The one that lost its owner first is taken first.
         self._kept: dict[BlockId, None] = {}
-        # Owners of each block beyond the first.
+        # The number of each block's owners beyond the first.
         self._others: Counter[BlockId] = Counter()
         self._num_others = 0
         # Blocks that two owners fill from both ends.

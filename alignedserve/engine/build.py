@@ -67,9 +67,9 @@ def build_engine(
 ) -> BuiltEngine:
     """Builds the engine. Raises ValueError for a configuration that this model or machine can't run.
 
-    `allocate` makes the blocks of the KV cache; it takes the arguments of torch.empty. `has_reversed`: requests may
-    fill their blocks from the last slot down. `has_whole_prompts`: the cache must hold all blocks of the longest
-    request, passed ones included.
+    - `allocate`: makes the blocks of the KV cache; it takes the arguments of torch.empty.
+    - `has_reversed`: requests may fill their blocks from the last slot down.
+    - `has_whole_prompts`: the cache must hold all blocks of the longest request, passed ones included.
     """
     try:
         return _build(config, allocate, has_reversed, has_whole_prompts)

@@ -1,7 +1,7 @@
 """Host memory for KV that is about to be overwritten in a block shared from both ends.
 
-A part is as large as a block. It holds some of the block's slots, at their places. Copies are synchronous with
-computation: they contain everything computed before, and later steps see what was restored.
+A part is as large as a block. It holds some of the block's slots, at their places. Copies run in order
+with computation: they contain everything computed before, and later steps see what was restored.
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ def check_hidden_cache(model_config: ModelConfig) -> None:
 
 
 def check_quantization(config: EngineConfig, model_config: ModelConfig) -> None:
-    """Raises ValueError if the model is quantised already and the configuration asks for something else."""
+    """Raises ValueError if the model is quantised already, and the configuration quantises it or asks for random
+    weights."""
     if model_config.quantised is None:
         return
     where = f"{config.model} is quantised ({model_config.quantised.method})"

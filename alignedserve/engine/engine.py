@@ -110,8 +110,7 @@ class Engine:
         `release`, even after its end, because a copy may still read them. Passed blocks are held until `free_passed`.
 
         - `matcher`: the request's own matcher, if the caller had `grammars` make it. The first token waits for a
-          matcher that is
-          still compiling, and the whole batch with it.
+          matcher that is still compiling, and the whole batch with it.
         - `is_reversed`: it fills each block from the last slot down. KV that exists already lies the same way.
         - `num_lent`: its last blocks, this many, follow by `lend`.
         - `keeps_inputs`: its blocks hold the inputs of each layer in place of K and V. None of its tokens may be

@@ -29,7 +29,7 @@ class RopeConfig:
     truncate: bool = True
     # The factor of cosines and sines (yarn, longrope).
     attention_factor: float = 1.0
-    # The divisor of each frequency: for models limited to the original length, and for longer ones (longrope).
+    # The divisor of each frequency: if sequences are limited to the original length, and if they are not (longrope).
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 

@@ -171,7 +171,7 @@ def _qwen3(fields: Fields) -> dict[str, Any]:
 
 
 def _qwen3_moe(fields: Fields) -> dict[str, Any]:
-    # Other than in Qwen3, an absent head_dim is derived from hidden_size.
+    # Unlike in Qwen3, an absent head_dim is derived from hidden_size.
     attention_bias = fields.flag("attention_bias", False)
     model = _gated(fields, max_position=32768, num_kv_heads=4)
     window = _window(fields) if fields.flag("use_sliding_window", False) else None
@@ -198,7 +198,7 @@ def _qwen3_moe(fields: Fields) -> dict[str, Any]:
 
 def _mixtral(fields: Fields) -> dict[str, Any]:
     model = _gated(fields, max_position=131072, num_kv_heads=8, norm_eps=1e-5, rope=RopeDefaults(theta=1e6))
-    # Other than in Mistral, an absent window means none.
+    # Unlike in Mistral, an absent window means none.
     window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
     layers = (True,) * model["num_layers"]
     moe = read_moe(fields, model["intermediate_size"], True, layers, num_experts=8, top_k=2)

@@ -86,7 +86,7 @@ class ListingOps(TorchOps):
 
 
 def check_files(config: ModelConfig, directory: Path, num_ranks: int) -> None:
-    """Raises ValueError if the files in the directory lack some of the model's tensors."""
+    """Raises ValueError if the files in the directory do not have exactly the model's tensors."""
     checkpoint = SafetensorsSource(
         directory, torch.float32, "cpu", progress=False, quantised=config.quantised
     )

@@ -204,7 +204,7 @@ class CudaAttention:
 
 
 def has_flash_attention(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns False in float32 and in Triton's interpreter, which FlashAttention does not support."""
+    """Whether FlashAttention is available. It supports neither float32 nor Triton's interpreter."""
     return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 

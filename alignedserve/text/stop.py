@@ -40,7 +40,7 @@ class StopStrings:
         searched, self._num_searched = self._num_searched, max(self._num_searched, len(text))
         if len(text) <= searched or num_tokens <= self._min_tokens:
             return None
-        # Only a string that ends within the new text can be new.
+        # Only a match that ends within the new text can be new.
         found = [(text.find(string, max(0, searched - len(string) + 1)), string) for string in self._strings]
         hits = [(position, string) for position, string in found if position >= 0]
         if not hits:

@@ -23,8 +23,7 @@ tokens beyond `num_near_tokens` cost `decode_far_s` more. The fits don't show wh
 had one length, for which sum and count * max are the same number.
 
 - "balanced" (split-KV: every part of the device gets the same amount of KV): the sum of lengths.
-- "plain" (one program per sequence and KV head): programs share the bandwidth, but a single one can use only a part of
-  it.
+- "plain" (one program per sequence and KV head): programs share the bandwidth, but one alone can use only a part.
   Let m = `num_filling` be the number of sequences that fill the device; fewer take the time of m. With falling lengths
   l1 >= l2 >= ... >= ln and l(n+1) = 0, the cost is
 

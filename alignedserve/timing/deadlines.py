@@ -8,7 +8,7 @@ slack, no token should take longer than `tbt_s`. The request's *allowance*, the 
 is therefore never more than that.
 
 **Best effort (BE).** The whole answer is due at `job_due_s`, or never. The rest of the window is spread over the
-remaining tokens. Later iterations gain unused waiting time, and lose what was overused.
+remaining tokens. Later iterations gain time that was not used, and lose time that was overused.
 
 **Before the first token**, each class is ordered by the latest moment at which a request's work must begin. A request
 that has missed it is *demoted*: it is ordered as if it were due `DEMOTION_S` later. Requests that can still be in time

@@ -10,7 +10,8 @@ codes [out, bytes]; scales, in bfloat16 or float32, and zeros, in the codes' dty
 mixture (experts.py), the outputs of one expert follow those of another.
 
 `dequantise` writes the whole weight in floating point. It pays for many rows, when the FLOPs of a product outweigh the
-weight's bytes. Grid: (outputs / ROWS, inputs / CHUNK).
+weight's bytes.
+Grid: (outputs / ROWS, inputs / CHUNK).
 """
 
 from __future__ import annotations

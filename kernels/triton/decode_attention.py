@@ -442,7 +442,7 @@ def _balanced_kernel(
                 out, sinks, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
                 per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
             )  # fmt: skip
-        # The last head is recomputed: the loop has computed its addresses ahead, past the end.
+        # The last head's values are read again: the loop has computed addresses ahead, past the end.
         record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + tl.num_programs(0) + program)
         last_seq, seq_start, last_tiles, length, last_token = _load_record(record, is_used)
         into = end_unit - 1 - seq_start * NUM_KV_HEADS

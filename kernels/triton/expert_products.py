@@ -16,8 +16,9 @@ are launched, and those without a tile return at once. A program finds its tile'
 per expert, so no other kernel has to make a table. Grids depend only on the number of rows, and nothing waits for the
 device, so a CUDA graph can capture all of it.
 
-Grids: gate_up (max_tiles, inner / OUTPUTS), down (max_tiles, hidden / OUTPUTS). Tiles are the first dimension, so that
-two tiles of one expert read its weights at about the same time, and memory is read once.
+Grids: gate_up (max_tiles, inner / OUTPUTS), down (max_tiles, hidden / OUTPUTS).
+Tiles are the first dimension, so that two tiles of one expert read its weights at about the same time, and memory is
+read once.
 
 Arithmetic for Qwen3-30B-A3B (128 experts, 8 per row, hidden 2048, inner 768, bfloat16) on 132 SMs:
 

@@ -3,9 +3,10 @@
 The device's copy engines could copy them, too, but they run one copy after the other. Behind megabytes of KV, a step
 would wait milliseconds for its few kilobytes.
 
-`receive`: source (pinned) to target, both int32; source[0] is the number of values. Grid: (NUM_PROGRAMS,).
-`send_tokens`: tokens [rows] int64 and is_broken [rows] bool to out (pinned) int32, -1 where broken. Grid: (rows /
-256,).
+`receive`: source (pinned) to target, both int32; source[0] is the number of values.
+Grid: (NUM_PROGRAMS,).
+`send_tokens`: tokens [rows] int64 and is_broken [rows] bool to out (pinned) int32, -1 where broken.
+Grid: (rows / 256,).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """KV blocks to and from the pool's int8 format, between the paged cache and a buffer of blocks in the pool's form.
 
 Grid: (blocks, groups, column tiles). A group is a head of a layer's k or v. A program has all slots of one block's
-group, for COLUMNS of its head_dim. Shapes: cache [block, layer, k|v, kv_head, slot, head_dim]; blocks int64 [n], the
-cache's blocks; stored uint8 [n, block_bytes], see `kernels/kv_int8.py`, which is the reference. dtypes: float32,
-float16, bfloat16. If the compiler fuses a multiplication and an addition, restored values differ from the reference in
-float32's last bit. Codes differ if a value is equally far from two of them.
+group, for COLUMNS of its head_dim.
+Shapes: cache [block, layer, k|v, kv_head, slot, head_dim]; blocks int64 [n], the cache's blocks; stored uint8 [n,
+block_bytes], see `kernels/kv_int8.py`, which is the reference.
+dtypes: float32, float16, bfloat16. If the compiler fuses a multiplication and an addition, restored values differ from
+the reference in float32's last bit. Codes differ if a value is equally far from two of them.
 """
 
 from __future__ import annotations

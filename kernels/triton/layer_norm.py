@@ -1,8 +1,8 @@
 """Layer norm of rows.
 
-Grid: (rows,), one program per row, which it holds in registers. Shapes: x [rows, width], rows may be strided, width <=
-8192; weight, bias [width] or None; result [rows, width]. dtypes: float32, float16, bfloat16 (the parameters' may
-differ); arithmetic in float32.
+Grid: (rows,), one program per row, which it holds in registers.
+Shapes: x [rows, width], rows may be strided, width <= 8192; weight, bias [width] or None; result [rows, width].
+dtypes: float32, float16, bfloat16 (the parameters' may differ); arithmetic in float32.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """RMS norm of rows, plus an optional residual.
 
-Grid: (rows,), one program per row, which it holds in registers. Shapes: x [rows, width], rows may be strided, width <=
-8192; weight [width]; result and residual [rows, width]. dtypes: float32, float16, bfloat16 (the weight's may differ);
-arithmetic in float32.
+Grid: (rows,), one program per row, which it holds in registers.
+Shapes: x [rows, width], rows may be strided, width <= 8192; weight [width]; result and residual [rows, width].
+dtypes: float32, float16, bfloat16 (the weight's may differ); arithmetic in float32.
 """
 
 from __future__ import annotations

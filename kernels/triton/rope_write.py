@@ -12,9 +12,8 @@ Grid: (tokens, groups of q heads + groups of k heads + groups of v heads).
     cache              [block, layer, k|v, kv_head, slot, row] (kv_rows.py)
     q_out              [tokens, heads, head_dim]
 
-dtypes: float32, float16, bfloat16, the cache may be 8 bits; arithmetic
-in float32. The result of a norm is rounded to the dtype before it is rotated, as it is with separate operations. K is
-rounded, too, before it is put into 8 bits.
+dtypes: float32, float16, bfloat16, the cache may be 8 bits; arithmetic in float32. The result of a norm is rounded to
+the dtype before it is rotated, as it is with separate operations. K is rounded, too, before it is put into 8 bits.
 
 A program holds a head's values in two halves, low and high: first the pairs that are rotated into each other, then one
 half each of the rest. A token with slot -1 is padding: it is not written to the cache, and its position is not used.

@@ -1,9 +1,10 @@
 """Greedy and Gumbel-max sampling of rows of logits. Nothing waits for the GPU.
 
 Grid: first (rows, pieces of the vocabulary), where each piece stores its best value and its column; then (rows,) over
-the pieces. Many multiprocessors thus read even a single row at once. Shapes: logits [rows, vocab], rows may be strided;
-keys [rows] int64; temperature [rows] float32; tokens [rows] int64, is_broken [rows] bool. dtypes: float32, float16,
-bfloat16 logits; the noise is float32, and so is its sum with them.
+the pieces. Many multiprocessors thus read even a single row at once.
+Shapes: logits [rows, vocab], rows may be strided; keys [rows] int64; temperature [rows] float32; tokens [rows] int64,
+is_broken [rows] bool.
+dtypes: float32, float16, bfloat16 logits; the noise is float32, and so is its sum with them.
 
 Gumbel noise is a function of (key, column) alone, the same as in kernels/cpu/sampling.py. Its integers are equal bit
 for bit, and their logarithms agree up to rounding. The reference is `gumbel_argmax_torch` there. NaN never wins. A row

@@ -2,9 +2,9 @@
 
 Cuts are by value, as in alignedserve/ops/truncate.py: all tokens as likely as the last kept one are kept.
 
-Grid: (rows,), one program per row. The result of a row does not depend on the other rows, to the last bit. Shapes:
-logits [rows, vocab], rows may be strided; temperature, top_p, min_p [rows] float32; top_k [rows] int32. dtypes: float32
-logits; probabilities and their sums are float32.
+Grid: (rows,), one program per row. The result of a row does not depend on the other rows, to the last bit.
+Shapes: logits [rows, vocab], rows may be strided; temperature, top_p, min_p [rows] float32; top_k [rows] int32.
+dtypes: float32 logits; probabilities and their sums are float32.
 
 A cut keeps all values from some floor up. The floor is the largest value with enough tokens at or above it: `top_k`
 tokens, or `top_p` of the mass. It is found bit by bit, two bits per pass over the row, in integers that order like

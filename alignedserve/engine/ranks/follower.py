@@ -33,7 +33,7 @@ def main() -> None:
     try:
         follow(channel)
     except ChannelClosed:
-        # The leading rank needs this one no more.
+        # The leading rank has ended, or needs this one no longer.
         return
 
 

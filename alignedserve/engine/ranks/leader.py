@@ -1,8 +1,8 @@
 """The leading rank. It starts the other ranks, and tells them what to compute beside it.
 
 Only the leader has requests, blocks and a sampler. The others have their part of the weights, the same programs, and
-the KV of their own heads. The leader maps that KV, so it copies blocks for all ranks alone. In each iteration it sends
-the step's inputs, and the ranks exchange values in every layer.
+the KV of their own heads. The leader maps that KV, so it alone copies blocks, for all ranks. In each iteration it
+sends the step's inputs, and the ranks exchange values in every layer.
 
   starting -> loaded -> ready -> lost, when another rank has ended or hangs; the leader can't continue then
 """
