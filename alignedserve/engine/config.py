@@ -47,9 +47,7 @@ class EngineConfig:
         "adapters (LoRA), served as models: name=path, or JSON with name and path; several may follow",
     ] = ()
     max_lora_rank: Annotated[int, "the highest rank of an adapter"] = 16
-    device: Annotated[
-        str, "cpu, cuda (without a server cuda:1, ... too), or auto: CUDA where there is one"
-    ] = "auto"
+    device: Annotated[str, "cpu, cuda (offline also cuda:1, ...), or auto: CUDA if there is a GPU"] = "auto"
     attention_backend: Annotated[
         str, "auto, torch (the plain reference), cpu (native code) or triton (CUDA)"
     ] = "auto"

@@ -126,7 +126,9 @@ class Engine:
         if keeps_inputs and (num_computed or is_reversed or not self.limits.can_keep_inputs):
             raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
         if pooling == "mean" and num_computed:
-            raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
+            raise ValueError(
+                f"{request_id}: a mean needs the states of all tokens; {num_computed} tokens have KV already"
+            )
         num_tokens = len(prompt_token_ids) + len(output)
         num_columns = self.format.num_columns(num_tokens, keeps_inputs) - num_lent
         num_passed = self.span.num_passed(num_computed)

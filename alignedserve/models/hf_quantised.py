@@ -52,7 +52,7 @@ def _awq(fields: Fields) -> QuantisedConfig:
 def _gptq(fields: Fields) -> QuantisedConfig:
     kind, group = _int_kind(fields, "bits"), _group(fields, "group_size")
     if fields.flag("desc_act", False) and group is not None:
-        raise fields.error("desc_act", "false where group_size is not -1: inputs are taken in their order")
+        raise fields.error("desc_act", "false if group_size is not -1: inputs can't be reordered")
     form = fields.choice("checkpoint_format", {"gptq": "gptq", "gptq_v2": "gptq_v2"}, "gptq")
     for key in ("modules_in_block_to_quantize", "is_marlin_format"):
         if fields.get(key):
@@ -132,7 +132,7 @@ def _compressed_group(fields: Fields, groups: Fields, name: str, ignored: tuple[
     if group.get("output_activations"):
         raise group.error("output_activations", "absent")
     if weights.get("actorder") not in (None, False, "weight", "static"):
-        raise weights.error("actorder", "weight or static: inputs are taken in their order")
+        raise weights.error("actorder", "weight or static: inputs can't be reordered")
     num_outputs, size = _strategy(weights)
     is_float = wanted == "float"
     if is_float and weights.get("num_bits") != 8:
@@ -192,7 +192,7 @@ def _has_input_scales(group: Fields, is_float: bool) -> bool:
     if is_float:
         return is_static
     if inputs.get("type") != "int":
-        raise inputs.error("type", "int, as that of weights is")
+        raise inputs.error("type", "int, like the type of weights")
     if is_static:
         raise inputs.error("dynamic", "true: rows of integers have scales of their own")
     if not inputs.flag("symmetric", True):

@@ -66,8 +66,8 @@ def build() -> Path:
                 os.replace(_compile(compiler, _flags(), Path(folder)), path)
     except OSError as error:
         raise BuildFailed(
-            f"the CPU kernels can't be kept in {path.parent}: {error}. "
-            "Name a folder that can be written in $ALIGNEDSERVE_CACHE_DIR"
+            f"the CPU kernels can't be stored in {path.parent}: {error}. "
+            "Set $ALIGNEDSERVE_CACHE_DIR to a writable folder"
         ) from error
     return path
 

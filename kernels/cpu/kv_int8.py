@@ -46,7 +46,7 @@ def _run(function: Any, kv: torch.Tensor, stored: torch.Tensor, num_last_slots: 
         dtype=DTYPE_CODES[_name(kv.dtype)],
     )
     if function(ctypes.byref(blocks)) != 0:
-        raise ValueError(f"kv has dtype {kv.dtype}, which the kernel does not know")
+        raise ValueError(f"kv has dtype {kv.dtype}, which the kernel does not support")
 
 
 def _name(dtype: torch.dtype) -> str:

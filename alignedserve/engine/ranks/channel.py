@@ -42,7 +42,7 @@ class Channel:
         try:
             self._sock.sendall(head + data)
         except OSError as error:
-            raise ChannelClosed(f"the other rank is gone: {error}") from error
+            raise ChannelClosed(f"the other rank has closed the connection: {error}") from error
 
     def send_json(self, kind: Kind, value: Mapping[str, Any]) -> None:
         self.send(kind, json.dumps(value).encode())
@@ -74,8 +74,8 @@ class Channel:
             try:
                 more = self._sock.recv_into(view[got:])
             except OSError as error:
-                raise ChannelClosed(f"the other rank is gone: {error}") from error
+                raise ChannelClosed(f"the other rank has closed the connection: {error}") from error
             if not more:
-                raise ChannelClosed("the other rank is gone")
+                raise ChannelClosed("the other rank has closed the connection")
             got += more
         return bytes(data)
