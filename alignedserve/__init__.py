@@ -32,7 +32,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported on first use: the command line must answer --help without loading torch."""
+    """Imports a public name on first use, so that the command line answers --help without loading torch."""
     if name in _HOMES:
         import importlib
 

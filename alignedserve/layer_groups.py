@@ -1,11 +1,11 @@
 """Which layers of a model share KV blocks.
 
-Where some layers attend to all tokens and others to the latest ones, KV that the latter have passed is freed, and the
-former keep theirs. So layers are cut into groups of as many, each of one kind, and a block holds the KV of one group. A
-request's tokens are cut into *columns* of `block_size` tokens: a column takes a block of each group, and gives those
-of the sliding groups back when it is passed. All blocks are of the same size, whichever group they are for.
+Some models mix layers with full attention and layers with a sliding window. KV that sliding layers have passed is
+freed, while full layers keep theirs. Layers are therefore cut into groups of equal size, each of one kind, and a block
+holds the KV of one group. A request's tokens are cut into *columns* of `block_size` tokens. A column has one block in
+each group, and frees those of the sliding groups when it is passed. All blocks have the same size.
 
-Other models have one group, of all layers.
+Other models have one group with all layers.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# More groups, of fewer layers each, leave less room unused. But a step's block table is so many times as large, and in
-# long contexts full groups have most of the blocks: it is room in these that counts then.
+# More groups, of fewer layers each, waste less space. But a step's block table grows with the number of groups. In long
+# contexts most blocks belong to full groups, so only their wasted space matters then.
 MAX_GROUPS = 8
 
 
 @dataclass(frozen=True, order=True)
 class GroupedLayer:
     group: int
-    # Its place among the layers of a block.
+    # Index among the layers of a block.
     index: int
 
 
 @dataclass(frozen=True)
 class LayerGroups:
-    # One entry per layer of the model. The groups of layers that attend to all tokens come first.
+    # One entry per layer of the model. Groups with full attention come first.
     layers: tuple[GroupedLayer, ...]
-    # Of a block. The last group of a kind may have fewer, and leaves room unused.
+    # Layers of a block. The last group of each kind may have fewer, and wastes the rest.
     num_layers: int
-    # How many groups attend to all tokens, where others have a window.
+    # Groups with full attention, in models that also have sliding groups.
     num_full: int = 0
-    # How many groups have the window; where there is none, it is the one group of all layers.
+    # Groups with the window. In other models, the one group of all layers.
     num_sliding: int = 1
-    # How many of the latest tokens a token attends to in sliding groups, itself included; 0: all.
+    # Latest tokens that a token attends to in sliding groups, itself included; 0: all.
     window: int = 0
 
     @property
@@ -50,7 +50,7 @@ def one_group(num_layers: int, window: int = 0) -> LayerGroups:
 
 
 def layer_groups(windows: Sequence[int | None], num_layers: int) -> LayerGroups:
-    """`windows`: of each layer, None for those that attend to all tokens; empty: all do."""
+    """Groups a model's layers. `windows`: one entry per layer, None for full attention; empty if all layers have it."""
     full = [layer for layer, window in enumerate(windows) if window is None]
     sliding = [layer for layer, window in enumerate(windows) if window is not None]
     window = max((each or 0 for each in windows), default=0)
@@ -67,8 +67,10 @@ def layer_groups(windows: Sequence[int | None], num_layers: int) -> LayerGroups:
 
 
 def _group_size(num_full: int, num_sliding: int) -> int:
-    """Returns the number of layers in a group that leaves the least room unused, the largest of these. If there would
-    be too many groups, the layers of one kind may be less than a group."""
+    """Returns the number of layers per group that wastes the least space; among equals, the largest.
+
+    If that gives too many groups, a group is larger than all layers of the rarer kind.
+    """
 
     def num_groups(size: int) -> int:
         return -(-num_full // size) + -(-num_sliding // size)

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen. Names and defaults are vLLM's."""
+"""How a request's tokens are chosen. Names and defaults are vLLM's."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest, is_text
 
-# Largest seed that a client may give: seeds are 64-bit.
+# largest seed that a client may give: seeds have 64 bits
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
-# of anything that is counted; messages between processes hold no more than 64 bits
+# limit of every count; messages between processes hold at most 64 bits
 MAX_COUNT = 2**31 - 1
 MAX_STOP_STRINGS = 64
 
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    # how many continuations of the prompt
+    # number of continuations of the prompt
     n: int = 1
     # 0 = greedy
     temperature: float = 1.0
-    # keep the likeliest tokens whose probabilities sum to top_p
+    # keep the likeliest tokens with probabilities that sum to top_p
     top_p: float = 1.0
     # keep the k likeliest tokens; 0 or -1 = all
     top_k: int = 0
@@ -38,26 +38,26 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     # token id -> added to its logit
     logit_bias: dict[int, float] | None = None
-    # same seed, same prompt, same tokens, whatever else runs; None = a new one for each request
+    # same seed, same prompt, same tokens, whatever else runs; None = a new seed for each request
     seed: int | None = None
     # None = up to the model's length
     max_tokens: int | None = 16
-    # no end of sequence and no stop token before so many tokens
+    # no end of sequence and no stop token before this many tokens
     min_tokens: int = 0
     # strings that end the output; cut off unless include_stop_str_in_output
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     include_stop_str_in_output: bool = False
-    # go on after the model's end of sequence
+    # continue after the model's end of sequence
     ignore_eos: bool = False
-    # so many most likely tokens' log-probabilities with each output token, besides the chosen one's
+    # number of likeliest tokens with log-probabilities beside each output token, the chosen one not counted
     logprobs: int | None = None
     # the same for each prompt token
     prompt_logprobs: int | None = None
     # False: return ids only
     detokenize: bool = True
     skip_special_tokens: bool = True
-    # the output follows a schema, a regex, a grammar, or is one of several texts
+    # the output must match a schema, a regex or a grammar, or be one of several texts
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class SamplingParams:
 
     @property
     def edits_logits(self) -> bool:
-        """Some tokens are made more or less likely, or impossible, before temperature has its say."""
+        """Whether some tokens are made more or less likely, or impossible, before temperature applies."""
         return (
             self.has_penalties
             or bool(self.logit_bias)
@@ -116,7 +116,7 @@ class SamplingParams:
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Nothing but the likeliest token is asked for: no pass over the logits besides the argmax."""
+        """Whether the likeliest token is all that is needed. The only pass over the logits is then the argmax."""
         return self.is_greedy and not self.edits_logits and self.logprobs is None
 
     @classmethod
@@ -128,7 +128,7 @@ class SamplingParams:
         return cls(**values)
 
 
-# field: (type, lowest, highest, how to say it). None is allowed where the default is None.
+# field: (type, lowest, highest, text for errors). None is allowed where it is the default.
 _LIMITS: dict[str, tuple[type, float, float, str]] = {
     "n": (int, 1, 1024, "an integer from 1 to 1024"),
     "temperature": (float, 0.0, 100.0, "a number from 0 to 100"),

@@ -14,5 +14,5 @@ def mix64(x: int) -> int:
 
 
 def child_seed(seed: int, index: int) -> int:
-    """The seed of the index-th of a request's n continuations; the first one has the request's own."""
+    """Returns the seed of the index-th of a request's n continuations. The first one has the request's own seed."""
     return seed if index == 0 else mix64(seed ^ mix64(index))

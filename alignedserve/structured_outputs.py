@@ -1,4 +1,4 @@
-"""What the output has to look like. Names are vLLM's. How that is brought about: text/grammar.py."""
+"""The form that the output must have. Names are vLLM's. text/grammar.py enforces it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from alignedserve.types import InvalidRequest, is_text
 
 @dataclass(frozen=True)
 class Thoughts:
-    """What a model thinks before an output that has to look like something: its tags."""
+    """The tags around a model's thoughts, which may come before an output of required form."""
 
     close: str
     # None: the prompt has opened the thoughts. Otherwise the output may open them, or have none.
     open: str | None = None
-    # What comes after them, and opens the output.
+    # Text after the thoughts that opens the output.
     opening: str = ""
 
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """Exactly one of these."""
+    """Exactly one kind of constraint must be given."""
 
     # a JSON schema, as text or as an object
     json: str | dict[str, Any] | None = None
-    # matches the whole output
+    # the whole output matches it
     regex: str | None = None
     # the output is one of these
     choice: list[str] | None = None
@@ -35,7 +35,7 @@ class StructuredOutputsParams:
     # True: any JSON object
     json_object: bool | None = None
 
-    # And what may come before it.
+    # What may come before the output.
     thoughts: Thoughts | None = None
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class StructuredOutputsParams:
 
     @property
     def identity(self) -> tuple[str, str, Thoughts | None]:
-        """Two that have the same one are the same."""
+        """Equal for two objects with the same meaning."""
         return self.kind, self.text, self.thoughts
 
     @property

@@ -1,4 +1,4 @@
-"""Ids and small shared types. Ids have types so that a request is never passed where its id is meant."""
+"""Ids and small shared types. Ids have their own types, so that a request is never passed in place of its id."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NewType
 
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
-# of a block in the pool's segment
+# a block in the pool's segment
 PoolBlockId = NewType("PoolBlockId", int)
-# what a request is to router, pool and instances; 1 .. 2**63 - 1
+# identifies a request for router, pool and instances; 1 .. 2**63 - 1
 RequestKey = NewType("RequestKey", int)
 # "prefill-0"
 InstanceId = NewType("InstanceId", str)
-# they connect to every router; there may be more gateways
+# they connect to every router; more gateways may exist
 GATEWAY, LAUNCHER = InstanceId("gateway-0"), InstanceId("launcher-0")
-# one start of one process, or of another role in it; later starts have greater ones
+# one start of a process, or of a new role in it; later starts have greater epochs
 Epoch = NewType("Epoch", int)
 
 
@@ -25,12 +25,12 @@ def gateway_ids(count: int) -> tuple[InstanceId, ...]:
     return tuple(InstanceId(f"gateway-{number}") for number in range(count))
 
 
-# All gateways on islands' hosts, where it is said which processes may connect: islands come and go.
+# Stands for all gateways on islands' hosts in the list of processes that may connect: islands come and go.
 ISLAND_GATEWAY = InstanceId("gateway-of-island")
 
 
 def island_gateway(number: int) -> InstanceId:
-    """The name of the gateway on the host of the island of this number."""
+    """The name of the gateway on the host of island `number`."""
     return InstanceId(f"{ISLAND_GATEWAY}-{number}")
 
 
@@ -39,7 +39,7 @@ def is_island_gateway(name: InstanceId) -> bool:
 
 
 def next_generation(name: InstanceId) -> InstanceId:
-    """The name of the gateway that takes this one's place while this one still answers what it has."""
+    """The name of the gateway that replaces this one, while this one still finishes its requests."""
     base, _, number = name.partition(_GENERATION)
     return InstanceId(f"{base}{_GENERATION}{int(number or 1) + 1}")
 
@@ -49,7 +49,7 @@ def without_generation(name: InstanceId) -> InstanceId:
 
 
 def is_text(value: object) -> bool:
-    """A string that can be sent: without half of a surrogate pair."""
+    """Whether it is a string that can be sent as UTF-8, without half of a surrogate pair."""
     if not isinstance(value, str):
         return False
     try:
@@ -63,7 +63,7 @@ _GAP = " … "
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """At most so many: its middle is left out, since what is wrong with something is often said at the end."""
+    """Returns the text, or at most `max_chars` of it without its middle: an error's cause is often at the end."""
     if len(text) <= max_chars:
         return text
     half = (max_chars - len(_GAP)) // 2

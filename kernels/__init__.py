@@ -1,1 +1,1 @@
-"""AlignedServe's kernels, one file per kernel. To import this package imports none of them."""
+"""AlignedServe's kernels, one file per kernel. Importing this package imports none of them."""

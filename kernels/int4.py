@@ -1,7 +1,7 @@
-"""Weights in four bits, made of others: `quantised.py` has the arithmetic.
+"""Four-bit weights, made of others. `quantised.py` has the arithmetic.
 
-A weight's inputs are in groups of 32. Each group of each output has a scale in bfloat16, an eighth of the value that is
-largest, whose code is 0; codes are round(weight / scale) + 8, from 0 to 15.
+A weight's inputs are in groups of 32. Each group of each output has a bfloat16 scale: minus an eighth of the value with
+the largest magnitude, which gets code 0. Codes are round(weight / scale) + 8, from 0 to 15.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from alignedserve.kernels.quantised import INT4, QuantisedWeight, linear_quantised
 
 GROUP, ZERO, LARGEST_CODE = 32, 8, 15
-# Of a weight, with its share of the scale.
+# Bytes of a weight, with its share of the scale.
 BYTES_PER_WEIGHT = 0.5 + 2 / GROUP
 _NUM_AT_ONCE = 1024
 
@@ -22,8 +22,8 @@ def quantise_int4(weight: torch.Tensor) -> QuantisedWeight:
 
 
 def quantise_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns uint8 codes [out, groups, 32] and bfloat16 scales [out, groups] of a weight [out, in], whose last group
-    is filled with zeros. Raises ValueError where it is not finite."""
+    """Returns uint8 codes [out, groups, 32] and bfloat16 scales [out, groups] of a weight [out, in]. The last group
+    is padded with zeros. Raises ValueError if the weight is not finite."""
     num_out, num_in = weight.shape
     num_groups = -(-num_in // GROUP)
     codes = torch.empty(num_out, num_groups, GROUP, dtype=torch.uint8, device=weight.device)
@@ -33,7 +33,7 @@ def quantise_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values = torch.nn.functional.pad(weight[piece].float(), (0, num_groups * GROUP - num_in))
         codes[piece], scales[piece] = _of_groups(values.view(-1, num_groups, GROUP))
     if not scales.isfinite().all():
-        raise ValueError("a weight that is not finite has no 4 bits")
+        raise ValueError("a weight that is not finite can't be quantised to 4 bits")
     return codes, scales
 
 
@@ -48,6 +48,6 @@ def _of_groups(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def linear_int4(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns x @ weight.T + bias, in float32, of what `quantise_groups` returns."""
+    """Returns x @ weight.T + bias, in float32, for the result of `quantise_groups`."""
     whole = codes.flatten(1)[:, : x.shape[1]]
     return linear_quantised(x, QuantisedWeight(INT4, whole, scales, None, GROUP), bias)

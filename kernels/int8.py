@@ -1,7 +1,7 @@
 """Linear layers in eight bits: the arithmetic in plain torch. It is the reference of the native kernel (`cpu/`).
 
-    weight  a column of outputs has a scale: its largest absolute value over 127; codes are round(weight / scale)
-    row     so has each row of inputs, when it comes: so a row's result depends on no other row
+    weight  each output has a scale: its largest absolute value over 127; codes are round(weight / scale)
+    row     each row of inputs has one, too, computed at run time: a row's result depends on no other row
 
 Sums of products of codes are exact integers, and are multiplied by both scales once. A row with a NaN or an infinity
 gives NaN or infinity.
@@ -12,14 +12,14 @@ from __future__ import annotations
 import torch
 
 LARGEST = 127.0
-# Beyond so many inputs a sum might not fit 32 bits.
+# With more inputs, a sum might not fit 32 bits.
 MAX_IN_FEATURES = 65536
-# What is made of a weight at a time, so that it is not there in float32 as a whole.
+# Outputs quantised at a time, so that the whole weight is never in memory in float32.
 _NUM_AT_ONCE = 1024
 
 
 def quantise_columns(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns int8 codes [out, in] and float32 scales [out] of a weight [out, in]. Raises ValueError where it is not
+    """Returns int8 codes [out, in] and float32 scales [out] of a weight [out, in]. Raises ValueError if it is not
     finite."""
     if weight.shape[1] > MAX_IN_FEATURES:
         raise ValueError(f"a layer of {weight.shape[1]} inputs: 8 bits take {MAX_IN_FEATURES} at most")
@@ -30,7 +30,7 @@ def quantise_columns(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rounded, scales[piece] = _rounded(weight[piece].float())
         codes[piece] = rounded.to(torch.int8)
     if not scales.isfinite().all():
-        raise ValueError("a weight that is not finite has no 8 bits")
+        raise ValueError("a weight that is not finite can't be quantised to 8 bits")
     return codes, scales
 
 
@@ -51,6 +51,6 @@ def linear_int8(
 
 def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = x.abs().amax(1)
-    # Dividing a number by a tensor, torch would round twice.
+    # torch rounds twice when it divides a Python number by a tensor.
     inverse = torch.where(largest > 0, torch.full_like(largest, LARGEST) / largest, 0.0)
     return (x * inverse.unsqueeze(1)).round(), largest / torch.full_like(largest, LARGEST)

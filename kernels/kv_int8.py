@@ -1,21 +1,21 @@
-"""KV blocks as the pool keeps them with `pool_kv_dtype=int8`: the format's arithmetic in plain torch.
+"""The pool's format of KV blocks with `pool_kv_dtype=int8`: its arithmetic in plain torch.
 
-This is the reference of both kernels (`cpu/kv_int8.py`, `triton/kv_int8.py`), and what runs where neither can.
+This is the reference of both kernels (`cpu/kv_int8.py`, `triton/kv_int8.py`), and runs if neither is available.
 
     stored   uint8 [blocks, block_bytes]: bounds [layer, k|v, kv_head, low|high, head_dim] in the dtype of `kv`, then
              codes uint8 [layer, k|v, kv_head, slot, head_dim]
     kv       [blocks, layer, k|v, kv_head, slot, head_dim], float32, bfloat16 or float16
 
-A channel is one of head_dim, of one head, of a layer's k or v, over the slots of one block. Its 256 codes lie evenly
-between its least and its greatest value: the scale is (high - low) / 255, and low is the zero point.
+A channel is one of head_dim, of one head, of a layer's k or v, over the slots of one block. Its 256 codes are spaced
+evenly between its least and its greatest value: the scale is (high - low) / 255, and low is the zero point.
 
-- A value comes back with an error of half the scale at most, before it is rounded to its dtype.
-- Low and high come back as they were, and so what came back has the same codes again: a block that goes to the pool
-  once more, unchanged, is stored as the same bytes.
-- Of a block that is filled in part, only the slots that are filled count; the codes of the others are 0.
-- A channel whose values lie within 2^-100 of each other comes back as its least value.
-- A channel with a NaN or an infinity in it, or whose values lie further apart than float32 can say, comes back as NaN:
-  a request that has such KV ends with an error, as it would have without the pool.
+- A restored value has an error of at most half the scale, before it is rounded to its dtype.
+- Low and high are restored exactly, so restored values have the same codes again. A block that is stored a second
+  time, unchanged, gives the same bytes.
+- Only the filled slots of a block count; the codes of the others are 0.
+- A channel with values within 2^-100 of each other is restored as its least value.
+- A channel with a NaN or an infinity, or with a range beyond float32, is restored as NaN. A request with such KV ends
+  with an error, as it would without the pool.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 
 NUM_STEPS = 255
-# Below this, NUM_STEPS divided by the span might be no float32 any more.
+# Below this, NUM_STEPS divided by the span might exceed float32.
 LEAST_SPAN = 2.0**-100
 
 
@@ -34,17 +34,17 @@ def stored_bytes(kv: torch.Tensor) -> int:
 
 
 def quantise_torch(kv: torch.Tensor, stored: torch.Tensor, num_last_slots: int) -> None:
-    """Stores the blocks; of the last one, the first `num_last_slots` slots are filled."""
+    """Stores the blocks. Only the first `num_last_slots` slots of the last block are filled."""
     check(kv, stored, num_last_slots)
     x, is_filled = kv.float(), _is_filled(kv, num_last_slots)
-    # Adding zero makes a zero of a negative one, whose bytes would differ from a zero's.
+    # Adding zero turns a negative zero into zero, because their bytes differ.
     low = torch.where(is_filled, x, torch.inf).amin(4, keepdim=True) + 0.0
     high = torch.where(is_filled, x, -torch.inf).amax(4, keepdim=True) + 0.0
     span = high - low
     is_wide, is_bad = (span >= LEAST_SPAN) & (span < torch.inf), ~(span < torch.inf)
     high = torch.where(is_wide, high, low)
     bounds = torch.where(is_bad, torch.nan, torch.cat([low, high], 4))
-    # Dividing a number by a tensor, torch would round twice.
+    # torch rounds twice when it divides a Python number by a tensor.
     codes = ((x - low) * (torch.full_like(span, NUM_STEPS) / span)).round()
     codes = torch.where(is_filled & is_wide, codes, 0.0)
     num_blocks, num_bounds = len(kv), bounds_bytes(kv)
@@ -53,7 +53,7 @@ def quantise_torch(kv: torch.Tensor, stored: torch.Tensor, num_last_slots: int) 
 
 
 def dequantise_torch(stored: torch.Tensor, kv: torch.Tensor) -> None:
-    """Restores the blocks. What slots hold that were not filled is finite where their channel is."""
+    """Restores the blocks. Values of unfilled slots are finite if their channel is."""
     check(kv, stored, num_last_slots=kv.shape[4])
     shape, num_bounds = kv.shape, bounds_bytes(kv)
     # The copy is aligned, wherever the stored block begins.
@@ -65,12 +65,12 @@ def dequantise_torch(stored: torch.Tensor, kv: torch.Tensor) -> None:
 
 
 def bounds_bytes(kv: torch.Tensor) -> int:
-    """Returns the bytes of a block's bounds, which come before its codes."""
+    """Returns the bytes of a block's bounds, which precede its codes."""
     return kv[0].numel() // kv.shape[4] * 2 * kv.element_size() if len(kv) else 0
 
 
 def check(kv: torch.Tensor, stored: torch.Tensor, num_last_slots: int) -> None:
-    """Raises ValueError for what no kernel takes."""
+    """Raises ValueError for arguments that no kernel supports."""
     if kv.dim() != 6 or kv.shape[2] != 2 or not kv.is_contiguous():
         raise ValueError(
             f"kv must be contiguous [blocks, layer, 2, kv head, slot, head_dim], not {tuple(kv.shape)}"

@@ -1,18 +1,18 @@
-"""KV in 8 bits in an instance's own cache (`kv_cache_dtype`): the formats' arithmetic in plain torch.
+"""8-bit KV in an instance's own cache (`kv_cache_dtype`): the formats' arithmetic in plain torch.
 
-The cache is [block, layer, k|v, kv_head, slot, row], and its dtype says what a row holds, which is one head's K or V of
-one token:
+The cache is [block, layer, k|v, kv_head, slot, row]. A row is one head's K or V of one token, and the cache's dtype
+determines its contents:
 
     float32, bfloat16, float16   its head_dim values
     float8_e4m3fn                the same, each rounded to e4m3 (`fp8`)
     int8                         head_dim codes from -127 to 127, then their scale in float32 (`int8`)
 
-A row is written once, from the values in the model's dtype, and depends on nothing else: neither on the batch, nor on
-how a prompt was cut, nor on what else its block holds. So blocks, and slots of blocks, are moved as the bytes they are.
+A row is written once, from values in the model's dtype, and depends on nothing else: not on the batch, not on the
+chunks of a prompt, not on other rows of its block. Blocks and slots are therefore moved as plain bytes.
 
-- fp8: values beyond 448 become 448. What is NaN or infinite comes back as NaN.
-- int8: the scale is the largest magnitude of the row / 127. An error is half the scale at most. A row whose values are
-  all below 2^-100 comes back as zeros; one with a NaN or an infinity in it as NaN as a whole.
+- fp8: values beyond 448 become 448. NaN and infinity are restored as NaN.
+- int8: the scale is the largest magnitude of the row / 127. An error is at most half the scale. A row with all values
+  below 2^-100 is restored as zeros; one with a NaN or an infinity is restored as NaN as a whole.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FP8, INT8 = torch.float8_e4m3fn, torch.int8
 SCALE_BYTES = 4
 MAX_CODE = 127
 MAX_FP8 = 448.0
-# Below this, MAX_CODE divided by it might be no float32 any more.
+# Below this, MAX_CODE divided by it might exceed float32.
 LEAST_MAGNITUDE = 2.0**-100
 
 
 def is_coded(cache: torch.Tensor) -> bool:
-    """Whether rows hold 8 bits a value."""
+    """Whether rows hold 8 bits per value."""
     return cache.dtype in (FP8, INT8)
 
 
@@ -59,14 +59,14 @@ def scales_of(rows: torch.Tensor) -> torch.Tensor:
 
 
 def as_movable(cache: torch.Tensor) -> torch.Tensor:
-    """A view of which torch can copy single rows; it can't where they are e4m3."""
+    """Returns a view that torch can copy single rows of. It can't for e4m3."""
     return cache.view(torch.uint8) if cache.dtype == FP8 else cache
 
 
 def _to_int8(x: torch.Tensor) -> torch.Tensor:
     largest = x.abs().amax(-1, keepdim=True)
     is_finite, is_zero = largest.isfinite(), largest < LEAST_MAGNITUDE
-    # Dividing a number by a tensor, torch would round twice.
+    # torch rounds twice when it divides a Python number by a tensor.
     codes = (x * (torch.full_like(largest, MAX_CODE) / largest)).round()
     codes = torch.where(is_finite & ~is_zero, codes, 0.0).to(torch.int8)
     scale = torch.where(

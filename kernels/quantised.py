@@ -1,14 +1,14 @@
 """A weight in codes, and linear layers of it in plain torch: the reference of the native kernels (`cpu/`).
 
     kind   codes               a value
-    int4   0 to 15             (code - zero) * scale; zero is 8 where there are no `zeros`
-    int8   0 to 255            (code - zero) * scale; zero is 128 where there are no `zeros`
+    int4   0 to 15             (code - zero) * scale; zero is 8 without `zeros`
+    int8   0 to 255            (code - zero) * scale; zero is 128 without `zeros`
     fp8    float8_e4m3fn       code * scale
-    mxfp4  0 to 15             E2M1[code] * scale; groups of 32, whose scales are powers of two
+    mxfp4  0 to 15             E2M1[code] * scale; groups of 32, with powers of two as scales
 
-Inputs are in groups; each output has a scale for each of its groups, and a zero, if it has zeros. Of integers rows have
-eight bits, as in `int8.py`: sums of a group are exact integers, and are scaled and added in float32, in the order of
-groups. With FP8 and MXFP4 rows stay as they are, and a group's sum is one of float32.
+Inputs are in groups. Each output has a scale for each of its groups, and a zero, if the weight has zeros. With integer
+weights, rows are quantised to eight bits, as in `int8.py`. Sums of a group are exact integers. They are scaled and
+added in float32, in the order of groups. With FP8 and MXFP4, rows stay as they are, and a group's sum is in float32.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from alignedserve.kernels.int8 import MAX_IN_FEATURES, linear_int8, quantise_col
 
 INT8, INT4, FP8, MXFP4 = "int8", "int4", "fp8", "mxfp4"
 BITS = {INT8: 8, INT4: 4, FP8: 8, MXFP4: 4}
-# Of integers, where there are no others.
+# The zero of integer weights without `zeros`.
 ZEROS = {INT8: 128, INT4: 8}
-# Groups of integers are multiples of this, those of FP8 of two, unless there is one only. Those of MXFP4 are of 32.
+# A group's size is a multiple of this, unless there is only one group. MXFP4 groups are exactly 32.
 BLOCK = {INT8: 32, INT4: 32, FP8: 2, MXFP4: 32}
 FP8_DTYPE = torch.float8_e4m3fn
 LARGEST_FP8 = 448.0
@@ -34,16 +34,16 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 @dataclass(frozen=True)
 class QuantisedWeight:
-    """[out, in]. Raises ValueError where parts do not fit each other."""
+    """A weight [out, in]. Raises ValueError if its tensors do not match."""
 
     kind: str
-    # uint8, a code each, or float8_e4m3fn.
+    # uint8 with one code each, or float8_e4m3fn.
     codes: torch.Tensor
     # [out, groups] in bfloat16, or float32
     scales: torch.Tensor
     # [out, groups] uint8
     zeros: torch.Tensor | None
-    # How many inputs have one scale.
+    # Inputs per scale.
     group: int
 
     def __post_init__(self) -> None:
@@ -75,29 +75,29 @@ class QuantisedWeight:
 
     @property
     def is_int8_columns(self) -> bool:
-        """A scale for each output and nothing else, which is what `int8.py` multiplies."""
+        """Whether it has one scale for each output and nothing else, which is the form that `int8.py` multiplies."""
         return self.kind == INT8 and self.zeros is None and self.num_groups == 1
 
     @property
     def num_bytes(self) -> int:
-        """As it is kept: see kernels/cpu/csrc/groups.h. On a GPU a zero takes one byte in place of two."""
+        """Bytes in stored form: see kernels/cpu/csrc/groups.h. On a GPU a zero takes one byte instead of two."""
         num_codes = self.codes.numel() * BITS[self.kind] // 8
         num_zeros = 0 if self.zeros is None else 2 * self.zeros.numel()
         return num_codes + self.scales.numel() * self.scales.dtype.itemsize + num_zeros
 
     def to(self, device: torch.device) -> QuantisedWeight:
-        """The same on this device. What is there already is shared."""
+        """The weight on this device. Tensors that are there already are shared."""
         zeros = None if self.zeros is None else self.zeros.to(device)
         return replace(self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=zeros)
 
     def rows(self, first: int, end: int, step: int = 1) -> QuantisedWeight:
-        """The weight of some of the outputs. It shares the memory."""
+        """The weight of some of the outputs. Shares the memory."""
         some = slice(first, end, step)
         zeros = None if self.zeros is None else self.zeros[some]
         return replace(self, codes=self.codes[some], scales=self.scales[some], zeros=zeros)
 
     def columns(self, first: int, end: int) -> QuantisedWeight:
-        """The weight of some of the inputs: whole groups of them, or some of the only one. It shares the memory."""
+        """The weight of some of the inputs: whole groups, or any part of the only group. Shares the memory."""
         if self.num_groups == 1:
             return replace(self, codes=self.codes[:, first:end])
         if first % self.group or (end % self.group and end != self.shape[1]):
@@ -107,20 +107,20 @@ class QuantisedWeight:
         return replace(self, codes=self.codes[:, first:end], scales=self.scales[:, groups], zeros=zeros)
 
     def with_zeros(self) -> torch.Tensor:
-        """The zeros, whether they are all the same or not. Floats have none."""
+        """The zeros of integer weights, even if all are the default."""
         if self.zeros is not None:
             return self.zeros
         return torch.full(self.scales.shape, ZEROS[self.kind], dtype=torch.uint8, device=self.codes.device)
 
     def dequantised(self) -> torch.Tensor:
-        """In float32."""
+        """The values in float32."""
         values = self.numbers()
         if self.is_integer:
             values = values - self._of_inputs(self.with_zeros().float())
         return values * self._of_inputs(self.scales.float())
 
     def numbers(self) -> torch.Tensor:
-        """What the codes are without zeros and scales, in float32."""
+        """The codes' values in float32, without zeros and scales."""
         if self.kind == MXFP4:
             return torch.tensor(E2M1, device=self.codes.device)[self.codes.int()]
         return self.codes.float()
@@ -130,11 +130,11 @@ class QuantisedWeight:
 
 
 def quantise_fp8(weight: torch.Tensor) -> QuantisedWeight:
-    """Each output's largest value becomes the largest of FP8. Raises ValueError where it is not finite."""
+    """Scales each output's largest value to the largest of FP8. Raises ValueError if it is not finite."""
     codes = torch.empty(weight.shape, dtype=FP8_DTYPE, device=weight.device)
     scales = weight.abs().amax(1, keepdim=True).float() / LARGEST_FP8
     if not scales.isfinite().all():
-        raise ValueError("a weight that is not finite has no FP8")
+        raise ValueError("a weight that is not finite can't be quantised to FP8")
     step = max(1, (1 << 22) // weight.shape[1])
     for first in range(0, len(weight), step):
         piece = slice(first, first + step)
@@ -152,7 +152,7 @@ def quantise_int8(weight: torch.Tensor) -> QuantisedWeight:
 
 
 def to_unsigned(codes: torch.Tensor) -> torch.Tensor:
-    """int8, from -128, to uint8, from 0; they differ in one bit."""
+    """int8, from -128, to uint8, from 0. They differ in one bit."""
     return codes.view(torch.uint8) ^ 0x80
 
 
@@ -161,7 +161,7 @@ def to_signed(codes: torch.Tensor) -> torch.Tensor:
 
 
 def side_by_side(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
-    """One weight with the outputs of all. Raises ValueError where they are not alike."""
+    """One weight with the outputs of all. Raises ValueError if their forms differ."""
     first = parts[0]
     for other in parts[1:]:
         if (other.kind, other.num_groups) != (first.kind, first.num_groups) or (
@@ -171,7 +171,7 @@ def side_by_side(parts: Sequence[QuantisedWeight]) -> QuantisedWeight:
                 f"parts of one layer must be alike, not {first.kind} in {first.num_groups} groups of {first.group} "
                 f"and {other.kind} in {other.num_groups} groups of {other.group}"
             )
-    # What mixes bfloat16 and float32 has float32.
+    # A mixture of bfloat16 and float32 becomes float32.
     scales = torch.cat([part.scales for part in parts])
     has_zeros = any(part.zeros is not None for part in parts)
     zeros = torch.cat([part.with_zeros() for part in parts]) if has_zeros else None
@@ -188,7 +188,7 @@ def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
 
 
 def _linear_integers(x: torch.Tensor, weight: QuantisedWeight) -> torch.Tensor:
-    """Float64 holds a group's sums exactly, and what is added to them."""
+    """Float64 holds a group's sums exactly, and the results that they are added to."""
     rows, of_rows = quantise_rows(x)
     out = torch.zeros(len(rows), len(weight.codes), device=x.device)
     zeros, scales = weight.with_zeros().double(), weight.scales.double()

@@ -21,7 +21,14 @@ from tests.test_english import forbidden_words, too_long
 ROOT = Path(__file__).parents[1]
 # Folders that were read and rewritten. A file of the root of `alignedserve` is named by itself.
 FOLDERS: list[str] = [
+    "alignedserve/__init__.py",
+    "alignedserve/engine",
+    "alignedserve/layer_groups.py",
+    "alignedserve/lengths",
+    "alignedserve/models",
+    "alignedserve/ops",
     "alignedserve/protocol",
+    "alignedserve/sampling_params.py",
     "alignedserve/scheduling/__init__.py",
     "alignedserve/scheduling/block_hashes.py",
     "alignedserve/scheduling/boundary.py",
@@ -46,8 +53,14 @@ FOLDERS: list[str] = [
     "alignedserve/scheduling/remaining_time.py",
     "alignedserve/scheduling/routing.py",
     "alignedserve/scheduling/token_times.py",
+    "alignedserve/seeds.py",
     "alignedserve/sim",
+    "alignedserve/structured_outputs.py",
+    "alignedserve/text",
+    "alignedserve/timing",
+    "alignedserve/types.py",
     "alignedserve/vopr",
+    "kernels",
     "router",
 ]
 # Strings that have to be as they are, such as texts that are not ours.

@@ -1,4 +1,4 @@
-"""Running requests as rows of arrays, so that a few numpy calls prepare a step of decodes."""
+"""Running requests as rows of arrays. A few numpy calls prepare a step with many decodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from alignedserve.types import BlockId
 
 
 class Due:
-    """The requests that catch up in an iteration, and so get a token, in the order of the batch."""
+    """The requests that get a token in an iteration, because it computes all of their pending tokens. In batch
+    order."""
 
     def __init__(self, requests: list[Request]) -> None:
         self.requests = requests
-        # Their rows in the batch table.
+        # Rows in the batch table.
         self.rows = np.fromiter((request.row for request in requests), dtype=np.intp, count=len(requests))
 
     @cached_property
@@ -28,25 +29,25 @@ class Due:
 
     @cached_property
     def edited(self) -> list[int]:
-        """The indices of requests whose logits are changed before a token is chosen by them."""
+        """Indices of requests with logits that are edited before sampling."""
         return [i for i, request in enumerate(self.requests) if request.params.edits_logits]
 
     @cached_property
     def logged(self) -> list[int]:
-        """The indices of requests that asked for log-probabilities."""
+        """Indices of requests that asked for log-probabilities."""
         return [i for i, request in enumerate(self.requests) if request.params.logprobs is not None]
 
     @cached_property
     def counted(self) -> list[int]:
-        """The indices of requests whose output tokens are counted."""
+        """Indices of requests with output tokens that are counted, for penalties."""
         return [i for i, request in enumerate(self.requests) if request.params.has_penalties]
 
 
 class Batch:
-    """The work of one iteration: decodes, which compute the token that was sampled last, and then chunks.
+    """The work of one iteration: first decodes, then chunks. A decode computes the KV of the token sampled last.
 
-    Chunks of one token come before longer ones, because a GPU's kernels need all that computes one token to be
-    contiguous. For the same reason those whose inputs are kept come last among as long ones, and are no decodes.
+    Chunks of one token come before longer ones, because GPU kernels need all entries of one token to be contiguous.
+    In both parts, those that keep inputs come last, for the same reason. They are never decodes.
     """
 
     def __init__(self, work: Work) -> None:
@@ -65,7 +66,7 @@ class Batch:
         self.has_reversed = bool(self.is_reversed.any())
         self.adapters = np.array([request.adapter for request, _ in self.work], dtype=np.int32)
         self.has_adapters = bool(self.adapters.any())
-        # The entries of `work` that catch up, and get a token; and those that get an embedding, which no decode does.
+        # Entries of `work` that get a token. Entries that get an embedding are kept apart; a decode never does.
         caught_up = [i for i, (request, count) in enumerate(self.work) if count == request.num_pending]
         chunk_entries = caught_up[self.num_decodes :]
         self.embedded_entries = [i for i in chunk_entries if self.work[i][0].pooling is not None]
@@ -87,25 +88,25 @@ class BatchTable:
         num_groups: int = 1,
         num_full_groups: int = 0,
     ) -> None:
-        """`num_full_groups`: of these groups, the first ones, nothing is passed."""
+        """`num_full_groups`: the number of leading groups with full attention, in which no column is passed."""
         self._block_size = block_size
         self._num_full_groups = num_full_groups
-        # [row, group of layers, column].
+        # [row, layer group, column]
         self._blocks = np.zeros((max_num_seqs, num_groups, max_columns), dtype=np.int32)
         self._num_columns = np.zeros(max_num_seqs, dtype=np.int32)
-        # How many tokens the row's columns have room for.
+        # Tokens that the row's columns can hold.
         self._room = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self._last_token = np.zeros(max_num_seqs, dtype=np.int32)
-        # The number of tokens until max_output_len.
+        # Output tokens until max_output_len.
         self._num_left = np.zeros(max_num_seqs, dtype=np.int64)
         self._counting = np.arange(max_num_seqs + 1, dtype=np.int32)
         self.reset()
 
     def reset(self) -> None:
-        """Frees every row, whichever request had it."""
+        """Frees every row, even if a request has it."""
         self._free_rows = list(reversed(range(len(self._last_token))))
-        # The batch of the last iteration, if it had decodes only and no request has entered or left since.
+        # The last iteration's batch, if it had decodes only and no request has entered or left since.
         self._decodes: Batch | None = None
 
     def enter(self, request: Request) -> None:
@@ -122,24 +123,24 @@ class BatchTable:
         request.row = -1
 
     def add_columns(self, request: Request, grown: Sequence[Grown]) -> None:
-        """Enters blocks that the request got, in each group, into its row."""
+        """Enters newly allocated blocks, by group, into the request's row."""
         for group, (first, blocks) in enumerate(grown):
             self._blocks[request.row, group, first : first + len(blocks)] = blocks
-        # A full group is ahead of the others while these wait for columns to be passed.
+        # A full group is ahead of the sliding ones while these wait for columns to be passed.
         request.num_columns = min([first + len(blocks) for first, blocks in grown])
         self._set_num_columns(request)
 
     def pass_columns(self, request: Request, num_passed: int) -> None:
-        """The request's first columns are passed: nothing reads these entries."""
+        """Clears the entries of passed columns in sliding groups. Nothing reads these entries."""
         self._blocks[request.row, self._num_full_groups :, :num_passed] = NO_BLOCK
 
     def set_block(self, request: Request, index: int, block: BlockId) -> None:
-        """Puts another block in the place of one that the request had."""
+        """Replaces one of the request's blocks."""
         self._blocks[request.row, 0, index] = block
 
     def batch(self, work: Work) -> Batch:
-        """Makes the batch of an iteration. If the same decodes run again, only the arrays here change, and the last
-        batch is reused."""
+        """Returns an iteration's batch. If the same decodes run again, the last batch is reused: only the arrays here
+        have changed."""
         if self._decodes is not None and self._decodes.work == work:
             return self._decodes
         batch = Batch(work)
@@ -147,7 +148,7 @@ class BatchTable:
         return batch
 
     def outgrown(self, batch: Batch) -> list[int]:
-        """The entries of the batch's work that need more blocks than they have."""
+        """Entries of the batch's work that need more blocks than they have."""
         ends = self._num_computed[batch.rows] + batch.counts
         entries: list[int] = np.flatnonzero(ends > self._room[batch.rows]).tolist()
         return entries
@@ -158,17 +159,17 @@ class BatchTable:
             request.num_computed += count
 
     def append_tokens(self, due: Due, tokens: np.ndarray) -> np.ndarray:
-        """Appends one token to each row; the caller appends to the requests' own outputs. Returns how many tokens each
-        may still get."""
+        """Appends one token to each row, and returns how many more each may get. The caller appends to the requests'
+        own outputs."""
         self._last_token[due.rows] = tokens
         self._num_left[due.rows] -= 1
         num_left: np.ndarray = self._num_left[due.rows]
         return num_left
 
     def fill(self, step: StepInputs, batch: Batch) -> np.ndarray:
-        """Writes the step that computes the batch, with one sequence for each entry, in order.
+        """Writes the batch into the step, with one sequence for each entry, in order.
 
-        Returns for each entry where its outputs end among the step's outputs.
+        Returns for each entry the end of its outputs among the step's outputs.
         """
         step.wait_until_sent()
         num_columns = self._columns_of(batch)
@@ -212,8 +213,8 @@ class BatchTable:
     def _fill_chunk(
         self, step: StepInputs, batch: Batch, entry: int, start: int, num_outputs: int
     ) -> tuple[int, int]:
-        """Fills one entry in, from the step's token `start` and output `num_outputs` on. Returns the next of both
-        numbers."""
+        """Fills in one entry, from token `start` and output `num_outputs` of the step on. Returns the next token and
+        output."""
         host, (request, count) = step.host, batch.work[entry]
         first, end = request.num_computed, start + count
         positions = np.arange(first, first + count, dtype=np.int32)
@@ -229,7 +230,7 @@ class BatchTable:
         return end, num_outputs + wanted
 
     def _columns_of(self, batch: Batch) -> int:
-        """How many columns of the block table the step needs. Restored KV takes as many as K and V would."""
+        """The number of block-table columns that the step needs. Restored KV needs as many as K and V would."""
         num_columns = int(self._num_columns[batch.rows].max())
         for request, count in batch.work[batch.num_decodes :]:
             if request.keeps_inputs:
@@ -239,11 +240,11 @@ class BatchTable:
     def _keep_inputs(
         self, step: StepInputs, batch: Batch, entry: int, tokens: slice, table: np.ndarray
     ) -> None:
-        """Attention finds K and V of this entry in restored KV."""
+        """Points this entry's attention at restored KV."""
         request, count = batch.work[entry]
         if step.kept_inputs is None:
             raise RuntimeError(
-                f"{request.request_id}: its inputs are kept, and nothing is there to restore KV in"
+                f"{request.request_id}: its inputs are kept, but there is no memory to restore its KV in"
             )
         blocks, slots = step.kept_inputs.add(
             entry,
@@ -262,13 +263,13 @@ class BatchTable:
         self._room[row] = request.num_columns * tokens_per_block(self._block_size, request.keeps_inputs)
 
     def _slots(self, rows: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
-        """Returns [group, position]."""
+        """Returns slots as [group, position]."""
         column, offset = np.divmod(positions, self._block_size)
         slots: np.ndarray = self._blocks[rows, :, column].T * self._block_size
         slots += offset
         return slots
 
     def _mirrored(self, slots: np.ndarray) -> np.ndarray:
-        """The slots of requests that fill their blocks from the last slot down."""
+        """The slots for requests that fill their blocks from the last slot down."""
         mirrored: np.ndarray = slots + (self._block_size - 1 - 2 * (slots % self._block_size))
         return mirrored

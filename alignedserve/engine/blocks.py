@@ -1,16 +1,16 @@
 """Which requests hold which KV blocks of an instance. Ids and counts only; the bytes are in `kv_cache`.
 
-A full block may be published under the hash of all tokens up to its end (`scheduling/block_hashes.py`), and then
-several owners can hold it. When the last owner has gone it is kept: it is free like others, but taken last, and a
-request with its hash that comes before that holds it again.
+A full block may be published under the hash of all tokens up to its end (`scheduling/block_hashes.py`). Several owners
+can then hold it. After its last owner has released it, it is kept: it counts as free but is taken last. A request with
+its hash can hold it again until then.
 
-Free blocks are counted as if nothing were shared: a block counts once for each of its owners. So a plan that goes by
-counts need not know what is shared, and the blocks that it was promised are there.
+Free blocks are counted as if nothing were shared: a block counts once for each of its owners. A plan can therefore go
+by counts alone, and is sure to get the blocks that it was promised.
 
-A block may also have two owners that fill it from both ends, neither of which publishes it. It counts once then, and
-is the other's alone when one of them has left, or has given it up.
+A block may also have two owners that fill it from both ends. Neither of them publishes it, and it counts once. When one
+of them has left or has given it up, it belongs to the other one alone.
 
-An owner has columns of blocks, one for each group of layers (`protocol/kv_span.py`). With a window its first columns
+An owner has columns of blocks, one block for each layer group (`protocol/kv_span.py`). With a window, its first columns
 may be passed: NO_BLOCK stands in their places in the sliding groups.
 """
 
@@ -25,23 +25,23 @@ from typing import NamedTuple
 from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.types import BlockId, RequestId
 
-# In place of a block that its owner has given up, or passed.
+# Stands for a block that its owner has given up or passed.
 NO_BLOCK = BlockId(-1)
 
 
 @dataclass(slots=True)
 class Held:
-    """What an owner holds, by group and column."""
+    """The blocks that an owner holds, by group and column."""
 
     groups: list[list[BlockId]]
-    # Sliding groups hold nothing of so many first columns.
+    # Leading columns without blocks in the sliding groups.
     num_passed: int
-    # So many it was promised: sliding groups may have blocks of fewer so far.
+    # Columns promised to the owner. Sliding groups may have blocks for fewer so far.
     num_columns: int = 0
 
 
 class Grown(NamedTuple):
-    """The blocks that an owner got in one group, and the column of the first one."""
+    """The blocks that an owner got in one group. `first` is the column of the first one."""
 
     first: int
     blocks: list[BlockId]
@@ -57,19 +57,19 @@ class BlockManager:
         self._span = span
 
     def reset(self) -> None:
-        """Frees every block, whatever holds it."""
-        # It is a stack: the block freed last is used next, while it is still in a processor cache.
+        """Frees every block, even if an owner holds it."""
+        # A stack: the block freed last is used next, while a processor cache may still have it.
         self._free = [BlockId(block) for block in reversed(range(self.num_blocks))]
         self._held: dict[RequestId, Held] = {}
-        # By group of layers.
+        # By layer group.
         self._published: list[dict[bytes, BlockId]] = [{} for _ in range(self._span.num_groups)]
         self._hashes: dict[BlockId, tuple[int, bytes]] = {}
-        # These blocks have hashes and no owner; the one that lost its owner first is taken first.
+        # Blocks with hashes but without owners. The one that lost its owner first is taken first.
         self._kept: dict[BlockId, None] = {}
-        # The number of owners of each block beyond the first.
+        # The number of each block's owners beyond the first.
         self._others: Counter[BlockId] = Counter()
         self._num_others = 0
-        # The blocks that two owners fill from both ends.
+        # Blocks that two owners fill from both ends.
         self._at_both_ends: set[BlockId] = set()
         self._has_lent = False
 
@@ -85,12 +85,12 @@ class BlockManager:
         return self._held[owner].groups[group] if owner in self._held else []
 
     def in_columns(self, owner: RequestId, first: int = 0, end: int | None = None) -> list[BlockId]:
-        """The blocks of these columns, column by column; NO_BLOCK stands for those that the owner does not hold."""
+        """The blocks of these columns, column by column. NO_BLOCK stands for those that the owner does not hold."""
         groups = [blocks[first:end] for blocks in self._held[owner].groups]
         return groups[0] if len(groups) == 1 else _column_by_column(groups)
 
     def num_missing(self, owner: RequestId, num_columns: int, num_passed: int = 0) -> int:
-        """How many blocks `grow` takes."""
+        """The number of blocks that `grow` would take."""
         held = self._held.get(owner)
         if held is None:
             return self._span.num_blocks(num_passed, num_columns)
@@ -98,9 +98,11 @@ class BlockManager:
         return sum(max(end - len(blocks), 0) for blocks, end in zip(held.groups, ends, strict=True))
 
     def grow(self, owner: RequestId, num_columns: int, num_passed: int = 0) -> list[Grown] | None:
-        """Gives the owner blocks for its first columns, as far as the span says, beyond those that it holds. Returns
-        what it got, by group; or None, and changes nothing, if fewer are free. `num_passed`: of an owner which holds
-        none."""
+        """Gives the owner blocks for its first columns, as far as the span requires, beyond those that it holds.
+
+        Returns the new blocks by group. Returns None and changes nothing if too few are free. `num_passed` applies to
+        an owner that holds nothing yet.
+        """
         held = self._held.get(owner)
         if held is None:
             if self.num_missing(owner, num_columns, num_passed) > self.num_free:
@@ -117,7 +119,7 @@ class BlockManager:
         return [Grown(first, blocks[first:]) for first, blocks in zip(before, held.groups, strict=True)]
 
     def _grow_only_group(self, held: Held, num_columns: int) -> list[Grown] | None:
-        """Does the same in less time: each decode needs a block every few steps."""
+        """The same for one group, faster: each decode needs a block every few steps."""
         blocks = held.groups[0]
         first = len(blocks)
         count = self._span.end(held.num_passed, num_columns) - first
@@ -130,8 +132,8 @@ class BlockManager:
         return [Grown(first, taken)]
 
     def allocate(self, owner: RequestId, count: int) -> list[BlockId] | None:
-        """Allocates `count` more blocks for `owner`, in the first group, whatever they are for. Returns None and
-        changes nothing if fewer are free."""
+        """Allocates `count` more blocks for `owner` in the first group, for any use. Returns None and changes nothing
+        if fewer are free."""
         if count > self.num_free:
             return None
         blocks = self._take(count)
@@ -140,7 +142,7 @@ class BlockManager:
         return blocks
 
     def free(self, owner: RequestId) -> None:
-        """Frees all blocks that `owner` holds; safe to repeat."""
+        """Frees all blocks that `owner` holds. Safe to repeat."""
         held = self._held.pop(owner, None)
         if held is not None:
             groups = held.groups
@@ -170,11 +172,11 @@ class BlockManager:
     # ---- blocks with two ends ---------------------------------------------------------------------------------------
 
     def lend(self, borrower: RequestId, lender: RequestId, index: int) -> BlockId:
-        """Makes the lender's block the borrower's next one as well."""
+        """Makes the lender's block the borrower's next one, too."""
         block = self.held(lender)[index]
         if block == NO_BLOCK or block in self._at_both_ends or block in self._others:
             raise RuntimeError(
-                f"{borrower}: is lent block {index} of {lender}, which {lender} does not have alone"
+                f"{borrower}: is lent block {index} of {lender}, but {lender} is not its only owner"
             )
         self._at_both_ends.add(block)
         self._has_lent = True
@@ -182,13 +184,13 @@ class BlockManager:
         return block
 
     def give_up(self, owner: RequestId, index: int) -> None:
-        """Leaves a block that two have to the other one."""
+        """Gives up a block with two owners. It then belongs to the other one alone."""
         self._at_both_ends.remove(self.held(owner)[index])
         self.held(owner)[index] = NO_BLOCK
 
     def renew(self, owner: RequestId, index: int) -> tuple[BlockId, BlockId]:
-        """Gives the owner a fresh block in place of one that it has given up, or that it leaves to the other one.
-        Returns the old one, which may be NO_BLOCK, and the new one."""
+        """Gives the owner a fresh block for one that it has given up, or gives up now. Returns the old block, which may
+        be NO_BLOCK, and the new one."""
         old = self.held(owner)[index]
         if old != NO_BLOCK:
             self.give_up(owner, index)
@@ -200,7 +202,7 @@ class BlockManager:
         return old, new[0]
 
     def cut(self, owner: RequestId, num_blocks: int) -> None:
-        """Leaves the owner its first blocks, and frees the others."""
+        """Keeps the owner's first blocks, and frees the others."""
         blocks = self.held(owner)
         self._put_back(blocks[num_blocks:])
         del blocks[num_blocks:]
@@ -220,8 +222,11 @@ class BlockManager:
     # ---- blocks behind the window ------------------------------------------------------------------------------------
 
     def free_passed(self, owner: RequestId, num_passed: int, num_tokens: int = 0) -> list[Grown]:
-        """Frees those blocks of sliding groups which the owner, of so many tokens, still holds of its first columns,
-        and gives it those that it gets in their place, no more than become free. Returns these."""
+        """Frees the sliding groups' blocks of columns that the owner has passed since, and replaces them if more are
+        needed.
+
+        It allocates no more than it frees. Returns the new blocks. `num_tokens`: the owner's tokens.
+        """
         held, num_full = self._held[owner], self._span.num_full_groups
         first, held.num_passed = held.num_passed, num_passed
         passed = [blocks[first:num_passed] for blocks in held.groups[num_full:]]
@@ -236,10 +241,10 @@ class BlockManager:
     # ---- blocks with hashes -----------------------------------------------------------------------------------------
 
     def share(self, owner: RequestId, block_hashes: Sequence[bytes]) -> int:
-        """Lets `owner`, which holds no blocks yet, hold the blocks of the first of these hashes, as far as they are
-        known. Returns how many; those that are passed then it does not hold.
+        """Lets `owner`, which holds no blocks yet, hold the blocks of the leading hashes, as far as they are known.
 
-        They count like other blocks: what else is allocated to the owner has to fit, too.
+        Returns the number of hashes found. Their passed columns are not held. Shared blocks count like others, so fewer
+        are shared if not all of them fit.
         """
         if owner in self._held:
             raise RuntimeError(f"{owner}: holds {len(self.held(owner))} blocks before it shares any")
@@ -263,10 +268,10 @@ class BlockManager:
                 self._num_others += 1
 
     def num_known(self, block_hashes: Sequence[bytes]) -> int:
-        """The number of leading hashes for which there are blocks in all groups, those aside that are passed after so
-        many."""
+        """The number of leading hashes with blocks in all groups. Columns that are passed by then need none in sliding
+        groups."""
         num_full, window = self._span.num_full_groups, self._span.window
-        # Where nothing is passed, all groups need all.
+        # If nothing is ever passed, all groups need all columns.
         always = self._published[:num_full] if window else self._published
         there = takewhile(_in_all(always), block_hashes) if always else block_hashes
         if not window:
@@ -282,8 +287,10 @@ class BlockManager:
         return self._span.num_passed(num_full * self._span.block_size)
 
     def publish(self, owner: RequestId, first: int, block_hashes: Sequence[bytes]) -> None:
-        """Publishes the owner's blocks from its `first` on under these hashes: their KV is there. A hash which another
-        block has already is skipped, and so is a block that is passed."""
+        """Publishes the owner's blocks, from column `first` on, under these hashes. Their KV must be complete.
+
+        Skips a hash that another block has, and a block that is passed.
+        """
         groups = self._held[owner].groups if owner in self._held else []
         for group, (blocks, published) in enumerate(zip(groups, self._published, strict=False)):
             for block, block_hash in zip(islice(blocks, first, None), block_hashes, strict=False):
@@ -291,7 +298,7 @@ class BlockManager:
                     published[block_hash], self._hashes[block] = block, (group, block_hash)
 
     def forget(self, block_hashes: Iterable[bytes]) -> None:
-        """From here on no other owner can hold the blocks of these hashes."""
+        """Unpublishes these hashes: no other owner can hold their blocks from here on."""
         for block_hash in block_hashes:
             for published in self._published:
                 if block_hash in published:
@@ -302,7 +309,7 @@ class BlockManager:
                         self._free.append(block)
 
     def _leave(self, blocks: Sequence[BlockId]) -> None:
-        # A prompt's last block is kept first, and so taken first: it is of no use without the blocks before it.
+        # A prompt's last block is kept first, so it is taken first: it is useless without the blocks before it.
         for block in reversed(blocks):
             if block in self._others:
                 self._others[block] -= 1
@@ -328,7 +335,7 @@ class BlockManager:
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises unless every block is held, kept or free, and the counts are right."""
+        """Raises RuntimeError unless every block is held, kept or free, and the counts agree."""
         groups = [blocks for held in self._held.values() for blocks in held.groups]
         held = [block for blocks in groups for block in blocks if block != NO_BLOCK]
         num_held = len(held) - len(self._at_both_ends)
@@ -348,15 +355,16 @@ class BlockManager:
 
 
 def _in_all(published: Sequence[Mapping[bytes, BlockId]]) -> Callable[[bytes], bool]:
-    """Returns what says of a hash whether it is in all of these. Long prompts ask for thousands."""
+    """Returns a predicate: whether a hash is in all of these. It is fast, because a long prompt needs thousands of
+    calls."""
     if len(published) == 1:
         return published[0].__contains__
     return lambda block_hash: all(block_hash in each for each in published)
 
 
 def _spread(blocks: Iterable[BlockId], groups: Sequence[list[BlockId]], ends: Sequence[int]) -> None:
-    """Appends the blocks to the groups up to these columns, column by column: so those of a column are neighbours in
-    memory as they are in the pool, and move as one piece."""
+    """Appends the blocks to the groups up to these columns, column by column. The blocks of a column are then adjacent
+    in memory, as they are in the pool, and move as one piece."""
     taken = iter(blocks)
     growing = [(held, end) for held, end in zip(groups, ends, strict=True) if len(held) < end]
     first = min((len(held) for held, _ in growing), default=0)

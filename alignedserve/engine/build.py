@@ -1,4 +1,4 @@
-"""From an EngineConfig to a running Engine: it chooses device and backend, loads, sizes the cache, and compiles."""
+"""Builds an Engine from an EngineConfig: chooses device and backend, loads the model, sizes the cache, compiles."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from alignedserve.protocol.kv_span import KvSpan
 from alignedserve.text.grammar import Grammars
 from alignedserve.text.tokenizer import Tokenizer
 
-# GPUs before have no conversions from and to e4m3.
+# Older GPUs have no conversions from and to e4m3.
 MIN_FP8_CAPABILITY = (8, 9)
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -65,9 +65,11 @@ def build_engine(
     has_reversed: bool = False,
     has_whole_prompts: bool = False,
 ) -> BuiltEngine:
-    """`allocate` makes the blocks of the KV cache, and has the arguments of torch.empty.
-    `has_reversed`: requests may fill their blocks from the last slot down.
-    `has_whole_prompts`: there is to be room for all blocks of the longest request, also those that it passes.
+    """Builds the engine. Raises ValueError for a configuration that this model or machine can't run.
+
+    - `allocate`: makes the blocks of the KV cache; it takes the arguments of torch.empty.
+    - `has_reversed`: requests may fill their blocks from the last slot down.
+    - `has_whole_prompts`: the cache must hold all blocks of the longest request, passed ones included.
     """
     try:
         return _build(config, allocate, has_reversed, has_whole_prompts)
@@ -82,7 +84,7 @@ def build_engine(
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its backend, or a rank's part of it."""
+    """A model on its backend, or one rank's part of it."""
 
     source: ModelSource
     model: Model
@@ -104,7 +106,7 @@ def load_model(config: EngineConfig, has_reversed: bool, ranks: Ranks | None = N
         config.attention_backend, device, dtype, model_config.head_dim, options, config.quantization, ranks
     )
     weights = source.open_weights(dtype, device, config.seed, config.use_tqdm)
-    # The adapters' tensors are copied by the operations, whatever device they are for.
+    # The operations copy the adapters' tensors, on any device.
     weights = with_adapters(weights, config.adapters, config.max_lora_rank)
     model = build_model(model_config, weights, ops, max_model_len)
     weights.finish()
@@ -115,7 +117,7 @@ def load_model(config: EngineConfig, has_reversed: bool, ranks: Ranks | None = N
 
 
 def new_step(config: EngineConfig, loaded: LoadedModel, has_reversed: bool) -> tuple[StepInputs, int]:
-    """Returns the inputs of steps, and how many requests may be in one."""
+    """Returns the inputs of steps, and the maximum number of requests in one step."""
     max_tokens = config.max_num_batched_tokens
     max_seqs = min(config.max_num_seqs, max_tokens)
     max_columns = loaded.form.num_columns(loaded.max_model_len)
@@ -149,7 +151,7 @@ def _build(
         leader.until_loaded()
         engine = _assemble(config, loaded, grammars, allocate, has_reversed, has_whole_prompts, leader)
     except BaseException:
-        # Whoever keeps the error would keep the other ranks with it.
+        # Stops the other ranks now: a caller that keeps the error would keep them alive.
         leader.close()
         raise
     return BuiltEngine(engine, source.config, source)
@@ -167,8 +169,7 @@ def _check(config: EngineConfig, source: ModelSource, device: torch.device) -> N
 
 
 def _num_exchanged(config: EngineConfig, model_config: ModelConfig) -> int:
-    """The most values that ranks exchange at a time: hidden states of all tokens, or logits of a part of the
-    vocabulary."""
+    """The most values that ranks exchange at once: hidden states of all tokens, or one rank's part of the logits."""
     max_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     logits = max_seqs * padded(-(-model_config.vocab_size // config.tensor_parallel_size))
     return max(config.max_num_batched_tokens * padded(model_config.hidden_size), logits)
@@ -264,24 +265,24 @@ def _device(name: str) -> torch.device:
 
 
 def _check_fp8(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> None:
-    """Raises ValueError unless this device can compute with what is in FP8."""
+    """Raises ValueError if this device can't compute with a part of the model that is FP8."""
     if device.type != "cuda" or config.attention_backend == "torch":
         return
     is_quantised = model_config.quantised is not None and model_config.quantised.kind == FP8
     is_fp8 = {
         "kv_cache_dtype='fp8'": config.kv_cache_dtype == FP8,
         "quantization='fp8'": config.quantization == FP8,
-        f"{config.model}, whose weights are FP8": is_quantised,
+        f"{config.model}, with FP8 weights": is_quantised,
     }
     what = next((each for each in is_fp8 if is_fp8[each]), None)
     if what and (capability := torch.cuda.get_device_capability(device)) < MIN_FP8_CAPABILITY:
         raise ValueError(
-            f"{what}: takes GPUs of compute capability 8.9 and newer, not {capability}; int8 runs there"
+            f"{what}: needs a GPU of compute capability 8.9 or newer, this one has {capability}; int8 runs there"
         )
 
 
 def _kv_bytes(config: EngineConfig, loaded: LoadedModel, step: StepInputs, leader: RankLeader | None) -> int:
-    """The bytes that KV may have, of all ranks."""
+    """Bytes that KV may take, of all ranks together."""
     if loaded.ops.device.type != "cuda":
         return DEFAULT_CPU_KV_BYTES
 

@@ -1,7 +1,7 @@
-"""Host memory for KV that others are about to overwrite in a block which two requests share from both ends.
+"""Host memory for KV that is about to be overwritten in a block shared from both ends.
 
-A part is as large as a block, and holds some of its slots, where they lay. The copies are made at once: what was
-computed before is in them, and what is computed after sees what they brought back.
+A part is as large as a block. It holds some of the block's slots, at their places. Copies run in order
+with computation: they contain everything computed before, and later steps see what was restored.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from alignedserve.types import BlockId, RequestId
 
 class Checkpoints:
     def __init__(self, ranks: Sequence[torch.Tensor], num_parts: int) -> None:
-        """`ranks`: the cache's blocks, of each rank."""
-        # Slots are counted along the dimension before the last: [layer, k|v, kv_head, slot, head_dim].
+        """`ranks`: the cache's blocks, by rank."""
+        # Slots are the dimension before the last: [layer, k|v, kv_head, slot, head_dim].
         self._block_size = ranks[0].shape[-2]
         self._bytes_per_block = sum(blocks[0].nbytes for blocks in ranks)
         self._num_parts = num_parts
-        # Of each rank the cache's blocks, and the parts of some.
+        # By rank: the cache's blocks, and the parts.
         self._ranks = [(blocks, _empty_parts(blocks, num_parts)) for blocks in ranks]
         self._free = [*range(num_parts)]
         self._held: dict[RequestId, dict[int, int]] = {}
@@ -35,7 +35,7 @@ class Checkpoints:
         if index not in held:
             if not self._free:
                 raise RuntimeError(
-                    f"{owner}: block {index} is to be kept, and all {self._num_parts} parts are taken"
+                    f"{owner}: no part is free to keep block {index}, all {self._num_parts} are taken"
                 )
             held[index] = self._free.pop()
         slots = self._slots(first, end)
@@ -43,7 +43,7 @@ class Checkpoints:
             parts[held[index]][..., slots, :].copy_(blocks[block][..., slots, :])
 
     def restore(self, owner: RequestId, index: int, block: BlockId, first: int, end: int) -> None:
-        """Copies them back, and frees the part."""
+        """Copies the tokens back, and frees the part."""
         part, slots = self._held[owner].pop(index), self._slots(first, end)
         for blocks, parts in self._ranks:
             blocks[block][..., slots, :].copy_(parts[part][..., slots, :])
@@ -52,7 +52,7 @@ class Checkpoints:
             del self._held[owner]
 
     def drop(self, owner: RequestId) -> None:
-        """Frees all that the owner has. Safe to repeat."""
+        """Frees all parts of the owner. Safe to repeat."""
         self._free += self._held.pop(owner, {}).values()
 
     def _slots(self, first: int, end: int) -> slice:

@@ -1,6 +1,6 @@
-"""What follows from a configuration and a model's config alone, before anything is loaded. Nothing here needs torch.
+"""Choices that follow from a configuration and a model's config alone, before anything is loaded.
 
-The launcher, the pool and the gateway need it too, and must come to the same answers as the instances.
+The launcher, the pool and the gateway make them, too, and must agree with the instances. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_CPU_KV_BYTES = 4 * 2**30
 # The longest sequences of known models, 10 million tokens, need 6 GiB.
 MAX_TABLE_BYTES = 8 * 2**30
 
-# vLLM has these aliases.
+# vLLM's aliases.
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -47,9 +47,9 @@ def choose_max_model_len(config: EngineConfig, model_config: ModelConfig) -> int
 
 
 def _check_tables(max_model_len: int, config: EngineConfig, model_config: ModelConfig) -> None:
-    """Refuses lengths whose tables would not fit any machine, before one tries to make them."""
+    """Raises ValueError for a length with tables that fit no machine, before anything allocates them."""
     num_blocks = -(-max_model_len // config.block_size) * config.max_num_seqs
-    # Cosines and sines in float32, and the numbers of each request's blocks.
+    # Cosines and sines in float32, and the block numbers of each request.
     num_bytes = 4 * (max_model_len * model_config.head_dim + num_blocks)
     if num_bytes > MAX_TABLE_BYTES:
         raise ValueError(
@@ -59,7 +59,7 @@ def _check_tables(max_model_len: int, config: EngineConfig, model_config: ModelC
 
 
 def vocabulary_of(model_config: ModelConfig) -> Vocabulary:
-    # Some configs list end tokens that the model does not have, and never samples.
+    # Some configs list end tokens beyond the vocabulary. The model never samples these.
     eos_token_ids = frozenset(
         token for token in model_config.eos_token_ids if token < model_config.vocab_size
     )
@@ -83,38 +83,41 @@ def block_format(
 
 
 def span_of_requests(config: EngineConfig, groups: LayerGroups, has_whole_prompts: bool) -> KvSpan:
-    """The blocks of an instance's requests. `has_whole_prompts`: nothing of a prompt is freed while it is computed."""
+    """The blocks that an instance's requests hold. `has_whole_prompts`: no block of a prompt is freed while it is
+    computed."""
     if has_whole_prompts:
         return KvSpan.of_whole_requests(groups, config.block_size)
     return KvSpan.of(groups, config.block_size, config.max_num_batched_tokens)
 
 
 def choose_layer_groups(config: EngineConfig, model_config: ModelConfig, share_blocks: bool) -> LayerGroups:
-    """Where an instance holds blocks for all tokens, all layers are one group."""
+    """The layer groups of an instance. An instance that holds blocks for all tokens has all layers in one group."""
     found = layer_groups(model_config.sliding_windows, model_config.num_layers)
     is_short = found.window >= choose_max_model_len(config, model_config)
     return one_group(model_config.num_layers) if config.hidden_cache or share_blocks or is_short else found
 
 
 def check_num_gpus(config: EngineConfig, num_gpus: int) -> None:
-    """Raises ValueError unless each rank has a GPU of its own, of those that this process can use."""
+    """Raises ValueError unless each rank can have a GPU of its own, among those that this process can use."""
     size = config.tensor_parallel_size
     if size == 1:
         return
     if config.device not in ("auto", "cuda"):
-        raise ValueError(f"device={config.device!r}: tensor_parallel_size={size} takes {size} GPUs, not one")
+        raise ValueError(f"device={config.device!r}: tensor_parallel_size={size} needs {size} GPUs, not one")
     if num_gpus < size:
-        raise ValueError(f"tensor_parallel_size={size}: takes a GPU each, and {num_gpus} can be used")
+        raise ValueError(
+            f"tensor_parallel_size={size}: needs a GPU for each rank, and {num_gpus} can be used"
+        )
 
 
 def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
-    """Raises ValueError unless such a model can be divided among so many ranks."""
+    """Raises ValueError unless the model can be divided among `tensor_parallel_size` ranks."""
     size = config.tensor_parallel_size
     if size == 1:
         return
     setting = f"tensor_parallel_size={size}"
     if config.hidden_cache:
-        raise ValueError(f"{setting}: hidden_cache takes instances of one rank")
+        raise ValueError(f"{setting}: hidden_cache needs instances of one rank")
     kv_heads = model_config.num_kv_heads
     if kv_heads % size and size % kv_heads:
         raise ValueError(f"{setting}: the model's {kv_heads} KV heads can't be divided among {size} ranks")
@@ -130,17 +133,18 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
 
 
 def check_hidden_cache(model_config: ModelConfig) -> None:
-    """Raises ValueError unless a layer's input is as wide as its K, and so half as large as K and V."""
+    """Raises ValueError unless a layer's input is as wide as its K, so that it takes half the memory of K and V."""
     width = model_config.num_kv_heads * model_config.head_dim
     if width != model_config.hidden_size:
         raise ValueError(
-            f"hidden_cache: of this model's layers K is {width} values wide and the input {model_config.hidden_size}; "
-            "it takes models where both are as wide, such as OPT"
+            f"hidden_cache: this model's K is {width} values wide and a layer's input {model_config.hidden_size}; "
+            "both must have the same width, as in OPT"
         )
 
 
 def check_quantization(config: EngineConfig, model_config: ModelConfig) -> None:
-    """Raises ValueError unless such a model runs so."""
+    """Raises ValueError if the model is quantised already, and the configuration quantises it or asks for random
+    weights."""
     if model_config.quantised is None:
         return
     where = f"{config.model} is quantised ({model_config.quantised.method})"
@@ -151,7 +155,8 @@ def check_quantization(config: EngineConfig, model_config: ModelConfig) -> None:
 
 
 def _num_affordable(config: EngineConfig, form: BlockFormat, needed: int, budget: int) -> int:
-    """The number of blocks, with `num_restored_blocks` of one layer beside them where inputs may be kept."""
+    """The number of blocks within `budget`. With a hidden cache, `num_restored_blocks` of one layer must fit beside
+    them."""
     if not config.hidden_cache:
         return budget // form.block_bytes
     beside_longest = (budget - needed * form.layer_bytes) // form.block_bytes
@@ -162,7 +167,8 @@ def _num_affordable(config: EngineConfig, form: BlockFormat, needed: int, budget
 def choose_num_blocks(
     config: EngineConfig, form: BlockFormat, max_model_len: int, budget: int, span: KvSpan
 ) -> int:
-    """The number of blocks of an instance's KV cache, for a `budget` in bytes. `span`: the blocks of its requests."""
+    """The number of blocks of an instance's KV cache, for a `budget` in bytes. `span`: the blocks that its requests
+    hold."""
     needed = span.num_held(0, max_model_len)
     affordable = _num_affordable(config, form, needed, max(budget, 0))
     least_bytes = needed * (form.block_bytes + (form.layer_bytes if config.hidden_cache else 0))
@@ -173,5 +179,5 @@ def choose_num_blocks(
             f"(on a GPU gpu_memory_utilization does it, too), or set max_model_len to at most "
             f"{min(span.longest(affordable) * form.block_size, max_model_len)}"
         )
-    # More blocks than whole requests in all slots can ever fill would only be reserved, and never used.
+    # Blocks beyond full-length requests in all slots would be reserved, but never used.
     return min(affordable, form.num_groups * form.num_columns(max_model_len) * config.max_num_seqs)

@@ -1,8 +1,7 @@
-"""The engine of one instance: it holds requests and their blocks, and computes what it is told to, iteration by
-iteration.
+"""The engine of one instance. It holds requests and their blocks, and computes what it is told, iteration by iteration.
 
-Its instance (`decode_worker`, `prefill_worker`) decides which requests are adopted, join the batch, part from it and
-are released, and how much of each is computed. `launch` and `finish` are the two halves of an iteration.
+Its instance (`decode_worker`, `prefill_worker`) decides which requests are adopted, join and leave the batch, and are
+released, and how many tokens of each are computed. `launch` and `finish` are the two halves of an iteration.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class Iteration:
     """An iteration that was launched. No request enters or leaves the batch until it is finished."""
 
     launched: Launched
-    # Outputs of `requests` come first, in that order; `finish` fills tokens and embeddings in.
+    # Outputs of `requests` come first, in that order. `finish` fills in tokens and embeddings.
     outputs: list[TokenOutput]
 
     @property
     def requests(self) -> list[Request]:
-        """The requests which get a token or their embedding, or an error instead."""
+        """The requests that get a token, an embedding or an error."""
         return self.launched.requests
 
 
@@ -63,8 +62,8 @@ class Engine:
         window: int = 0,
         groups: LayerGroups | None = None,
     ) -> None:
-        """`adapters`: their numbers, by name. `window`: see `ModelConfig.window`. `groups`: see `choose_layer_groups`;
-        by default one without a window."""
+        """`adapters`: adapter numbers by name. `window`: see `ModelConfig.window`. `groups`: see `choose_layer_groups`;
+        by default one group without a window."""
         self.adapters = adapters or {}
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary
@@ -83,8 +82,8 @@ class Engine:
         self._checkpoints: Checkpoints | None = None
 
     def keep_window(self, max_step: int) -> None:
-        """From here on requests hold no blocks that are passed, and none too far ahead (`max_step`: see `KvSpan`).
-        Called before the first request; without a window nothing changes."""
+        """Makes requests free the blocks that they pass, and hold none too far ahead (`max_step`: see `KvSpan`). Called
+        before the first request; does nothing without a window."""
         if self.groups.window:
             self.span = KvSpan.of(self.groups, self.format.block_size, max_step)
             self._blocks.keep_window(self.span)
@@ -104,19 +103,22 @@ class Engine:
         pooling: str | None = None,
         adapter: str = "",
     ) -> Request | None:
-        """Takes in a request that began elsewhere, or will go on there. The caller decides when it runs and leaves.
+        """Takes in a request that began elsewhere, or will continue there. The caller decides when it runs and leaves.
 
-        It gets blocks for all of its tokens, including those that it shares (`share`), as far as `span` says. Call
-        `join` and `execute` once these hold the KV of the first `num_computed` tokens. It holds them until `release`,
-        also after its end, because they may be under a copy; those that it passes until `free_passed`.
-        `matcher` is the request's own, from `grammars`, if the caller had it made. A matcher which is not ready
-        compiles when the first token is due, and the whole batch waits for it.
-        `is_reversed`: it fills each block from the last slot down, also those of which there is KV already.
-        `num_lent`: so many of its blocks, the last ones, follow by `lend`.
-        With `keeps_inputs` its blocks hold the inputs of each layer in place of K and V; nothing of it is there yet.
-        `pooling`: it ends with an embedding of its prompt. For a mean, nothing of it is there yet.
-        `adapter`: the name of its adapter, with which all of its KV was computed; empty: it has none.
-        Returns None and changes nothing if too few blocks are free (shared blocks stay held). Raises InvalidRequest if
+        The request gets blocks for all of its tokens, shared ones (`share`) included, as far as `span` requires. Call
+        `join` and `execute` once these hold the KV of the first `num_computed` tokens. It holds its blocks until
+        `release`, even after its end, because a copy may still read them. Passed blocks are held until `free_passed`.
+
+        - `matcher`: the request's own matcher, if the caller had `grammars` make it. The first token waits for a
+          matcher that is still compiling, and the whole batch with it.
+        - `is_reversed`: it fills each block from the last slot down. KV that exists already lies the same way.
+        - `num_lent`: its last blocks, this many, follow by `lend`.
+        - `keeps_inputs`: its blocks hold the inputs of each layer in place of K and V. None of its tokens may be
+          computed yet.
+        - `pooling`: it ends with an embedding of its prompt. For a mean, no token may be computed yet.
+        - `adapter`: the name of the adapter that all of its KV was computed with; empty if it has none.
+
+        Returns None and changes nothing if too few blocks are free; shared blocks stay held. Raises InvalidRequest if
         the request can't be run.
         """
         if is_reversed and not self._has_reversed:
@@ -124,7 +126,9 @@ class Engine:
         if keeps_inputs and (num_computed or is_reversed or not self.limits.can_keep_inputs):
             raise ValueError(f"{request_id}: its inputs can't be kept; {num_computed} tokens of it have KV")
         if pooling == "mean" and num_computed:
-            raise ValueError(f"{request_id}: a mean of all states is wanted; {num_computed} tokens have KV")
+            raise ValueError(
+                f"{request_id}: a mean needs the states of all tokens; {num_computed} tokens have KV already"
+            )
         num_tokens = len(prompt_token_ids) + len(output)
         num_columns = self.format.num_columns(num_tokens, keeps_inputs) - num_lent
         num_passed = self.span.num_passed(num_computed)
@@ -139,37 +143,37 @@ class Engine:
         return request
 
     def num_known(self, block_hashes: Sequence[bytes]) -> int:
-        """The number of tokens, those of the first of these block hashes, whose KV is there."""
+        """The number of tokens with cached KV under the leading block hashes."""
         return self._blocks.num_known(block_hashes) * self.cache.format.block_size
 
     def share(self, request_id: RequestId, block_hashes: Sequence[bytes]) -> int:
-        """Lets a request that will be adopted share the blocks with these hashes (`scheduling/block_hashes.py`), as
-        far as they are known. Returns the number of tokens whose KV is there."""
+        """Lets a request that will be adopted share the blocks with these hashes (`scheduling/block_hashes.py`), as far
+        as they are known. Returns the number of tokens with KV."""
         return self._blocks.share(request_id, block_hashes) * self.cache.format.block_size
 
     def publish_blocks(self, request: Request, first: int, block_hashes: Sequence[bytes]) -> None:
-        """Publishes the request's blocks from `first` on, whose KV is there, for others to share."""
+        """Publishes the request's blocks from column `first` on, for others to share. Their KV must be complete."""
         self._blocks.publish(request.request_id, first, block_hashes)
 
     def forget_hashes(self, block_hashes: Sequence[bytes]) -> None:
-        """From here on no other request can share the blocks with these hashes; those which share them already go
-        on."""
+        """Stops other requests from sharing the blocks with these hashes from here on. Requests that share them already
+        keep them."""
         self._blocks.forget(block_hashes)
 
     def blocks_of(self, request: Request, first: int = 0, end: int | None = None) -> list[BlockId]:
-        """The request's blocks of these columns, or of all, column by column. NO_BLOCK stands for those that are
-        passed."""
+        """The request's blocks in these columns, or in all, column by column. NO_BLOCK stands for passed ones."""
         return self._blocks.in_columns(request.request_id, first, end)
 
     def join(self, request: Request) -> None:
-        """The KV of the request's computed tokens is in its blocks, so it can run."""
+        """Adds the request to the batch. Its blocks must hold the KV of its computed tokens."""
         request.status, request.num_columns = Status.RUNNING, 0
         self._table.enter(request)
         held = [self._blocks.held(request.request_id, group) for group in range(self.span.num_groups)]
         self._table.add_columns(request, [Grown(0, blocks) for blocks in held])
 
     def free_passed(self, request: Request) -> None:
-        """Frees the blocks that the running request has passed, and gives it those that it gets in their place."""
+        """Frees the blocks that the running request has passed, and gives it the new ones that it gets in their
+        place."""
         num_passed = self.span.num_passed(request.num_computed)
         grown = self._blocks.free_passed(request.request_id, num_passed, request.num_tokens)
         self._table.pass_columns(request, num_passed)
@@ -193,17 +197,18 @@ class Engine:
     # ---- blocks that two requests fill from both ends ----------------------------------------------------------------
 
     def make_checkpoints(self, num_parts: int) -> None:
-        """Makes host memory for what is overwritten in so many blocks. It is called once, before the first request."""
+        """Allocates host memory to save KV that is overwritten in `num_parts` blocks. Called once, before the first
+        request."""
         self._checkpoints = Checkpoints(self.cache.parts, num_parts)
 
     def lend(self, borrower: Request, lender: Request, index: int) -> None:
-        """Makes the lender's block the borrower's next one as well: the next that its tokens need, or one after it.
-        Blocks before it are allocated."""
+        """Makes the lender's block the borrower's next one, too. It may come later than the next column that the
+        borrower needs; `allocate_up_to` fills the columns before it."""
         block = self._blocks.lend(borrower.request_id, lender.request_id, index)
         self._table.add_columns(borrower, [Grown(borrower.num_columns, [block])])
 
     def allocate_up_to(self, request: Request, num_columns: int) -> None:
-        """Makes the request hold blocks for so many columns."""
+        """Makes the request hold blocks for `num_columns` columns."""
         self._grow(request, num_columns)
 
     def checkpoint(self, lender: Request, index: int, first: int, end: int) -> int:
@@ -214,11 +219,11 @@ class Engine:
         return (end - first) * checkpoints.bytes_per_token
 
     def give_up(self, lender: Request, index: int) -> None:
-        """Leaves a block that two have to the other one. The lender can't run until `renew`."""
+        """Gives up the lender's side of a block with two owners. The lender can't run until `renew`."""
         self._blocks.give_up(lender.request_id, index)
 
     def renew(self, lender: Request, index: int) -> None:
-        """Gives the lender a fresh block in this place, with what it has in the one that it shares."""
+        """Gives the lender a fresh block for this index, with a copy of the shared one unless that was given up."""
         old, new = self._blocks.renew(lender.request_id, index)
         if old != NO_BLOCK:
             self.cache.copy(old, new)
@@ -232,8 +237,8 @@ class Engine:
         return (end - first) * checkpoints.bytes_per_token
 
     def cut(self, request: Request, num_tokens: int) -> None:
-        """Leaves a request that does not run the KV of its first tokens, and their blocks, or its first block if it
-        has no KV."""
+        """Cuts a request that does not run to the KV of its first `num_tokens` tokens, and to their blocks. One block
+        stays even with no KV."""
         request.num_computed = num_tokens
         self._blocks.cut(request.request_id, max(1, self.cache.format.num_columns(num_tokens)))
         if self._checkpoints:
@@ -242,13 +247,13 @@ class Engine:
     @property
     def _kept(self) -> Checkpoints:
         if self._checkpoints is None:
-            raise RuntimeError("KV is to be kept, before make_checkpoints")
+            raise RuntimeError("make_checkpoints was not called, and KV is to be saved")
         return self._checkpoints
 
     # ---- blocks for others -------------------------------------------------------------------------------------------
 
     def lease(self, owner: RequestId, num_blocks: int) -> list[BlockId]:
-        """Leases blocks for KV that is only passed on, which no request of this engine has. They are held until
+        """Leases blocks for KV that is only forwarded, and belongs to no request of this engine. They are held until
         `give_back`."""
         blocks = self._blocks.allocate(owner, num_blocks)
         if blocks is None:
@@ -259,7 +264,7 @@ class Engine:
         self._blocks.free(owner)
 
     def reset(self) -> None:
-        """Ends all requests, also where an exception in the middle of a step has left them half moved."""
+        """Ends all requests, even if an exception in the middle of a step has left them in an inconsistent state."""
         self._requests.clear()
         self._checkpoints = None
         self._blocks.reset()
@@ -282,11 +287,12 @@ class Engine:
         return len(self._requests)
 
     def execute(self, work: Work) -> list[TokenOutput]:
-        """Runs one iteration: computes so many tokens of these requests, which have joined. There must be blocks."""
+        """Runs one iteration: computes these numbers of tokens of these requests. They must have joined, and enough
+        blocks must be free."""
         return self.finish(self.launch(work))
 
     def launch(self, work: Work) -> Iteration:
-        """Does the first half of `execute`, all of it that needs no tokens: a GPU is left with work to do."""
+        """The first half of `execute`: everything that needs no new tokens. A GPU has work when it returns."""
         batch = self._table.batch(work)
         for entry in self._table.outgrown(batch):
             request, count = batch.work[entry]
@@ -297,18 +303,18 @@ class Engine:
         return Iteration(launched, self._announce(launched))
 
     def finish(self, iteration: Iteration) -> list[TokenOutput]:
-        """Does the second half: waits for the tokens, and ends requests."""
+        """The second half: waits for the tokens, and ends requests."""
         launched = iteration.launched
         self._apply(launched.due, iteration.outputs, self._runner.finish(launched))
         self._end_embedded(launched, iteration.outputs)
         return iteration.outputs
 
     def confirm(self) -> None:
-        """Raises if what was computed up to now may be wrong, KV included."""
+        """Raises if a result so far may be wrong, KV included."""
         self._runner.confirm()
 
     def check_idle(self) -> None:
-        """Raises with both numbers if anything is left of finished requests."""
+        """Raises RuntimeError with both numbers if anything of finished requests is left."""
         self._blocks.check_idle()
         if self._checkpoints:
             self._checkpoints.check_idle()
@@ -349,7 +355,7 @@ class Engine:
         return request
 
     def _grow(self, request: Request, num_columns: int) -> None:
-        """Makes the running request hold blocks for so many columns, as far as `span` says."""
+        """Makes the running request hold blocks for `num_columns` columns, as far as `span` requires."""
         grown = self._blocks.grow(request.request_id, num_columns)
         if grown is None:
             count = self._blocks.num_missing(request.request_id, num_columns)
@@ -359,7 +365,7 @@ class Engine:
         self._table.add_columns(request, grown)
 
     def _announce(self, launched: Launched) -> list[TokenOutput]:
-        """The iteration's outputs without the tokens: those of `Iteration.requests` come first, in order."""
+        """The iteration's outputs, still without tokens. Those of `Iteration.requests` come first, in order."""
         logprobs = launched.prompt_logprobs
         outputs = [
             TokenOutput(request.request_id, None, prompt_logprobs=logprobs.pop(request, None))

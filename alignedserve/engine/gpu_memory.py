@@ -1,4 +1,4 @@
-"""How much of a GPU's memory KV may have: what is left beside the weights when a step is as large as it gets."""
+"""Measures how much GPU memory KV may take: the rest beside the weights when a step is as large as it gets."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from alignedserve.ops.base import Ops
 from alignedserve.ops.step import StepInputs
 from alignedserve.protocol.kv_format import BlockFormat
 
-# This memory is for what grows later: CUDA graphs, libraries' work space, fragments.
+# Memory for what grows later: CUDA graphs, work space of libraries, fragmentation.
 RESERVE_BYTES = 1 << 30
 
 
-# This is what CUDA takes for a process before it has asked for anything.
+# CUDA takes this for a process before its first allocation.
 CONTEXT_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The memory of a GPU in bytes, with the weights loaded."""
+    """A GPU's memory in bytes, with the weights loaded."""
 
     num_total: int
-    # Memory that no process has.
+    # Not allocated by any process.
     num_free: int
-    # Memory that this process's tensors have.
+    # Reserved by this process's tensors.
     num_own: int
 
 
 def kv_bytes(
     model: Model, ops: Ops, form: BlockFormat, groups: LayerGroups, step: StepInputs, utilization: float
 ) -> int:
-    """Measures: runs one step of as many tokens as are allowed, with a cache of its own. `step` is free afterwards."""
-    # What weights were made of is free, and still this process's.
+    """Measures by running one step with as many tokens as are allowed, on a temporary cache. `step` can be reused
+    afterwards."""
+    # The memory of temporary tensors from loading is unused, but still reserved by this process.
     torch.cuda.empty_cache()
     num_free, num_total = torch.cuda.mem_get_info(ops.device)
     use = MemoryUse(num_total, num_free, torch.cuda.memory_reserved(ops.device))
@@ -43,7 +44,7 @@ def kv_bytes(
 
 
 def kv_share(use: MemoryUse, num_work: int, utilization: float) -> int:
-    """What is left of this process's share, and no more than other processes on the same GPU leave."""
+    """The rest of this process's share, but no more than other processes on the GPU leave free."""
     share = int(use.num_total * utilization) - use.num_own - CONTEXT_BYTES
     return min(share, use.num_free) - num_work - RESERVE_BYTES
 
@@ -52,7 +53,7 @@ def kv_share(use: MemoryUse, num_work: int, utilization: float) -> int:
 def _work_bytes(model: Model, ops: Ops, form: BlockFormat, groups: LayerGroups, step: StepInputs) -> int:
     longest = min(step.max_blocks_per_seq * form.block_size, step.max_tokens)
     chunks = [longest] * (step.max_tokens // longest)
-    # All groups have the same blocks.
+    # All groups use the same blocks.
     shape = (form.num_columns(longest), *form.shape)
     cache = torch.empty(shape, dtype=getattr(torch, form.torch_dtype), device=ops.device)
     ops.bind_cache(cache, groups=groups)
@@ -70,7 +71,8 @@ def _work_bytes(model: Model, ops: Ops, form: BlockFormat, groups: LayerGroups, 
 
 
 def _fill(step: StepInputs, chunks: list[int], form: BlockFormat) -> None:
-    """Fills in prompts that begin, all in the same blocks of all groups, since what they compute does not matter."""
+    """Fills in prompts from their first token. All use the same blocks in all groups, because the results don't
+    matter."""
     step.wait_until_sent()
     host, start = step.host, 0
     host.query_start[0] = 0

@@ -16,21 +16,21 @@ Allocate = Callable[..., torch.Tensor]
 def new_blocks(
     form: BlockFormat, num_blocks: int, device: torch.device, allocate: Allocate = torch.empty
 ) -> torch.Tensor:
-    """One rank's part of so many blocks: [block, layer, k|v, kv_head, slot, row]. `allocate` has the arguments of
-    torch.empty."""
-    # The blocks are not cleared: nothing reads a slot before it is written. On a CPU, pages cost nothing until then.
+    """One rank's part of `num_blocks` blocks: [block, layer, k|v, kv_head, slot, row]. `allocate` takes the arguments
+    of torch.empty."""
+    # Not cleared: every slot is written before it is read. On a CPU, a page takes no memory until then.
     return allocate((num_blocks, *form.shape), dtype=getattr(torch, form.torch_dtype), device=device)
 
 
 class KVCache:
     def __init__(self, form: BlockFormat, parts: Sequence[torch.Tensor]) -> None:
-        """`parts`: the blocks as each rank has them, this process's first."""
+        """`parts`: each rank's part of the blocks; this process's comes first."""
         self.format = form
         self.parts = tuple(parts)
 
     @property
     def blocks(self) -> torch.Tensor:
-        """What this process has of the blocks, which is all of them where there is one rank."""
+        """This process's part of the blocks. With one rank, it is all of them."""
         return self.parts[0]
 
     def copy(self, old: BlockId, new: BlockId) -> None:
@@ -38,7 +38,7 @@ class KVCache:
             part[new].copy_(part[old])
 
     def fill(self, blocks: Sequence[BlockId], values: torch.Tensor) -> None:
-        """Writes these values, [layer, k|v, kv_head, slot, head_dim], into each rank's part of each of the blocks."""
+        """Writes values [layer, k|v, kv_head, slot, head_dim] into each of the blocks, in every rank's part."""
         rows = to_rows(values, self.blocks.dtype)
         for part in self.parts:
             as_movable(part)[list(blocks)] = as_movable(rows.to(part.device))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Limits:
     max_num_seqs: int
-    # Tokens of one iteration, all requests together.
+    # Tokens of one iteration, over all requests.
     max_num_batched_tokens: int
     # Tokens of one request in one iteration.
     max_prefill_chunk: int
     block_size: int
-    # Blocks of restored KV, which the requests of an iteration share whose inputs are kept; 0: none are.
+    # Blocks of restored KV, shared by the requests of an iteration that keep inputs. 0: no request can keep inputs.
     max_restored_blocks: int = 0
 
     @property

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen and of likeliest tokens."""
+"""Log-probabilities of chosen tokens and of the likeliest ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from alignedserve.engine.outputs import TokenLogprobs
 
 
 def token_logprobs(rows: torch.Tensor, tokens: Sequence[int], num_likeliest: int) -> list[TokenLogprobs]:
-    """`rows[i]` holds the log-probabilities of the whole vocabulary; `tokens[i]` was chosen there.
+    """Returns the log-probabilities of `tokens[i]` and of the likeliest tokens in `rows[i]`, which covers the whole
+    vocabulary.
 
-    It takes all rows together, because an operation for each row takes longer than what it computes.
+    It handles all rows at once, because an operation per row would take longer than the computation itself.
     """
     chosen = rows.gather(1, torch.tensor(tokens, device=rows.device)[:, None])
     ranks = (rows > chosen).sum(dim=1) + 1

@@ -1,4 +1,4 @@
-"""The adapters that a server is given: `name=path`, or a JSON object, as vLLM's --lora-modules has them."""
+"""The adapters that a server loads: `name=path`, or a JSON object, in the form of vLLM's --lora-modules."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# The model that an adapter belongs to is the one that is served, whatever base_model_name says.
+# base_model_name is accepted, but ignored: an adapter belongs to the served model.
 _KEYS = {"name", "path", "base_model_name"}
 
 
 class LoraModule(NamedTuple):
-    # What clients call it, as a model.
+    # The model name that clients use for it.
     name: str
     # Its directory.
     path: str
 
 
 def parse_lora_modules(texts: Sequence[str]) -> tuple[LoraModule, ...]:
-    """Raises ValueError for what is malformed, and where two have one name."""
+    """Raises ValueError if an entry is malformed, or if two have the same name."""
     modules = tuple(map(_parse, texts))
     names = [module.name for module in modules]
     for name in names:
@@ -27,13 +27,13 @@ def parse_lora_modules(texts: Sequence[str]) -> tuple[LoraModule, ...]:
             raise ValueError(f"lora_modules: {name!r}: a name must be of printable characters")
         if names.count(name) > 1:
             raise ValueError(
-                f"lora_modules: {name!r} is the name of {names.count(name)} adapters; must be of one"
+                f"lora_modules: {name!r} is the name of {names.count(name)} adapters; names must be unique"
             )
     return modules
 
 
 def with_absolute_paths(texts: Sequence[str]) -> tuple[str, ...]:
-    """Returns the same adapters for processes that may run in other directories."""
+    """Returns the same adapters with absolute paths, for processes with other working directories."""
     return tuple(
         json.dumps({"name": name, "path": os.path.abspath(os.path.expanduser(path))})
         for name, path in parse_lora_modules(texts)
@@ -60,5 +60,5 @@ def _from_json(text: str) -> LoraModule:
         )
     name, path = found.get("name"), found.get("path")
     if not (isinstance(name, str) and isinstance(path, str) and name and path):
-        raise ValueError(f"lora_modules: {text!r} must have name and path, which are texts")
+        raise ValueError(f"lora_modules: {text!r} must have name and path, both strings")
     return LoraModule(name, path)

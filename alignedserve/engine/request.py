@@ -1,4 +1,4 @@
-"""A request as the engine sees it: its tokens, its output, and how far its KV is computed."""
+"""The engine's view of a request: its tokens, its output, and how far its KV is computed."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from alignedserve.types import RequestId
 
 class Status(Enum):
     RUNNING = "running"
-    # It is not in the batch; its blocks may be under a copy.
+    # Not in the batch. A copy from or to its blocks may be under way.
     HELD = "held"
     FINISHED = "finished"
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    # These fields are set by the caller.
+    # Set by the caller.
     request_id: RequestId
     prompt: np.ndarray
     params: SamplingParams
     seed: int
-    # These tokens end the output; the end of sequence is one of them unless params.ignore_eos.
+    # Tokens that end the output. The end of sequence is among them unless params.ignore_eos.
     stop_token_ids: frozenset[int]
     max_output_len: int
-    # The matcher of params.structured_outputs.
+    # The matcher for params.structured_outputs.
     matcher: Matcher | None = None
-    # It fills its blocks from the last slot down, so that another request can have the first ones.
+    # Whether it fills its blocks from the last slot down, so that another request can use the first slots.
     is_reversed: bool = False
     # Whether its blocks hold the inputs of each layer in place of K and V.
     keeps_inputs: bool = False
-    # How an embedding is made of the prompt, one of `protocol.pooling.POOLINGS`: it ends with that, without a token.
-    # None: it generates tokens.
+    # How an embedding is made of the prompt, one of `protocol.pooling.POOLINGS`. The request ends with it, without a
+    # token. None: it generates tokens.
     pooling: str | None = None
     # The number of its adapter (`ops/adapters.py`); 0: none.
     adapter: int = 0
 
-    # These fields are set by the engine.
+    # Set by the engine.
     status: Status = Status.HELD
-    # The number of tokens whose KV, or inputs, exist.
+    # Tokens with KV, or with kept inputs.
     num_computed: int = 0
-    # While it runs: the columns for which it has blocks in all groups of layers, those that it has passed included.
+    # While it runs: columns with blocks in all layer groups, passed ones included.
     num_columns: int = 0
     output: list[int] = field(default_factory=list)
-    # How often each token is in the output; kept only for requests with penalties.
+    # How often each token occurs in the output. Kept only for requests with penalties.
     output_counts: dict[int, int] = field(default_factory=dict)
-    # The sum of the prompt's final states so far, for their mean; a tensor.
+    # The sum of the prompt's final states so far, for their mean. A tensor.
     states_sum: Any = None
-    # Its row in the batch table while it runs.
+    # Its row in the batch table while it runs, else -1.
     row: int = -1
-    # The prompt's length, which is asked for so often that numpy's own answer takes too long.
+    # The prompt's length. It is cached, because it is read very often and len() of a numpy array is slow.
     num_prompt: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,16 +68,16 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """The number of tokens whose KV is still to be computed: the prompt's rest, or the token sampled last."""
+        """Tokens with KV still to be computed: the rest of the prompt, or the token sampled last."""
         return self.num_prompt + len(self.output) - self.num_computed
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether the next tokens to be computed predict prompt tokens that logprobs were asked for."""
+        """Whether the next tokens to be computed predict prompt tokens with requested logprobs."""
         return self.params.prompt_logprobs is not None and self.num_computed < self.num_prompt - 1
 
     def num_outputs(self, count: int) -> int:
-        """For how many of the next `count` tokens, the last ones, hidden states are wanted."""
+        """How many of the next `count` tokens need hidden states. They are the last ones."""
         if self.wants_prompt_logprobs or self.pooling == "mean":
             return count
         return int(count == self.num_pending)

@@ -1,6 +1,6 @@
-"""Runs one iteration: fills the step, forward, logits where a token is due, sampling.
+"""Runs one iteration: fills the step, runs the model, computes logits where a token is due, samples.
 
-It works in two halves. `launch` leaves a GPU with work and returns; `finish` waits for the tokens.
+It has two halves. `launch` starts the GPU's work and returns; `finish` waits for the tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from alignedserve.ops.step import StepInputs
 @dataclass
 class Launched:
     due: Due
-    # The row of the step's hidden states for each request that is due.
+    # For each request that is due, its row of the step's hidden states.
     rows: torch.Tensor
     draft: Draft | None
-    # The log-probabilities of prompt tokens that this iteration predicted, for requests that asked for
-    # prompt_logprobs.
+    # Log-probabilities of the prompt tokens that this iteration predicted, for requests with prompt_logprobs.
     prompt_logprobs: dict[Request, list[TokenLogprobs]]
-    # The requests whose prompts are computed, and their embeddings.
+    # Requests with a fully computed prompt, and their embeddings.
     embedded: list[tuple[Request, torch.Tensor]]
 
     @property
@@ -49,7 +48,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, table: BatchTable, batch: Batch) -> Launched:
-        """Launches the iteration; called before `BatchTable.computed`."""
+        """Launches the iteration. Called before `BatchTable.computed`."""
         ends = table.fill(self._step, batch)
         self._model.forward()
         prompt_logprobs = self._prompt_logprobs(batch, ends)
@@ -65,7 +64,7 @@ class ModelRunner:
         return sampled
 
     def confirm(self) -> None:
-        """Raises if what was computed up to now may be wrong: see CompiledModel.confirm."""
+        """Raises if a result so far may be wrong: see CompiledModel.confirm."""
         self._model.confirm()
 
     def _prompt_logprobs(self, batch: Batch, ends: np.ndarray) -> dict[Request, list[TokenLogprobs]]:
@@ -94,7 +93,7 @@ class ModelRunner:
             request.states_sum = more if request.states_sum is None else request.states_sum + more
 
     def _embedding(self, request: Request, last_row: int) -> torch.Tensor:
-        """Scaled to length 1, a sum is what a mean is."""
+        """Returns the embedding, of length 1. At that scale a sum of states is the same as their mean."""
         if request.pooling == "mean":
             states = request.states_sum
         else:

@@ -1,6 +1,6 @@
-"""Logits to tokens. Every row is handled by itself: a request's tokens do not depend on its batch.
+"""Turns logits into tokens. Rows are independent: a request's tokens don't depend on its batch.
 
-It works in two halves: `begin` starts all that a device computes, and `finish` waits for the tokens.
+It has two halves. `begin` starts all device work, and `finish` waits for the tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from alignedserve.text.grammar import GrammarError
 
 @dataclass
 class Sampled:
-    # One token per request; BROKEN where the logits hold NaN or infinity.
+    # One token per request; BROKEN if its logits contain NaN or infinity.
     tokens: np.ndarray
-    # The log-probabilities asked for with params.logprobs, by row.
+    # Log-probabilities requested with params.logprobs, by row.
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    # The reason why a row's grammar can't go on; its token is meaningless then.
+    # Why a row's grammar can't continue, by row. The row's token is then meaningless.
     failed: dict[int, GrammarError] = field(default_factory=dict)
 
     @property
@@ -50,14 +50,14 @@ class Sampler:
         self._ops = ops
 
     def begin(self, model: CompiledModel, rows: torch.Tensor, due: Due) -> Draft | None:
-        """Starts to sample: rows[i] of the model's latest hidden states is for the next token of due.requests[i].
+        """Starts sampling. rows[i] of the model's latest hidden states yields the next token of due.requests[i].
 
-        Returns None where `finish` gets the tokens by itself.
+        Returns None if `finish` needs no draft.
         """
         if due.is_plain_greedy:
             return None
         logits = model.logits(rows)
-        # This comes before anything below changes the logits.
+        # Before the logits are edited below.
         logprobs = logits[due.logged].log_softmax(dim=-1) if due.logged else None
         was_broken = self._ops.argmax(logits)[1] if due.edited else None
         failed = _edit_all(logits, due)
@@ -107,7 +107,7 @@ def _edit_all(logits: torch.Tensor, due: Due) -> dict[int, GrammarError]:
 
 
 def edit(logits: torch.Tensor, request: Request) -> None:
-    """Applies bias, minimum length and penalties, in place on one row, in vLLM's order."""
+    """Applies bias, minimum length and penalties in place to one row, in vLLM's order."""
     params = request.params
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)

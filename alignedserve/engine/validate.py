@@ -1,4 +1,4 @@
-"""Checks requests in one place: everything that a caller can get wrong is found here, before anything is queued."""
+"""Checks requests in one place. Every mistake that a caller can make is found here, before anything is queued."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alignedserve.types import InvalidRequest
 
 @dataclass(frozen=True)
 class Vocabulary:
-    # The number of rows of the embedding: token ids are 0 .. size - 1.
+    # Rows of the embedding. Token ids are 0 .. size - 1.
     size: int
     eos_token_ids: frozenset[int]
 
@@ -54,7 +54,7 @@ def _check_pooling(pooling: str, length: int, max_model_len: int) -> None:
 
 
 def check_adapter(name: str, known: Collection[str]) -> None:
-    """`name`: of a request's adapter; empty: it has none."""
+    """Raises InvalidRequest for an unknown adapter. `name` is empty if the request has none."""
     if name and name not in known:
         raise InvalidRequest(f"adapter={name!r}: not loaded; loaded are {', '.join(known) or 'none'}")
 

@@ -1,1 +1,1 @@
-"""How long an answer will be, learned from the answers so far."""
+"""Predicts the length of answers, from the answers so far."""

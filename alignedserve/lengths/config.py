@@ -1,4 +1,4 @@
-"""How a gateway predicts lengths. The text beside a field is its help on the command line."""
+"""The configuration of a gateway's length prediction. The text beside a field is its help on the command line."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ MAX_ENTRIES = 8192
 
 @dataclass(frozen=True)
 class LengthConfig:
-    predictor: Annotated[
-        str, "what foresees how long answers will be: hash, sentence (embeddings) or none"
-    ] = "hash"
+    predictor: Annotated[str, "predictor of answers' lengths: hash, sentence (embeddings) or none"] = "hash"
     predictor_model: Annotated[
-        str | None, "of sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
+        str | None, "model for sentence embeddings, a directory or a name [default: all-MiniLM-L6-v2]"
     ] = None
     predictor_entries: Annotated[int, "past prompts that the length predictor keeps"] = MAX_ENTRIES
-    corpus: Annotated[
-        str | None, "a file of prompts and answers, of which lengths are learned before anything is served"
-    ] = None
-    # The seconds between two saves of what was learned.
+    corpus: Annotated[str | None, "a file of prompts and answers, to learn lengths from before serving"] = (
+        None
+    )
+    # Seconds between two saves of the predictor's state.
     save_s: float = 300.0
 
     def __post_init__(self) -> None:

@@ -1,7 +1,6 @@
-"""Prompts and answers in a file, of which a predictor learns how long answers are before it serves (ALISE fills its
-base so).
+"""Prompts and answers in a file, from which a predictor learns lengths before it serves. ALISE fills its database so.
 
-The file has an object of JSON in each line, with a prompt and an answer, by names that common data sets use.
+Each line of the file is a JSON object with a prompt and an answer, under names that common data sets use.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from alignedserve.sampling_params import SamplingParams
 
 PROMPT_KEYS = ("prompt", "question", "instruction")
 ANSWER_KEYS = ("answer", "completion", "output", "response")
-# A line that is longer is an error: a file without line ends would else be read at once.
+# A longer line is an error: a file without line ends would otherwise be read whole.
 MAX_LINE_BYTES = 16 << 20
-# A file does not say how long its answers were allowed to be, nor which class they were in.
+# A file has neither the length limits nor the classes of its answers.
 UNLIMITED = SamplingParams(max_tokens=None)
 TIER = "rt"
 
@@ -33,7 +32,7 @@ class Example:
 
 
 def examples(file: Path) -> Iterator[Example]:
-    """Yields the examples of a file while it is read. Raises ValueError with the first line that isn't one."""
+    """Yields the examples of a file while it is read. Raises ValueError for the first line that is not an example."""
     number = 0
     try:
         with file.open("rb") as lines:
@@ -49,8 +48,11 @@ def examples(file: Path) -> Iterator[Example]:
 
 
 def learn(predictor: Predictor, prompt: Sequence[int], length: int) -> bool:
-    """Learns the length of the answer to this prompt, counting the token that ends it. Returns False, and learns
-    nothing, if the two together are longer than the model takes: no such answer could be given."""
+    """Learns the length of the answer to this prompt, its last token included.
+
+    Returns False and learns nothing if both together exceed the model's length: the model could not give such an
+    answer.
+    """
     if len(prompt) + length > predictor.max_model_len:
         return False
     predictor.learn(predictor.predict(prompt, UNLIMITED, TIER), length, "stop")

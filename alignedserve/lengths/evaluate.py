@@ -1,4 +1,4 @@
-"""How good a predictor is on prompts and their answers: it learns from some, and predicts the others."""
+"""Measures a predictor on prompts with known answers: it learns from some, and predicts the others."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Lengths = NDArray[np.float64]
 @dataclass(frozen=True)
 class Answered:
     prompt: list[int]
-    # The tokens of the answer, the one that ends it included.
+    # Tokens of the answer, its last one included.
     length: int
 
 
 @dataclass(frozen=True)
 class Score:
-    # The share of answers in the bin that was predicted, of NUM_BINS equally wide bins.
+    # The share of answers in the predicted bin, of NUM_BINS equally wide bins.
     accuracy: float
     # The mean of |predicted - true| / true.
     mean_error: float
@@ -43,14 +43,14 @@ class Evaluation:
     # The score of each way of predicting.
     scores: Mapping[str, Score]
     sources: Mapping[str, int]
-    # The median and the p99, in microseconds.
+    # Median and p99, in microseconds.
     predict_us: tuple[float, float]
     learn_us: tuple[float, float]
 
 
 def evaluate(predictor: Predictor, data: Sequence[Answered], train_share: float) -> Evaluation:
-    """The predictor learns from the first `train_share` of the data. Raises ValueError when that leaves one of the two
-    parts empty."""
+    """Learns from the first `train_share` of the data, and predicts the rest. Raises ValueError if one of the two parts
+    is empty."""
     num_learned = round(len(data) * train_share)
     learned, asked = data[:num_learned], data[num_learned:]
     if not learned or not asked:

@@ -1,8 +1,8 @@
-"""Token n-grams, hashed into a fixed number of places. It needs no download, and no text.
+"""Token n-grams, hashed into a fixed number of dimensions. Needs no download and no text.
 
-A place gets +1 or -1, by another bit of the hash, so that n-grams that meet in one place cancel out on average. The
-square root makes a word that is repeated a hundred times count ten times. Of a long prompt only the beginning and the
-end are used.
+A bit of the hash decides whether an n-gram adds +1 or -1, so that n-grams with the same dimension cancel out on
+average. The square root makes a word that is repeated a hundred times count ten times. Only the beginning and the end
+of a long prompt are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_NGRAM = 2
 MAX_HEAD = 256
 MAX_TAIL = 768
 
-# Odd numbers whose bits are well mixed: 2**64 over the golden ratio, and two of splitmix64's.
+# Odd numbers with well-mixed bits: 2**64 over the golden ratio, and two constants of splitmix64.
 _STEP, _MIX, _LAST = (
     np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -46,7 +46,7 @@ class HashEncoder(Encoder):
 def _ngrams(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
     found, hashes = [], np.zeros(len(ids) + 1, dtype=np.uint64)
     for size in range(1, MAX_NGRAM + 1):
-        # The hash of the n-gram that begins at each place is computed from that of the shorter one.
+        # Each n-gram's hash is computed from the hash of the shorter one at the same position.
         hashes = _mixed(hashes[:-1] * _LAST + ids[size - 1 :] + _STEP)
         found.append(hashes)
     return np.concatenate(found)

@@ -1,12 +1,12 @@
-"""Past prompts and how long their answers were; the least recently used are removed when there are too many.
+"""Past prompts and the lengths of their answers. When there are too many, the least recently used are removed.
 
-The index is usearch's: Apache-2.0, wheels for every Python from 3.11 on and all platforms, releases every few weeks,
-and the only one of the three that were compared which removes entries one by one in place. (hnswlib's last release is
-of 2023, as source only, and it hides what it deletes; faiss takes 64 MB, an OpenMP of its own, and its graphs can't
-delete.)
+The index is usearch's: Apache-2.0, wheels for every Python from 3.11 on and for all platforms, frequent releases. Two
+other libraries were compared, but only usearch removes single entries in place. The last release of hnswlib is from
+2023, as source only, and it only hides deleted entries. The other one, faiss, takes 64 MB, brings its own OpenMP, and
+can't delete from its graphs.
 
-Up to EXACT entries it compares all: that takes 0.2 ms for 8192, where its graph, after many evictions, took 0.1 ms to
-find 70 % of the true neighbours.
+Up to EXACT entries it compares all of them. That takes 0.2 ms for 8192 entries. After many evictions the graph took 0.1
+ms, but found only 70 % of the true neighbours.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from usearch.index import Index
 from alignedserve.lengths.prediction import Vector
 
 EXACT = 16384
-# So many answers to the same prompt are averaged; after that the older ones fade.
+# Answers to the same prompt that are averaged with equal weight; beyond that, older ones fade.
 MAX_ANSWERS = 8
-# This is the index's resolution: a stored vector and the same one computed again are the same bytes.
+# The index's resolution. A stored vector and the same vector computed again have the same bytes.
 STORED = np.float16
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How long the answers to one prompt were."""
+    """The lengths of the answers to one prompt."""
 
-    # The mean length of those that ended by themselves; 0: there were none.
+    # The mean length of answers that ended by themselves; 0: there were none.
     length: float
     num_ended: int
     # The greatest length at which answers were cut off; 0: none was.
@@ -68,8 +68,10 @@ class Neighbours:
         return len(self._answers)
 
     def near(self, vector: Vector, count: int, threshold: float) -> list[Neighbour]:
-        """Returns the most similar prompts' answers first. Those which are as similar as the last of `count` are
-        returned too; otherwise the index's order would decide which of them are found."""
+        """Returns the answers to the most similar prompts, the most similar first.
+
+        Ties with the last of `count` are included; otherwise the index's order would decide which of them are found.
+        """
         if not self._answers:
             return []
         is_exact = len(self) <= EXACT

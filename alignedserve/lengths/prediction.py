@@ -1,4 +1,4 @@
-"""What a predictor is asked about an answer's length, and what it returns."""
+"""The input and the result of a length prediction."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from alignedserve.sampling_params import SamplingParams
 Vector = NDArray[np.float32]
 
 Source = Literal["given", "neighbours", "regression", "class", "unknown"]
-# By the answers to similar prompts; by the regression over all answers; by the mean of the class.
+# From the answers to similar prompts; from the regression over all answers; from the mean of the class.
 LEARNED: tuple[Source, ...] = ("neighbours", "regression", "class")
-# Besides these: the request itself determines it; or nothing is known yet, and the length is 0.
+# "given": the request itself determines the length. "unknown": nothing is known yet, and the length is 0.
 SOURCES: tuple[Source, ...] = ("given", *LEARNED, "unknown")
 
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """All that the predictor knows about a request."""
+    """Everything that the predictor knows about a request."""
 
-    # The prompt's vector, whose length is 1.
+    # The prompt's vector, of length 1.
     vector: Vector
     prompt_len: int
     # "rt" or "be".
@@ -32,7 +32,7 @@ class Query:
     # No answer is shorter than `least` or longer than `most`.
     least: int
     most: int
-    # Whether the answer ends when the model wants it to.
+    # Whether the model itself can end the answer.
     is_natural: bool
 
     def clamp(self, length: float) -> int:
@@ -41,14 +41,14 @@ class Query:
 
 @dataclass(frozen=True)
 class Prediction:
-    # The predicted number of output tokens, the one that ends the answer included; 0: nothing is known.
+    # The predicted number of output tokens, the last one included; 0: unknown.
     length: int
     source: Source
-    # 1 / (1 + the relative error that such predictions have had).
+    # 1 / (1 + the relative error of such predictions so far).
     confidence: float
-    # What the predictor learns from when the answer has ended.
+    # The predictor learns from it when the answer has ended.
     query: Query = field(repr=False, compare=False)
-    # What each way of predicting returns.
+    # The prediction of each source.
     guesses: Mapping[Source, int] = field(default_factory=dict)
     # The similarity of the nearest past prompt; 0: none is near enough.
     similarity: float = 0.0

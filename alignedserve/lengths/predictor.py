@@ -1,10 +1,12 @@
-"""Predicts how many tokens an answer will have, from those to similar prompts (ALISE's retrieval), else by a
-regression over all answers, else by the mean of its class. It does no I/O and has no clock and no threads.
+"""Predicts the number of tokens of an answer.
 
-An answer that was cut off at its limit says only that it would have been longer: for a request with that limit or a
-lower one this is all that has to be known, for others it is a lower bound.
+It uses the answers to similar prompts (ALISE's retrieval), else a regression over all answers, else the mean of the
+class. It does no I/O and has no clock and no threads.
 
-Lengths spread over orders of magnitude, and what counts is the relative error, so means of neighbours are geometric.
+An answer that was cut off at its limit is known only to be longer. For a request with that limit or a lower one,
+nothing more has to be known. For others it is a lower bound.
+
+Lengths spread over orders of magnitude, and the relative error counts. Means of neighbours are therefore geometric.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from alignedserve.lengths.trust import Mean, Trust
 from alignedserve.sampling_params import SamplingParams
 
 NUM_NEIGHBOURS = 8
-# A neighbour that is less similar than the best one by this much has a third of its weight.
+# A neighbour with this much less similarity than the best one has a third of its weight.
 SHARPNESS = 0.02
 
 
@@ -40,14 +42,14 @@ class Predictor:
         return self._answer(query_of(vector, len(prompt), params, tier, self.max_model_len))
 
     def learn(self, prediction: Prediction, length: int, reason: str) -> None:
-        """Learns from an answer; `reason` is why it ended. Nothing changes if nothing can be learned from it."""
+        """Learns from an answer. `reason` is why it ended. Does nothing if the answer teaches nothing."""
         if not teaches(prediction, length, reason):
             return
         query, is_cut = prediction.query, reason == "length"
         self.trust.learn(prediction.similarity, prediction.guesses, length)
         self.neighbours.remember(query.vector, length, is_cut)
         mean = self.means.setdefault(query.tier, Mean())
-        # An answer that was cut off corrects only predictions that are shorter.
+        # An answer that was cut off only corrects predictions that are shorter.
         if not is_cut or self.regression.predict(query) < length:
             self.regression.learn(query, length)
         if not is_cut or mean.value < length:
@@ -77,14 +79,14 @@ class Predictor:
 
 
 def teaches(prediction: Prediction, length: int, reason: str) -> bool:
-    """Returns whether the predictor can learn from it: not from an answer that was broken off or could not end by
+    """Returns whether the predictor can learn from the answer. It can't from one that was aborted or could not end by
     itself."""
     return reason in ("stop", "length") and length >= 1 and prediction.query.is_natural
 
 
 def mean_length(near: Sequence[Neighbour], most: int) -> float:
-    """Returns the mean of their lengths, weighted by similarity; the most similar comes first. `most` is the limit of
-    the request that is asked about."""
+    """Returns the mean length, weighted by similarity. The most similar neighbour comes first. `most` is the request's
+    limit."""
     weights = [math.exp((each.similarity - near[0].similarity) / SHARPNESS) for each in near]
     logs = [math.log(_length_of(each, near, most)) for each in near]
     return math.exp(sum(map(math.prod, zip(weights, logs, strict=True))) / sum(weights))

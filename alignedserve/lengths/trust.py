@@ -1,7 +1,7 @@
-"""Which way of predicting has been right, for prompts as near to past ones as this one is.
+"""Which source of predictions has been right, by the similarity of the nearest past prompt.
 
-ALISE trusts neighbours above a fixed similarity. How similar is similar enough depends on the traffic, so beyond that
-threshold it is learned: neighbours are trusted until another way's errors at this similarity have been smaller.
+ALISE trusts neighbours above a fixed similarity. Which similarity suffices depends on the traffic, so it is learned
+here: neighbours are trusted until another source has had smaller errors at this similarity.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from alignedserve.lengths.prediction import LEARNED, Source
 
 NUM_BANDS = 25
-# Until so many errors of both are known, the order of LEARNED decides.
+# The order of LEARNED decides until this many errors of both sources are known.
 MIN_ERRORS = 16
 # The weight of a mean's newest value, once there are many.
 FADING = 1 / 256
-# An error counts no more than this: a prediction that was a hundred times too long says little about the next.
+# A larger error counts as this: one prediction that was a hundred times too long says little about the next.
 MAX_ERROR = 10.0
 
 
 @dataclass
 class Mean:
-    """A plain mean at first; later the older values fade."""
+    """A plain mean at first. Later, older values fade."""
 
     value: float = 0.0
     count: int = 0
@@ -38,7 +38,7 @@ class Trust:
         self.errors: dict[tuple[int, str], Mean] = {}
 
     def best(self, similarity: float, sources: Collection[Source]) -> Source:
-        """Returns the source to trust; `sources` has at least one."""
+        """Returns the source to trust. `sources` must not be empty."""
         first, *others = [source for source in LEARNED if source in sources]
         for other in others:
             if self._is_better(other, first, band_of(similarity)):
@@ -46,7 +46,7 @@ class Trust:
         return first
 
     def confidence(self, similarity: float, source: Source) -> float:
-        """Returns 1 / (1 + the relative error to expect)."""
+        """Returns 1 / (1 + the expected relative error)."""
         known = self.errors.get((band_of(similarity), source))
         return 1 / (1 + known.value) if known else 0.5
 

@@ -1,4 +1,4 @@
-"""The interface of a model to the engine: three functions written in `Ops`."""
+"""The interface of a model to the engine: three functions, written in `Ops`."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ class Model(Protocol):
         ...
 
     def final_states(self, hidden: Value) -> Value:
-        """Applies to some rows of hidden states what comes between the last layer and the head, such as the final
-        norm. Embeddings are made of these."""
+        """Applies everything between the last layer and the head, such as the final norm, to rows of hidden states.
+        Embeddings are made of the result."""
         ...
 
     def logits(self, hidden: Value) -> Value:
-        """Turns some rows of hidden states into logits over the vocabulary."""
+        """Turns rows of hidden states into logits over the vocabulary."""
         ...
 
 
 @dataclass(frozen=True)
 class PostNorm:
-    """An RMS norm of what a part of a layer yields, before that is added to the residual stream."""
+    """An RMS norm of a layer part's output, before it is added to the residual stream."""
 
     weight: torch.Tensor
     eps: float
 
 
 def add_linear(ops: Ops, x: Value, weight: Linear, residual: Value, post_norm: PostNorm | None) -> Value:
-    """Returns `residual`, which may be overwritten, plus what the linear layer makes of x."""
+    """Returns `residual` plus the linear layer's output for x. `residual` may be overwritten."""
     if post_norm is None:
         return ops.linear(x, weight, residual=residual)
     return ops.rms_norm(ops.linear(x, weight), post_norm.weight, post_norm.eps, residual=residual)
 
 
 def _check_alike(names: list[str], parts: list[Part]) -> None:
-    """Raises ValueError where some of what is one layer here are quantised and others are not."""
+    """Raises ValueError if only some of the weights that form one layer here are quantised."""
     is_quantised = [isinstance(part, QuantisedWeight) for part in parts]
     if any(is_quantised) and not all(is_quantised):
         coded, plain = names[is_quantised.index(True)], names[is_quantised.index(False)]
-        raise ValueError(f"{coded} is quantised and {plain} is not: they are computed as one layer")
+        raise ValueError(f"{coded} is quantised and {plain} is not, but they are computed as one layer")
 
 
 class Layers:
-    """Takes tensors by their checkpoint names and turns them into the weights that the ops work on."""
+    """Takes tensors by their checkpoint names, and turns them into the weights that the ops work on."""
 
     def __init__(self, weights: WeightSource, ops: Ops) -> None:
         self._weights = weights
@@ -70,31 +70,31 @@ class Layers:
 
     @property
     def shard(self) -> Shard:
-        """Which part of the model is made."""
+        """The part of the model that this rank makes."""
         return self._ops.shard
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """Returns the checkpoint's tensor as it is: it is to be copied before much else is taken."""
+        """Returns the checkpoint's tensor itself. Copy it before taking many others."""
         return self._weights.take(name, shape)
 
     def experts(self, spec: ExpertsSpec, take: TakeExpert) -> Experts:
         return self._ops.expert_weights(spec, take)
 
     def weight(self, layer: str, num_out: int, num_in: int) -> Part:
-        """Returns a linear layer's weight as the checkpoint has it: it is to be copied before much else is taken."""
+        """Returns a linear layer's weight as the checkpoint stores it. Copy it before taking many others."""
         return self._weights.linear(layer, num_out, num_in)
 
     def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
-        """Of such a layer of all experts, which is one in the checkpoint, the weight of each."""
+        """Splits a checkpoint's fused expert tensor into one weight per expert."""
         return self._weights.of_experts(layer, num_experts, num_out, num_in)
 
     def parameter(self, name: str, *shape: int, some: slice | None = None) -> torch.Tensor:
-        """Returns a copy of the checkpoint's tensor, or of some of it along its first dimension."""
+        """Returns a copy of the checkpoint's tensor, or of a slice along its first dimension."""
         tensor = self._weights.take(name, shape)
         return self._ops.parameter(tensor if some is None else tensor[some])
 
     def norm(self, name: str, width: int, offset: float = 0.0) -> torch.Tensor:
-        """Returns a norm's weight, plus `offset`: that sum is kept in float32."""
+        """Returns a norm's weight plus `offset`. The sum is kept in float32."""
         if not offset:
             return self.parameter(name, width)
         return self._ops.parameter(self._weights.take(name, (width,)).float() + offset, torch.float32)
@@ -102,8 +102,11 @@ class Layers:
     def embedding_and_head(
         self, name: str, vocab_size: int, width: int, is_tied: bool
     ) -> tuple[torch.Tensor | Linear, Linear]:
-        """Returns the table that tokens come in by and the layer they leave by; one and the same if they are tied, and
-        that layer is not quantised: a table is as exact as the checkpoint has it."""
+        """Returns the input embedding and the output layer.
+
+        They are one object if they are tied, not quantised, and on one rank: an embedding keeps the checkpoint's
+        precision.
+        """
         if is_tied and self._ops.quantization is None and self.shard.size == 1:
             both = self.tensor(f"{name}.weight", vocab_size, width)
             head = self._ops.linear_weight([both], is_head=True)
@@ -115,7 +118,7 @@ class Layers:
         return self.parameter(f"{name}.weight", vocab_size, width), head
 
     def _head(self, weight: Part) -> Linear:
-        """Of several ranks each has some of the vocabulary, filled up so that all have as many."""
+        """Makes the output layer. With several ranks each has a part of the vocabulary, padded to equal size."""
         num_tokens, width = weight.shape
         if self.shard.size == 1:
             return self._ops.linear_weight([weight], is_head=True)
@@ -142,9 +145,11 @@ class Layers:
         inputs: slice | None = None,
         can_adapt: bool = True,
     ) -> Linear:
-        """Makes one layer out of several in the checkpoint, side by side. Of several ranks this one takes those
-        `outputs` of each, or those `inputs`, if given. `can_adapt`: adapters may change it, which takes a layer of the
-        forward."""
+        """Makes one layer of several in the checkpoint, side by side.
+
+        With several ranks, this one takes the given `outputs` of each, or the given `inputs`. `can_adapt`: adapters may
+        change the layer; it must be part of the forward.
+        """
         parts = [
             self._weights.linear(name, out, in_features)
             for name, out in zip(names, out_features, strict=True)
@@ -162,7 +167,7 @@ class Layers:
         return self._adapted(weight, adapters, outputs, inputs)
 
     def router(self, name: str, num_experts: int, width: int, bias: bool) -> Linear:
-        """Makes a mixture's router, which no checkpoint has in codes, and no adapter changes."""
+        """Makes a mixture's router. No checkpoint quantises it, and no adapter changes it."""
         weight = self._weights.take(f"{name}.weight", (num_experts, width))
         biases = [self._weights.take(f"{name}.bias", (num_experts,))] if bias else None
         return self._ops.linear_weight([weight], biases)
@@ -176,8 +181,8 @@ class Layers:
         activation: Activation = Activation.NONE,
         outputs: Sequence[slice] | None = None,
     ) -> Linear:
-        """Makes one layer out of one in the checkpoint which holds several, side by side. Of several ranks this one
-        takes those `outputs` of each."""
+        """Makes one layer of a checkpoint's layer that holds several, side by side. With several ranks, this one takes
+        the given `outputs` of each."""
         weight = self._weights.linear(name, sum(out_features), in_features)
         bias_of_all = self._weights.take(f"{name}.bias", (sum(out_features),)) if bias else None
         biases = [] if bias_of_all is None else [*torch.split(bias_of_all, out_features)]
@@ -210,7 +215,7 @@ class Layers:
         outputs: Sequence[slice] | None,
         inputs: slice | None,
     ) -> Linear:
-        """Makes a layer of what this rank has of it."""
+        """Makes a layer of this rank's parts."""
         if self.shard.size > 1 and outputs is not None:
             parts = [outputs_of(part, mine) for part, mine in zip(parts, outputs, strict=True)]
             biases = [each[mine] for each, mine in zip(biases, outputs, strict=False)]

@@ -1,4 +1,4 @@
-"""Random weights in a model's real shapes, for measuring without a download."""
+"""Random weights in a model's real shapes, for measurements without a download."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Callable
 import torch
 
 STANDARD_DEVIATION = 0.02
-# Eight billion normal numbers take minutes to draw, so all tensors of a source repeat one block of a million. Its
-# length is prime: if it were a multiple of a row's length, rows would be equal, and so would the logits of tokens.
+# Drawing eight billion normal numbers takes minutes, so all tensors repeat one block of a million. Its length is prime:
+# with a multiple of a row's length, rows would be equal, and so would the logits of tokens.
 BLOCK_LENGTH = 1_048_573
 
 
 class DummySource:
-    """A WeightSource. A tensor depends on `seed` and its name alone, not on which were taken before.
+    """A WeightSource. A tensor depends on `seed` and its name alone, not on the order of calls.
 
-    The seed decides the block's numbers, and the name decides where in it a tensor begins."""
+    The seed decides the block's numbers, and the name decides where a tensor begins in it.
+    """
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int) -> None:
         self._dtype = dtype
         self._device = torch.device(device)
         self._seed = seed
-        # It is made on the CPU in float32 whatever the target, so that every device gets the same numbers.
+        # Made on the CPU in float32 for every target, so that all devices get the same numbers.
         generator = torch.Generator().manual_seed(self._number_of("block"))
         block = torch.randn(BLOCK_LENGTH, generator=generator, dtype=torch.float32) * STANDARD_DEVIATION
         self._block = block.to(dtype).to(self._device)
@@ -55,6 +56,6 @@ class DummySource:
             begin, done = 0, done + len(piece)
 
     def _number_of(self, text: str) -> int:
-        """Returns a number of 64 bits, with a sign."""
+        """Returns a signed 64-bit number."""
         digest = hashlib.sha256(f"{self._seed}/{text}".encode()).digest()
         return int.from_bytes(digest[:8], "little", signed=True)

@@ -1,4 +1,4 @@
-"""Checked reading of a JSON object: an error names the file, the key, its value and what is allowed."""
+"""Checked reading of a JSON object. An error names the file, the key, its value and what is allowed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ MAX_SIZE = 2**31 - 1
 
 
 class Fields:
-    """A JSON object with typed getters. A key that is null reads like one that is absent.
-
-    A getter without a default requires the key.
-    """
+    """A JSON object with typed getters. A null key counts as absent. A getter without a default requires the key."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
@@ -39,7 +36,7 @@ class Fields:
         return self.values.get(key)
 
     def over(self, defaults: Mapping[str, Any]) -> Fields:
-        """The same object, with values for keys that are absent or null."""
+        """Returns the same object with defaults for absent or null keys."""
         given = {key: value for key, value in self.values.items() if value is not None or key not in defaults}
         return Fields({**defaults, **given}, self.where)
 
@@ -92,7 +89,7 @@ class Fields:
         return ids[0] if ids else None
 
     def token_ids(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Returns one id or a list of ids. -1 is an old way to write "none"; null means none as well."""
+        """Returns the ids of one id or a list of ids. -1, an old way to write "none", and null give no ids."""
         value = self.values.get(key, list(default))
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(type(token) is not int or token < -1 for token in ids):
@@ -105,5 +102,5 @@ class Fields:
 
 
 def _is_positive(value: Any) -> bool:
-    # JSON's integers may be larger than any float.
+    # JSON integers may be larger than any float.
     return type(value) in (int, float) and 0 < value <= sys.float_info.max

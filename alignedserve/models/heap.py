@@ -8,10 +8,10 @@ from functools import cache
 
 
 def return_free_pages() -> None:
-    """Trims the heap where the C library is glibc, which alone needs it; does nothing elsewhere.
+    """Trims the heap of glibc; does nothing with another C library, which does not need it.
 
-    Copying and packing weights frees blocks of megabytes between blocks that stay. glibc keeps such holes,
-    and the next aligned block rarely fits one: a model of 1 GB, each tensor converted, then copied, took 1.9.
+    Copying and packing weights frees blocks of megabytes between blocks that stay. glibc keeps such holes, and the next
+    aligned block rarely fits into one. A model of 1 GB, with each tensor converted and then copied, took 1.9 GB.
     """
     trim = _malloc_trim()
     if trim is not None:

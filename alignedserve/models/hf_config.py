@@ -1,4 +1,4 @@
-"""From a Hugging Face config.json to a ModelConfig."""
+"""Builds a ModelConfig from a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignedserve.models.hf_quantised import read_quantised
 
 
 def load_model_config(directory: Path) -> ModelConfig:
-    """Raises ValueError when config.json is missing, malformed, or describes an unsupported model."""
+    """Raises ValueError if config.json is missing, malformed, or describes an unsupported model."""
     path = directory / "config.json"
     if not path.is_file():
         raise ValueError(f"{directory} holds no config.json; a model directory must have one")
@@ -25,7 +25,8 @@ def load_model_config(directory: Path) -> ModelConfig:
 def model_config_from_dict(
     config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None, where: str = "config.json"
 ) -> ModelConfig:
-    """`where` names the source in error messages. The end tokens are those of both files together."""
+    """Returns the configuration. `where` names the source in error messages. The end tokens of both files are
+    merged."""
     fields = Fields(config, where)
     model = _family(fields)(fields)
     quantised = model["quantised"] = read_quantised(fields)
@@ -43,7 +44,7 @@ def model_config_from_dict(
 def _family(fields: Fields) -> Family:
     names = fields.get("architectures")
     if not names:
-        # Files written by hand often have the model type alone.
+        # Files written by hand often have only the model type.
         by_model_type = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
         by_model_type |= {"gemma3text": "Gemma3ForCausalLM", "gemma3": "Gemma3ForConditionalGeneration"}
         model_type = str(fields.get("model_type"))

@@ -1,7 +1,7 @@
-"""What each model family's config.json means.
+"""The meaning of each model family's config.json.
 
-Sizes must be there; everything else has the default that transformers gives it, because a config.json may leave out
-what equals the default.
+Sizes are required. Everything else has the default of transformers, because a config.json may omit values that equal
+the default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from alignedserve.models.hf_windows import listed_windows
 Family = Callable[[Fields], dict[str, Any]]
 
 _DTYPES = {prefix + name: name for prefix in ("", "torch.") for name in ("float32", "bfloat16", "float16")}
-# Maps to torch's name of the function: gelu_new and gelu_fast are two spellings of the tanh approximation.
+# Maps to torch's name of the function. gelu_new and gelu_fast are two names of the tanh approximation.
 _OPT_ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -35,7 +35,7 @@ _OPT_ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-# This is far beyond any model, and far below what memory could hold.
+# Far beyond any model, and far below what memory could hold.
 MAX_LAYERS = 10_000
 _GATED_ACTIVATIONS = {"silu": "silu", "swish": "silu"}
 _GEMMA_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh_gated"}
@@ -68,9 +68,9 @@ def _gated(
     norm_eps: float = 1e-6,
     rope: RopeDefaults = LLAMA_ROPE,
 ) -> dict[str, Any]:
-    """Reads what Llama and its relatives share; the arguments are the family's defaults for absent keys."""
+    """Reads the fields that Llama and its relatives share. The arguments are the family's defaults for absent keys."""
     model = _common(fields, tie_word_embeddings=False)
-    # Absent and null differ here: null asks for as many as there are query heads.
+    # Absent and null differ here: null means the number of query heads.
     default_kv_heads = model["num_heads"] if "num_key_value_heads" in fields.values else num_kv_heads
     model["num_kv_heads"] = fields.size("num_key_value_heads", default_kv_heads or model["num_heads"])
     if model["num_heads"] % model["num_kv_heads"]:
@@ -108,7 +108,7 @@ def _window(fields: Fields) -> int | None:
 
 
 def _qwen_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Windows apply only if use_sliding_window is set: in the layers listed, or from layer max_window_layers on."""
+    """Windows apply only if use_sliding_window is set: in the listed layers, or from layer max_window_layers on."""
     window = _window(fields) if fields.flag("use_sliding_window", False) else None
     types = fields.get("layer_types")
     if types is None:
@@ -160,7 +160,7 @@ def _qwen2(fields: Fields) -> dict[str, Any]:
 
 
 def _qwen3(fields: Fields) -> dict[str, Any]:
-    # Qwen3 alone does not derive an absent head_dim from hidden_size: it is 128.
+    # Only Qwen3 does not derive an absent head_dim from hidden_size: it is 128.
     attention_bias = fields.flag("attention_bias", False)
     return _qwen2(fields.over({"head_dim": 128})) | {
         "architecture": "qwen3",
@@ -171,7 +171,7 @@ def _qwen3(fields: Fields) -> dict[str, Any]:
 
 
 def _qwen3_moe(fields: Fields) -> dict[str, Any]:
-    # Unlike Qwen3's, an absent head_dim is derived from hidden_size.
+    # Unlike in Qwen3, an absent head_dim is derived from hidden_size.
     attention_bias = fields.flag("attention_bias", False)
     model = _gated(fields, max_position=32768, num_kv_heads=4)
     window = _window(fields) if fields.flag("use_sliding_window", False) else None
@@ -198,7 +198,7 @@ def _qwen3_moe(fields: Fields) -> dict[str, Any]:
 
 def _mixtral(fields: Fields) -> dict[str, Any]:
     model = _gated(fields, max_position=131072, num_kv_heads=8, norm_eps=1e-5, rope=RopeDefaults(theta=1e6))
-    # Unlike Mistral's, an absent window is none.
+    # Unlike in Mistral, an absent window means none.
     window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
     layers = (True,) * model["num_layers"]
     moe = read_moe(fields, model["intermediate_size"], True, layers, num_experts=8, top_k=2)
@@ -211,11 +211,11 @@ def _mixtral(fields: Fields) -> dict[str, Any]:
 
 
 def _phi3(fields: Fields) -> dict[str, Any]:
-    # The original length has a default of its own, which goes before what is said beside longrope's factors.
+    # The original length has its own default, which has priority over a value beside longrope's factors.
     fields = fields.over({"original_max_position_embeddings": 4096})
     rope = RopeDefaults(kinds=PHI3_KINDS, may_be_partial=True)
     model = _gated(fields, max_position=4096, num_kv_heads=None, norm_eps=1e-5, rope=rope)
-    # Like Mixtral's, an absent window is none.
+    # As in Mixtral, an absent window means none.
     window = None if fields.get("sliding_window") is None else fields.size("sliding_window")
     return (
         model

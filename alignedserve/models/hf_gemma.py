@@ -1,4 +1,4 @@
-"""What Gemma 3's config.json has in its own way: sizes left out, two ropes, windows by a pattern, a text_config."""
+"""The peculiarities of Gemma 3's config.json: omitted sizes, two ropes, windows by a pattern, a text_config."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from alignedserve.models.fields import Fields
 from alignedserve.models.hf_rope import RopeDefaults, read_rope
 from alignedserve.models.hf_windows import listed_windows
 
-# Published files leave out sizes that equal these.
+# Published files omit sizes that equal these.
 GEMMA3_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -19,7 +19,7 @@ GEMMA3_DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
     "tie_word_embeddings": True,
 }
-# Of a model that sees pictures too, what holds for all of it stands beside its text_config.
+# In a vision model's file, these keys stand beside text_config and apply to the whole model.
 _OF_ALL = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
 
 
@@ -34,7 +34,7 @@ def text_fields(fields: Fields) -> Fields:
 
 
 def refuse_other_gemma(fields: Fields) -> Fields:
-    """Raises ValueError for what Gemma 2 and embedding models have and no Gemma 3 that generates."""
+    """Raises ValueError for features of Gemma 2 and of embedding models, which no generating Gemma 3 has."""
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if fields.get(key) is not None:
             raise fields.error(key, "null: capped scores and logits are not supported")
@@ -44,8 +44,8 @@ def refuse_other_gemma(fields: Fields) -> Fields:
 
 
 def global_fields(fields: Fields) -> Fields:
-    """The same with the rope of the layers without a window, spelt as other families have it."""
-    # An older file has rope_scaling, which is for these layers, and they have another activation's name.
+    """Returns the fields with the full layers' rope in the spelling of other families."""
+    # In older files rope_scaling is meant for these layers. hidden_act is cleared: Gemma's key is hidden_activation.
     over = fields.nested("rope_scaling")
     scaling = {**_rope_of(fields, "full_attention"), **(over.values if over else {})}
     return Fields(
@@ -54,7 +54,7 @@ def global_fields(fields: Fields) -> Fields:
 
 
 def local_rope(fields: Fields, max_position: int, head_dim: int) -> RopeConfig:
-    """That of the layers with a window."""
+    """The rope of the sliding layers."""
     theta = fields.positive("rope_local_base_freq", 1e4)
     rope = {
         "rope_parameters": _rope_of(fields, "sliding_attention"),
@@ -76,6 +76,6 @@ def gemma3_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     window = fields.size("sliding_window", 4096)
     if fields.get("layer_types") is not None:
         return listed_windows(fields, num_layers, window)
-    # Every so many layers, one has none.
+    # One of every `pattern` layers has none.
     pattern = fields.size("sliding_window_pattern", 6)
     return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))

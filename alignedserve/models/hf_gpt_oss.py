@@ -1,4 +1,4 @@
-"""What gpt-oss's config.json has in its own way: windows in every second layer, and the mixture's activation."""
+"""The peculiarities of gpt-oss's config.json: windows in every second layer, and the mixture's activation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gpt_oss_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
 
 
 def gpt_oss_moe(fields: Fields, intermediate_size: int, num_layers: int) -> MoeConfig:
-    # The softmax over the chosen experts is that over all, scaled to sum to one.
+    # A softmax over the chosen experts equals the softmax over all, scaled to sum to one.
     moe = read_moe(fields, intermediate_size, True, (True,) * num_layers, num_experts=128, top_k=4)
     swiglu = fields.positive("swiglu_alpha", 1.702), fields.positive("swiglu_limit", 7.0)
     return replace(moe, is_stacked=True, clamped_swiglu=swiglu)

@@ -1,11 +1,11 @@
-"""The mixture of experts as a Hugging Face config.json describes it."""
+"""The mixture of experts in a Hugging Face config.json."""
 
 from __future__ import annotations
 
 from alignedserve.models.config import MoeConfig
 from alignedserve.models.fields import Fields
 
-# A kernel that finds a row's experts looks at all of them at once.
+# The kernel that chooses a row's experts looks at all of them at once.
 MAX_EXPERTS = 1024
 
 
@@ -17,8 +17,8 @@ def read_moe(
     num_experts: int,
     top_k: int,
 ) -> MoeConfig:
-    """`num_experts` and `top_k` are the family's defaults for absent keys."""
-    # Both spellings occur; transformers takes them for one.
+    """Reads the mixture. `num_experts` and `top_k` are the family's defaults for absent keys."""
+    # Both spellings occur, and transformers treats them as one.
     key = "num_experts" if fields.get("num_experts") is not None else "num_local_experts"
     num_experts = fields.size(key, num_experts, most=MAX_EXPERTS)
     top_k = fields.size("num_experts_per_tok", top_k)
@@ -28,7 +28,8 @@ def read_moe(
 
 
 def mixture_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Qwen's: every `decoder_sparse_step`-th layer is a mixture, but for those in `mlp_only_layers`."""
+    """Which layers are mixtures, in Qwen's terms: every `decoder_sparse_step`-th one, except those in
+    `mlp_only_layers`."""
     every = fields.size("decoder_sparse_step", 1)
     plain = [] if fields.get("mlp_only_layers") is None else fields.get("mlp_only_layers")
     if not isinstance(plain, list) or any(type(layer) is not int or layer < 0 for layer in plain):

@@ -1,4 +1,4 @@
-"""What a config.json says of a checkpoint that is quantised already."""
+"""The quantisation of a checkpoint in its config.json."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from alignedserve.models.config import REGEX, QuantisedConfig
 from alignedserve.models.fields import Fields
 
-# The kernels' groups of integers are multiples of this, and those of FP8 of two.
+# The kernels need integer groups in multiples of 32, and FP8 groups in multiples of two.
 INT_BLOCK, FP8_BLOCK = 32, 2
 MXFP4_GROUP = 32
 INT_KINDS = {4: "int4", 8: "int8"}
-# Neither AutoFP8 nor AutoAWQ quantises the output layer, whether they say so or not.
+# AutoFP8 and AutoAWQ never quantise the output layer, even if the file does not say so.
 NEVER = ("lm_head",)
 
 
 def read_quantised(fields: Fields) -> QuantisedConfig | None:
-    """Raises ValueError for what can't be read, or not be computed."""
+    """Raises ValueError for a scheme that can't be read or computed."""
     # Older files of compressed-tensors have the second name.
     found = fields.nested("quantization_config") or fields.nested("compression_config")
     if found is None:
@@ -52,7 +52,7 @@ def _awq(fields: Fields) -> QuantisedConfig:
 def _gptq(fields: Fields) -> QuantisedConfig:
     kind, group = _int_kind(fields, "bits"), _group(fields, "group_size")
     if fields.flag("desc_act", False) and group is not None:
-        raise fields.error("desc_act", "false where group_size is not -1: inputs are taken in their order")
+        raise fields.error("desc_act", "false if group_size is not -1: inputs can't be reordered")
     form = fields.choice("checkpoint_format", {"gptq": "gptq", "gptq_v2": "gptq_v2"}, "gptq")
     for key in ("modules_in_block_to_quantize", "is_marlin_format"):
         if fields.get(key):
@@ -72,7 +72,8 @@ def _gptq(fields: Fields) -> QuantisedConfig:
 
 
 def _skipped(fields: Fields) -> tuple[str, ...]:
-    """GPTQModel's `dynamic` has settings for layers whose names match, or, after `-:`, takes layers out."""
+    """The patterns of layers that are not quantised. GPTQModel's `dynamic` maps names to settings; a name after `-:` is
+    excluded."""
     rules = fields.nested("dynamic")
     names = [] if rules is None else list(rules.values)
     if not all(name.startswith("-:") for name in names):
@@ -114,7 +115,7 @@ def _compressed(fields: Fields) -> QuantisedConfig:
                 f"{groups.where}: {first} and {other} are not alike; layers must all be quantised in one way"
             )
     targets = {name for config in found.values() for name in config.targets}
-    # Embeddings are not linear layers, and all that we ask about are.
+    # Embeddings are not linear layers, and `has` is called for linear layers alone.
     return replace(found[first], targets=() if "Linear" in targets else tuple(sorted(targets)))
 
 
@@ -131,7 +132,7 @@ def _compressed_group(fields: Fields, groups: Fields, name: str, ignored: tuple[
     if group.get("output_activations"):
         raise group.error("output_activations", "absent")
     if weights.get("actorder") not in (None, False, "weight", "static"):
-        raise weights.error("actorder", "weight or static: inputs are taken in their order")
+        raise weights.error("actorder", "weight or static: inputs can't be reordered")
     num_outputs, size = _strategy(weights)
     is_float = wanted == "float"
     if is_float and weights.get("num_bits") != 8:
@@ -163,7 +164,7 @@ FORMATS = {
 
 
 def _strategy(weights: Fields) -> tuple[int | None, int | None]:
-    """How many outputs, and how many inputs, have one scale; None: all."""
+    """The numbers of outputs and of inputs that share a scale; None: all."""
     match weights.get("strategy"):
         case "tensor":
             return None, None
@@ -180,7 +181,8 @@ def _strategy(weights: Fields) -> tuple[int | None, int | None]:
 
 
 def _has_input_scales(group: Fields, is_float: bool) -> bool:
-    """Rows of integers get eight bits as they come, each with its largest value; with FP8 they stay as they are."""
+    """Whether the checkpoint has scales of inputs. Integer kernels quantise rows themselves; FP8 kernels leave them as
+    they are."""
     inputs = group.nested("input_activations")
     if inputs is None:
         return False
@@ -190,7 +192,7 @@ def _has_input_scales(group: Fields, is_float: bool) -> bool:
     if is_float:
         return is_static
     if inputs.get("type") != "int":
-        raise inputs.error("type", "int, as that of weights is")
+        raise inputs.error("type", "int, like the type of weights")
     if is_static:
         raise inputs.error("dynamic", "true: rows of integers have scales of their own")
     if not inputs.flag("symmetric", True):
@@ -199,7 +201,7 @@ def _has_input_scales(group: Fields, is_float: bool) -> bool:
 
 
 def _mxfp4(fields: Fields) -> QuantisedConfig:
-    """It is experts that are so, whatever else the file names or leaves out."""
+    """Only experts are quantised, whatever else the file names or omits."""
     return QuantisedConfig(
         "mxfp4",
         "mxfp4",
@@ -211,7 +213,7 @@ def _mxfp4(fields: Fields) -> QuantisedConfig:
 
 
 def _module_pattern(fields: Fields, name: str) -> str:
-    """A module of this name, which may be a regular expression, or what is in it."""
+    """Matches a module of this name, which may be a regular expression, and everything inside it."""
     pattern = REGEX + rf"(?:.*\.)?(?:{name.removeprefix(REGEX)})(?:\.|$)"
     return _pattern(fields, "modules_to_not_convert", pattern)
 
@@ -242,7 +244,7 @@ def _group(fields: Fields, key: str) -> int | None:
 
 
 def _blocks(fields: Fields, key: str) -> tuple[int | None, int | None]:
-    """The outputs and inputs of a block; None if there are no blocks."""
+    """The outputs and inputs of a block; None without blocks."""
     value: Any = fields.get(key)
     if value is None:
         return None, None

@@ -1,7 +1,7 @@
-"""The rotary embedding as a Hugging Face config.json describes it, in its older and newer spelling.
+"""The rotary embedding in a Hugging Face config.json, in its older and newer spelling.
 
-Older files have `rope_theta` at the top and `rope_scaling` (null, or an object with `type` or `rope_type`);
-since transformers 5 both are in `rope_parameters`. Where both are present `rope_scaling` wins, as there.
+Older files have `rope_theta` at the top level, and `rope_scaling` (null, or an object with `type` or `rope_type`).
+Since transformers 5 both are in `rope_parameters`. If both are present, `rope_scaling` wins, as in transformers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from alignedserve.models.config import RopeConfig
 from alignedserve.models.fields import MAX_SIZE, Fields
 
 KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "longrope")}
-# Phi-3 wrote longrope in other ways at first.
+# Early Phi-3 files use other names for longrope.
 PHI3_KINDS = {"default": "default"} | dict.fromkeys(("longrope", "su", "yarn"), "longrope")
 
 
 @dataclass(frozen=True)
 class RopeDefaults:
-    """What a family has in its own way."""
+    """A family's peculiarities."""
 
     theta: float = 10000.0
-    # From what a file calls the kinds that the family has to what they are.
+    # Maps the names of kinds in the family's files to our names.
     kinds: Mapping[str, str] = field(default_factory=lambda: KINDS)
-    # A part of each head may be left as it is.
+    # Whether a part of each head may stay unrotated.
     may_be_partial: bool = False
 
 
@@ -47,7 +47,7 @@ def read_rope(config: Fields, max_position: int, head_dim: int, defaults: RopeDe
 def _scaling(
     config: Fields, rope: Fields, max_position: int, rotary_dim: int, kinds: Mapping[str, str]
 ) -> RopeConfig:
-    """All but the base frequency and the part that is rotated."""
+    """Everything except the base frequency and the rotated share."""
     key = "rope_type" if rope.get("rope_type") is not None else "type"
     kind = rope.choice(key, kinds, "default")
     if kind == "default":
@@ -65,7 +65,8 @@ def _scaling(
 
 
 def longest_sequence(rope: RopeConfig, max_position: int) -> int:
-    """With YaRN, which users add to a file that has the original length as max_position_embeddings, more."""
+    """The longest sequence. With YaRN it may exceed max_position_embeddings, because users add YaRN to a file with the
+    original length."""
     return (
         max(max_position, int(rope.factor * rope.original_max_position))
         if rope.kind == "yarn"
@@ -125,7 +126,7 @@ def _yarn_attention(rope: Fields, factor: float) -> float:
     def scaled(mscale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
-    # Zero stands for none here, and one without the other for nothing.
+    # Zero counts as absent here, and one without the other is ignored.
     if rope.get("mscale") and rope.get("mscale_all_dim"):
         return scaled(rope.positive("mscale")) / scaled(rope.positive("mscale_all_dim"))
     return scaled(1.0)

@@ -1,4 +1,4 @@
-"""Lists what a model would take, without reading or making any of it."""
+"""Computes a model's memory from shapes alone, without reading or making any weight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 
 
 class ListedSource:
-    """A WeightSource of shapes. With a checkpoint, it only checks that the checkpoint has the tensors."""
+    """A WeightSource of shapes. With a checkpoint, it checks that the checkpoint has the tensors."""
 
     def __init__(self, dtype: torch.dtype, checkpoint: SafetensorsSource | None) -> None:
         self._dtype = dtype
@@ -28,7 +28,7 @@ class ListedSource:
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if self._checkpoint is not None:
             self._checkpoint.expect(name, shape)
-        # This takes one value's memory, whatever its shape.
+        # Takes one value's memory, whatever its shape.
         return torch.empty(1, dtype=self._dtype).expand(shape)
 
     def linear(self, layer: str, num_out: int, num_in: int) -> Part:
@@ -49,7 +49,7 @@ class ListedSource:
 
 
 class ListingOps(TorchOps):
-    """Ops which keep nothing of what they are given."""
+    """Ops that count bytes, and keep nothing."""
 
     def __init__(self, dtype: torch.dtype, quantization: str | None, shard: Shard | None = None) -> None:
         super().__init__(dtype, quantization=quantization)
@@ -65,7 +65,7 @@ class ListingOps(TorchOps):
         split: Split = Split.NONE,
         num_outputs: int = 0,
     ) -> TorchLinear:
-        # What is in codes already has no scheme but its own.
+        # Quantised weights keep their own scheme.
         self.num_bytes += sum(part.num_bytes for part in quantised_parts(parts, None, self.dtype))
         scheme = self.scheme(is_head)
         self._count(plain_parts(parts), BYTES_PER_WEIGHT[scheme] if scheme else None)
@@ -81,12 +81,12 @@ class ListingOps(TorchOps):
         return tensor
 
     def _count(self, tensors: Sequence[torch.Tensor], each: float | None = None) -> None:
-        """`each`: the bytes of a value, if not the dtype's."""
+        """`each`: bytes per value, if not the dtype's."""
         self.num_bytes += round(sum(tensor.numel() for tensor in tensors) * (each or self.dtype.itemsize))
 
 
 def check_files(config: ModelConfig, directory: Path, num_ranks: int) -> None:
-    """Raises ValueError when the files in the directory do not have the model's tensors."""
+    """Raises ValueError if the files in the directory do not have exactly the model's tensors."""
     checkpoint = SafetensorsSource(
         directory, torch.float32, "cpu", progress=False, quantised=config.quantised
     )
@@ -94,7 +94,7 @@ def check_files(config: ModelConfig, directory: Path, num_ranks: int) -> None:
 
 
 def check_adapters(config: ModelConfig, adapters: Sequence[tuple[str, str]], max_lora_rank: int) -> None:
-    """Raises ValueError for the first of the adapters, (name, path) each, that is not this model's."""
+    """Raises ValueError for the first adapter, as (name, path), that does not fit this model."""
     num_weight_bytes(config, torch.float32, None, adapters=adapters, max_lora_rank=max_lora_rank)
 
 
@@ -107,8 +107,8 @@ def num_weight_bytes(
     adapters: Sequence[tuple[str, str]] = (),
     max_lora_rank: int = 0,
 ) -> int:
-    """The bytes of all that a model, or a rank's part of it, keeps of its tensors. Raises ValueError when the
-    checkpoint, or an adapter, is not the model's. `adapters`: (name, path) of each."""
+    """The bytes of all tensors that a model, or one rank's part of it, keeps. Raises ValueError if the checkpoint or an
+    adapter does not fit the model. `adapters`: (name, path) of each."""
     ops = ListingOps(dtype, quantization, shard)
     listed = with_adapters(ListedSource(dtype, checkpoint), adapters, max_lora_rank)
     # The length of sequences makes no difference to the weights.

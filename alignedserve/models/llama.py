@@ -1,6 +1,13 @@
-"""Llama and its variants, which differ by a switch: Mistral (windows), Qwen2 (qkv bias), Qwen3 (norm of q and k),
-Qwen3-MoE and Mixtral (experts), Phi-3 (fused tensors, part of a head rotated), Gemma 3 (norms after each part too),
-gpt-oss (sinks, experts with biases in one tensor)."""
+"""Llama and its variants:
+
+- Mistral: windows
+- Qwen2: qkv bias
+- Qwen3: norm of q and k
+- Qwen3-MoE and Mixtral: experts
+- Phi-3: fused tensors, a part of each head rotated
+- Gemma 3: norms after each part, too
+- gpt-oss: sinks, experts with biases in one tensor
+"""
 
 from __future__ import annotations
 
@@ -38,7 +45,7 @@ class Llama:
         layers = Layers(weights, ops)
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ops.dtype).item()
         ropes = _Ropes.of(config, max_model_len, ops.device)
-        # The largest tensors are taken first, while there is most memory for the copy that is being made.
+        # The largest tensors come first, while most memory is left for the copy.
         self._embedding, self._lm_head = layers.embedding_and_head(
             "model.embed_tokens", config.vocab_size, config.hidden_size, config.tie_word_embeddings
         )
@@ -84,7 +91,7 @@ class GptOss(Llama):
 
 @dataclass(frozen=True)
 class _Ropes:
-    """The tables of layers without a window, and with one."""
+    """The rope tables of full layers and of sliding ones."""
 
     everywhere: torch.Tensor
     local: torch.Tensor
@@ -119,7 +126,7 @@ def _decoder_layer(
             bias=config.attention_out_bias,
             inputs=layers.shard.part(config.num_heads, config.head_dim),
         ),
-        # What is Llama's norm before the MLP has the name of Gemma's after attention.
+        # Llama's norm before the MLP has the name of Gemma's norm after attention.
         attention_post_norm=post_norm("post_attention_layernorm"),
         mlp_norm=norm("pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"),
         mlp=make_mlp(config, layers, index, names, post_norm("post_feedforward_layernorm")),

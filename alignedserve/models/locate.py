@@ -1,5 +1,4 @@
-"""Finds what a model's name stands for: a directory, a preset, or a repository on the Hugging Face hub. Needs no
-torch."""
+"""Resolves a model's name: a directory, a preset, or a repository on the Hugging Face hub. Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SMALL_FILES = ("*.json", "*.jinja", "merges.txt")
 # Never *.bin or *.pt, because unpickling runs code.
 WEIGHT_FILES = ("*.safetensors",)
-# These are the same weights once more in another layout, as Meta's and Mistral's repositories have them.
+# The same weights in another layout, which Meta's and Mistral's repositories have, too.
 OTHER_LAYOUTS = ("consolidated*", "original/*", "*/*.safetensors")
 
 
@@ -32,10 +31,10 @@ OTHER_LAYOUTS = ("consolidated*", "original/*", "*/*.safetensors")
 class Location:
     name: str
     config: ModelConfig
-    # It is None for a preset, which has no files and so no tokenizer.
+    # None for a preset, which has no files and so no tokenizer.
     directory: Path | None
     is_dummy: bool
-    # It is a copy in the hub's cache, which may lack files.
+    # Whether the directory is in the hub's cache, which may lack files.
     is_cached: bool = False
 
 
@@ -46,10 +45,10 @@ class NotInCache(ValueError):
 def locate_model(
     model: str | Path, load_format: str = "auto", revision: str | None = None, may_download: bool = True
 ) -> Location:
-    """Finds a directory before a preset, and a preset before a repository on the hub.
+    """Prefers a directory to a preset, and a preset to a repository on the hub.
 
-    It downloads what is not in the hub's cache; with load_format "dummy" no weights. Raises ValueError when `model` is
-    none of the three, or is not a supported model; NotInCache if it may not download.
+    Downloads what the hub's cache lacks; with load_format "dummy", no weights. Raises ValueError if `model` is none of
+    the three, or is not a supported model. Raises NotInCache if the model is not cached and `may_download` is False.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format is {load_format!r}; must be one of {', '.join(LOAD_FORMATS)}")
@@ -98,7 +97,7 @@ def _fetch(name: str, revision: str | None, with_weights: bool, may_download: bo
     except Exception as error:
         if not may_download and isinstance(error, LocalEntryNotFoundError):
             raise NotInCache(f"model is {name!r}, which is not in the hub's cache here") from error
-        # The hub's client lets exceptions of its HTTP library through, whichever that is.
+        # The hub's client does not wrap the exceptions of its HTTP library.
         raise ValueError(
             f"model is {name!r}, which is no directory here and cannot be fetched from the hub: {error}"
         ) from error

@@ -1,8 +1,8 @@
-"""Adapters (LoRA) as peft writes them: a directory with adapter_config.json and adapter_model.safetensors.
+"""Adapters (LoRA) in peft's format: a directory with adapter_config.json and adapter_model.safetensors.
 
-A layer that an adapter changes has two tensors, of the layer's name with an ending each: lora_A.weight [rank, in] and
-lora_B.weight [out, rank]. As with a checkpoint, the model's constructor is the only list of what there may be: each
-linear layer asks for its own, and what nobody has asked for at the end is an error.
+An adapted layer has two tensors, named after the layer: lora_A.weight [rank, in] and lora_B.weight [out, rank]. As with
+a checkpoint, the model's constructor is the only list of possible layers: each linear layer asks for its own tensors,
+and tensors that remain at the end are an error.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from alignedserve.ops.quantise import Part
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
-# Settings of peft's that make an adapter more than a product of two matrices beside a layer; null, false and empty mean
-# that there is nothing of the kind.
+# peft's settings that make an adapter more than a product of two matrices beside a layer. null, false and empty mean
+# that the setting is off.
 UNSUPPORTED = {
     "use_dora": "false: DoRA scales weights as well",
     "modules_to_save": "absent: whole layers beside the low-rank ones are not supported",
     "rank_pattern": "absent: all layers have the same rank",
     "alpha_pattern": "absent: all layers have the same lora_alpha",
-    "fan_in_fan_out": "false: such layers are of no model here",
+    "fan_in_fan_out": "false: no supported model has such layers",
     "lora_bias": "false: biases are not supported",
-    "layer_replication": "absent: layers are as the base model has them",
+    "layer_replication": "absent: the layers of the base model are not changed",
     "target_parameters": "absent: experts' weights are not adapted",
     "trainable_token_indices": "absent: embeddings are not adapted",
     "use_qalora": "false: inputs are not grouped",
-    "alora_invocation_tokens": "absent: an adapter counts from the first token on",
+    "alora_invocation_tokens": "absent: an adapter applies from the first token on",
     "kasa_config": "absent: KaSA scales products as well",
     "arrow_config": "absent: adapters are not mixed",
     "use_bdlora": "absent: block-diagonal adapters are not supported",
     "monteclora_config": "absent: such adapters are drawn at random",
     "velora_config": "absent: inputs are not compressed",
 }
-# These ways to begin a training change the base model's weights.
+# These initialisations change the base model's weights.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -51,12 +51,12 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 class LoraConfig:
     rank: int
     scale: float
-    # The base model, as the adapter's author called it; empty if he did not say.
+    # The base model's name in the adapter's config; empty if it has none.
     base: str
 
 
 def load_lora_config(directory: Path) -> LoraConfig:
-    """Raises ValueError when adapter_config.json is missing, malformed, or describes what is not supported."""
+    """Raises ValueError if adapter_config.json is missing, malformed, or describes something unsupported."""
     path = directory / CONFIG_FILE
     if not path.is_file():
         raise ValueError(f"{directory} holds no {CONFIG_FILE}; an adapter's directory must have one")
@@ -78,10 +78,10 @@ def load_lora_config(directory: Path) -> LoraConfig:
 
 
 class Adapter:
-    """An adapter's files. Tensors are views of the mapped file."""
+    """An adapter's files. Its tensors are views of the mapped file."""
 
     def __init__(self, name: str, directory: Path, max_rank: int) -> None:
-        """Raises ValueError when this is no adapter, or one of a higher rank."""
+        """Raises ValueError if the directory holds no adapter, or one of a higher rank."""
         self.name = name
         if not directory.is_dir():
             raise ValueError(f"lora_modules: {name}: {str(directory)!r} is no directory")
@@ -96,16 +96,16 @@ class Adapter:
                 f"{directory} holds no {WEIGHTS_FILE} (only safetensors are read, never pickled .bin files)"
             )
         self._file = SafetensorsFile(path)
-        # The name of the tensor in the file, by the layer's name and "A" or "B".
+        # Tensor names in the file, by the layer's name and "A" or "B".
         self._keys = _keys_of(path, self._file)
         self._left = {layer for layer, _ in self._keys}
         if not self._left:
             raise ValueError(f"{path} holds no tensors")
 
     def take(self, layer: str, out_features: int, in_features: int) -> Delta | None:
-        """Returns what the adapter adds to a layer; None: nothing. Raises ValueError with both shapes if it was made
-        for another."""
-        # The names that a checkpoint may have, of the bare decoder or of a model that sees: see SafetensorsSource.
+        """Returns what the adapter adds to a layer; None if nothing. Raises ValueError with both shapes if its shape
+        does not fit."""
+        # The names of a checkpoint, of the bare decoder and of a vision model: see SafetensorsSource.
         bare = layer.removeprefix("model.")
         names = (layer, bare, f"language_model.{layer}", f"model.language_model.{bare}")
         found = next((name for name in names if name in self._left), None)
@@ -118,7 +118,7 @@ class Adapter:
         )
 
     def finish(self) -> None:
-        """Raises ValueError if there is anything that the model has no place for."""
+        """Raises ValueError if tensors are left that the model did not take."""
         if not self._left:
             return
         of_experts = [layer for layer in self._left if ".experts." in layer]
@@ -141,8 +141,8 @@ class Adapter:
         stored = self._file.entries[key].shape
         if stored != shape:
             raise ValueError(
-                f"{self._file.path}: {key} has shape {stored}; must be {shape}: the adapter is of another model, or of "
-                "another rank"
+                f"{self._file.path}: {key} has shape {stored}; must be {shape}: the adapter is of another model, or "
+                "has another rank"
             )
         self._file.dtype_of(key)
         return self._file.tensor(key)
@@ -168,7 +168,7 @@ def _layer_and_kind(path: Path, key: str) -> tuple[str, str]:
 
 
 class Adapters:
-    """All adapters of a model. The first has number 1."""
+    """All adapters of a model, numbered from 1."""
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
         self._adapters = adapters
@@ -176,7 +176,7 @@ class Adapters:
     def take(
         self, layers: Sequence[str], out_features: Sequence[int], in_features: int
     ) -> LayerAdapters | None:
-        """Returns what adapters add to a layer that is made of several in the checkpoint; None: nothing."""
+        """Returns what the adapters add to a layer that is made of several in the checkpoint; None if nothing."""
         deltas = [
             [each.take(layer, out, in_features) for layer, out in zip(layers, out_features, strict=True)]
             for each in self._adapters
@@ -187,7 +187,7 @@ class Adapters:
         return LayerAdapters(in_features, tuple(out_features), deltas, scales)
 
     def finish(self) -> None:
-        """Raises ValueError if there is anything that the model has no place for."""
+        """Raises ValueError if an adapter has tensors left that the model did not take."""
         for each in self._adapters:
             each.finish()
 
@@ -214,8 +214,8 @@ class AdaptedSource:
 
 
 def with_adapters(weights: WeightSource, modules: Sequence[tuple[str, str]], max_rank: int) -> WeightSource:
-    """Adds the adapters in `modules`, (name, path) each, to where the model's tensors come from. Raises ValueError
-    when one of them is not supported."""
+    """Adds the adapters in `modules`, (name, path) each, to a source of the model's tensors. Raises ValueError if one
+    is not supported."""
     if not modules:
         return weights
     return AdaptedSource(
@@ -224,12 +224,12 @@ def with_adapters(weights: WeightSource, modules: Sequence[tuple[str, str]], max
 
 
 def other_bases(model: str, modules: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns a warning for each adapter that says that its base model is called otherwise."""
+    """Returns a warning for each adapter with another base model in its config."""
     warnings = []
     for name, path in modules:
         base = load_lora_config(Path(path).expanduser()).base
         if base and _last_part(base) != _last_part(model):
-            warnings.append(f"the adapter {name} says that its base model is {base}; this one is {model}")
+            warnings.append(f"the adapter {name} names {base} as its base model, but the model is {model}")
     return warnings
 
 

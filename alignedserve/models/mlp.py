@@ -1,4 +1,4 @@
-"""What comes after attention in a layer: a gated MLP, or a mixture of experts."""
+"""The part of a layer after attention: a gated MLP, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alignedserve.ops.quantise import inputs_of, outputs_of
 
 class Mlp(Protocol):
     def add_to(self, residual: Value, x: Value, ops: Ops) -> Value:
-        """Returns `residual`, which may be overwritten, plus what the MLP makes of `x`."""
+        """Returns `residual` plus the MLP's output for `x`. `residual` may be overwritten."""
         ...
 
 
@@ -39,8 +39,8 @@ class ExpertMlp:
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a checkpoint calls the mixture of a layer, its router, and the parts of an expert that has tensors of its
-    own."""
+    """A checkpoint's names of a layer's mixture, of its router, and of an expert's parts if each expert has its own
+    tensors."""
 
     mixture: str = "mlp"
     router: str = "gate"
@@ -102,7 +102,7 @@ def _mixture(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: Ex
 
 
 def _one_by_one(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names: ExpertNames) -> TakeExpert:
-    """Each expert has tensors of its own."""
+    """Experts with tensors of their own."""
     inner = moe.intermediate_size
     mine = layers.shard.part(inner)
 
@@ -118,7 +118,7 @@ def _one_by_one(moe: MoeConfig, hidden: int, layers: Layers, prefix: str, names:
 
 
 def _stacked(moe: MoeConfig, hidden: int, layers: Layers, prefix: str) -> TakeExpert:
-    """Experts are slices of tensors, in whose outputs a gate is followed by its up."""
+    """Experts as slices of fused tensors. Gates and ups alternate along the outputs."""
     num, inner = moe.num_experts, moe.intermediate_size
     mine = layers.shard.part(inner)
     gate, up = (slice(2 * mine.start + first, 2 * mine.stop, 2) for first in (0, 1))
@@ -135,7 +135,7 @@ def _stacked(moe: MoeConfig, hidden: int, layers: Layers, prefix: str) -> TakeEx
             down=inputs_of(down(number), mine),
             gate_bias=gate_up_bias[number, gate],
             up_bias=gate_up_bias[number, up],
-            # Ranks' results are added up.
+            # The results of all ranks are added up, so only one rank adds the bias.
             down_bias=down_bias[number] if layers.shard.leads else None,
         )
 

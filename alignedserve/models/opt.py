@@ -12,9 +12,9 @@ from alignedserve.models.weights import WeightSource
 from alignedserve.ops.base import Activation, AttentionSpec, Linear, Ops, Projected, Value
 from alignedserve.ops.step import StepInputs
 
-# OPT's position table begins with two rows that were meant for padding.
+# OPT's position table begins with two rows for padding.
 POSITION_OFFSET = 2
-# This is torch.nn.LayerNorm's, which the checkpoints were trained with; config.json does not have it.
+# torch.nn.LayerNorm's default, with which the checkpoints were trained. config.json does not have it.
 NORM_EPS = 1e-5
 
 Norm = tuple[torch.Tensor | None, torch.Tensor | None]

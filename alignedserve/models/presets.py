@@ -1,6 +1,6 @@
-"""The published shapes of some models, for measuring with random weights and no download.
+"""The published shapes of some models, for measurements with random weights and no download.
 
-They are written as the config.json files that their authors published, and so are read like a real one.
+They are written as the published config.json files, and read like real ones.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ _PHI_4 = {
     "eos_token_id": 100265,
     "pad_token_id": 100349,
 }
-# In bfloat16, which has no published checkpoint: that has experts in MXFP4.
+# In bfloat16. The published checkpoint differs: its experts are in MXFP4.
 _GPT_OSS_20B = {
     "architectures": ["GptOssForCausalLM"],
     "vocab_size": 201088,
@@ -191,7 +191,7 @@ _GPT_OSS_20B = {
     "pad_token_id": 199999,
 }
 _GPT_OSS_120B = _GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128}
-# Its text part.
+# Only the text part.
 _GEMMA_3_4B = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "text_config": {

@@ -13,7 +13,7 @@ from alignedserve.models.config import RopeConfig
 def rope_table(rope: RopeConfig, head_dim: int, max_len: int) -> torch.Tensor:
     """Returns a table [max_len, rotary_dim] in float32: the cosines of rotary_dim/2 angles, then their sines.
 
-    `max_len` is the longest sequence that may come: it chooses among longrope's factors.
+    `max_len` is the longest sequence that is possible. It decides which of longrope's factors apply.
     """
     rotary_dim = int(head_dim * rope.partial_rotary_factor)
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
@@ -23,7 +23,7 @@ def rope_table(rope: RopeConfig, head_dim: int, max_len: int) -> torch.Tensor:
 
 
 def _frequencies(periods: torch.Tensor, rope: RopeConfig, max_len: int) -> torch.Tensor:
-    """`periods`: the tokens after which each unscaled angle has grown by one."""
+    """`periods`: tokens after which each unscaled angle has grown by one."""
     if rope.kind == "longrope":
         factors = rope.long_factors if max_len > rope.original_max_position else rope.short_factors
         return 1.0 / (torch.tensor(factors, dtype=torch.float32) * periods)
@@ -41,7 +41,7 @@ def _linear(periods: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
 
 
 def _llama3(periods: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Short wavelengths stay, long ones are stretched by `factor`, and those between are blended."""
+    """Keeps short wavelengths, stretches long ones by `factor`, and blends those between."""
     frequencies = 1.0 / periods
     wavelengths = 2 * math.pi / frequencies
     low, high = rope.low_freq_factor, rope.high_freq_factor
@@ -53,14 +53,14 @@ def _llama3(periods: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
 
 
 def _yarn(periods: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Frequencies that turn `beta_fast` times or more within the original length stay, those that turn `beta_slow`
-    times or less are divided by `factor`, and those between are blended by their number."""
+    """Keeps frequencies with at least `beta_fast` turns within the original length, divides those with at most
+    `beta_slow` turns by `factor`, and blends those between by their index."""
     begin, end = (_number_of_turns(turns, rope, len(periods)) for turns in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         begin, end = math.floor(begin), math.ceil(end)
     begin, end = max(begin, 0), min(end, 2 * len(periods) - 1)
     if begin == end:
-        # The blend can't be of no width.
+        # The blend must have a width.
         end += 0.001
     slowed = ((torch.arange(len(periods), dtype=torch.float32) - begin) / (end - begin)).clamp(0, 1)
     kept = 1 - slowed
@@ -68,7 +68,8 @@ def _yarn(periods: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
 
 
 def _number_of_turns(turns: float, rope: RopeConfig, num_frequencies: int) -> float:
-    """The number, counted from the fastest, of the frequency that turns so often within the original length."""
+    """Returns the index, counted from the fastest, of the frequency with this number of turns within the original
+    length."""
     wavelength = rope.original_max_position / turns / (2 * math.pi)
     return num_frequencies * math.log(wavelength) / math.log(rope.theta)
 

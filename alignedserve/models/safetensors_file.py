@@ -1,9 +1,8 @@
 """One safetensors file, mapped into memory.
 
-A file is: header length (8 bytes, little-endian), header (JSON: name → dtype, shape, data_offsets), data.
-
-We read it ourselves instead of with the safetensors library because of `drop`: the library maps the file too, but
-gives no way to hand pages back before it is closed, so that a loaded model and its file would be resident together.
+A file is: header length (8 bytes, little-endian), header (JSON: name → dtype, shape, data_offsets), data. We read it
+without the safetensors library because of `drop`. The library maps the file, too, but can't release pages before it is
+closed, so a loaded model and its file would be resident together.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from typing import Any
 import torch
 
 LENGTH_BYTES = 8
-# This is the limit of the safetensors library.
+# The limit of the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Quantised checkpoints have these as well.
+# Quantised checkpoints have these, too.
 STORED_DTYPES = DTYPES | {
     "I8": torch.int8,
     "I32": torch.int32,
@@ -37,19 +36,19 @@ STORED_DTYPES = DTYPES | {
 class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
-    # The first byte and the end, counted from the start of the file.
+    # First byte and end, counted from the start of the file.
     begin: int
     end: int
 
 
 class SafetensorsFile:
-    """The map ends with the last reference to this object and to its tensors.
+    """The map lives until the last reference to this object or to one of its tensors is gone.
 
-    There is no `close`: torch's views keep the map alive, but not open, and would read unmapped memory.
+    There is no `close`: torch's views keep the map object alive, but not open, and would read unmapped memory.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises ValueError when the file can't be read, or does not hold exactly what its header says."""
+        """Raises ValueError if the file can't be read, or does not match its header exactly."""
         self.path = path
         size = path.stat().st_size
         if size < LENGTH_BYTES:
@@ -62,7 +61,7 @@ class SafetensorsFile:
         self.entries = self._read_header(size)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Returns a view of the mapped file, which must not be written to."""
+        """Returns a view of the mapped file. It must not be written to."""
         entry, dtype = self.entries[name], self.dtype_of(name, tuple(STORED_DTYPES))
         if entry.begin == entry.end:
             return torch.empty(entry.shape, dtype=dtype)
@@ -74,19 +73,20 @@ class SafetensorsFile:
                 self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=entry.begin
             )
         if entry.begin % dtype.itemsize:
-            # The format does not promise alignment, but torch's kernels expect it.
+            # The format does not guarantee alignment, but torch's kernels expect it.
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
 
     def dtype_of(self, name: str, allowed: tuple[str, ...] = tuple(DTYPES)) -> torch.dtype:
-        """Raises ValueError for a dtype that is not one of those; by default that no model has."""
+        """Returns the tensor's dtype. Raises ValueError if it is not in `allowed`, by default the floating-point
+        ones."""
         found = self.entries[name].dtype
         if found not in allowed:
             raise ValueError(f"{self.path}: {name} has dtype {found}; must be one of {', '.join(allowed)}")
         return STORED_DTYPES[found]
 
     def drop(self, begin: int = 0, end: int | None = None) -> None:
-        """Gives the pages of these bytes back. Reading them again is allowed and fetches them anew."""
+        """Releases the pages of these bytes. They may be read again, which fetches them anew."""
         self._advise(begin, len(self._map) if end is None else end, "MADV_DONTNEED")
 
     def _advise(self, begin: int, end: int, advice: str) -> None:
@@ -139,7 +139,8 @@ class SafetensorsFile:
         return TensorEntry(dtype, tuple(shape), data_begin + begin, data_begin + end)
 
     def _check_layout(self, entries: dict[str, TensorEntry], data_begin: int, size: int) -> None:
-        """The format demands that tensors lie end to end, with no gap and no overlap, and fill the file."""
+        """Raises ValueError unless tensors lie end to end, without gaps or overlaps, and fill the file, as the format
+        demands."""
         end = data_begin
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
             if entry.begin != end:

@@ -16,7 +16,7 @@ from alignedserve.models.weights import DummySource, SafetensorsSource, WeightSo
 class ModelSource:
     name: str
     config: ModelConfig
-    # It is None for a preset, which has no files and so no tokenizer.
+    # None for a preset, which has no files and so no tokenizer.
     directory: Path | None
     is_dummy: bool
 
@@ -29,6 +29,6 @@ class ModelSource:
 
 
 def resolve_model(model: str | Path, load_format: str = "auto", revision: str | None = None) -> ModelSource:
-    """Finds the model; see `locate_model` for what it raises."""
+    """Finds the model. Raises the errors of `locate_model`."""
     found = locate_model(model, load_format, revision)
     return ModelSource(found.name, found.config, found.directory, found.is_dummy)

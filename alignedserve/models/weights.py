@@ -1,4 +1,4 @@
-"""Where a model's tensors come from. Models ask by name and shape; the source checks and delivers."""
+"""The sources of a model's tensors. A model asks by name and shape; the source checks and delivers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["DummySource", "SafetensorsSource", "TakePart", "WeightSource"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# How many bytes of the file are converted at a time. This is small beside any model, and large beside a page.
+# Bytes of a file that are converted at a time: small beside any model, and large beside a page.
 CONVERT_BYTES = 16 << 20
-# How many bytes are taken between two trims of the heap, which walk through it.
+# Bytes taken between two trims of the heap. A trim walks through the whole heap.
 TRIM_BYTES = 16 << 20
-# Checkpoints have these and no model takes them: tables that are computed, an output layer tied to the input.
+# Tensors that checkpoints have and no model takes: computed tables, and an output layer tied to the input.
 HARMLESS_SUFFIXES = ("rotary_emb.inv_freq", "lm_head.weight", "decoder.version")
-# What sees pictures, in the checkpoint of a model whose text part is taken.
+# Vision tensors in the checkpoint of a model with only its text part in use.
 VISION_PREFIXES = tuple(
     prefix + part for prefix in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.")
 )
 
-# Delivers an expert's weight by the expert's number.
+# Returns one expert's weight by the expert's number.
 TakePart = Callable[[int], Part]
 
 
@@ -40,31 +40,30 @@ class WeightSource(Protocol):
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Returns the tensor `name`, in the dtype and on the device that the source was made for.
 
-        Raises ValueError with the tensor's name when it is missing or has another shape. The tensor may be a view of a
-        mapped file; it stays valid, but to read it after a later `take` is to read the file again.
+        Raises ValueError with the tensor's name if it is missing or has another shape. The tensor may be a view of a
+        mapped file. It stays valid, but reading it after a later `take` reads the file again.
         """
         ...
 
     def linear(self, layer: str, num_out: int, num_in: int) -> Part:
-        """Returns the weight of the linear layer of this name: like `take`, or in codes where the checkpoint is
-        quantised."""
+        """Returns the weight of the linear layer of this name: like `take`, but quantised if the checkpoint's is."""
         ...
 
     def of_experts(self, layer: str, num_experts: int, num_out: int, num_in: int) -> TakePart:
-        """Returns what delivers the weight of such a layer of each expert, [out, in], where a tensor of this name holds
-        those of all, [expert, in, out], or the checkpoint has them in codes."""
+        """Returns a function that returns each expert's weight [out, in] of a fused layer. A tensor of this name holds
+        all of them, [expert, in, out], or the checkpoint has them quantised."""
         ...
 
     def finish(self) -> None:
-        """Closes files. Raises ValueError when the checkpoint holds tensors that were not taken."""
+        """Closes files. Raises ValueError if the checkpoint holds tensors that were not taken."""
         ...
 
 
 class SafetensorsSource:
-    """The safetensors of a model directory, one file or several with an index.
+    """The safetensors of a model directory: one file, or several with an index.
 
-    What is resident beside the model is what it read of the files since the last `take`. A tensor taken earlier stays
-    valid: reading it again fetches it from the file.
+    Beside the model, only the pages read since the last `take` are resident. A tensor taken earlier stays valid:
+    reading it again fetches it from the file.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class SafetensorsSource:
         read = self._reader_of_experts(layer, num_experts, num_out, num_in)
 
         def take(number: int) -> Part:
-            # The tensor counted when it was opened; copies of its slices come and go in the heap.
+            # The tensor was counted when it was opened. Copies of its slices are allocated and freed on the heap.
             self._bytes_since_trim += num_out * num_in * self._dtype.itemsize
             self._drop_read()
             return read(number)
@@ -123,15 +122,15 @@ class SafetensorsSource:
     def expect_of_experts(
         self, layer: str, num_experts: int, num_out: int, num_in: int, dtype: torch.dtype
     ) -> Part:
-        """What each of them is like; see `expect_linear`."""
+        """Returns the form of each expert's weight; see `expect_linear`."""
         if self._quantised is not None and self._quantised.has(layer):
             return check_expert(layer, (num_experts, num_out, num_in), self)
         self.expect(layer, (num_experts, num_in, num_out))
         return torch.empty(1, dtype=dtype).expand(num_out, num_in)
 
     def expect_linear(self, layer: str, num_out: int, num_in: int, dtype: torch.dtype) -> Part:
-        """A weight that takes one value's memory. Nothing is read; it counts as taken. Raises what `linear` raises of
-        names, shapes and dtypes."""
+        """Returns a weight that takes one value's memory. It counts as taken, and nothing is read. Raises the errors of
+        `linear` about names, shapes and dtypes."""
         if self._quantised is None or not self._quantised.has(layer):
             self.expect(f"{layer}.weight", (num_out, num_in))
             return torch.empty(1, dtype=dtype).expand(num_out, num_in)
@@ -166,7 +165,8 @@ class SafetensorsSource:
         self._bar.update(num_bytes)
 
     def expect(self, name: str, shape: tuple[int, ...]) -> tuple[SafetensorsFile, str]:
-        """Returns where the tensor is and its name there, unread; it counts as taken. Raises what `take` raises."""
+        """Returns the tensor's file and its name there, without reading it. It counts as taken. Raises the errors of
+        `take`."""
         stored_name = self._stored_name(name)
         file = self._file_of[stored_name]
         stored_shape = file.entries[stored_name].shape
@@ -180,7 +180,7 @@ class SafetensorsSource:
         self._drop_read()
         self._bar.close()
         unused = [name for name in self._file_of if name not in self._taken and not self._is_harmless(name)]
-        # A file's map ends with the last reference to it.
+        # A file's map lives until the last reference to it is gone.
         self._file_of, self._files = {}, []
         if unused:
             raise ValueError(
@@ -204,7 +204,8 @@ class SafetensorsSource:
         )
 
     def _convert(self, file: SafetensorsFile, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Converts in pieces whose pages are dropped at once: a whole tensor in both dtypes would raise the peak."""
+        """Converts in pieces and drops their pages at once. Holding a whole tensor in both dtypes would raise the
+        peak."""
         converted = torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
         source, target = tensor.reshape(-1), converted.view(-1)
         step = CONVERT_BYTES // tensor.element_size()
@@ -217,7 +218,7 @@ class SafetensorsSource:
         return converted
 
     def _drop_read(self) -> None:
-        """Drops the pages of every file, as the model may have read an earlier tensor late, and trims the heap."""
+        """Drops the pages of every file, because the model may have read an earlier tensor late, and trims the heap."""
         for file in self._files:
             file.drop()
         if self._bytes_since_trim >= TRIM_BYTES:
@@ -230,7 +231,8 @@ class SafetensorsSource:
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """Checkpoints of the bare decoder lack the prefix; in those of a model that sees pictures there is one more."""
+    """The possible names of a tensor. Checkpoints of the bare decoder lack the prefix; those of vision models have one
+    more."""
     bare = name.removeprefix("model.")
     return name, bare, f"model.{name}", f"language_model.{name}", f"model.language_model.{bare}"
 
@@ -251,7 +253,7 @@ def _open_files(directory: Path) -> dict[str, SafetensorsFile]:
     if not isinstance(weight_map, dict):
         raise index.error("weight_map", "an object from tensor names to file names")
     for shard in weight_map.values():
-        # An index comes from the network: it must not lead out of its directory.
+        # An index comes from the network: it must not point outside its directory.
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise ValueError(f"{index_path}: weight_map names the file {shard!r}; must be a plain file name")
     shards = {shard: _open_shard(index_path, shard) for shard in dict.fromkeys(weight_map.values())}
@@ -271,6 +273,6 @@ def _open_shard(index_path: Path, shard: str) -> SafetensorsFile:
 
 
 def some(names: Iterable[str], limit: int = 5) -> str:
-    """The first few names."""
+    """The first few names, as text."""
     names = sorted(names)
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")

@@ -1,4 +1,4 @@
-"""Backends by name. Each executes the same operations (`base.Ops`), so a model does not depend on which."""
+"""Backends by name. All execute the same operations (`base.Ops`), so a model does not depend on its backend."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class CudaOptions:
     """Options of the CUDA backend alone: see EngineConfig."""
 
     decode_kernel: str = "balanced"
-    # The batch sizes of decodes that are captured as CUDA graphs.
+    # Batch sizes of decodes that are captured as CUDA graphs.
     graph_sizes: tuple[int, ...] = ()
     use_tqdm: bool = False
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What a backend is made for."""
+    """The arguments of a backend."""
 
     device: torch.device
     dtype: torch.dtype
@@ -63,7 +63,7 @@ def _triton(wanted: _Wanted) -> Ops:
         capability = torch.cuda.get_device_capability(wanted.device)
         if capability < MIN_CAPABILITY:
             raise ValueError(
-                f"attention_backend='triton': takes GPUs of compute capability 8.0 and newer, not {capability}"
+                f"attention_backend='triton': needs a GPU of compute capability 8.0 or newer, this one has {capability}"
             )
     elif not knobs.runtime.interpret:
         raise ValueError(f"attention_backend='triton': runs on device cuda, not {wanted.device}")
@@ -98,8 +98,8 @@ def make_ops(
     quantization: str | None = None,
     ranks: Ranks | None = None,
 ) -> Ops:
-    """Makes the backend of this name; `auto` is the fastest that runs such a model. `ranks`: of which this process is
-    one, if there are several."""
+    """Makes the backend of this name. `auto`: the fastest one that can run the model. `ranks`: given if this process
+    is one of several ranks."""
     wanted = _Wanted(device, dtype, options or CudaOptions(), quantization, ranks)
     if name == "auto":
         return _best(wanted, head_dim)

@@ -1,10 +1,10 @@
-"""Adapters (LoRA) of a linear layer: what is added to its output for the rows of a request that has one.
+"""Adapters (LoRA) of a linear layer: what they add to its output, for rows of requests with an adapter.
 
 To x @ weight.T + bias of a row with adapter i, (x @ a[i].T) @ b[i].T * scale[i] is added, before the activation. A
-layer that is made of several in the checkpoint has an a and a b for each of these parts, and each part's b yields its
-part of the output. Rows without an adapter are left as they are, bit by bit.
+layer made of several in the checkpoint has an a and a b for each of these parts. Each part's b yields its part of the
+output. Rows without an adapter stay the same, bit by bit.
 
-Adapters have numbers from 1 on, in the order of their names; 0 stands for none.
+Adapters are numbered from 1, in the order of their names; 0 stands for none.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class LayerAdapters:
     in_features: int
     # The width of each part.
     out_features: tuple[int, ...]
-    # Of each adapter, one for each part; None: it adds nothing there.
+    # [adapter][part]; None: the adapter adds nothing to this part.
     deltas: Sequence[Sequence[Delta | None]]
-    # Of each adapter.
+    # One per adapter.
     scales: Sequence[float]
 
     @property
@@ -43,7 +43,7 @@ class LayerAdapters:
 
     @property
     def rank(self) -> int:
-        """The largest. Those of a lower rank are filled up with zeros."""
+        """The largest rank. Adapters of a lower rank are padded with zeros."""
         return max(delta.a.shape[0] for parts in self.deltas for delta in parts if delta is not None)
 
     def stacked_a(self, part: int, dtype: torch.dtype) -> torch.Tensor:
@@ -55,7 +55,7 @@ class LayerAdapters:
         return stacked
 
     def stacked_b(self, part: int, dtype: torch.dtype) -> torch.Tensor:
-        """[adapters, rank, out]: transposed, so that what belongs to one rank lies together."""
+        """[adapters, rank, out], transposed, so that the values of one rank are contiguous."""
         stacked = torch.zeros(self.num_adapters, self.rank, self.out_features[part], dtype=dtype)
         for number, delta in enumerate(each[part] for each in self.deltas):
             if delta is not None:
@@ -63,7 +63,7 @@ class LayerAdapters:
         return stacked
 
     def split(self, out_features: Sequence[int]) -> LayerAdapters:
-        """The same for a layer of one part which is taken as several, side by side."""
+        """The adapters of a layer with one part, divided into several parts side by side."""
 
         def pieces(delta: Delta | None) -> list[Delta | None]:
             if delta is None:
@@ -74,8 +74,10 @@ class LayerAdapters:
         return LayerAdapters(self.in_features, tuple(out_features), deltas, self.scales)
 
     def of_rank(self, outputs: Sequence[slice] | None, inputs: slice | None) -> LayerAdapters:
-        """The same for a layer of which there are only those `outputs` of each part, or those `inputs`, if given. Of a
-        layer with some inputs what it yields is a part of a sum, and so is what is added."""
+        """The adapters of a layer that has only these `outputs` of each part, or only these `inputs`, if given.
+
+        With a part of the inputs, the layer yields a part of a sum, and the adapters add a part of a sum, too.
+        """
         mine = outputs or [slice(out) for out in self.out_features]
         of_a = inputs or slice(self.in_features)
 
@@ -88,7 +90,7 @@ class LayerAdapters:
 
     @property
     def first_columns(self) -> list[int]:
-        """The column of the layer's output where each part begins."""
+        """The first output column of each part."""
         return [sum(self.out_features[:part]) for part in range(len(self.out_features))]
 
     def has_part(self, part: int) -> bool:
@@ -97,6 +99,6 @@ class LayerAdapters:
 
     @property
     def num_values(self) -> int:
-        """The values that are kept of them."""
+        """Values in the stacked tensors."""
         of_a = len(self.out_features) * self.in_features
         return self.num_adapters * self.rank * (of_a + sum(self.out_features))

@@ -1,6 +1,6 @@
 """The operations that models are written in, and the contract of the backends that execute them.
 
-A model's forward is a sequence of these calls and nothing else, so that a backend may run them one by one (`torch`),
+A model's forward is a sequence of these calls and nothing else. A backend may therefore run them one by one (`torch`),
 record them once and replay them as one native program (`cpu`), or capture them (CUDA graphs). `compile` is that seam:
 it turns a function of these operations into something that runs one step.
 """
@@ -27,9 +27,9 @@ from alignedserve.ops.step import StepInputs
 from alignedserve.ops.truncate import truncate
 from alignedserve.sampling_params import SamplingParams
 
-# By what `quantization` may be.
+# By the possible values of `quantization`.
 BYTES_PER_WEIGHT = {INT8: 1.0, INT4: int4.BYTES_PER_WEIGHT, FP8: 1.0}
-# This stands for a token where the logits hold NaN or infinity.
+# Stands for a token if the logits contain NaN or infinity.
 BROKEN = -1
 
 
@@ -38,7 +38,7 @@ class Activation(Enum):
     RELU = "relu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
-    # The weight's two parts are gate and up: silu(gate) * up, half as wide as the weight; and with the other function.
+    # The weight's two parts are gate and up: silu(gate) * up, half as wide as the weight. The next one uses gelu_tanh.
     SILU_GATED = "silu"
     GELU_TANH_GATED = "gelu_tanh_gated"
 
@@ -49,26 +49,26 @@ class Activation(Enum):
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What one layer's attention does between its qkv projection and its output projection."""
+    """One layer's attention, between its qkv projection and its output projection."""
 
-    # Its number in the model.
+    # The layer's number in the model.
     layer: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
-    # How many of the latest tokens (itself included) a token attends to; None for all.
+    # Latest tokens that a token attends to, itself included; None for all.
     sliding_window: int | None = None
-    # [max_position, rotary_dim] float32: cos of rotary_dim/2 angles, then sin of the same, for the first rotary_dim
-    # values of a head; None for no rotation.
+    # [max_position, rotary_dim] float32: cos of rotary_dim/2 angles, then sin of the same angles, for the first
+    # rotary_dim values of a head. None for no rotation.
     rope: torch.Tensor | None = None
     # Qwen3's RMS norm weights [head_dim] for q and k, applied per head before the rotation.
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     norm_eps: float = 1e-6
-    # [num_heads]: logits that take part in the softmax of a head and have no value; None for none.
+    # [num_heads]: one logit per head that takes part in the softmax without a value; None for none.
     sinks: torch.Tensor | None = None
-    # It is set for the last layer, of whose result no other rows are needed.
+    # Set for the last layer: only the rows of outputs are needed from it on.
     outputs_only: bool = False
 
 
@@ -81,7 +81,7 @@ def check_rotary_dim(rope: torch.Tensor, head_dim: int) -> None:
 def check_groups(
     cache: torch.Tensor, restored_kv: torch.Tensor | None, groups: LayerGroups | None
 ) -> LayerGroups:
-    """Returns the groups of layers whose KV is in the cache: one of all its layers, if none are given."""
+    """Returns the groups of layers in the cache. By default one group has all its layers."""
     num_layers = cache.shape[1]
     groups = one_group(num_layers) if groups is None else groups
     if groups.num_layers != num_layers:
@@ -92,7 +92,7 @@ def check_groups(
 
 
 def place_of(spec: AttentionSpec, groups: LayerGroups, step: StepInputs) -> GroupedLayer:
-    """Returns where the layer's KV is in the cache."""
+    """Returns the place of the layer's KV in the cache."""
     if step.num_groups != groups.num_groups:
         raise ValueError(f"StepInputs must have {groups.num_groups} groups of layers, not {step.num_groups}")
     if not 0 <= spec.layer < len(groups.layers):
@@ -100,7 +100,7 @@ def place_of(spec: AttentionSpec, groups: LayerGroups, step: StepInputs) -> Grou
     return groups.layers[spec.layer]
 
 
-# These are a backend's own handles on a value or a weight, which are opaque to a model.
+# A backend's own handles of a value or a weight. They are opaque to models.
 Value = Any
 Linear = Any
 Experts = Any
@@ -108,7 +108,7 @@ Experts = Any
 
 @dataclass(frozen=True)
 class Projected:
-    """What a layer's qkv was projected from: from `x`, where that is kept, K and V are projected again."""
+    """The input and weight of a layer's qkv projection. If `x` is kept, K and V are projected from it again later."""
 
     x: Value
     weight: Linear
@@ -118,9 +118,9 @@ class Ops(ABC):
     name: str
     device: torch.device
     dtype: torch.dtype
-    # How linear layers keep their weights, if not in the dtype.
+    # How linear layers store their weights; None: in the dtype.
     quantization: str | None = None
-    # Which part of the model this process has.
+    # The part of the model that this process has.
     shard = Shard()
 
     @abstractmethod
@@ -133,30 +133,30 @@ class Ops(ABC):
         split: Split = Split.NONE,
         num_outputs: int = 0,
     ) -> Linear:
-        """Makes a linear layer whose output columns are those of all `parts` ([out, in] each) side by side: all are
-        floats, or all are in codes, and these are kept as they are.
+        """Makes a linear layer with the output columns of all `parts` ([out, in] each) side by side.
 
-        `activation` is applied to the output. The parts are copied, never kept: the caller may free them. The head
-        yields logits, which choose between many tokens: it keeps eight bits at least. `split`: what this rank's layer
-        is a part of. Where inputs are, there is no activation, and one rank alone has the biases. Where outputs are,
-        all ranks have as many, of which the first `num_outputs` count.
+        The parts are all floats, or all quantised; quantised ones keep their codes. `activation` is applied to the
+        output. The parts are copied, never kept: the caller may free them. The head yields logits, which choose between
+        many tokens, so it keeps at least eight bits. `split`: what this rank's layer is a part of. If inputs are split,
+        there is no activation, and only one rank has the biases. If outputs are split, all ranks have equally many, and
+        the first `num_outputs` of all of them count.
         """
 
     @abstractmethod
     def with_adapters(self, weight: Linear, adapters: LayerAdapters) -> Linear:
-        """Returns the linear layer with adapters, which are copied. `StepInputs.adapters` says which rows have which.
+        """Returns the linear layer with adapters, which are copied. `StepInputs.adapters` has the adapter of each row.
 
-        Such a layer is used in `forward` alone, whose rows are the step's tokens or its outputs.
+        Such a layer may be used in `forward` only. Its rows there are the step's tokens or its outputs.
         """
 
     def scheme(self, is_head: bool) -> str | None:
-        """How such a linear layer keeps its weight, if not in the dtype."""
+        """How a linear layer stores its weight; None: in the dtype."""
         return INT8 if is_head and self.quantization == INT4 else self.quantization
 
     @abstractmethod
     def parameter(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Returns a copy of its own (a source may hand out views of a mapped file), in `dtype` or this backend's, and
-        on its device."""
+        """Returns a copy on this backend's device, in `dtype` or else in the backend's. The given tensor may be a
+        view of a mapped file."""
 
     @abstractmethod
     def bind_cache(
@@ -167,13 +167,13 @@ class Ops(ABC):
     ) -> None:
         """Sets the KV cache that `attention` reads and writes: [block, layer of a group, k|v, kv_head, slot, row].
 
-        A layer's KV is in the blocks of its group, which the step's block table and slots of that group name. Without
-        `groups` all layers are one.
+        A layer's KV is in the blocks of its group. The step has a block table and slots for each group. Without
+        `groups`, all layers are one group.
 
-        Its dtype says what a row holds: head_dim values, or 8 bits for each (`kernels/kv_rows.py`). What `attention`
-        writes in 8 bits it reads so, tokens of the same step included. `restored_kv`, [block, 1, k|v, kv_head, slot,
-        head_dim], is given where inputs may be kept in place of K and V (`ops/kept_inputs.py`), which takes one group.
-        It is called once, before `compile`.
+        The cache's dtype determines the contents of a row: head_dim values, or 8 bits for each (`kernels/kv_rows.py`).
+        `attention` reads 8-bit values back as it wrote them, also for tokens of the same step. `restored_kv`, [block,
+        1, k|v, kv_head, slot, head_dim], is given if inputs may be kept in place of K and V (`ops/kept_inputs.py`),
+        which needs a single group. Called once, before `compile`.
         """
 
     @abstractmethod
@@ -187,14 +187,14 @@ class Ops(ABC):
     ) -> Value:
         """Returns table[ids + offset] * scale, plus `add_to` if given. `ids` is `StepInputs.token_ids` or `.positions`.
 
-        The table may be the weight of a linear layer (no activation) where that is not quantised: tied embeddings are
-        kept once then.
+        The table may be the weight of a linear layer that is not quantised and has no activation. Tied embeddings are
+        then stored once.
         """
 
     @abstractmethod
     def rms_norm(self, x: Value, weight: torch.Tensor, eps: float, residual: Value | None = None) -> Value:
-        """Returns the norm of x times `weight` (here and in AttentionSpec in the backend's dtype or in float32), plus
-        `residual` if given, which may be overwritten."""
+        """Returns the norm of x times `weight`, plus `residual` if given, which may be overwritten. Here and in
+        AttentionSpec, weights of norms are in the backend's dtype or in float32."""
 
     @abstractmethod
     def layer_norm(
@@ -203,62 +203,61 @@ class Ops(ABC):
 
     @abstractmethod
     def linear(self, x: Value, weight: Linear, residual: Value | None = None) -> Value:
-        """Returns activation(x @ weight.T + bias), plus `residual` if given (never both an activation and a residual).
-        What a row's adapter adds comes before the activation.
+        """Returns activation(x @ weight.T + bias), plus `residual` if given. Never both an activation and a residual.
 
-        The residual may be overwritten: the caller does not need it afterwards. Of a layer whose inputs are split over
-        ranks `x` has this rank's, and the result is the whole one, on every rank. Of one whose outputs are split the
-        leading rank has all of them; what others have is not defined.
+        A row's adapter is added before the activation. The residual may be overwritten: the caller does not need it
+        afterwards. If a layer's inputs are split over ranks, `x` has this rank's inputs, and every rank gets the whole
+        result. If its outputs are split, the leading rank gets all of them; the result on other ranks is undefined.
         """
 
     @abstractmethod
     def expert_weights(self, spec: ExpertsSpec, take: TakeExpert) -> Experts:
-        """Copies all experts, which are taken one by one in ascending order and not kept."""
+        """Copies all experts. They are taken one by one in ascending order, and not kept."""
 
     @abstractmethod
     def mix_experts(self, x: Value, logits: Value, experts: Experts, residual: Value) -> Value:
-        """Returns, per row, the weighted sum of what its experts make of `x`, plus `residual`, which may be
+        """Returns, per row, the weighted sum of its experts' outputs for `x`, plus `residual`, which may be
         overwritten.
 
-        `logits` is [rows, experts]: see `choose_experts`. A row's result does not depend on which other rows are there.
+        `logits` is [rows, experts]: see `choose_experts`. A row's result does not depend on the other rows.
         """
 
     @abstractmethod
     def attention(self, qkv: Value, spec: AttentionSpec, projected: Projected | None = None) -> Value:
-        """Norms and rotates q and k, writes k and v into the cache at the step's slots, and attends causally. Of
-        sequences whose inputs are kept it writes `projected.x` instead, and restores what they attend to.
+        """Norms and rotates q and k, writes k and v into the cache at the step's slots, and attends causally.
 
-        `qkv` is [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads.
-        Returns [tokens, num_heads * head_dim], or [outputs, ...] if `spec.outputs_only`.
+        For sequences with kept inputs it writes `projected.x` instead, and restores the K and V that they attend to.
+        `qkv` is [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: q heads, k heads, v heads. Returns [tokens,
+        num_heads * head_dim], or [outputs, ...] if `spec.outputs_only`.
         """
 
     @abstractmethod
     def outputs(self, x: Value) -> Value:
-        """Returns the rows of the step's outputs: [tokens, width] to [outputs, width]. What follows works on those
-        alone."""
+        """Returns the rows of the step's outputs, [tokens, width] to [outputs, width]. Later operations use these
+        rows only."""
 
     @abstractmethod
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns, per row, the first of the largest logits, and whether it holds NaN or its maximum is not finite.
+        """Returns, per row, the first of the largest logits, and whether the row contains NaN or its maximum is not
+        finite.
 
-        It is not traced.
+        Not traced.
         """
 
     @abstractmethod
     def gumbel_argmax(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Returns, per row, a token drawn from softmax(logits), with noise that depends on the row's key (int64) only.
+        """Returns, per row, a token drawn from softmax(logits). The noise depends only on the row's key (int64).
 
-        It is not traced.
+        Not traced.
         """
 
     def draw(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], keys: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns, per row, the token that its temperature, top_k, top_p and min_p choose with the noise of its key,
-        and whether it is broken, like `argmax`.
+        """Returns, per row, the sampled token, and whether the row is broken, as in `argmax`.
 
-        It changes the logits and is not traced. A backend should not wait for its device here; this implementation
-        does.
+        Temperature, top_k, top_p and min_p of the row apply, with the noise of its key. It changes the logits and is
+        not traced. A backend should not wait for its device here; this implementation does.
         """
         tokens, is_broken = self.argmax(logits)
         is_random = torch.tensor([not wanted.is_greedy for wanted in params], device=logits.device)
@@ -272,8 +271,7 @@ class Ops(ABC):
 
     @abstractmethod
     def break_up(self) -> None:
-        """Makes this process's wait for ranks that have ended end with an error, now or later. It is called on another
-        thread."""
+        """Ends this process's waits for other ranks with an error, now and later. Called on another thread."""
 
     @abstractmethod
     def compile(
@@ -285,15 +283,18 @@ class Ops(ABC):
         is_trial: bool = False,
         final_states: Callable[[Value], Value] | None = None,
     ) -> CompiledModel:
-        """Makes `forward` (the step's tokens to hidden states of its outputs) and `logits` (rows of those to logits)
-        runnable, and `final_states` (rows of those to others), if it is given. With `is_trial` the result only serves
-        to measure how much memory a step needs; it may be slow."""
+        """Makes a runnable model of `forward`, `logits` and, if given, `final_states`.
+
+        `forward` maps the step's tokens to hidden states of its outputs; `logits` maps rows of these to logits,
+        `final_states` to other states. With `is_trial` the result only serves to measure a step's memory; it may be
+        slow.
+        """
 
 
 class CompiledModel(ABC):
     @abstractmethod
     def forward(self) -> torch.Tensor:
-        """Runs the step that the StepInputs hold. Returns hidden states, [num_outputs, hidden].
+        """Runs the step in the StepInputs. Returns hidden states, [num_outputs, hidden].
 
         The result is overwritten by the next call.
         """
@@ -307,16 +308,16 @@ class CompiledModel(ABC):
 
     @abstractmethod
     def final_states(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns float32 [len(rows), width] of the given rows, as `logits` does. Raises RuntimeError if it was
-        compiled without."""
+        """Returns float32 [len(rows), width] of the given rows, like `logits`. Raises RuntimeError if the model was
+        compiled without final_states."""
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:
-        """Returns, per row of the latest logits, its likeliest token (the first of them), or BROKEN.
+        """Returns the likeliest token (the first of equals) of each row of the latest logits, or BROKEN.
 
-        Returns None where that was not computed with the step: see Ops.argmax. It waits for the device.
+        Returns None if it was not computed with the step: see Ops.argmax. It waits for the device.
         """
         return None
 
     def confirm(self) -> None:
-        """Raises if what was computed up to now may be wrong, because a rank was lost in the middle of it."""
+        """Raises if a result so far may be wrong, because a rank was lost while it was computed."""
         return

@@ -1,4 +1,4 @@
-"""Mixtures of experts on a CPU: how they are packed, and the operations of a program that run them."""
+"""Mixtures of experts on a CPU: packs their weights, and records the operations of a program that run them."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def pack_experts(
     return CpuExperts(spec, gate_up.finish(), down.finish())
 
 
-# Appends what makes rows of eight bits, for such a weight, of values with so many rows for each of the step's.
+# Appends the operation that quantises values to eight-bit rows for this weight. The number is rows per row of the step.
 QuantiseRows = Callable[[Value, PackedWeight, int], Value]
 
 
 class ExpertRecorder:
-    """Appends the operations of a mixture to a program whose values have at most `num_rows` rows."""
+    """Appends the operations of a mixture to a program with values of at most `num_rows` rows."""
 
     def __init__(self, program: Program, dtype: torch.dtype, num_rows: int, quantise: QuantiseRows) -> None:
         self._program = program
         self._quantise = quantise
         self._dtype = dtype
         self._num_rows = num_rows
-        # By the number of experts and of those that a row chooses: layers use them one after the other.
+        # By (number of experts, experts per row). Layers use them one after the other.
         self._routings: dict[tuple[int, int], RoutingBuffers] = {}
         self._buffers: dict[int, Buffers] = {}
 
@@ -86,13 +86,13 @@ class ExpertRecorder:
         self._program.append(OpKind.MIX, self._dtype, args, out, [each, residual, routing])
 
     def _as_taken(self, x: Value, weight: PackedExperts, rows_each: int) -> Value:
-        """Rows in eight bits, where the weight takes such."""
+        """Quantises the rows to eight bits if the weight needs that."""
         return self._quantise(x, weight.first, rows_each) if weight.first.kind.takes_codes else x
 
     def _spread(self, x: Value, routing: RoutingBuffers, buffers: Buffers) -> Value:
-        """A copy of its row for each choice."""
+        """Copies each row once for each of its experts."""
         spread = Value(buffers, x.width, x.tensor.dtype, x.rows)
-        # Rows in eight bits are whole words of four bytes, scales included, and are copied as such.
+        # Eight-bit rows are whole words of four bytes, scales included, and are copied as words.
         dtype = torch.float32 if x.tensor.dtype is torch.uint8 else self._dtype
         values_each = dtype.itemsize // x.tensor.dtype.itemsize
         args = SpreadOp(

@@ -1,4 +1,4 @@
-"""A compiled model on a CPU: two programs, and the struct which describes the current step to them."""
+"""A compiled model on a CPU: two programs, and the struct that describes the current step to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class CpuModel(CompiledModel):
         final: tuple[Program, Value] | None = None,
         ranks: RankMemory | None = None,
     ) -> None:
-        """`final`: the program of `final_states`, and its result. `ranks`: where programs meet those of other ranks."""
+        """`final`: the program of `final_states`, and its result. `ranks`: the memory that programs of all ranks
+        share."""
         _check_step(step)
         self._step = step
         self._forward = forward_program
@@ -107,7 +108,7 @@ class CpuModel(CompiledModel):
         self._struct.num_rows, self._struct.rows = len(rows), rows.data_ptr()
 
     def profile(self, rows: torch.Tensor) -> list[tuple[Op, float]]:
-        """Runs the step and the logits of `rows`, and returns every operation with its seconds."""
+        """Runs the step and the logits of `rows`. Returns every operation with its seconds."""
         timed: list[tuple[Op, float]] = []
         self.forward()
         timed += zip(self._forward.ops, self._forward.profile(self._struct), strict=True)

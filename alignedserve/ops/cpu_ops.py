@@ -1,4 +1,4 @@
-"""Operations on a CPU, through the C++ kernels: a forward is recorded once, and runs as one native call."""
+"""Operations on a CPU, through the C++ kernels. A forward is recorded once, and runs as one native call."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CpuOps(Ops):
         quantization: str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`num_threads` is torch's number by default, which is read at each step."""
+        """`num_threads`: by default torch's number, read at each step."""
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"dtype must be float32 or bfloat16 on the CPU, not {dtype}")
         self.device = torch.device("cpu")
@@ -78,7 +78,7 @@ class CpuOps(Ops):
         self._cache: torch.Tensor | None = None
         self._restored_kv: torch.Tensor | None = None
         self._groups = one_group(0)
-        # What is being recorded while `compile` runs.
+        # Recorded while `compile` runs.
         self._program = Program()
         self._buffers = Buffers(0)
         self._restored_buffers = Buffers(0)
@@ -280,11 +280,11 @@ class CpuOps(Ops):
         return out
 
     def _shrunk(self, x: Value, weight: PackedWeight) -> Value:
-        """See ShrinkOp."""
+        """Appends the product with all adapters' a: see ShrinkOp."""
         if weight.adapters is None or self._recorded_step().adapters is None:
-            raise ValueError("a layer with adapters takes StepInputs that have_adapters")
+            raise ValueError("a layer with adapters needs StepInputs with has_adapters")
         if x.rows is Rows.RESTORED:
-            raise ValueError("K and V of inputs that are kept can't be restored with adapters")
+            raise ValueError("K and V can't be restored from kept inputs with adapters")
         shrink = weight.adapters.shrink
         out = self._value(shrink.first.out_features, x.rows, torch.float32)
         linear = LinearOp(
@@ -305,7 +305,7 @@ class CpuOps(Ops):
     def _across_ranks(
         self, x: Value, weight: PackedWeight, residual: Value | None, shrunk: Value | None
     ) -> Value:
-        """The sum of all ranks' results, which are rounded once, or what they yield side by side."""
+        """Appends the sum of all ranks' results, rounded once, or their outputs side by side."""
         part = self._project(x, weight, None, torch.float32, shrunk)
         if weight.is_partial:
             return self._sum_ranks(part, residual)
@@ -327,9 +327,9 @@ class CpuOps(Ops):
         return out
 
     def _meet(self, part: Value) -> RankMemory:
-        """Exchanges rows with the other ranks."""
+        """Appends the exchange of rows with the other ranks."""
         if self._ranks is None:
-            raise RuntimeError("a layer is split over ranks, and there are none")
+            raise RuntimeError("a layer is split over ranks, but there is only one")
         self._ranks.check_fits(part.tensor.shape[0], part.width)
         is_float32 = part.tensor.dtype is torch.float32
         args = ShareOp(self._ranks.pointer, part.pointer, part.width, part.stride, is_float32)
@@ -338,7 +338,7 @@ class CpuOps(Ops):
         return self._ranks
 
     def _quantised(self, x: Value, weight: PackedWeight, rows_each: int = 1) -> Value:
-        """See QuantiseOp."""
+        """Appends the quantisation of rows: see QuantiseOp."""
         num_values = -(-x.width // BLOCK[INT4]) * BLOCK[INT4]
         group, num_after = 0, 1
         if weight.groups:
@@ -411,10 +411,12 @@ class CpuOps(Ops):
     def _attend_restored(
         self, qkv: Value, out: Value, spec: AttentionSpec, projected: Projected | None
     ) -> None:
-        """Writes inputs that are kept, restores KV from those of earlier steps, and attends to that."""
+        """Writes kept inputs, restores KV from those of earlier steps, and attends to it."""
         cache, restored_kv = self._checked_cache(spec), self._restored_kv
         if projected is None or restored_kv is None:
-            raise ValueError("inputs are kept only with restored_kv bound, and where attention is given them")
+            raise ValueError(
+                "keeping inputs needs bind_cache with restored_kv, and attention with `projected`"
+            )
         x: Value = projected.x
         _check_of_tokens("projected.x", x)
         _check_width("projected.x", x, spec.num_kv_heads * spec.head_dim)
@@ -430,7 +432,7 @@ class CpuOps(Ops):
         inputs.out, inputs.x_stride = before.pointer, before.stride
         self._program.append(OpKind.READ_INPUTS, self.dtype, inputs, before, [cache])
         kv = self.linear(before, projected.weight.outputs_from(spec.num_heads * spec.head_dim))
-        # These rows have no heads of q before those of k.
+        # These rows start with the heads of k; they have none of q.
         place = GroupedLayer(0, 0)
         restored = _attention_op(kv, kv, restored_kv, place, replace(spec, num_heads=0))
         self._program.append(OpKind.RESTORE_KV, self.dtype, restored, kv, [restored_kv, spec])
@@ -441,7 +443,7 @@ class CpuOps(Ops):
     def _checked_cache(self, spec: AttentionSpec) -> torch.Tensor:
         self._recorded_step()
         if self._cache is None:
-            raise ValueError("bind_cache comes before compile")
+            raise ValueError("bind_cache must be called before compile")
         num_kv_heads, head_dim = self._cache.shape[3], head_dim_of(self._cache)
         if (num_kv_heads, head_dim) != (spec.num_kv_heads, spec.head_dim):
             raise ValueError(
@@ -523,7 +525,7 @@ class CpuOps(Ops):
         return self._step
 
     def _wide(self, name: str, weight: torch.Tensor | None, width: int) -> torch.Tensor | None:
-        """Norms' weights, and sinks, in float32, which is what their kernels read."""
+        """Returns the weight of a norm, or sinks, in float32, as their kernels read it."""
         if weight is None:
             return None
         if weight.dtype not in (self.dtype, torch.float32):

@@ -1,8 +1,8 @@
-"""Attention of a step on a GPU: decodes by our own kernels over the paged cache, chunks by FlashAttention.
+"""Attention of a step on a GPU: our own kernels over the paged cache for decodes, FlashAttention for chunks.
 
 Decodes are the step's first sequences, chunks the rest. A chunk attends to KV gathered from its blocks, its own
-included. Whatever differs between steps of one shape (`ops/step_shape.py`) is read on the GPU, so that all of it can
-be captured.
+included. Everything that differs between steps of one shape (`ops/step_shape.py`) is read on the GPU, so that the whole
+step can be captured.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CudaAttention:
         self._decode_kernel = decode_kernel
         self._scratch: dict[int, DecodeScratch] = {}
         self._plans: dict[tuple[int, int | None], torch.Tensor] = {}
-        # The plans that were made in this step.
+        # Plans that were made in this step.
         self._made: set[tuple[int, int | None]] = set()
 
     def begin(self) -> None:
@@ -82,7 +82,7 @@ class CudaAttention:
     def with_inputs(
         self, qkv: torch.Tensor, spec: AttentionSpec, kept: KeptInputs, restored_kv: torch.Tensor
     ) -> torch.Tensor:
-        """Attends in a step in which inputs of some sequences are kept, whose KV was restored."""
+        """Attends in a step with kept inputs. The KV of their sequences has been restored."""
         step = self._step
         parts = parts_of(step, kept, self._cache, restored_kv, spec.layer)
         of_cache, of_restored = (write_part(qkv, step, spec, part) for part in parts)
@@ -130,7 +130,7 @@ class CudaAttention:
         )
 
     def _scratch_for(self, spec: AttentionSpec, element_bytes: int) -> DecodeScratch:
-        """`element_bytes`: of q."""
+        """`element_bytes`: bytes per value of q."""
         if spec.num_heads not in self._scratch:
             device = self._cache.device
             num_sms = (
@@ -163,7 +163,7 @@ class CudaAttention:
             plain_attention(q, layer, step, spec.scale, window, out, scratch.tuning, spec.sinks)
 
     def _chunks(self, q: torch.Tensor, spec: AttentionSpec, place: GroupedLayer) -> torch.Tensor:
-        """The rows of other tokens in the result are undefined."""
+        """Returns the chunks' rows. Rows of other tokens in the result are undefined."""
         if not has_flash_attention(q.device, q.dtype):
             return self._chunks_plainly(q, spec, place)
         step, shape = self._step, self._step.shape
@@ -204,7 +204,7 @@ class CudaAttention:
 
 
 def has_flash_attention(device: torch.device, dtype: torch.dtype) -> bool:
-    """It is available neither in float32 nor in the interpreter."""
+    """Whether FlashAttention is available. It supports neither float32 nor Triton's interpreter."""
     return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 
@@ -219,10 +219,10 @@ def flash_attention(
     scale: float,
     window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention in which a sequence's queries are the last tokens of its context. It waits for nothing, so it
-    can be captured. Also returns the logarithms of the sums of exponentials, float32 [heads, tokens].
+    """Causal attention for queries that are the last tokens of their sequence's context.
 
-    `torch.nn.attention.varlen` calls the same operation, but its arguments change with every version of torch.
+    It never waits, so it can be captured. Also returns the logarithms of the sums of exponentials, float32 [heads,
+    tokens]. `torch.nn.attention.varlen` calls the same operation, but its arguments change with every version of torch.
     """
     out, sums, *_ = torch.ops.aten._flash_attention_forward(
         q,
@@ -243,7 +243,7 @@ def flash_attention(
 
 
 def with_sinks(out: torch.Tensor, sums: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """What attention with sinks yields, of what `flash_attention` has returned."""
+    """Returns the result of attention with sinks, from the result of `flash_attention`."""
     if sinks is None:
         return out
     share = torch.sigmoid(sums.T - sinks.float())

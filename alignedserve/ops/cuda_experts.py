@@ -1,4 +1,4 @@
-"""The weights of a mixture of experts as the kernels of a GPU read them: one expert after another."""
+"""The weights of a mixture of experts in the layout of the GPU's kernels: one expert after another."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from alignedserve.ops.quantise import Part, plain_parts, quantised_parts
 @dataclass(frozen=True)
 class CudaExperts:
     spec: ExpertsSpec
-    # Of each expert: gate's outputs and then up's.
+    # For each expert, the outputs of gate and then those of up.
     gate_up: ExpertWeights
     down: ExpertWeights
-    # [expert, gate's and then up's outputs] and [expert, hidden], if experts have biases
+    # [expert, outputs of gate and then of up] and [expert, hidden], if experts have biases
     biases: Biases | None = None
 
 
 def stack_experts(
     spec: ExpertsSpec, take: TakeExpert, scheme: str | None, dtype: torch.dtype, device: torch.device
 ) -> CudaExperts:
-    """`scheme`: what is made of floats, if they do not stay in `dtype`."""
+    """`scheme`: how floats are quantised; None: they stay in `dtype`."""
     gate_up, down = (_Stack(spec.num_experts, scheme, dtype, device) for _ in range(2))
     biases: list[list[torch.Tensor]] = []
     for expert in taken(spec, take):
@@ -58,7 +58,7 @@ class _Stack:
             weight = CodedWeight.of(side_by_side(coded), self._device)
         else:
             weight = torch.cat([part.to(self._device, self._dtype) for part in plain_parts(parts)])
-        # All experts are like the first.
+        # All experts have the form of the first one.
         if self._rows is None:
             self._rows = _room_for(self._num_experts, weight)
         first = self._num_added * weight.shape[0]
@@ -82,7 +82,8 @@ def _room_for(num_experts: int, weight: torch.Tensor | CodedWeight) -> torch.Ten
 
 
 def _biases(expert: Expert) -> list[torch.Tensor]:
-    """Of gate and up, and of down; none if it has none. Of several ranks all but one have none of down: zeros."""
+    """Biases of gate and up together, and of down; empty without biases. With several ranks, only one has the biases
+    of down, and the others have zeros."""
     of_gate_up, of_down = expert.gate_up_biases, expert.down_bias
     if of_gate_up is None:
         return []

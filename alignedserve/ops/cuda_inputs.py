@@ -1,8 +1,8 @@
-"""Attention of a step on a GPU in which inputs of some sequences are kept: the same kernels, called twice.
+"""Attention on a GPU in a step with kept inputs: the same kernels, called twice.
 
-Those sequences are the last ones among decodes, and among chunks (`engine/batch.py`), so that each call has a run of
-sequences: first over the cache, then over restored KV. Such steps are not captured, and wait for the GPU in between.
-All layers are one group (`layer_groups.py`).
+Sequences with kept inputs are the last ones among decodes, and among chunks (`engine/batch.py`). Each call therefore
+has a run of sequences: the first call reads the cache, the second one restored KV. Such steps are not captured, and
+wait for the GPU in between. All layers are one group (`layer_groups.py`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from alignedserve.ops.torch_attention import attend
 
 @dataclass(frozen=True)
 class Part:
-    """Some of a step's sequences, all of whose K and V are in one cache."""
+    """Some of a step's sequences, with all of their K and V in one cache."""
 
-    # One layer of it is attended to.
+    # Attention reads one layer of the cache.
     cache: torch.Tensor
     layer: int
-    # The tokens of other sequences are at -1.
+    # -1 for the tokens of other sequences.
     slots: torch.Tensor
-    # Those that compute one token.
+    # Sequences that compute one token.
     decodes: range
     chunks: range
 
@@ -37,7 +37,7 @@ class Part:
 def parts_of(
     step: StepInputs, kept: KeptInputs, cache: torch.Tensor, restored_kv: torch.Tensor, layer: int
 ) -> tuple[Part, Part]:
-    """Returns the sequences with K and V in the cache, and those in restored KV."""
+    """Returns the sequences with K and V in the cache, and those with restored KV."""
     num_decodes, slots = step.shape.num_decodes, step.slots[0, : step.num_tokens]
     is_kept = kept.rows[: step.num_tokens] >= 0
     first_decode = num_decodes - int(kept.host_is_kept[:num_decodes].sum())
@@ -57,7 +57,7 @@ def parts_of(
 
 
 def write_part(qkv: torch.Tensor, step: StepInputs, spec: AttentionSpec, part: Part) -> torch.Tensor:
-    """Writes K and V of the part's tokens, and returns q, of whose rows others are undefined."""
+    """Writes K and V of the part's tokens, and returns q. Other rows of it are undefined."""
     return rope_write(
         qkv,
         step.positions[: len(qkv)],
@@ -93,7 +93,7 @@ def decode_part(
 def gather_part(
     step: StepInputs, spec: AttentionSpec, part: Part
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns k and v of all contexts of the part's chunks, and where each chunk's begin."""
+    """Returns k and v of the contexts of all chunks in the part, and the start of each context."""
     first = part.chunks.start - step.shape.num_decodes
     context_start = step.context_start[first : first + len(part.chunks) + 1]
     context_start = context_start - context_start[0]
@@ -110,7 +110,7 @@ def gather_part(
 def chunks_plainly(
     q: torch.Tensor, step: StepInputs, spec: AttentionSpec, part: Part, out: torch.Tensor
 ) -> None:
-    """Attends chunk by chunk, where there is no FlashAttention."""
+    """Attends chunk by chunk, without FlashAttention."""
     k, v, context_start = gather_part(step, spec, part)
     ends = context_start.tolist()
     for index, seq in enumerate(part.chunks):

@@ -1,11 +1,11 @@
-"""Linear layers of the CUDA backend, by how many rows there are, with weights in floating point or in codes.
+"""Linear layers of the CUDA backend, by the number of rows, for weights in floating point or in codes.
 
     rows       in floating point                                 in codes
     1          gemv.py, with the norm before it                  the same, which reads codes
     a few      cuBLAS, or skinny_linear.py where that is faster  skinny_linear.py, which reads codes
     more       cuBLAS                                            a piece of the weight at a time, and cuBLAS
 
-Rows stay in the dtype whatever the weight has (adr/0037).
+Rows stay in the dtype for every kind of weight (adr/0037).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from alignedserve.kernels.triton.skinny_linear import (
 from alignedserve.ops.base import Activation
 from alignedserve.ops.torch_ops import TorchLinear, activate
 
-# Of a weight in codes so many bytes are there in the dtype at once, so that they may still be in the GPU's cache when
-# they are multiplied. To be measured.
+# Dequantise at most this many bytes of a weight at a time, so that the result is still in L2 when it is multiplied. To
+# be measured.
 DEQUANTISED_BYTES = 32 << 20
 
 
 @dataclass
 class Normed:
-    """x, which is still to be normed by RMS."""
+    """x, before an RMS norm that is still to be applied."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -58,7 +58,7 @@ def plain(x: CudaValue) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class CudaCodedLinear(TorchLinear):
-    """Its `weight` is the codes alone."""
+    """A layer with a weight in codes. `weight` is the codes alone."""
 
     coded: CodedWeight = field(kw_only=True)
 
@@ -76,10 +76,10 @@ class CudaCodedLinear(TorchLinear):
 
 
 def own_part(x: CudaValue, weight: TorchLinear, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """What this process's part of the layer yields, which is all of it unless the layer is split over ranks."""
+    """The result of this process's part of the layer, which is the whole layer unless it is split over ranks."""
     rows = x.x if isinstance(x, Normed) else x
     if len(rows) == 0:
-        # The last layer of a step that yields no token.
+        # The last layer of a step without outputs.
         num_out = len(weight.weight) // 2 if weight.activation.is_gated else len(weight.weight)
         return rows.new_empty(0, num_out) if residual is None else residual
     if len(rows) == 1 and (not weight.activation.is_gated or weight.bias is None):
@@ -131,7 +131,7 @@ def _many_rows(x: torch.Tensor, weight: TorchLinear, residual: torch.Tensor | No
 def coded_linear(
     x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x @ weight.T + bias + residual, which is overwritten."""
+    """x @ weight.T + bias + residual. Overwrites the residual."""
     tuning = coded_skinny_tuning(x, weight)
     if tuning is None:
         return linear_in_pieces(x, weight, bias, residual)

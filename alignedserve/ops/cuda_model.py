@@ -1,9 +1,9 @@
-"""A compiled model on a GPU: CUDA graphs for steps of a few shapes; all other steps are launched kernel by kernel.
+"""A compiled model on a GPU: CUDA graphs for steps of a few shapes. Other steps are launched kernel by kernel.
 
-A graph holds a whole step: hidden states, logits, the likeliest token of each row, and the copy of those to the host.
-So a greedy step costs the host one launch, and it waits only to read the tokens. A graph of decodes fetches the inputs
-too. The inputs of prompts are sent before the graph: the host may then write the next ones while it runs, since many
-chunks yield no token to wait for.
+A graph holds a whole step: hidden states, logits, the likeliest token of each row, and its copy to the host. A greedy
+step therefore costs the host one launch, and it waits only to read the tokens. A graph of decodes also fetches the
+inputs. With prompts, inputs are sent before the graph. The host may then write the next inputs while the graph runs,
+which matters because many chunks yield no token to wait for.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class CudaModel(CompiledModel):
         self._step = step
         self._max_rows = max_rows
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
-        # Hidden states and logits of the graph that ran last: all graphs write them here.
+        # Hidden states and logits of the latest graph. All graphs write them here.
         self._captured: tuple[torch.Tensor, torch.Tensor] | None = None
         self._is_captured = False
-        # Hidden states of the step that ran last.
+        # Hidden states of the latest step.
         self._hidden: torch.Tensor | None = None
         is_cuda = step.token_ids.is_cuda
-        # It is recorded after the graph that ran last.
+        # Recorded after the latest graph.
         self._done = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
         self._tokens = torch.empty(max_rows, dtype=torch.int32, pin_memory=is_cuda)
 
     @torch.inference_mode()
     def capture(self, shapes: Sequence[StepShape], use_tqdm: bool) -> None:
-        """Captures these shapes, which steps are filled up to from now on. The largest goes first: the others then fit
+        """Captures these shapes. From now on, steps are padded to them. The largest goes first: the others then fit
         into its memory."""
         largest_first = sorted(shapes, key=lambda shape: (shape.is_decode, shape.num_tokens), reverse=True)
         for shape in tqdm(largest_first, "CUDA graphs", disable=not use_tqdm):
@@ -70,7 +70,7 @@ class CudaModel(CompiledModel):
     def _captured_step(self, shape: StepShape) -> torch.cuda.CUDAGraph:
         self._step.commit_empty(shape)
         self._step.upload()
-        # A run that is not captured compiles kernels and sets libraries up.
+        # An uncaptured run compiles kernels and initialises libraries.
         hidden, logits = self._run_all()
         if self._captured is None:
             rows = self._max_rows
@@ -119,10 +119,10 @@ class CudaModel(CompiledModel):
     @torch.inference_mode()
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         if self._hidden is None:
-            raise RuntimeError("logits come after a forward")
+            raise RuntimeError("logits needs a forward before it")
         if len(rows) > self._max_rows:
             raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
-        # Rows are ascending, so these are all of them.
+        # Rows are ascending, so equally many rows are all of them.
         if len(rows) == len(self._hidden):
             if self._is_captured and self._captured is not None:
                 return self._captured[1][: len(rows)].float()
@@ -132,7 +132,7 @@ class CudaModel(CompiledModel):
     @torch.inference_mode()
     def final_states(self, rows: torch.Tensor) -> torch.Tensor:
         if self._hidden is None:
-            raise RuntimeError("final states come after a forward")
+            raise RuntimeError("final_states needs a forward before it")
         return self._final_states(self._hidden[rows.to(self._hidden.device).long()]).float()
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:

@@ -1,8 +1,8 @@
-"""Operations on an NVIDIA GPU: Triton kernels of our own around the linear layers of cuBLAS.
+"""Operations on an NVIDIA GPU: our own Triton kernels, and cuBLAS for linear layers.
 
-In a step of one token, rows go through a kernel of our own that reads each weight once, with the norm before it and
-the residual after it in the same pass (kernels/triton/gemv.py). Therefore a norm is not computed where the model asks
-for it, but by the operation that needs it (`Normed`).
+In a step of one token, a kernel of our own reads each weight once, with the norm before it and the residual after it in
+the same pass (kernels/triton/gemv.py). A norm is therefore not computed at the model's call, but by the operation that
+needs it (`Normed`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from alignedserve.ops.torch_ops import TorchLinear, TorchOps
 from alignedserve.ops.torch_ranks import TorchRanks
 from alignedserve.sampling_params import SamplingParams
 
-# What a mixture of experts makes of each choice of a row is there at once, in float32, for so many rows.
+# Rows that a mixture of experts computes at once. The result of every expert of a row is in memory, in float32.
 MIXED_AT_ONCE = 4096
 
 
@@ -51,7 +51,7 @@ class CudaOps(TorchOps):
         quantization: str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`graph_sizes` are the batch sizes of decodes for which a CUDA graph is captured; without any, kernels are
+        """`graph_sizes`: batch sizes of decodes for which a CUDA graph is captured. Without any, kernels are
         launched one by one."""
         super().__init__(dtype, device, quantization, ranks)
         self._decode_kernel = decode_kernel
@@ -119,7 +119,7 @@ class CudaOps(TorchOps):
     ) -> torch.Tensor:
         spec, stream = experts.spec, plain(residual)
         ranks = self._ranks if spec.is_split else None
-        # Of several ranks each mixes its part by itself, and what all have mixed is added to the residual.
+        # With several ranks, each mixes its part, and the sum over ranks is added to the residual.
         mixed = torch.zeros_like(stream) if ranks else stream
         swiglu = (spec.swiglu.alpha, spec.swiglu.limit) if spec.swiglu else None
         pieces = (torch.split(each, MIXED_AT_ONCE) for each in (plain(x), logits, mixed))
@@ -173,7 +173,7 @@ class CudaOps(TorchOps):
             top_p = self._upload([wanted.top_p for wanted in params])
             min_p = self._upload([wanted.min_p for wanted in params])
             truncate(logits, temperature, top_k, top_p, min_p)
-            # `truncate` has divided by the temperature already.
+            # `truncate` has divided by the temperature.
             temperature = (temperature > 0).float()
         return sample(logits, self._send(keys), temperature)
 
@@ -181,7 +181,7 @@ class CudaOps(TorchOps):
         return self._send(torch.tensor(values, dtype=dtype))
 
     def _send(self, values: torch.Tensor) -> torch.Tensor:
-        """Sends from pinned memory, because a copy from other memory waits for all that was launched before."""
+        """Sends from pinned memory, because a copy from other memory waits for everything launched before."""
         if self.device.type != "cuda":
             return values
         return values.pin_memory().to(self.device, non_blocking=True)
@@ -196,7 +196,7 @@ class CudaOps(TorchOps):
         final_states: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> CudaModel:
         if self._cache is None:
-            raise ValueError("bind_cache comes before compile")
+            raise ValueError("bind_cache must be called before compile")
         attention = self._attention = CudaAttention(self._cache, step, self._decode_kernel, self._groups)
         self._step = step
 
@@ -220,7 +220,7 @@ class CudaOps(TorchOps):
         assert self._cache is not None
         shapes = decode_shapes(self._graph_sizes, step)
         if self.device.type != "cuda":
-            # Nothing can be captured here, but steps are filled up all the same.
+            # Nothing can be captured here, but steps are padded all the same.
             step.ladder = Ladder(shapes + chunk_shapes(step, self._cache))
             return
         if has_flash_attention(self.device, self.dtype):

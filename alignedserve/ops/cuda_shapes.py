@@ -1,4 +1,4 @@
-"""Which steps a GPU has graphs for: decodes in batches of given sizes, and steps with prompts of up to 2,048 tokens.
+"""The steps that a GPU has graphs for: decodes in batches of given sizes, and steps with prompts of up to 2,048 tokens.
 
 Longer steps keep a GPU busy for longer than their kernels take to launch.
 """
@@ -14,9 +14,9 @@ from alignedserve.ops.step import StepInputs
 from alignedserve.ops.step_shape import StepShape
 
 CHUNK_TOKENS = (16, *range(32, 256, 32), *range(256, 1024, 64), *range(1024, 2048 + 1, 128))
-# The most chunks in one step. A chunk that isn't there costs FlashAttention a few programs that find nothing to do.
+# The most chunks in one step. For an absent chunk FlashAttention only runs a few empty programs.
 MAX_CHUNKS = 16
-# The most keys and values that a layer's chunks attend to; with more, launching is no longer what takes time.
+# The most bytes of keys and values that a layer's chunks attend to. With more, launches no longer limit the speed.
 MAX_CONTEXT_BYTES = 128 << 20
 
 
@@ -25,9 +25,9 @@ def decode_shapes(sizes: Iterable[int], step: StepInputs) -> list[StepShape]:
 
 
 def chunk_shapes(step: StepInputs, cache: torch.Tensor) -> list[StepShape]:
-    """`cache` has the shape [block, layer, k|v, kv_head, slot, row], as bound."""
+    """`cache`: [block, layer, k|v, kv_head, slot, row], as bound."""
     _, _, _, num_kv_heads, block_size, _ = cache.shape
-    # Values in 8 bits are gathered as FlashAttention takes them.
+    # 8-bit values are widened when they are gathered for FlashAttention.
     num_bytes = 2 if is_coded(cache) else cache.element_size()
     num_context = MAX_CONTEXT_BYTES // (2 * num_kv_heads * head_dim_of(cache) * num_bytes)
     longest = min(step.max_blocks_per_seq * block_size, num_context)

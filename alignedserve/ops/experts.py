@@ -1,4 +1,4 @@
-"""A mixture of experts: what one is made of, and how a row chooses its experts."""
+"""A mixture of experts: its weights, and how a row chooses its experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignedserve.ops.quantise import Part, form_of
 
 @dataclass(frozen=True)
 class ClampedSwiglu:
-    """Of a gate that is at most `limit`, and an up from -limit to limit: (up + 1) * gate * sigmoid(alpha * gate)."""
+    """(up + 1) * gate * sigmoid(alpha * gate), with gate at most `limit` and up from -limit to limit."""
 
     alpha: float
     limit: float
@@ -22,16 +22,16 @@ class ClampedSwiglu:
 @dataclass(frozen=True)
 class ExpertsSpec:
     num_experts: int
-    # How many experts each row goes through.
+    # Experts per row.
     top_k: int
     hidden_size: int
     # The inner width of one expert.
     intermediate_size: int
     # Whether the weights of a row's experts are scaled to sum to one.
     normalises: bool
-    # Whether this rank has a part of each expert's inner values, and the ranks' results are added up.
+    # Whether this rank has a part of each expert's inner values. The ranks' results are then added up.
     is_split: bool = False
-    # What is made of gate and up; None: silu(gate) * up.
+    # How gate and up are combined; None: silu(gate) * up.
     swiglu: ClampedSwiglu | None = None
 
     def __post_init__(self) -> None:
@@ -41,13 +41,13 @@ class ExpertsSpec:
 
 @dataclass(frozen=True)
 class Expert:
-    """One expert as a checkpoint has it: down(silu(gate(x)) * up(x)), or with `ExpertsSpec.swiglu` in place of silu.
-    Each is [out, in]."""
+    """One expert of a checkpoint: down(silu(gate(x)) * up(x)), or with `ExpertsSpec.swiglu` in place of silu. Each
+    is [out, in]."""
 
     gate: Part
     up: Part
     down: Part
-    # Of several ranks one alone has that of `down`. All experts have the same ones.
+    # With several ranks, only one has `down_bias`. All experts have the same kinds of biases.
     gate_bias: torch.Tensor | None = None
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
@@ -61,12 +61,12 @@ class Expert:
         return None if self.down_bias is None else [self.down_bias]
 
 
-# Delivers the experts one by one, so that no more than one is in memory beside those that a backend has copied.
+# Returns the experts one by one, so that only one is in memory beside those that a backend has copied.
 TakeExpert = Callable[[int], Expert]
 
 
 def taken(spec: ExpertsSpec, take: TakeExpert) -> Iterator[Expert]:
-    """All experts. Raises ValueError for one that is not as `spec` has it, or not kept as the first one is."""
+    """Yields all experts. Raises ValueError if one does not match `spec`, or has another form than the first one."""
     first: dict[str, str] = {}
     for number in range(spec.num_experts):
         expert = take(number)
@@ -93,8 +93,7 @@ def _check_expert(spec: ExpertsSpec, expert: Expert) -> None:
 def choose_experts(logits: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns, for `logits` [rows, experts], the experts of each row and their float32 weights, [rows, top_k] each.
 
-    The largest logit comes first; of equal ones that of the lowest number. The weights are the softmax over all
-    experts.
+    The largest logit comes first; among equal ones, the lowest number. The weights are the softmax over all experts.
     """
     wide = logits.float()
     chosen = wide.sort(dim=-1, descending=True, stable=True).indices[:, : spec.top_k]
@@ -105,7 +104,7 @@ def choose_experts(logits: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tenso
 
 
 def gated(gate_up: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
-    """What is made of gate's outputs and then up's."""
+    """Combines the outputs of gate and up, which lie one after the other."""
     gate, up = gate_up.chunk(2, dim=-1)
     if spec.swiglu is None:
         return F.silu(gate) * up

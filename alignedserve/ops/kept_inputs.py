@@ -1,13 +1,12 @@
-"""The sequences of a step of which the inputs of each layer are kept, in place of K and V: what is where.
+"""The sequences of a step that keep the inputs of each layer in place of K and V: their places in memory.
 
-Inputs are what a layer's qkv projection is given; where K is as wide as they are, they take half the memory of K and
-V. A block holds those of twice as many tokens: [layer, 2 * block_size, width] are the same bytes as [layer, k|v,
+Inputs are the values that a layer's qkv projection reads. If K is as wide as they are, they take half the memory of K
+and V. A block holds inputs of twice as many tokens: [layer, 2 * block_size, width] are the same bytes as [layer, k|v,
 kv_head, slot, head_dim].
 
-In each layer, K and V of the tokens that were computed before are *restored*: projected from their inputs into
-*restored KV*, which has the layout of the cache, but one layer, since the next one uses the same memory. There the
-step's own K and V are written too, so that attention finds it as it finds other sequences' in the cache. A sequence's
-blocks in restored KV are given out anew in each step.
+In each layer, K and V of earlier tokens are *restored*: projected from their inputs into *restored KV*. It has the
+layout of the cache, but one layer, since the next layer uses the same memory. The step's own K and V are written there,
+too, so attention reads it like the cache of other sequences. Blocks in restored KV are assigned anew in each step.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ import torch
 
 
 class KeptInputs:
-    """The part of a step's inputs that says so. On a GPU each buffer is filled in pinned memory."""
+    """The part of a step's inputs about kept inputs. On a GPU each buffer is filled in pinned memory."""
 
     def __init__(self, max_tokens: int, max_seqs: int, max_restored: int, device: torch.device | str) -> None:
         self._buffers: list[tuple[torch.Tensor, torch.Tensor, Callable[[], int]]] = []
         self.max_restored = max_restored
-        # The number of sequences of which inputs are kept; they are counted with the step's others.
+        # Sequences of the step with kept inputs.
         self.num_seqs = 0
         self._num_blocks = 0
         self._num_tokens = self._num_of_all = 0
-        # The number of tokens whose K and V are restored.
+        # Tokens with K and V to restore.
         self.num_restored = 0
         # Per sequence of the step: 1 if its inputs are kept, else 0.
         self.is_kept, self.host_is_kept = self._buffer(max_seqs, device, lambda: self._num_of_all)
-        # Per token of the step, where its inputs go: block id * 2 * block_size + row within the block. -1: its K and V
-        # are kept.
+        # Per token of the step, where its inputs go: block id * 2 * block_size + row within the block. -1: K and V are
+        # kept instead.
         self.rows, self.host_rows = self._buffer(max_tokens, device, lambda: self._num_tokens)
-        # Per restored token, where its inputs are, where its K and V go (block id * block_size + slot, in restored KV),
+        # Per restored token: where its inputs are, where its K and V go (block id * block_size + slot, in restored KV),
         # and its position.
         self.sources, self.host_sources = self._buffer(max_restored, device, lambda: self.num_restored)
         self.targets, self.host_targets = self._buffer(max_restored, device, lambda: self.num_restored)
@@ -50,7 +49,7 @@ class KeptInputs:
         return tensor, host.numpy()
 
     def begin(self) -> None:
-        """Begins a step, in which no inputs are kept so far."""
+        """Begins a step without kept inputs."""
         self.num_seqs = self.num_restored = self._num_blocks = 0
 
     def add(
@@ -62,8 +61,8 @@ class KeptInputs:
         num_after: int,
         block_size: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Adds the step's sequence `entry`, which has `blocks` and computes its tokens from `num_before` to
-        `num_after`, the step's `tokens`.
+        """Adds the step's sequence `entry`. It has `blocks`, and computes positions `num_before` to `num_after`, the
+        step's `tokens`.
 
         Returns its blocks in restored KV, and the slots of its tokens there.
         """
@@ -89,7 +88,7 @@ class KeptInputs:
         return np.arange(first, first + num_blocks, dtype=np.int32), slots[num_before:]
 
     def commit(self, num_tokens: int, num_seqs: int) -> None:
-        """Declares how many tokens and sequences the step has in all."""
+        """Sets the total numbers of tokens and sequences in the step."""
         self._num_tokens, self._num_of_all = num_tokens, num_seqs
 
     def upload(self) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a linear layer, which are float tensors or in codes already, and what is made of them."""
+"""The parts of a linear layer, as float tensors or in codes, and their conversion to codes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Part = torch.Tensor | QuantisedWeight
-# By what `quantization` may be.
+# By the possible values of `quantization`.
 QUANTISERS: dict[str, Callable[[torch.Tensor], QuantisedWeight]] = {
     INT8: quantise_int8,
     INT4: quantise_int4,
@@ -50,8 +50,10 @@ QUANTISERS: dict[str, Callable[[torch.Tensor], QuantisedWeight]] = {
 
 
 def quantised_parts(parts: Sequence[Part], scheme: str | None, dtype: torch.dtype) -> list[QuantisedWeight]:
-    """The parts in codes: those that they come in, or, of float tensors in `dtype`, those of `scheme`. It is empty
-    where there is none. Raises ValueError for a mixture."""
+    """Returns the parts in codes: those that have codes already, or float tensors in `dtype` quantised by `scheme`.
+
+    Empty if there are none. Raises ValueError for a mixture.
+    """
     plain = plain_parts(parts)
     coded = [part for part in parts if isinstance(part, QuantisedWeight)]
     if plain and coded:
@@ -60,17 +62,17 @@ def quantised_parts(parts: Sequence[Part], scheme: str | None, dtype: torch.dtyp
 
 
 def outputs_of(part: Part, some: slice) -> Part:
-    """A part with these outputs alone. It shares the memory."""
+    """The part with these outputs only. Shares the memory."""
     return part[some] if isinstance(part, torch.Tensor) else part.rows(some.start, some.stop, some.step or 1)
 
 
 def inputs_of(part: Part, some: slice) -> Part:
-    """A part with these inputs alone. It shares the memory. Raises ValueError where they cut through a group."""
+    """The part with these inputs only. Shares the memory. Raises ValueError if they cut through a group."""
     return part[:, some] if isinstance(part, torch.Tensor) else part.columns(some.start, some.stop)
 
 
 def form_of(part: Part) -> str:
-    """What parts of the same shape have to have in common to be kept alike."""
+    """Describes a part's form. Parts of the same shape can be stored alike if their forms are equal."""
     if isinstance(part, torch.Tensor):
         return "floats"
     zeros = "" if part.zeros is None else ", with zeros"

@@ -1,4 +1,4 @@
-"""What an instance's process knows of the ranks beside it."""
+"""What an instance's process knows about the other ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from alignedserve.ops.shard import Shard
 @dataclass(frozen=True)
 class Ranks:
     shard: Shard
-    # The file in which they meet: see torch_ranks.py.
+    # The file in which they find each other: see torch_ranks.py.
     store_file: Path
     # The memory in which they exchange rows on a CPU: see kernels/cpu/ranks.py.
     shared: torch.Tensor
     slot_values: int
-    # Of each rank, on a CPU.
+    # Per rank, on a CPU.
     num_threads: int

@@ -1,9 +1,9 @@
-"""The inputs of one forward call, in buffers that stay where they are for the life of an instance.
+"""The inputs of one forward call, in buffers that keep their addresses for the life of an instance.
 
-A step is a flat run of tokens ("varlen"): sequence s owns tokens query_start[s] .. query_start[s+1], the last
-query_len tokens of its context. Prefill chunks and decodes are the same thing with different query_len. Most tokens
-are computed only for their KV; hidden states are computed to the end only for the outputs, which are chosen
-beforehand. Buffers never move, so that compiled programs and CUDA graphs may hold on to their addresses.
+A step is a flat run of tokens ("varlen"): sequence s owns tokens query_start[s] .. query_start[s+1], the last query_len
+tokens of its context. Prefill chunks and decodes differ only in query_len. Most tokens are computed only for their KV.
+Hidden states are computed to the end only for the outputs, which are chosen beforehand. Buffers never move, so compiled
+programs and CUDA graphs may keep their addresses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from alignedserve.ops.step_shape import Ladder, StepShape
 class HostStep:
     """The buffers of `StepInputs` as numpy arrays on the host."""
 
-    # The engine fills these in.
+    # Filled in by the engine.
     token_ids: np.ndarray
     positions: np.ndarray
     # [group, token]
@@ -32,7 +32,7 @@ class HostStep:
     query_start: np.ndarray
     context_len: np.ndarray
     is_reversed: np.ndarray
-    # `commit` and `host_block_table` fill these in.
+    # Filled in by `commit` and `host_block_table`.
     num_used: np.ndarray
     table_stride: np.ndarray
     first_chunk: np.ndarray
@@ -42,8 +42,7 @@ class HostStep:
 
 
 class StepInputs:
-    """The inputs of a step. On a GPU they are one buffer, filled in pinned memory and sent in one piece by
-    `upload`."""
+    """The inputs of a step. On a GPU they are one buffer, filled in pinned memory and sent in one piece by `upload`."""
 
     def __init__(
         self,
@@ -55,8 +54,8 @@ class StepInputs:
         has_adapters: bool = False,
         num_groups: int = 1,
     ) -> None:
-        """`max_blocks_per_seq`: those of one group of layers (`layer_groups.py`). `max_restored`: tokens for which
-        restored KV has room; 0: inputs are never kept (`kept_inputs.py`). `has_adapters`: rows may have adapters."""
+        """`max_blocks_per_seq`: blocks of one layer group (`layer_groups.py`). `max_restored`: tokens that fit into
+        restored KV; 0: inputs are never kept (`kept_inputs.py`). `has_adapters`: rows may have adapters."""
         self.max_tokens = max_tokens
         self.max_seqs = max_seqs
         self.max_blocks_per_seq = max_blocks_per_seq
@@ -65,7 +64,7 @@ class StepInputs:
         self.num_outputs = 0
         self.num_seqs = 0
         sizes = {
-            # How many numbers there are to send.
+            # The number of values to send.
             "num_used": 1,
             "table_stride": 1,
             "query_start": max_seqs + 1,
@@ -96,41 +95,41 @@ class StepInputs:
             array: np.ndarray = self._host_buffer[offsets[name] : offsets[name] + sizes[name]].numpy()
             return array
 
-        # These have an entry per token.
+        # One entry per token.
         self.token_ids = view("token_ids")
         self.positions = view("positions")
-        # [group, token]: where its K and V go, block id * block size + offset within the block. Where inputs of its
-        # sequence are kept, these are blocks of restored KV, here and in the block table.
+        # [group, token]: where its K and V go, block id * block size + offset within the block. For sequences with kept
+        # inputs, these are blocks of restored KV, here and in the block table.
         self.slots = view("slots").view(num_groups, -1)[:, :max_tokens]
-        # Per output, the token it is of. They ascend, and are a run of each sequence's tokens (or none of them).
+        # Per output, its token. Ascending; the outputs of a sequence are a run of its tokens, or none.
         self.outputs = view("outputs")
-        # These have an entry per sequence.
+        # One entry per sequence.
         self.query_start = view("query_start")
-        # The number of the sequence's tokens whose KV exists after this step, its own queries included.
+        # Tokens of the sequence with KV after this step, its own queries included.
         self.context_len = view("context_len")
         # 1 if the sequence fills its blocks from the last slot down, else 0.
         self.is_reversed = view("is_reversed")
-        # These have an entry per chunk, a sequence that computes more than one token; chunks are the last sequences,
-        # from `first_chunk` on. They tell where the chunk's tokens begin, and where its context begins among those of
-        # the chunks.
+        # One entry per chunk, a sequence that computes more than one token. Chunks are the last sequences, from
+        # `first_chunk` on. The entries are where the chunk's tokens begin, and where its context begins among the
+        # chunks' contexts.
         self.first_chunk = view("first_chunk")
         self.chunk_start = view("chunk_start")
         self.context_start = view("context_start")
-        # Sequence s's blocks of group g begin at (s * num_groups + g) * table_stride: rows are as wide as this step
-        # needs.
+        # Sequence s's blocks of group g begin at (s * num_groups + g) * table_stride. Rows are only as wide as this
+        # step needs.
         self.flat_block_table = view("block_table")
         self.table_stride = view("table_stride")
         host_views = {name: host_view(name) for name in sizes}
         host_views["slots"] = host_views["slots"].reshape(num_groups, -1)[:, :max_tokens]
         self.host = HostStep(**host_views)
-        # The width of the block table's rows, and how many of these columns hold something.
+        # The width of the block table's rows, and the number of columns in use.
         self.num_columns = self._num_filled = max_blocks_per_seq
-        # It copies the host's buffer to the device's: (host, device).
+        # Copies the host's buffer to the device's: (host, device).
         self.send: Callable[[torch.Tensor, torch.Tensor], object] = self._copy
         self._sent = None if is_on_host else torch.cuda.Event()  # type: ignore[no-untyped-call]
-        # Whether sequences may be reversed. Kernels for GPUs are compiled for it, so it is set before they are.
+        # Whether sequences may be reversed. GPU kernels are compiled for it, so it must be set before.
         self.has_reversed = False
-        # The shapes that steps are filled up to.
+        # The shapes that steps are padded to.
         self.ladder = Ladder()
         self.shape = StepShape(0, 0, 0)
         self.kept_inputs = KeptInputs(max_tokens, max_seqs, max_restored, device) if max_restored else None
@@ -143,14 +142,14 @@ class StepInputs:
 
     @property
     def keeps_inputs(self) -> bool:
-        """Whether inputs are kept of any sequence of this step."""
+        """Whether any sequence of this step keeps its inputs."""
         return self.kept_inputs is not None and self.kept_inputs.num_seqs > 0
 
     def host_block_table(self, num_seqs: int, num_columns: int) -> np.ndarray:
-        """Returns [num_seqs, num_groups, num_columns] to be filled in, whatever was there before."""
+        """Returns [num_seqs, num_groups, num_columns] to be filled in. Its contents are undefined."""
         self._num_filled = num_columns
         if self._device_buffer is self._host_buffer:
-            # Native programs were given the width once.
+            # Native programs got the width once, when they were recorded.
             rows = self.host.block_table.reshape(self.max_seqs, self.num_groups, -1)
             return rows[:num_seqs, :, :num_columns]
         self.num_columns = num_columns
@@ -158,7 +157,7 @@ class StepInputs:
         return self.host.block_table[:size].reshape(num_seqs, self.num_groups, num_columns)
 
     def block_table_of(self, group: int) -> torch.Tensor:
-        """The block table of a group of layers, [at least num_seqs, columns]."""
+        """The block table of a layer group, [at least num_seqs, columns]."""
         row = self.num_groups * self.num_columns
         num_rows = len(self.flat_block_table) // row
         rows = self.flat_block_table[: num_rows * row].view(num_rows, self.num_groups, self.num_columns)
@@ -168,7 +167,7 @@ class StepInputs:
         return x if self.shape.is_decode else x[self.outputs[: self.shape.num_outputs].long()]
 
     def commit(self, num_tokens: int, num_seqs: int, num_outputs: int) -> None:
-        """Declares what the host buffers hold."""
+        """Sets the sizes of the step in the host buffers."""
         self.num_tokens, self.num_seqs, self.num_outputs = num_tokens, num_seqs, num_outputs
         self.host.table_stride[0] = self.num_columns
         self.host.num_used[0] = self._table_offset + num_seqs * self.num_groups * self.num_columns
@@ -181,7 +180,7 @@ class StepInputs:
         self._fill_up(own, own if is_special else self.ladder.rung(own))
 
     def commit_empty(self, shape: StepShape) -> None:
-        """Declares an empty step, filled up to this shape, for capturing it."""
+        """Sets up an empty step, padded to this shape, to capture it."""
         self.num_tokens = self.num_seqs = self.num_outputs = 0
         self.host.table_stride[0] = self.num_columns = 1
         self.host.num_used[0] = self._table_offset
@@ -211,7 +210,7 @@ class StepInputs:
         )
 
     def _fill_up(self, own: StepShape, shape: StepShape) -> None:
-        """Fills the step up with tokens that write nothing, and with sequences and chunks of no tokens."""
+        """Pads the step with tokens that write nothing, and with empty sequences and chunks."""
         self.shape = shape
         tokens = slice(own.num_tokens, shape.num_tokens)
         self.host.token_ids[tokens] = 0
@@ -225,7 +224,8 @@ class StepInputs:
         self.host.context_start[chunks] = own.num_context_tokens
 
     def packed(self) -> bytes:
-        """What was committed, and no more, for `unpack` of another rank's step of the same sizes."""
+        """The committed step, for `unpack` on another rank with the same sizes. It contains only the used parts of
+        buffers."""
         counts = (self.num_tokens, self.num_seqs, self.num_outputs, self._num_filled)
         table = self.host_block_table(self.num_seqs, self._num_filled)
         filled = [*self._filled(*counts[:3]), table.reshape(-1)]
@@ -252,14 +252,14 @@ class StepInputs:
         self.commit(num_tokens, num_seqs, num_outputs)
 
     def _filled(self, num_tokens: int, num_seqs: int, num_outputs: int) -> list[np.ndarray]:
-        """What the engine fills in of a step, but for the block table."""
+        """The filled parts of the engine's arrays, except the block table."""
         host = self.host
         of_tokens = [array[:num_tokens] for array in (host.token_ids, host.positions, *host.slots)]
         of_seqs = [array[:num_seqs] for array in (host.context_len, host.is_reversed)]
         return [*of_tokens, *of_seqs, host.outputs[:num_outputs], host.query_start[: num_seqs + 1]]
 
     def upload(self) -> None:
-        """Sends the host's buffers to the device, on the current stream. They are to be left alone until
+        """Sends the host's buffers to the device, on the current stream. They must not change until
         `wait_until_sent`."""
         if self._sent is not None:
             self.send(self._host_buffer, self._device_buffer)
@@ -269,7 +269,7 @@ class StepInputs:
                 self.adapters.upload()
 
     def mark_sent(self) -> None:
-        """Notes that the copy of the buffers has been launched."""
+        """Records that the copy of the buffers has been launched."""
         if self._sent is not None:
             self._sent.record()
 
@@ -284,7 +284,7 @@ class StepInputs:
 
 
 def _offsets(sizes: dict[str, int]) -> dict[str, int]:
-    """The offsets of the parts. Each begins at a multiple of 16 bytes, which kernels are compiled for."""
+    """The offsets of the parts. Each is a multiple of 16 bytes, which kernels are compiled for."""
     offsets, end = {}, 0
     for name, size in sizes.items():
         offsets[name] = end

@@ -7,22 +7,22 @@ import torch
 
 
 class StepAdapters:
-    """The part of a step's inputs that says so. On a GPU each buffer is filled in pinned memory."""
+    """The part of a step's inputs about adapters. On a GPU each buffer is filled in pinned memory."""
 
     def __init__(self, max_tokens: int, device: torch.device | str) -> None:
-        # Whether any row of the step has an adapter. If none has, the buffers hold what they held.
+        # Whether any row of the step has an adapter. If none has, the buffers keep old contents.
         self.is_any = False
         self._num_tokens = self._num_outputs = 0
-        # The number of the adapter of each token of the step, and of each of its outputs; 0: none.
+        # The adapter number of each token of the step, and of each of its outputs; 0: none.
         self.tokens, self._host_tokens = _buffer(max_tokens, device)
         self.outputs, self._host_outputs = _buffer(max_tokens, device)
 
     def clear(self) -> None:
-        """No row of the step has an adapter."""
+        """Sets up a step without adapters."""
         self.is_any = False
 
     def fill(self, numbers: np.ndarray, counts: np.ndarray, outputs: np.ndarray) -> None:
-        """`numbers`: of the adapter of each sequence, which has `counts` tokens. `outputs`: the step's."""
+        """`numbers`: the adapter of each sequence. `counts`: its tokens. `outputs`: the step's outputs."""
         self.fill_rows(np.repeat(numbers, counts), outputs)
 
     def fill_rows(self, of_tokens: np.ndarray, outputs: np.ndarray) -> None:
@@ -34,7 +34,7 @@ class StepAdapters:
 
     @property
     def filled_rows(self) -> np.ndarray:
-        """What `fill_rows` was given of the tokens; none if no row has an adapter."""
+        """The tokens' adapters given to `fill_rows`; empty if no row has an adapter."""
         rows: np.ndarray = self._host_tokens.numpy()[: self._num_tokens if self.is_any else 0]
         return rows
 
@@ -47,8 +47,8 @@ class StepAdapters:
             )
 
     def of_rows(self, num_rows: int) -> torch.Tensor:
-        """Returns the adapters of a value's rows, which are the step's tokens, or its outputs alone. As outputs ascend,
-        these are all tokens if there are as many."""
+        """Returns the adapters of a value's rows, which are the step's tokens or its outputs. Outputs ascend, so if
+        they are as many as the tokens, they are all tokens."""
         if num_rows == self._num_tokens:
             return self.tokens[:num_rows]
         if num_rows != self._num_outputs:

@@ -1,4 +1,4 @@
-"""How large a step is, and the few sizes that steps are filled up to, so that each can be captured once."""
+"""The sizes of a step, and the few sizes that steps are padded to, so that each can be captured once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from operator import attrgetter
 
 @dataclass(frozen=True)
 class StepShape:
-    """The sizes that are launched for a step: its own, or those of the shape that it is filled up to."""
+    """The sizes that are launched for a step: its own, or those that it is padded to."""
 
     num_tokens: int
     num_outputs: int
-    # The leading sequences which kernels for one token look at; a chunk among them is left alone.
+    # Leading sequences that the kernels for one token read. They skip a chunk among them.
     num_decodes: int
     # The last sequences, which compute more than one token.
     num_chunks: int = 0
-    # The tokens of the longest chunk, of the longest context of a chunk, and of all chunks' contexts.
+    # Tokens of the longest chunk, of the longest context of a chunk, and of all chunks' contexts.
     max_chunk_len: int = 0
     max_context_len: int = 0
     num_context_tokens: int = 0
@@ -29,7 +29,7 @@ class StepShape:
         return self.num_chunks == 0 and self.num_tokens == self.num_outputs
 
     def holds(self, other: StepShape) -> bool:
-        """Whether such a step can be filled up to this shape."""
+        """Whether a step of the other shape can be padded to this one."""
         return (
             self.num_tokens >= other.num_tokens
             and self.num_outputs >= other.num_outputs
@@ -42,7 +42,7 @@ class StepShape:
 
 
 class Ladder:
-    """The shapes that steps are filled up to: those of decodes, and those of all other steps."""
+    """The shapes that steps are padded to, separately for decodes and for all other steps."""
 
     def __init__(self, shapes: Iterable[StepShape] = ()) -> None:
         ascending = sorted(shapes, key=attrgetter("num_tokens"))
@@ -52,7 +52,7 @@ class Ladder:
         }
 
     def rung(self, shape: StepShape) -> StepShape:
-        """The smallest shape that has as many tokens, if it holds the step; otherwise the shape itself."""
+        """The smallest shape with at least as many tokens, if it holds the step; otherwise the shape itself."""
         rungs = self._rungs[shape.is_decode]
         at = bisect_left(rungs, shape.num_tokens, key=attrgetter("num_tokens"))
         return rungs[at] if at < len(rungs) and rungs[at].holds(shape) else shape

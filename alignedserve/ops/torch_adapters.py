@@ -1,4 +1,4 @@
-"""Adapters of a linear layer in plain torch: each row goes through all of them, and all but its own count nothing."""
+"""Adapters of a linear layer in plain torch. Each row is multiplied with all adapters, and only its own one counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.ops.adapters import LayerAdapters
 
 @dataclass(frozen=True)
 class TorchAdapters:
-    # Of each part that adapters add to: its first column, its a [adapters * rank, in], its b [adapters * rank, out].
+    # For each part that adapters add to: its first column, its a [adapters * rank, in], its b [adapters * rank, out].
     parts: tuple[tuple[int, torch.Tensor, torch.Tensor], ...]
     # For each row of an a: the number of the adapter, and its scale.
     numbers: torch.Tensor
@@ -30,9 +30,10 @@ class TorchAdapters:
         return cls(tuple(parts), numbers.repeat_interleave(rank), scales.repeat_interleave(rank))
 
     def add_to(self, out: torch.Tensor, x: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Adds to the rows of `out` what the adapters of these numbers make of the rows of `x`."""
+        """Adds to each row of `out` the result of its adapter for the row of `x`. `numbers`: the adapter of each
+        row."""
         is_own = self.numbers == numbers.unsqueeze(1)
         for first, a, b in self.parts:
-            # What others make of a row may be infinite.
+            # The result of another adapter may be infinite.
             shrunk = torch.where(is_own, x @ a.t() * self.scales, 0)
             out[:, first : first + b.shape[1]] += shrunk @ b

@@ -18,8 +18,8 @@ def paged_attention(
     place: GroupedLayer,
     restored_kv: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`place`: where the layer's KV is in the cache. `restored_kv` is given if inputs of some sequences are kept: it
-    has what was restored for this layer."""
+    """`place`: where the layer's KV is in the cache. `restored_kv`: this layer's restored KV, given if some
+    sequences keep inputs."""
     num_tokens = step.num_tokens
     heads = qkv.view(num_tokens, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
     q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
@@ -65,14 +65,13 @@ def attend_sequence(
     spec: AttentionSpec,
     out: torch.Tensor,
 ) -> None:
-    """Attends for one sequence's tokens over its blocks, which hold their k and v already. q, out: [tokens, heads,
-    dim]."""
+    """Attends for one sequence's tokens over its blocks, which contain their k and v. q, out: [tokens, heads, dim]."""
     start, end = step.host.query_start[seq : seq + 2].tolist()
     if start == end:
         return
     context_len = int(step.host.context_len[seq])
     block_size = cache.shape[4]
-    # Blocks before the window may be gone.
+    # Blocks before the window may have been freed.
     num_behind = context_len - (end - start) + 1 - spec.sliding_window if spec.sliding_window else 0
     first = max(num_behind, 0) // block_size
     blocks = step.block_table_of(place.group)[seq, first : -(-context_len // block_size)].long()
@@ -98,8 +97,8 @@ def head_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
-    """Rotates by Hugging Face's convention: the two halves of what is rotated of a head are the pairs' first and second
-    parts. What lies beyond the table's width stays."""
+    """Rotates by Hugging Face's convention: the rotated values' two halves are the first and second parts of the
+    pairs. Values beyond the table's width stay."""
     if rope is None:
         return x
     cos, sin = rope[positions].unsqueeze(1).chunk(2, dim=-1)

@@ -20,13 +20,13 @@ class Projects(Protocol):
 @dataclass(frozen=True)
 class TorchExperts:
     spec: ExpertsSpec
-    # Of each expert: gate's outputs and then up's.
+    # For each expert, the outputs of gate and then those of up.
     gate_up: Sequence[Projects]
     down: Sequence[Projects]
 
 
 def mix(x: torch.Tensor, logits: torch.Tensor, experts: TorchExperts) -> torch.Tensor:
-    """Adds a row's experts up in the order in which it chose them, in float32, and rounds once."""
+    """Adds a row's experts up in float32, in the order of its choices, and rounds once."""
     chosen, weights = choose_experts(logits, experts.spec)
     each = x.new_empty(*chosen.shape, experts.spec.hidden_size, dtype=torch.float32)
     for number in sorted(set(chosen.flatten().tolist())):

@@ -1,4 +1,4 @@
-"""What keeping inputs takes beside attention, in plain torch: writing them, and restoring K and V from them."""
+"""Kept inputs in plain torch: writing them, and restoring K and V from them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from alignedserve.ops.base import AttentionSpec
 from alignedserve.ops.kept_inputs import KeptInputs, rows_of_layer
 from alignedserve.ops.torch_attention import head_norm, rotate, write_kv
 
-# So many tokens are restored at a time, so that what lies between inputs and restored KV stays small.
+# Tokens that are restored at a time, so that intermediate values stay small.
 PIECE = 4096
 
 
 def write_inputs(x: torch.Tensor, cache: torch.Tensor, layer: int, kept: KeptInputs) -> None:
-    """Writes the inputs `x` [tokens, width] of those tokens whose inputs are kept."""
+    """Writes the inputs `x` [tokens, width] of those tokens that keep them."""
     blocks = rows_of_layer(cache, layer)
     rows = kept.rows[: len(x)].long()
     is_kept = rows >= 0
@@ -30,7 +30,7 @@ def restore(
     spec: AttentionSpec,
     kept: KeptInputs,
 ) -> None:
-    """Projects K and V of all tokens to be restored. `to_kv` is their part of the layer that projects q, k and v."""
+    """Projects K and V of all tokens to be restored. `to_kv`: the part of the qkv projection for K and V."""
     blocks = rows_of_layer(cache, spec.layer)
     for start in range(0, kept.num_restored, PIECE):
         piece = slice(start, min(start + PIECE, kept.num_restored))

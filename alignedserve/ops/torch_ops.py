@@ -1,4 +1,4 @@
-"""Operations in plain torch, one by one, on any device: the other backends are compared with them."""
+"""Operations in plain torch, one by one, on any device. The other backends are compared with them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class TorchLinear:
     bias: torch.Tensor | None
     activation: Activation
     split: Split = Split.NONE
-    # Where outputs are split: those of all ranks.
+    # If outputs are split: the number of outputs of all ranks.
     num_outputs: int = 0
     adapters: TorchAdapters | None = None
 
     @property
     def kind(self) -> str | None:
-        """What the weight is in, if not in the dtype."""
+        """The kind of the weight's codes; None: it is in the dtype."""
         return None
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ class TorchLinear:
         return F.linear(x, self.weight, self.bias)
 
     def outputs_from(self, first: int) -> TorchLinear:
-        """The layer that yields its outputs from `first` on alone. It shares the memory."""
+        """The layer with its outputs from `first` on. Shares the memory."""
         self._check_no_adapters()
         return TorchLinear(self.weight[first:], self._bias_from(first), self.activation, self.split)
 
@@ -68,7 +68,7 @@ class TorchLinear:
 
 @dataclass(frozen=True)
 class TorchCodedLinear(TorchLinear):
-    """Its `weight` is the codes alone."""
+    """A layer with a weight in codes. `weight` is the codes alone."""
 
     quantised: QuantisedWeight = field(kw_only=True)
 
@@ -131,7 +131,7 @@ class TorchOps(Ops):
         split: Split,
         num_outputs: int,
     ) -> TorchLinear:
-        """A layer of a weight that is nobody else's, but may be on another device."""
+        """Makes a layer of a weight that has no other owner. The weight may be on another device."""
         moved = weight.to(self.device)
         return TorchCodedLinear(moved.codes, bias, activation, split, num_outputs, quantised=moved)
 
@@ -193,7 +193,7 @@ class TorchOps(Ops):
         return out if residual is None else residual + out
 
     def _adapters_of(self, weight: TorchLinear, num_rows: int) -> torch.Tensor | None:
-        """Returns the adapter of each row; None if the layer has none, or no row has."""
+        """Returns the adapter of each row; None if the layer has none, or no row has one."""
         if weight.adapters is None:
             return None
         adapters = self._running().adapters
@@ -218,24 +218,26 @@ class TorchOps(Ops):
         self, qkv: torch.Tensor, spec: AttentionSpec, projected: Projected | None = None
     ) -> torch.Tensor:
         if self._cache is None:
-            raise ValueError("bind_cache comes before attention")
+            raise ValueError("bind_cache must be called before attention")
         step = self._running()
         place = place_of(spec, self._groups, step)
         restored_kv = self._restore(spec, projected) if step.keeps_inputs else None
         return paged_attention(qkv, self._cache, step, spec, place, restored_kv)
 
     def _restore(self, spec: AttentionSpec, projected: Projected | None) -> torch.Tensor:
-        """Writes the step's inputs which are kept, and returns KV restored from those of earlier steps."""
+        """Writes the step's kept inputs, and returns KV restored from those of earlier steps."""
         kept = self._running().kept_inputs
         if kept is None or projected is None or self._cache is None or self._restored_kv is None:
-            raise ValueError("inputs are kept only with restored_kv bound, and where attention is given them")
+            raise ValueError(
+                "keeping inputs needs bind_cache with restored_kv, and attention with `projected`"
+            )
         write_inputs(self._plain(projected.x), self._cache, spec.layer, kept)
         to_kv = projected.weight.outputs_from(spec.num_heads * spec.head_dim)
         restore(to_kv.project, self._cache, self._restored_kv, spec, kept)
         return self._restored_kv
 
     def _plain(self, x: Value) -> torch.Tensor:
-        """A value that may not be computed yet, as a tensor."""
+        """Returns the value as a tensor. A subclass's value may not be computed yet."""
         tensor: torch.Tensor = x
         return tensor
 
@@ -309,7 +311,7 @@ class TorchModel(CompiledModel):
 
     def _rows_of(self, rows: torch.Tensor) -> torch.Tensor:
         if self._hidden is None:
-            raise RuntimeError("rows of hidden states come after a forward")
+            raise RuntimeError("rows of hidden states need a forward before them")
         if len(rows) > self._max_rows:
             raise ValueError(f"rows must be at most {self._max_rows}, not {len(rows)}")
         return self._hidden[rows.to(self._hidden.device).long()]

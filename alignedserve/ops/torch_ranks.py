@@ -1,7 +1,7 @@
-"""What ranks tell each other by torch.distributed: `gloo` on CPUs, `nccl` on GPUs.
+"""Communication between ranks by torch.distributed: `gloo` on CPUs, `nccl` on GPUs.
 
-The group is built directly on a store of its own, beside torch's default group, which stays unused. `nccl` puts its
-work on the current stream, so that CUDA graphs hold it.
+The group is built directly on a store of its own, beside torch's default group, which stays unused. `nccl` enqueues its
+work on the current stream, so that CUDA graphs capture it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from alignedserve.ops.shard import Shard
 
 # How long ranks wait for each other before they load their weights.
 _SETUP_TIMEOUT = timedelta(minutes=5)
-# A rank that is gone is noticed sooner, by who has started it.
+# The process that started a rank notices its end sooner.
 _TIMEOUT = timedelta(minutes=5)
 
 
 class TorchRanks:
     def __init__(self, store_file: Path, shard: Shard, device: torch.device) -> None:
-        """Returns when all ranks are there. They meet in the file."""
+        """Returns when all ranks have joined. They find each other by the file."""
         self._shard = shard
         store = FileStore(str(store_file), shard.size)
         store.set_timeout(_SETUP_TIMEOUT)
@@ -36,24 +36,24 @@ class TorchRanks:
             self._use_gloo(store, device)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, the same on each, in float32. `x` may be overwritten."""
+        """Returns the sum over all ranks in float32, the same on each. `x` may be overwritten."""
         total = x.float()
         self._group.allreduce([total], AllreduceOptions()).wait()
         return total
 
     def sum_in_place(self, x: torch.Tensor) -> None:
-        """Puts the sum over all ranks in `x`, the same on each; it is added up in x's dtype, in half of the bytes."""
+        """Writes the sum over all ranks to `x`, the same on each. It is computed in x's dtype, with half the bytes."""
         self._group.allreduce([x], AllreduceOptions()).wait()
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
-        """The columns of all ranks side by side, as many of each rank."""
+        """Returns the columns of all ranks side by side. All ranks have equally many."""
         parts = [torch.empty_like(x) for _ in range(self._shard.size)]
         self._group.allgather([parts], [x.contiguous()]).wait()
         return torch.cat(parts, dim=1)
 
     def break_up(self) -> None:
-        """Ends what waits for another rank, with any result: `nccl` does not notice that a process has ended. `gloo`
-        does, and raises."""
+        """Ends waits for other ranks, with undefined results. `nccl` needs this because it does not notice the end
+        of a process. `gloo` does, and raises."""
         if self._is_nccl:
             self._group.abort()
 
@@ -70,7 +70,7 @@ class TorchRanks:
     def _use_nccl(self, store: FileStore, device: torch.device) -> None:
         from torch.distributed import ProcessGroupNCCL
 
-        # By default torch ends the process when a communicator fails; the instance's leader decides that here.
+        # By default torch ends the process when a communicator fails. Here, the instance's leader decides.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

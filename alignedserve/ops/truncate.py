@@ -1,7 +1,7 @@
 """Temperature, top-k, top-p and min-p on one row of logits, in place.
 
-Cuts are by value: all tokens as likely as the last one kept are kept. The order of equals in a sort, which differs
-between machines, decides nothing.
+Cuts are by value: all tokens as likely as the last kept one are kept. The order of equals in a sort differs between
+machines, and has no effect.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 from alignedserve.sampling_params import SamplingParams
 
-# The nucleus is searched among so many likeliest tokens first; sorting a whole vocabulary costs fifty times more.
+# Likeliest tokens that are searched for the nucleus first. Sorting the whole vocabulary costs fifty times more.
 NUM_CANDIDATES = 1024
 
 
@@ -29,7 +29,7 @@ def _drop_below(logits: torch.Tensor, floor: torch.Tensor) -> None:
 
 
 def _nucleus_floor(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The smallest logit of the shortest run of likeliest tokens whose probabilities reach top_p."""
+    """The smallest logit of the shortest run of likeliest tokens with probabilities that reach top_p."""
     total = logits.double().logsumexp(0)
     for count in (min(NUM_CANDIDATES, len(logits)), len(logits)):
         best = logits.topk(count).values

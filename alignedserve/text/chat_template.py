@@ -1,7 +1,7 @@
-"""Chat templates: Jinja text that turns a list of messages into the prompt a model was trained on.
+"""Chat templates: Jinja text that turns a list of messages into the prompt format that a model was trained on.
 
-Templates come with models from the network, so they run in Jinja's sandbox. Beyond Jinja itself they may use what
-transformers offers: `raise_exception`, `strftime_now`, `tojson`, loop controls, and the `generation` block.
+Templates are downloaded with models, so they run in Jinja's sandbox. Beyond Jinja itself they may use the extensions of
+transformers: `raise_exception`, `strftime_now`, `tojson`, loop controls, and the `generation` block.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from alignedserve.text.template_marks import Breaking, Marker, harmless_chats
 
 Message = Mapping[str, Any]
 
-# A template that tests for this must get None where a turn has no content; for others such a turn has no such key.
+# A template with this test must get None for a turn without content. For other templates such a turn lacks the key.
 _TESTS_NONE = re.compile(r"""content['"\]]*\s+is\s+(not\s+)?none""", re.IGNORECASE)
 
 
 class ChatTemplates:
-    """A model's templates by name. Most have one, `default`; some have another for when tools are given."""
+    """A model's templates by name. Most have one, `default`; some have another one for chats with tools."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], where: str) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._where = where
-        # What `_composed` has found for a template.
+        # Results of `_composed`, by template.
         self._found_composed: dict[str, frozenset[str] | None] = {}
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **variables: Any
     ) -> str:
-        """Renders the prompt. Raises ValueError when there is no template, or when it does not accept the messages, and
+        """Renders the prompt. Raises ValueError if there is no template, or if it rejects the messages, and
         MemoryError."""
         source = self.source(has_tools=bool(tools))
         return self._render(source, None, {"messages": messages, "tools": tools, **variables})
@@ -69,7 +69,7 @@ class ChatTemplates:
         control: ControlTokens,
         others: frozenset[str],
     ) -> str:
-        """`others` are those control tokens of the template's own that the template itself does not mark."""
+        """`others`: the template's control tokens that it does not mark itself."""
         if not others:
             return self._render(source, marks, values)
         try:
@@ -81,8 +81,8 @@ class ChatTemplates:
         return breaking.whole(control.mark_also(text, others))
 
     def _composed(self, source: str, control: ControlTokens) -> frozenset[str] | None:
-        """Returns the control tokens that the template puts together instead of containing them literally; None: marks
-        are impossible with it."""
+        """Returns the control tokens that the template composes instead of containing them literally; None if it can't
+        be marked."""
         if source not in self._found_composed:
             self._found_composed[source] = self._compose(source, control)
         return self._found_composed[source]
@@ -111,7 +111,7 @@ class ChatTemplates:
         values: Mapping[str, Any],
         whole: Callable[[str], str] = str,
     ) -> str:
-        """`whole` removes from an error text what was put into `values`. Raises ValueError, and MemoryError."""
+        """`whole` removes from an error text what was inserted into `values`. Raises ValueError, and MemoryError."""
         template = _compile(source, marks)
         named = self._special_tokens
         if marks:
@@ -132,7 +132,7 @@ class ChatTemplates:
         except MemoryError:
             raise
         except Exception as error:
-            # The template is foreign code: whatever it raises means that it does not accept these messages.
+            # The template is foreign code: any exception means that it rejects these messages.
             reason = whole(str(error) or type(error).__name__)
             raise self._rejection(marks.unmarked(reason) if marks else reason) from error
 
@@ -141,7 +141,7 @@ class ChatTemplates:
 
     @cached_property
     def with_tools(self) -> str | None:
-        """Returns the template that is used when tools are given; None if it would ignore them."""
+        """Returns the template for chats with tools; None if it would ignore them."""
         template = self._templates.get("tool_use") or self._templates.get("default")
         if template is None:
             return None
@@ -149,7 +149,7 @@ class ChatTemplates:
         return template if "tools" in names else None
 
     def source(self, has_tools: bool) -> str:
-        """Returns the template that renders chats. Raises ValueError when there is none."""
+        """Returns the template that renders chats. Raises ValueError if there is none."""
         if not self._templates:
             raise ValueError(
                 f"{self._where} has no chat template; looked for chat_template.jinja and "
@@ -183,19 +183,19 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _fitting(messages: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
-    """Returns the messages with None where this template tests for it."""
+    """Returns the messages with None as content if the template tests for it."""
     if not _TESTS_NONE.search(source):
         return messages
     return [m | {"content": None} if _lacks_content(m) else m for m in messages]
 
 
 def _lacks_content(message: Message) -> bool:
-    """Whether it is an assistant's turn that only calls tools. Other turns must have a content."""
+    """Whether it is an assistant's turn that only calls tools. Other turns must have content."""
     return message["role"] == "assistant" and message.get("content") is None
 
 
 def _text_of(part: object) -> str:
-    """Returns the text of one of OpenAI's content parts; most templates accept only text."""
+    """Returns the text of one of OpenAI's content parts. Most templates accept only text."""
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     raise ValueError(f"content holds {part!r}; must be parts of type text")
@@ -248,7 +248,7 @@ def _compile(template: str, marks: ControlTokens | None) -> jinja2.Template:
     except MemoryError:
         raise
     except Exception as error:
-        # Besides Jinja's own errors, there are those of Python's compiler about the code that Jinja generated.
+        # Besides Jinja's own errors, Python's compiler may reject the code that Jinja generated.
         raise ValueError(f"the chat template is not valid Jinja: {error}") from error
 
 

@@ -1,8 +1,8 @@
-"""Tokens that say whose turn it is, and the text of a chat in which only the template's own become such tokens.
+"""Tokens that mark the turns of a chat. In a chat's text, only the template's own become such tokens.
 
-Text alone does not tell a template's `<|im_end|>` from one that a client wrote. So the template's own are marked: each
-is followed by a secret that this process has made up. A second tokenizer knows the marked ones, and takes unmarked
-ones for ordinary characters. In all else it behaves like the first one: it is the same library with the same settings.
+Text alone does not tell a template's `<|im_end|>` from one that a client wrote. The template's own are therefore
+marked: each is followed by a secret of this process. A second tokenizer knows the marked ones, and treats unmarked ones
+as ordinary characters. It otherwise behaves like the first: it is the same library with the same settings.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from functools import cached_property
 import tokenizers
 from tokenizers import AddedToken, Encoding
 
-# Texts of at least so many characters are encoded in a way that lets other threads run.
+# Texts of at least this many characters are encoded in a way that lets other threads run.
 LONG_TEXT = 2000
-# Some vocabularies (DeepSeek's) do not declare the tokens of turns as special, but they look like those of others.
+# Some vocabularies (DeepSeek's) do not declare these tokens as special, but they look like those of other models.
 _BARRED = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
 
 
@@ -33,12 +33,12 @@ class ControlTokens:
             for token_id, token in added.items()
             if (token.special or _BARRED.fullmatch(token.content)) and token.content != unknown
         }
-        # Nobody outside of this process can know it.
+        # No one outside this process can know it.
         self._mark = secrets.token_hex(16)
         self._any = re.compile(_one_of(list(self.ids)) or "(?!)")
 
     def marked(self, text: str) -> str:
-        """Marks all control tokens in the text, in addition to those that are marked already."""
+        """Marks all control tokens in the text; those that are marked already stay so."""
         return self._any.sub(lambda found: found[0] + self._mark, self.unmarked(text))
 
     def unmarked(self, text: str) -> str:
@@ -54,19 +54,18 @@ class ControlTokens:
         return self._any.sub(mark, text)
 
     def in_text(self, text: str, is_marked: bool) -> Iterator[str]:
-        """Yields the control tokens in the text that are marked, or those that are not."""
+        """Yields the control tokens in the text that are marked, or that are not."""
         for found in self._any.finditer(text):
             if text.startswith(self._mark, found.end()) == is_marked:
                 yield found[0]
 
     def are_all_marked(self, marked: str, ids: list[int]) -> bool:
-        """Returns whether all control tokens among `ids`, which are those of the unmarked text, are marked in
-        `marked`."""
+        """Returns whether all control tokens among `ids`, which encode the unmarked text, are marked in `marked`."""
         expected = [self.ids[token] for token in self.in_text(marked, is_marked=True)]
         return expected == [token_id for token_id in ids if token_id in self._all_ids]
 
     def encode(self, marked: str, add_special_tokens: bool) -> list[int]:
-        """Encodes the text; only marked control tokens become control tokens."""
+        """Encodes the text. Only marked control tokens become control tokens."""
         found = Encoding.merge(list(self._encodings(marked)))
         whole = self._guarded.post_process(found, add_special_tokens=add_special_tokens)
         return [self._own_ids.get(token_id, token_id) for token_id in whole.ids]
@@ -76,8 +75,8 @@ class ControlTokens:
         if self._all_ids.isdisjoint(found.ids):
             yield found
             return
-        # The model itself can spell some of them, as words of its vocabulary. They are cut in two, and are no control
-        # tokens then.
+        # The model itself can spell some control tokens, as words of its vocabulary. Cutting them in two makes them
+        # ordinary text.
         pairs = zip(found.ids, found.offsets, strict=True)
         cuts = [
             start + 1 for token_id, (start, end) in pairs if token_id in self._all_ids and end > start + 1
@@ -114,7 +113,7 @@ class ControlTokens:
 
     @cached_property
     def _own_ids(self) -> dict[int, int]:
-        """Returns the id of each control token by the id of its marked form."""
+        """Maps the id of each control token's marked form to its own id."""
         marked = {token: self._guarded.token_to_id(token + self._mark) for token in self.ids}
         return {marked_id: self.ids[token] for token, marked_id in marked.items() if marked_id is not None}
 
@@ -131,8 +130,11 @@ def _copied(token: AddedToken, content: str, special: bool) -> AddedToken:
 
 
 def _one_of(texts: list[str]) -> str:
-    """Returns a pattern that matches the longest of the texts at a position. It looks at each character a few times at
-    most: an alternation of hundreds of texts that share a prefix would try them all wherever that prefix occurs."""
+    """Returns a pattern that matches the longest of the texts at a position.
+
+    It looks at each character a few times at most. A plain alternation of hundreds of texts with a common prefix would
+    try all of them at every occurrence of that prefix.
+    """
     by_first: dict[str, list[str]] = {}
     for text in filter(None, texts):
         by_first.setdefault(text[0], []).append(text[1:])
@@ -142,8 +144,8 @@ def _one_of(texts: list[str]) -> str:
 
 
 def _unknown_token(backend: tokenizers.Tokenizer) -> str | None:
-    """Returns the token for characters that the vocabulary lacks, which also occurs in harmless texts; None for
-    byte-level vocabularies, which lack no character."""
+    """Returns the token for characters that the vocabulary lacks; it also occurs in harmless texts. None for byte-level
+    vocabularies, which lack no character."""
     spec = json.loads(backend.to_str())
     model = spec["model"]
     if (spec["decoder"] or {}).get("type") == "ByteLevel":

@@ -1,10 +1,11 @@
-"""Text of a growing list of token ids, piece by piece: the pieces joined are the decoding of the whole list.
+"""Decodes a growing list of token ids piece by piece. The joined pieces equal the decoding of the whole list.
 
-Tokens do not end where characters end. Two kinds of tokenizer split characters over tokens:
-- byte-level (GPT-2, OPT, Llama 3, Qwen): a token is bytes, and the text is their UTF-8. An incremental UTF-8
-  decoder does it exactly, at the price of a table from ids to bytes.
-- byte fallback (Llama 2, Mistral): some tokens are single bytes. A run of them is decoded together: as UTF-8
-  if all of it is valid, else each byte as U+FFFD. So a run's text is known only when the run ends.
+Tokens do not end at character boundaries. Two kinds of tokenizer split characters over tokens:
+
+- byte-level (GPT-2, OPT, Llama 3, Qwen): a token is bytes, and the text is their UTF-8. An incremental UTF-8 decoder is
+  exact, at the price of a table from ids to bytes.
+- byte fallback (Llama 2, Mistral): some tokens are single bytes. A run of them is decoded together: as UTF-8 if all of
+  it is valid, else each byte as U+FFFD. A run's text is therefore known only when the run ends.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from alignedserve.text.panics import decoded
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 REPLACEMENT = "\ufffd"
-# If so many tokens always seem to end within a character, they are not the beginning of one.
+# If this many pending tokens still seem to end within a character, they do not begin one.
 MAX_PENDING = 64
 # The text of a longer run of byte tokens is not decoded again for each token.
 SHORT_RUN = 16
@@ -51,11 +52,11 @@ class IncrementalDetokenizer:
         self._pieces = tokenizer.detokenizer_tables.new_pieces()
 
     def append(self, token_id: int) -> str:
-        """Adds a token and returns the text that it completes; empty while the text ends within a character."""
+        """Adds a token and returns the text that it completes. Returns an empty text inside a character."""
         return "" if token_id in self._skipped else self._pieces.append(token_id)
 
     def held_back(self) -> str:
-        """Returns what `flush` would return, without what may be half a character. Changes nothing."""
+        """Returns what `flush` would return, without a possible incomplete character. Changes nothing."""
         return self._pieces.held_back()
 
     def flush(self) -> str:
@@ -64,13 +65,13 @@ class IncrementalDetokenizer:
 
 
 class DetokenizerTables:
-    """What the detokenizers of one tokenizer share; it is filled as tokens occur."""
+    """Tables shared by the detokenizers of one tokenizer. They are filled as tokens occur."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         decoder = json.loads(backend.to_str())["decoder"] or {}
         kinds = {part["type"] for part in [decoder, *decoder.get("decoders", [])] if part}
         self.is_byte_level = decoder.get("type") == "ByteLevel"
-        # Byte-level decoding is one step of several here: only the text shows whether a character is complete.
+        # Byte-level decoding is one of several steps here. Only the text shows whether a character is complete.
         self.may_end_inside_character = not self.is_byte_level and "ByteLevel" in kinds
         self.backend = backend
         self.bytes_of = _TokenBytes(backend)
@@ -78,7 +79,7 @@ class DetokenizerTables:
         self.is_byte = _IsByteToken(backend, has_fallback="ByteFallback" in kinds)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns what the token adds to the text's UTF-8; for a token that is a part of a character, that part."""
+        """Returns the UTF-8 bytes that the token adds to the text, which may be a part of a character."""
         if self.is_byte_level:
             return self.bytes_of[token_id]
         token = self.backend.id_to_token(token_id)
@@ -106,9 +107,9 @@ class _BytePieces:
 
 
 class _WindowPieces:
-    """Decodes the pending tokens together with the last token before them, whose text it then cuts off.
+    """Decodes the pending tokens together with the last token before them, and cuts off the text of that token.
 
-    The token before matters: decoders treat the first token of a list specially (they strip its space).
+    The token before matters: decoders treat the first token of a list specially and strip its space.
     """
 
     def __init__(self, tables: DetokenizerTables) -> None:
@@ -120,7 +121,7 @@ class _WindowPieces:
     def append(self, token_id: int) -> str:
         is_byte = self._tables.is_byte[token_id]
         if is_byte is None:
-            # The token decodes to nothing, so it may not become the context.
+            # The token decodes to nothing, so it must not become the context.
             return ""
         self._pending.append(token_id)
         if is_byte:
@@ -170,13 +171,13 @@ class _ByteRun:
 
     @property
     def text(self) -> str:
-        """Returns the text; empty while it ends within a character, or can't become text any more."""
+        """Returns the text; empty while it ends within a character, or if it is no valid UTF-8."""
         is_whole = self._decoder is not None and not self._decoder.getstate()[0]
         return self._text if is_whole else ""
 
 
 class _TokenBytes(dict[int, bytes]):
-    """The bytes of each token in a byte-level vocabulary, which spells them in an alphabet of 256 printable
+    """The bytes of each token in a byte-level vocabulary, which spells bytes in an alphabet of 256 printable
     characters."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -192,14 +193,14 @@ class _TokenBytes(dict[int, bytes]):
         if all(char in self._byte_of for char in token):
             value = bytes(self._byte_of[char] for char in token)
         else:
-            # This is an added token, which is spelled as plain text.
+            # An added token, which is spelled as plain text.
             value = token.encode()
         self[token_id] = value
         return value
 
 
 class _TokenTexts(dict[int, str]):
-    """The text of each token when it is decoded by itself."""
+    """The text of each token when it is decoded alone."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend

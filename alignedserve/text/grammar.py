@@ -1,11 +1,11 @@
 """Which tokens may come next under a grammar: a JSON schema, a regular expression, a list of choices, or a grammar in
 text form. llguidance computes it.
 
-This is a function of the output so far. So a process that goes on with a request, after preemption or another's death,
-needs only its tokens: a matcher consumes those that it has not seen.
+The result depends only on the output so far. A process that continues a request, after preemption or the death of
+another process, needs only its tokens: a matcher consumes those that it has not seen.
 
-llguidance has limits of its own, in steps of work rather than in seconds: a grammar that is too complex ends in an
-error, the same one on every machine.
+llguidance limits steps of work rather than seconds. A grammar that is too complex ends in the same error on every
+machine.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from alignedserve.types import InvalidRequest
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# The number of compiled grammars that are kept: one of the usual size takes a few hundred KB.
+# Compiled grammars that are kept. A typical one takes a few hundred KB.
 MAX_KEPT = 128
-# In what surrounds an output this is a special token, and other text is text.
+# Special tokens in the text around an output; all else is plain text.
 _TOKEN = re.compile(r"(<\|\w+\|>)")
-# Whitespace is allowed only as json.dumps writes it: otherwise a small model could go on with it for ever.
+# Whitespace is allowed only as json.dumps writes it. Otherwise a small model could generate it forever.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class GrammarError(RuntimeError):
-    """The grammar turned out to be too complex, or the output so far does not follow it."""
+    """The grammar is too complex, or the output so far does not match it."""
 
 
 class Grammars:
-    """The compiled grammars of one model. It may be used from several threads."""
+    """The compiled grammars of one model. Thread-safe."""
 
     def __init__(
         self, tokenizer: Callable[[], Tokenizer | None], vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
-        """`tokenizer` is called when the first grammar comes."""
+        """`tokenizer` is called for the first grammar."""
         self._load = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
@@ -56,21 +56,21 @@ class Grammars:
         self._taking_in = Lock()
 
     def prepare(self) -> None:
-        """Loads the vocabulary, if this model can have grammars. For a large one that takes seconds, for which the
-        first request, and those that run beside it, then need not wait."""
+        """Loads the vocabulary, if this model can have grammars. A large one takes seconds. Without this the first
+        request with a grammar waits for it, and requests in its batch wait, too."""
         with contextlib.suppress(InvalidRequest):
             self._vocabulary()
 
     def check(self, wanted: StructuredOutputsParams) -> None:
-        """Compiles the grammar. Raises InvalidRequest with what is wrong with it."""
+        """Compiles the grammar. Raises InvalidRequest with the reason if it is invalid."""
         self.compiled(wanted)
 
     def matcher(self, wanted: StructuredOutputsParams) -> Matcher:
-        """Returns a matcher without compiling: it is ready if this grammar is kept."""
+        """Returns a matcher without compiling. It is ready if this grammar is kept."""
         return Matcher(self, wanted, self._kept_one(wanted))
 
     def compiled(self, wanted: StructuredOutputsParams) -> LLMatcher:
-        """Returns a matcher at its start, which belongs to the caller."""
+        """Returns a matcher at its start. It belongs to the caller."""
         kept = self._kept_one(wanted)
         if kept is not None:
             return kept
@@ -103,7 +103,7 @@ class Grammars:
         except ValueError as error:
             raise _invalid(wanted, str(error)) from error
         if not found.is_error():
-            # Errors that occur only when the first token is asked for are found here, before the model starts.
+            # Finds errors that occur only with the first token, before the model starts.
             found.compute_bitmask()
         if found.is_error():
             raise _invalid(wanted, found.get_error())
@@ -125,7 +125,7 @@ class Grammars:
 
         tokenizer = self._load()
         if tokenizer is None or not self._eos_token_ids:
-            raise ValueError("needs a tokenizer and an end of sequence, and it has not both")
+            raise ValueError("needs a tokenizer and an end of sequence, and one of them is missing")
         return LLTokenizer(
             tokenizer.backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
         )
@@ -140,17 +140,18 @@ class Matcher:
         self._grammars = grammars
         self._wanted = wanted
         self._state = state
-        # Why there is no matcher, and never will be.
+        # Why the grammar can't be compiled. Permanent.
         self._failure: InvalidRequest | None = None
         self._num_seen = 0
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing is left to be compiled: `allowed` returns at once, or raises."""
+        """Whether `allowed` returns or raises without compiling first."""
         return self._state is not None or self._failure is not None
 
     def prepare(self) -> None:
-        """Compiles the grammar, unless that is done. It may run on any thread, while no other uses this matcher."""
+        """Compiles the grammar, unless it is compiled. May run on any thread, while no other thread uses this
+        matcher."""
         if self.is_ready:
             return
         try:
@@ -159,8 +160,10 @@ class Matcher:
             self._failure = error
 
     def allowed(self, output: Sequence[int]) -> NDArray[np.bool_]:
-        """Returns for each token whether it may come after `output`, which only ever grows. At the end of the grammar
-        only the end of sequence may. Raises GrammarError."""
+        """Returns for each token whether it may come after `output`. Between calls, `output` may only grow.
+
+        At the end of the grammar only the end of sequence is allowed. Raises GrammarError.
+        """
         self.prepare()
         state = self._state
         if state is None:
@@ -192,16 +195,16 @@ def _source(wanted: StructuredOutputsParams) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(str(wanted.regex))
         case "choice":
-            # The choices are one terminal, which is an automaton; as rules, two thousand would be too many.
+            # The choices form one terminal, which is an automaton. As rules, two thousand would be too many.
             choices = " | ".join(json.dumps(each) for each in wanted.choice or [])
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
     return LLMatcher.grammar_from_lark(_as_lark(str(wanted.grammar)))
 
 
 def _after_thoughts(wanted: StructuredOutputsParams, thoughts: Thoughts) -> str:
-    """Returns a grammar of thoughts, which are free up to their end, and of the output after them."""
+    """Returns a grammar of free thoughts up to their closing tag, and of the output after them."""
     first = f"({_terminals(thoughts.open)} thoughts GAP)?" if thoughts.open else "thoughts GAP"
-    # A token ends free text wherever it comes; a text does so where it comes first.
+    # A token ends free text at any place. A text ends it at its first occurrence.
     lazy = "" if _TOKEN.match(thoughts.close) else "[lazy]"
     return "\n".join(
         (
@@ -220,16 +223,16 @@ def _terminals(text: str) -> str:
 
 
 def _part(wanted: StructuredOutputsParams) -> str:
-    """Returns what stands for the output in a rule."""
+    """Returns the rule's part for the output."""
     match wanted.kind:
         case "json" | "json_object":
             schema = json.loads(str(wanted.json)) if wanted.kind == "json" else {"type": "object"}
             if not isinstance(schema, dict):
                 schema = {"allOf": [schema]}
-            # A grammar with `::=` would be taken for GBNF.
+            # A grammar that contains `::=` would be taken for GBNF.
             return "%json " + json.dumps(schema | {"x-guidance": _JSON_OPTIONS}).replace("::=", ":\\u003a=")
         case "regex":
-            # It stands between slashes, in one line.
+            # A regex stands between slashes, in one line.
             escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", str(wanted.regex), flags=re.DOTALL)
             return "/" + escaped.replace("\n", "\\n") + "/"
         case "choice":
@@ -253,6 +256,6 @@ def _invalid(wanted: StructuredOutputsParams, reason: str) -> InvalidRequest:
 
 
 def _first_line(reason: str) -> str:
-    """Returns the first line: the others are the long state of the parser."""
+    """Returns the first line. The others are the parser's long state."""
     line = reason.strip().split("\n")[0][:500]
-    return "there is no output that it allows" if line == "NoExtensionBias" else line
+    return "it allows no output" if line == "NoExtensionBias" else line

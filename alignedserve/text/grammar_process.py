@@ -1,12 +1,12 @@
-"""A process that compiles grammars for another one, and can be stopped meanwhile, which a thread can't.
+"""A process that compiles grammars for another one. Unlike a thread, it can be stopped while it compiles.
 
-It loads the vocabulary once, and forks for each grammar: one that takes too long, or too much memory, ends with its
-child, and does not affect the next.
+It loads the vocabulary once, and forks for each grammar. A grammar that takes too long, or too much memory, ends with
+its child, and does not affect the next.
 
-On stdin it reads frames of four bytes of length and then JSON: first the vocabulary, then grammars, each with a number
-and the time that it may take, of the clock and of the processor. On stdout it writes, in any order, the number and
-what is wrong with the grammar, or null; or the number and how the child ended: SIGALRM and SIGPROF mean that the time
-was up. It ends when its stdin does.
+On stdin it reads frames of four bytes of length and JSON. The first is the vocabulary, the others are grammars, each
+with a number and its limits of wall-clock and processor time. On stdout it writes results in any order: the number, and
+the error in the grammar or null; or the number, and how the child ended. SIGALRM and SIGPROF mean that the time was up.
+It ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from alignedserve.types import InvalidRequest
 MAX_MEMORY_BYTES = 4 << 30
 # Threads do not survive a fork.
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-# How a child ended which was not stopped and did not answer.
+# The result of a child that ended by itself without an answer.
 FAILED = "failed"
 
 
@@ -52,7 +52,7 @@ def main() -> None:
 def _serve(grammars: Grammars, source: BinaryIO) -> None:
     waiting = select.poll()
     waiting.register(source, select.POLLIN)
-    # The process and the number of each child's grammar, by the file descriptor that tells that the child has ended.
+    # (process, number of its grammar), by the file descriptor that becomes readable when the child ends.
     numbers: dict[int, tuple[int, int]] = {}
     while True:
         for place, _ in waiting.poll():
@@ -74,7 +74,7 @@ def _fork(grammars: Grammars, asked: Any) -> int:
         return child
     status = 1
     try:
-        # Otherwise a writer to this pipe would not notice that its reader is gone.
+        # Otherwise a writer to this pipe would not notice that its reader has exited.
         os.close(0)
         signal.setitimer(signal.ITIMER_REAL, asked["timeout_s"])
         signal.setitimer(signal.ITIMER_PROF, asked["cpu_s"])
@@ -120,8 +120,8 @@ def _wanted(asked: Any) -> StructuredOutputsParams:
 
 
 def _answer(value: Any) -> None:
-    """Writes the answer in one call: a write that fits a pipe is not mixed with those of other processes. (A reason is
-    a line of 500 characters.)"""
+    """Writes the answer in one call: a write that fits a pipe does not mix with writes of other processes. An error has
+    at most 500 characters."""
     data = frame(json.dumps(value).encode())
     assert len(data) <= select.PIPE_BUF
     os.write(1, data)

@@ -1,4 +1,4 @@
-"""Panics of the tokenizers library, which are exceptions that no `except Exception` catches."""
+"""Handles panics of the tokenizers library. They are exceptions that no `except Exception` catches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def panics_are_errors() -> Iterator[None]:
 
 
 def decoded(backend: tokenizers.Tokenizer, ids: Sequence[int], skip_special_tokens: bool) -> str:
-    """Returns the text of the ids. It is called for each token."""
+    """Returns the text of the ids. It must be fast: it is called for each token."""
     try:
         return backend.decode(ids, skip_special_tokens=skip_special_tokens)
     except BaseException as error:

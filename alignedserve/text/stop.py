@@ -1,6 +1,6 @@
-"""Stop strings: where in a growing text the first of them ends it.
+"""Stop strings: finds where the first of them ends a growing text.
 
-Text is released as soon as no stop string can take it away, and released text is not searched again: a token costs the
+Text is released as soon as no stop string can remove it, and released text is not searched again. A token costs the
 same at the end of a long text as at its beginning.
 """
 
@@ -11,7 +11,7 @@ from functools import lru_cache
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
-# The number of stop strings whose `_fallbacks` are kept: all choices of a call have the same.
+# Stop strings with cached `_fallbacks`: all choices of a call have the same strings.
 MAX_KEPT = 256
 
 
@@ -22,25 +22,25 @@ class StopStrings:
         self._overlaps = [_Overlap(string) for string in self._strings]
         self._min_tokens = params.min_tokens
         self._keeps_string = params.include_stop_str_in_output
-        # The text that was not taken yet.
+        # Text that was not taken yet.
         self._text = ""
-        # The number of characters in it in which every stop string has been looked for.
+        # Leading characters of it that were searched for every stop string.
         self._num_searched = 0
 
     def append(self, token_id: int, num_tokens: int) -> str | None:
-        """Adds a token and returns the stop string that it completed, if any; the text then ends there."""
+        """Adds a token. Returns the stop string that it completed, if any; the text then ends there."""
         new = self._detokenizer.append(token_id)
         self._text += new
         if not self._strings:
             return None
         for overlap in self._overlaps:
             overlap.append(new)
-        # If the request ended here the text would include what is held back, so a stop string in that counts.
+        # If the request ended here, the text would include what is held back. A stop string in that part counts.
         text = self._text + self._detokenizer.held_back()
         searched, self._num_searched = self._num_searched, max(self._num_searched, len(text))
         if len(text) <= searched or num_tokens <= self._min_tokens:
             return None
-        # Only a string that ends within the new text has not been looked for.
+        # Only a match that ends within the new text can be new.
         found = [(text.find(string, max(0, searched - len(string) + 1)), string) for string in self._strings]
         hits = [(position, string) for position, string in found if position >= 0]
         if not hits:
@@ -54,7 +54,7 @@ class StopStrings:
         self._text += self._detokenizer.flush()
 
     def take(self) -> str:
-        """Returns the new text that no stop string can take away any more."""
+        """Returns the new text that no stop string can remove any more."""
         longest = max((overlap.size for overlap in self._overlaps), default=0)
         return self._take(len(self._text) - longest)
 
@@ -69,7 +69,7 @@ class StopStrings:
 
 
 class _Overlap:
-    """`size` is the length of the longest end of a growing text that is a proper prefix of a string (Knuth, Morris and
+    """`size`: length of the longest suffix of a growing text that is a proper prefix of a string (Knuth, Morris and
     Pratt)."""
 
     def __init__(self, string: str) -> None:
@@ -93,7 +93,7 @@ class _Overlap:
 
 @lru_cache(maxsize=MAX_KEPT)
 def _fallbacks(string: str) -> list[int]:
-    """Returns, for each prefix of the string, the length of the longest shorter prefix that it ends with."""
+    """Returns, for each prefix of the string, the length of its longest proper suffix that is also a prefix."""
     found, size = [0], 0
     for letter in string[1:]:
         while size and string[size] != letter:

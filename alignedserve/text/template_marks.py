@@ -1,9 +1,9 @@
-"""Marks the control tokens that a chat template writes itself.
+"""Marks the control tokens that a chat template itself writes.
 
-Most templates contain them as literals: these are marked in the template itself, and nothing that it does with a
-client's text (strip, cut, replace, escape) can make a mark. Some templates put them together, `'<|' + message.role +
-'|>'`: which tokens those are is found by rendering a few harmless chats, and where a client's strings contain the
-beginning of one, a character that is in none of them is inserted while the template runs.
+Most templates contain them as literals. These are marked in the template, and no operation on a client's text (strip,
+cut, replace, escape) can produce a mark. Some templates compose them: `'<|' + message.role + '|>'`. Rendering a few
+harmless chats shows which tokens are composed. If a client's strings contain the beginning of one, a character that
+occurs in none of them is inserted while the template runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-# The arguments of these are not written but looked for in what a client sent, so they stay unmarked; of `replace` only
-# the first.
+# The arguments of these are searched for in a client's text, not written, so they stay unmarked. For `replace` this
+# applies to the first one only.
 _LOOKING = frozenset(
     (
         *("split", "rsplit", "partition", "rpartition", "startswith", "endswith", "find", "rfind", "index"),
@@ -24,10 +24,10 @@ _LOOKING = frozenset(
         *("select", "reject", "selectattr", "rejectattr"),
     )
 )
-# Characters that stand for themselves in JSON and in Python's repr, and that few texts contain.
+# Characters that JSON and Python's repr do not escape, and that few texts contain.
 _SEPARATORS = range(0x3400, 0xA000)
 
-# The roles of messages that templates know; not every template knows every one.
+# Roles that templates know. Not every template knows all of them.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "observation", "ipython")
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
@@ -81,10 +81,10 @@ def harmless_chats() -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
 
 
 class Breaking:
-    """Inserts a character into whatever begins like one of `tokens`, and removes it again."""
+    """Inserts a character into every beginning of one of `tokens`, and removes it again."""
 
     def __init__(self, tokens: frozenset[str], values: Any) -> None:
-        """Raises ValueError if `values` contain every character that could be used."""
+        """Raises ValueError if `values` contain every usable character."""
         beginnings = sorted({token[:2] for token in tokens if len(token) > 1})
         self._beginning = re.compile("|".join(map(re.escape, beginnings)) or "(?!)")
         is_needed = any(self._beginning.search(text) for text in _strings(values))
@@ -122,7 +122,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _free_character(values: Any) -> str:
-    """Returns a character that is in no text, not even as an escape."""
+    """Returns a character that occurs in no text, not even as an escape."""
     taken: set[str] = set()
     for text in _strings(values):
         taken.update(text)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as transformers' tokenizer of the same directory would do it."""
+"""Text to token ids and back. Results equal those of transformers' tokenizer for the same directory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from alignedserve.text.tokenizer_files import TokenizerFiles, read_tokenizer_fil
 __all__ = ["IncrementalDetokenizer", "Tokenizer"]
 
 
-# The most characters that a normalizer can make into one: NFC combines up to four.
+# The most characters that a normalizer can combine into one: up to four for NFC.
 _SHRINKS_BY = {"none": 1, "NFC": 4}
 
 
 @dataclass(frozen=True)
 class RenderedChat:
     text: str
-    # The text with the template's own control tokens marked; None: all control tokens in the text count.
+    # The text with the template's own control tokens marked. None: all control tokens in the text count.
     marked: str | None = None
 
 
@@ -39,17 +39,17 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path | str, where: str | None = None) -> Tokenizer:
-        """Reads the tokenizer. Raises ValueError with the directory and the files looked for when there is none.
-        `where` is how later errors call it, if not by the directory."""
+        """Reads the tokenizer. Raises ValueError with the directory and the expected files if there is none. `where`
+        names it in later errors; by default the directory does."""
         return cls(read_tokenizer_files(Path(directory).expanduser()), where or str(directory))
 
     @cached_property
     def tool_template(self) -> str | None:
-        """The chat template for when tools are given; None if it would ignore them."""
+        """The chat template for chats with tools; None if it would ignore them."""
         return self._chat_templates.with_tools
 
     def chat_template(self, has_tools: bool) -> str:
-        """Returns the template that renders chats. Raises ValueError when there is none."""
+        """Returns the template that renders chats. Raises ValueError if there is none."""
         return self._chat_templates.source(has_tools)
 
     @cached_property
@@ -62,12 +62,12 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The highest id plus one. A model's own vocabulary may be larger: rows are added to round it up."""
+        """The highest id plus one. The model's own vocabulary may be padded to a larger size."""
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
 
     @cached_property
     def max_token_chars(self) -> int | None:
-        """The most characters of a text for which one token stands; None if that is uncertain."""
+        """The most characters of a text that one token can stand for; None if there is no known limit."""
         spec = json.loads(self.backend.to_str())
         normalizer = (spec["normalizer"] or {"type": "none"})["type"]
         is_bytewise = (spec["decoder"] or {}).get("type") == "ByteLevel" and spec["model"]["type"] == "BPE"
@@ -83,7 +83,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The ids that `decode` leaves out when it skips special tokens."""
+        """Ids that `decode` omits when it skips special tokens."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -96,18 +96,19 @@ class Tokenizer:
         return ControlTokens(self.backend)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes the text; special tokens in it become tokens. Other threads can run meanwhile."""
+        """Encodes the text. Special tokens in it become tokens. For a long text, other threads can run in the
+        meantime."""
         try:
             with panics_are_errors():
                 if len(text) < LONG_TEXT:
                     return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-                # Unlike `encode`, this does not hold the interpreter's lock.
+                # Unlike `encode`, this releases the interpreter's lock.
                 return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise ValueError("text: must be a string without lone surrogates") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Decodes the ids; those that are not in the vocabulary decode to nothing."""
+        """Decodes the ids. Ids outside the vocabulary decode to nothing."""
         return decoded(self.backend, ids, skip_special_tokens)
 
     def apply_chat_template(
@@ -117,8 +118,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """Renders the chat as text. `variables` are the template's own, e.g. Qwen3's enable_thinking. Raises
-        ValueError when there is no template, or when it rejects the messages."""
+        """Renders the chat as text. `variables` are the template's own, such as Qwen3's enable_thinking. Raises
+        ValueError if there is no template, or if it rejects the messages."""
         return self._chat_templates.render(
             messages, tools, add_generation_prompt=add_generation_prompt, **variables
         )
@@ -132,8 +133,8 @@ class Tokenizer:
         parses_special_tokens: bool = False,
         **variables: Any,
     ) -> RenderedChat:
-        """Renders the chat. With `parses_special_tokens`, those in messages, tools and variables become tokens too,
-        not only the template's own. Raises as apply_chat_template does."""
+        """Renders the chat. With `parses_special_tokens`, special tokens in messages, tools and variables become
+        tokens, too. Raises the errors of apply_chat_template."""
         variables["add_generation_prompt"] = add_generation_prompt
         if parses_special_tokens or not self.control_tokens.ids:
             return RenderedChat(self._chat_templates.render(messages, tools, **variables))
@@ -159,7 +160,7 @@ class Tokenizer:
         add_special_tokens: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """Does `render_chat` and `rendered_ids`."""
+        """Renders and encodes a chat: `render_chat`, then `rendered_ids`."""
         chat = self.render_chat(
             messages,
             add_generation_prompt,

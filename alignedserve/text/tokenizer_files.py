@@ -38,7 +38,7 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
-    """Reads the files. Raises ValueError when the directory contains no tokenizer, or one that can't be read."""
+    """Reads the files. Raises ValueError if the directory contains no tokenizer, or one that can't be read."""
     config = _config(directory)
     backend = _backend(directory, config)
     backend.no_truncation()
@@ -55,7 +55,7 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
 def _config(directory: Path) -> Fields:
     path = directory / "tokenizer_config.json"
     values = read_json_object(path) if path.is_file() else {}
-    # The older file counts only where the newer key is absent.
+    # The older file counts only if the newer key is absent.
     older = directory / "special_tokens_map.json"
     if "added_tokens_decoder" not in values and older.is_file():
         values |= read_json_object(older)
@@ -79,7 +79,7 @@ def _backend(directory: Path, config: Fields) -> tokenizers.Tokenizer:
 
 
 def _byte_level(vocab: Path, merges: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
-    """Makes GPT-2's tokenizer from its two files; OPT's checkpoints have nothing else."""
+    """Makes GPT-2's tokenizer from its two files. OPT's checkpoints have nothing else."""
     backend = tokenizers.Tokenizer(BPE.from_file(str(vocab), str(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     backend.decoder = decoders.ByteLevel()
@@ -87,7 +87,7 @@ def _byte_level(vocab: Path, merges: Path, add_prefix_space: bool) -> tokenizers
 
 
 def _added_token(config: Fields, key: str) -> AddedToken:
-    """Returns a token that is written as its text or as an object with flags."""
+    """Returns a token that is given as its text, or as an object with flags."""
     value = config.get(key)
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False)
@@ -104,7 +104,7 @@ def _from_object(value: Mapping[str, Any], special: bool) -> AddedToken:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: Fields) -> None:
-    """Adds the tokens that the vocabulary files lack; their ids must come out as declared."""
+    """Adds the tokens that the vocabulary files lack. Their ids must match the declared ones."""
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token_id, token in sorted(_declared_tokens(config).items()):
         if token.content not in present:
@@ -134,8 +134,8 @@ def _declared_tokens(config: Fields) -> dict[int, AddedToken]:
 def _set_post_processor(
     backend: tokenizers.Tokenizer, config: Fields, special_tokens: Mapping[str, str]
 ) -> None:
-    """Makes encode add the special tokens that the config's flags name. It is not used for tokenizer.json, which has
-    them itself."""
+    """Makes encode add the special tokens that the config's flags name. Not used for tokenizer.json, which has a
+    post-processor."""
     bos = special_tokens.get("bos_token") if config.flag("add_bos_token", False) else None
     eos = special_tokens.get("eos_token") if config.flag("add_eos_token", False) else None
     parts = ([bos] if bos else []) + ["$A"] + ([eos] if eos else [])
@@ -153,7 +153,7 @@ def _chat_templates(directory: Path, config: Fields) -> dict[str, str]:
     except (KeyError, TypeError) as error:
         allowed = "a string, or a list of objects with name and template"
         raise config.error("chat_template", allowed) from error
-    # A template in its own file takes precedence over one in the config.
+    # A template in its own file has priority over one in the config.
     files = {path.stem: path for path in (directory / "additional_chat_templates").glob("*.jinja")}
     if (directory / "chat_template.jinja").is_file():
         files["default"] = directory / "chat_template.jinja"

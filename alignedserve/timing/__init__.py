@@ -1,1 +1,1 @@
-"""How long things take and when they are due: the cost model, its correction while it runs, deadlines. Pure."""
+"""Durations and due times: the cost model, its correction at run time, deadlines. Pure."""

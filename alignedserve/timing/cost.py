@@ -3,40 +3,39 @@
     iteration = prefill_token_s * prompt tokens + fixed costs + experts + attention of chunks + attention of decodes
     fixed costs = the longest of the decode lines (fixed_s + token_s * decodes) and, with chunks, prefill_fixed_s
 
-**Decode lines.** All weights are read once an iteration, whatever runs in it; arithmetic and bookkeeping grow with the
-number of requests. Whichever takes longer is the time: a flat line and a steep one. DistServe's published fits jump
-from one line to the other at 95 requests; the longer of both has no jump (for OPT-13B they cross at 107, and differ by
-1.4 ms at 95).
+**Decode lines.** An iteration reads all weights once, whatever runs in it. Arithmetic and bookkeeping grow with the
+number of requests. The longer of the two is the time: a flat line and a steep one. DistServe's published fits jump from
+one line to the other at 95 requests. The longer of both has no jump: for OPT-13B they cross at 107, and differ by 1.4
+ms at 95.
 
-**Experts.** Of a mixture only those experts are read that some token goes through. Of E experts, of which each token
-chooses k, n tokens are expected to hit the share 1 - (1 - k/E)^n: it rises steeply and then levels off, and the longest
-of several lines can't do that. So reading them is a term of its own, `experts_s` times that share; tokens of prompts
-and decodes count alike.
+**Experts.** An iteration reads only those experts of a mixture that some token goes through. Each token chooses
+k of E experts, so n tokens are expected to hit the share 1 - (1 - k/E)^n. That share rises steeply and then levels off,
+which a maximum of lines can't express. Reading experts is therefore a term of its own, `experts_s` times that share.
+Tokens of prompts and decodes count alike.
 
-**Attention of a chunk** of c tokens after b others is its share of the prompt's quadratic cost, k*(2bc + c^2), so that
-a prompt costs k*n^2 however it is cut; but never less than reading the KV of all b + c tokens. Where KV is brought
-into another form first (gathered from blocks, packed for matrix units), that costs `prefill_context_s` per token on
-top.
+**Attention of a chunk** of c tokens after b others costs its share of the prompt's quadratic cost, k*(2bc + c^2). A
+prompt thus costs k*n^2, whatever its chunks are. A chunk costs at least the reading of the KV of all b + c tokens. If
+KV is first converted (gathered from blocks, packed for matrix units), that adds `prefill_context_s` per token.
 
-**Attention of decodes** reads KV. `decode_attention_s` is the time per token of KV when the whole device reads: 0.63
-us in the fits of OPT-13B, which is 1.3 TB/s of an A100's 2.0, so bandwidth and nothing else. On a CPU, whose caches
-hold some of the KV, what is beyond `num_near_tokens` costs `decode_far_s` more. Those fits can't tell what unequal
-lengths cost: they were made of batches of one length, where sum and count * max are the same number.
+**Attention of decodes** reads KV. `decode_attention_s` is the time per token of KV when the whole device reads: 0.63 us
+in the fits of OPT-13B. That is 1.3 TB/s of an A100's 2.0, so it is bandwidth alone. A CPU's caches hold some of the KV;
+tokens beyond `num_near_tokens` cost `decode_far_s` more. The fits don't show what unequal lengths cost: their batches
+had one length, for which sum and count * max are the same number.
 
 - "balanced" (split-KV: every part of the device gets the same amount of KV): the sum of lengths.
-- "plain" (one program per sequence and KV head): programs share the bandwidth, but one alone can draw only so much.
-  Let the device be full with m = `num_filling` sequences or more; with fewer, time passes as if there were m. Over
-  falling lengths l1 >= l2 >= ... >= ln, l(n+1) = 0, that is
+- "plain" (one program per sequence and KV head): programs share the bandwidth, but one alone can use only a part.
+  Let m = `num_filling` be the number of sequences that fill the device; fewer take the time of m. With falling lengths
+  l1 >= l2 >= ... >= ln and l(n+1) = 0, the cost is
 
       sum over i of (l_i - l_(i+1)) * max(i, m)
 
-  or in words: the m longest cost as if each were as long as the longest. Batches of one length: the sum again, as
-  fitted. m = bandwidth / (KV heads * what one program draws): 2 for OPT's 40 heads, 25 and more where KV heads are few.
-  What one program draws is in no fit. The presets assume 15 GB/s (by Little's law: 8 KiB in flight, 0.55 us); a cost
-  model of one's own device can say otherwise.
+  In words: each of the m longest costs as much as the longest. For batches of one length this is the sum again, as
+  fitted. m = bandwidth / (KV heads * bandwidth of one program): 2 for OPT's 40 heads, 25 and more for few KV heads.
+  No fit contains the bandwidth of one program. The presets assume 15 GB/s (by Little's law: 8 KiB in flight, 0.55 us).
+  A cost model of another device can set its own value.
 - "padded" (every sequence takes as long as the longest): count * max. The worst that unequal lengths can cost.
 
-**Windows.** Where every layer attends to the latest W tokens only, a longer prefix costs as one of W tokens does, in
+**Windows.** If every layer attends to the latest W tokens only, a longer prefix costs as much as one of W tokens, in
 decodes and in chunks.
 """
 
@@ -52,7 +51,7 @@ Attention = Literal["balanced", "plain", "padded"]
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Records are read from JSON: see cost_presets.py."""
+    """Read from JSON: see cost_presets.py."""
 
 
 class Line(Record, frozen=True):
@@ -61,7 +60,7 @@ class Line(Record, frozen=True):
 
 
 class Channel(Record, frozen=True):
-    """A channel makes one copy at a time."""
+    """Makes one copy at a time."""
 
     latency_s: float
     bytes_per_s: float
@@ -82,23 +81,23 @@ class Channels(Record, frozen=True):
 
 
 class Host(Record, frozen=True):
-    """What the instances of one host share, beside their own channels."""
+    """Resources that the instances of one host share, beside their own channels."""
 
     gpus_per_instance: int = 1
     # GPUs behind one PCIe root; they share the bandwidth of one GPU's channel in each direction
     gpus_per_pcie_root: int = 1
-    # bytes per second of all copies from and to the pool together, in both directions; None: it slows no copy
+    # bytes per second of all copies from and to the pool together, in both directions; None: no copy is slowed
     memory_bytes_per_s: float | None = None
 
 
 class ExpertCounts(Record, frozen=True):
-    """How many experts each mixture of a model has, and through how many a token goes."""
+    """The experts of each mixture in a model, and the experts per token."""
 
     num_experts: int
     top_k: int
 
     def hit_share(self, num_tokens: float) -> float:
-        """The share of the experts that so many tokens are expected to go through, if they choose evenly."""
+        """The expected share of the experts that `num_tokens` tokens go through, if they choose evenly."""
         return 1 - float((1 - self.top_k / self.num_experts) ** num_tokens)
 
 
@@ -107,44 +106,44 @@ _FREE = Channel(0.0, 1e15)
 FREE_COPIES = Channels(_FREE, _FREE, _FREE, _FREE)
 
 
-# Fields that are as their default are in no file: an earlier version, which does not know them, reads it too.
+# Fields with default values are not written, so that an earlier version, which lacks newer fields, can read the file.
 class CostModel(Record, frozen=True, omit_defaults=True):
-    # Where the numbers come from.
+    # The origin of the numbers.
     source: str
     kv_bytes_per_token: int
-    # The number of tokens whose KV fits beside the weights.
+    # Tokens of KV that fit beside the weights.
     num_kv_tokens: int
     prefill_fixed_s: float
     prefill_token_s: float
     # Seconds per pair of a token and one before it.
     prefill_attention_s: float
     decode_lines: list[Line]
-    # Seconds per token of KV, when the whole device reads.
+    # Seconds per token of KV when the whole device reads.
     decode_attention_s: float
-    # The number of sequences with which a plain kernel makes the whole device read.
+    # Sequences with which a plain kernel makes the whole device read.
     num_filling: float
     channels: Channels
     host: Host = Host()
     attention: Attention = "balanced"
-    # Seconds per token of KV that a chunk attends to, its own included, whatever the chunk computes with it.
+    # Seconds per token of KV that a chunk attends to, its own included, in addition to its computation.
     prefill_context_s: float = 0.0
-    # Additional seconds per token of KV beyond so many: a CPU's caches hold no more.
+    # Additional seconds per token of KV beyond num_near_tokens, which is as much as a CPU's caches hold.
     decode_far_s: float = 0.0
     num_near_tokens: int = 0
-    # Seconds per token of which K and V are restored from layers' inputs (ops/kept_inputs.py); 0: see `restoring`.
+    # Seconds to restore K and V of one token from layers' inputs (ops/kept_inputs.py); 0: see `restoring`.
     restored_token_s: float = 0.0
-    # In the pool, where that is not as much as in an instance; 0: it is.
+    # Bytes per token in the pool, if they differ from an instance's; 0: they don't.
     pool_kv_bytes_per_token: float = 0.0
-    # How many of the latest tokens a token attends to in every layer, itself included; 0: all.
+    # Latest tokens that a token attends to in every layer, itself included; 0: all.
     window: int = 0
 
-    # Of a mixture of experts, and the seconds in which the experts of all layers are read.
+    # For a mixture of experts. `experts_s`: seconds to read all experts of all layers.
     expert_counts: ExpertCounts | None = None
     experts_s: float = 0.0
 
     @property
     def has_free_copies(self) -> bool:
-        """Whether copies of KV are taken to be free, because they were not measured."""
+        """Whether copies of KV count as free, because they were not measured."""
         return self.channels == FREE_COPIES
 
     @property
@@ -157,8 +156,8 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, pool_kv_bytes_per_token=bytes_per_token)
 
     def with_kv(self, bytes_per_token: int) -> CostModel:
-        """The same device with KV of so many bytes a token: its memory holds so much more or less of it, and attention
-        takes as long as before for the same bytes."""
+        """Returns the model of the same device with another size of KV per token. Its memory holds proportionally more
+        or fewer tokens, and attention takes as long as before for the same bytes."""
         if bytes_per_token == self.kv_bytes_per_token:
             return self
         share = bytes_per_token / self.kv_bytes_per_token
@@ -175,16 +174,19 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, window=window)
 
     def restoring(self, num_tokens: int) -> float:
-        """The seconds in which K and V of so many tokens are restored from inputs. If nobody has measured that, it is
-        what K and V are of OPT's weights, two parts of twelve, of a prompt's linear layers."""
+        """Seconds to restore K and V of `num_tokens` tokens from inputs.
+
+        If that was not measured, it is the share of a prompt's linear layers that K and V have in OPT: two of twelve
+        parts.
+        """
         return (self.restored_token_s or self.prefill_token_s / 6) * num_tokens
 
     def iteration(
         self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int], num_restored: int = 0
     ) -> float:
-        """The seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with
-        these prefix `lengths`. `num_restored`: tokens of which K and V are restored from inputs."""
-        # Policies ask many times an iteration, so that nothing is called for what is not there.
+        """Seconds of an iteration with these `chunks` (tokens computed before, tokens to compute) and decodes with
+        these prefix `lengths`. `num_restored`: tokens with K and V restored from inputs."""
+        # Policies call this many times in an iteration, so it makes no call for an absent part.
         num_decodes = len(lengths)
         num_prompt_tokens, chunks_s = self.sum_of(chunks) if chunks else (0, 0.0)
         return (
@@ -197,7 +199,7 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         )
 
     def fixed_s(self, has_chunks: bool, num_decodes: int) -> float:
-        """The seconds that an iteration takes whatever its requests' lengths are."""
+        """Seconds of an iteration that do not depend on its requests' lengths."""
         seconds = self.prefill_fixed_s if has_chunks else 0.0
         for line in self.decode_lines if num_decodes else ():
             line_s = line.fixed_s + line.token_s * num_decodes
@@ -206,9 +208,11 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         return seconds
 
     def sum_of(self, chunks: Sequence[tuple[int, int]]) -> tuple[int, float]:
-        """Returns the number of tokens to compute in these chunks, and the seconds of their attention. They are
-        added in turn, so that those of one more chunk can be added to them: from Python 3.12 on, `sum` makes up for
-        rounding, and its result would differ in the last bit."""
+        """Returns the number of tokens to compute in these chunks, and the seconds of their attention.
+
+        It adds in order, so that one more chunk can be added to the result. From Python 3.12 on, `sum` compensates for
+        rounding, and its result would differ in the last bit.
+        """
         num_tokens, seconds = 0, 0.0
         for before, count in chunks:
             num_tokens += count
@@ -216,7 +220,7 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         return num_tokens, seconds
 
     def reading_experts(self, num_tokens: int) -> float:
-        """The seconds in which the experts are read that so many tokens go through."""
+        """Seconds to read the experts that `num_tokens` tokens go through."""
         return self.experts_s * self.expert_counts.hit_share(num_tokens) if self.expert_counts else 0.0
 
     def chunks_together(self) -> ChunkCosts:
@@ -229,11 +233,11 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         return FirstDecodes(self, chunks, lengths)
 
     def fastest_tbt_s(self, num_tokens: int) -> float:
-        """The seconds between two tokens of a request that decodes alone, after so many tokens."""
+        """Seconds between two tokens of a request that decodes alone after `num_tokens` tokens."""
         return self.iteration([], [num_tokens])
 
     def fastest_ttft_s(self, num_tokens: int, max_chunk: int) -> float:
-        """The seconds until the first token of a prompt that is computed alone, in chunks of `max_chunk`."""
+        """Seconds until the first token of a prompt that is computed alone, in chunks of `max_chunk`."""
         return sum(
             self.iteration([(before, min(max_chunk, num_tokens - before))], [])
             for before in range(0, num_tokens, max_chunk)
@@ -263,7 +267,7 @@ class CostModel(Record, frozen=True, omit_defaults=True):
         return self.reading_s(num_read)
 
     def reading_s(self, num_read: float) -> float:
-        """The seconds in which decodes read the KV of `num_read` tokens, if the whole device does."""
+        """Seconds in which decodes read the KV of `num_read` tokens, if the whole device reads."""
         near_s = self.decode_attention_s * num_read
         if not self.decode_far_s:
             return near_s
@@ -274,8 +278,7 @@ class CostModel(Record, frozen=True, omit_defaults=True):
 
 
 class ChunkCosts:
-    """The cost of an iteration's chunks while they are chosen: the cost with one more is found as fast for the
-    hundredth as for the first."""
+    """The cost of an iteration's chunks while they are chosen. The cost with one more chunk takes constant time."""
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
@@ -295,7 +298,7 @@ class ChunkCosts:
 
 
 class OneMoreChunk:
-    """The cost of an iteration of these chunks and decodes, and one more chunk, while that one's size is sought."""
+    """The cost of an iteration of these chunks and decodes and one more chunk, to search for that chunk's size."""
 
     def __init__(self, model: CostModel, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
         self._model = model
@@ -305,7 +308,7 @@ class OneMoreChunk:
         self._attention_s = model.decode_attention(lengths) if lengths else 0.0
 
     def seconds_with(self, before: int, count: int) -> float:
-        """The same as `CostModel.iteration`, to the last bit: what is added up is added in the same order."""
+        """The same as `CostModel.iteration`, to the last bit: terms are added in the same order."""
         model, num_tokens = self._model, self._num_tokens + count
         return (
             self._fixed_s
@@ -317,7 +320,7 @@ class OneMoreChunk:
 
 
 class FirstDecodes:
-    """The cost of an iteration of these chunks and the first few of these decodes, while their number is sought."""
+    """The cost of an iteration of these chunks and the first few of these decodes, to search for their number."""
 
     def __init__(self, model: CostModel, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
         self._model = model
@@ -346,24 +349,24 @@ class FirstDecodes:
 
 
 def seen_lengths(lengths: Sequence[int], window: int) -> Sequence[int]:
-    """How many tokens decodes of these lengths attend to."""
+    """The number of tokens that each of these decodes attends to."""
     return [min(length, window) for length in lengths] if window else lengths
 
 
 def chunk_pairs(before: int, count: int, window: int) -> int:
-    """The cost of a chunk's attention, twice the pairs of one of its tokens and one that it attends to."""
-    # So many of its tokens attend to all before them, and the others to a window each.
+    """The cost of a chunk's attention: twice the number of pairs of its tokens and the tokens that they attend to."""
+    # These of its tokens attend to all tokens before them, and the others to a window each.
     num_whole = min(max(window - before, 0), count) if window else count
     return 2 * before * num_whole + num_whole * num_whole + 2 * window * (count - num_whole)
 
 
 def chunk_reads(before: int, count: int, window: int) -> int:
-    """How many tokens a chunk attends to, its own included."""
+    """The number of tokens that a chunk attends to, its own included."""
     return (min(before, window) if window else before) + count
 
 
 def plain_cost(lengths: Sequence[int], num_filling: float) -> float:
-    """The cost in tokens of KV which the whole device could read in that time."""
+    """The cost, as tokens of KV that the whole device could read in the same time."""
     falling = sorted(lengths, reverse=True)
     cost = float(sum(falling))
     for rank, length in enumerate(falling, start=1):

@@ -52,7 +52,7 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def checked(model: CostModel, name: str) -> CostModel:
-    """Raises ValueError with the field's name for numbers that no device has."""
+    """Returns the model. Raises ValueError with the field's name for a number that no device can have."""
     if not model.decode_lines:
         raise ValueError(f"{name}: decode_lines=[]: must hold at least one")
     for field, value in _numbers(msgspec.to_builtins(model)):

@@ -1,8 +1,8 @@
-"""How long the next iteration will take: the cost model, corrected by how long the last ones took. Pure.
+"""How long the next iteration will take: the cost model, corrected by the durations of the last ones. Pure.
 
-The cost model covers the engine. What an instance does beside it in an iteration (plans, messages, starting copies)
-comes on top, and hardly depends on what is in the iteration. Copies from the pool have a ratio of their own: computing
-beside them slows them.
+The cost model covers the engine. An instance's other work in an iteration (plans, messages, starting copies) is added.
+It hardly depends on the contents of the iteration. Copies from the pool have a correction of their own, because
+computation beside them slows them.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from alignedserve.timing.cost import ChunkCosts, CostModel
 
 # Both corrections move towards recent measurements by this share.
 _WEIGHT = 0.1
-# The recent measurement is the median of so many, an odd number, which leaves out interrupted iterations.
+# The recent measurement is the median of this many. The number is odd; the median ignores interrupted iterations.
 _WINDOW = 5
-# A ratio that is further off than this, either way, is taken to be off by this much.
+# A ratio that is further off than this, in either direction, counts as this.
 _MOST_OFF = 4.0
-# All but this share of the recent iterations ended within `overrun` times what was predicted, and how many these are at
-# least and at most.
+# `overrun` covers all recent iterations except this share. `_LEAST` and `_MEMORY`: how many of them it needs and keeps.
 _RARE = 0.01
 _LEAST, _MEMORY = 20, 200
-# The cost of a decode that is alone is remembered for this number of lengths.
+# Lengths for which the cost of a single decode is cached.
 _MAX_REMEMBERED = 4096
 
 
 class Estimate:
     def __init__(self, model: CostModel) -> None:
         self._model = model
-        # The cost model's seconds for a decode that is alone, by the number of tokens before it.
+        # The cost model's seconds for a single decode, by the number of tokens before it.
         self._alone_s: dict[int, float] = {}
         # The recent ratio of measured to modelled time in the engine.
         self.pace = 1.0
         # The recent ratio of measured to modelled time of copies from the pool.
         self.fetch_pace = 1.0
-        # The recent seconds per iteration outside the engine.
+        # Recent seconds per iteration outside the engine.
         self.outside_s = 0.0
-        # How much longer than predicted all but the rare ones of the recent iterations took, as a ratio; at least 1.
-        # Where others use the processor too, it is far above 1.
+        # The ratio of measured to predicted time that nearly all recent iterations stayed within; at least 1. It is far
+        # above 1 if other processes use the processor, too.
         self.overrun = 1.0
-        # The same ratio of the last iteration alone.
+        # The same ratio for the last iteration alone.
         self.last_overrun = 1.0
-        # The recent ratios of measured to predicted time, in the order in which they came, and the largest last.
+        # Recent ratios of measured to predicted time: in order of arrival, and sorted.
         self._ratios: deque[float] = deque()
         self._sorted_ratios: list[float] = []
         self._last: deque[float] = deque(maxlen=_WINDOW)
@@ -57,7 +56,7 @@ class Estimate:
         return self.corrected(self._model.iteration(chunks, lengths, num_restored))
 
     def alone(self, num_tokens: int) -> float:
-        """The seconds of an iteration with a single decode after `num_tokens` tokens."""
+        """Seconds of an iteration with a single decode after `num_tokens` tokens."""
         model_s = self._alone_s.get(num_tokens)
         if model_s is None:
             if len(self._alone_s) >= _MAX_REMEMBERED:
@@ -67,27 +66,32 @@ class Estimate:
 
     @property
     def restored_token_s(self) -> float:
-        """The seconds by which each token that is kept as inputs makes an iteration longer."""
+        """Seconds by which each token with kept inputs prolongs an iteration."""
         return self._model.restoring(1) * self.pace
 
     def fetch(self, num_tokens: int) -> float:
-        """The seconds in which the KV of `num_tokens` tokens comes from the pool, corrected."""
+        """Seconds in which the KV of `num_tokens` tokens arrives from the pool, corrected."""
         num_bytes = int(num_tokens * self._model.pool_bytes_per_token)
         return self._model.channels.fetch.seconds(num_bytes) * self.fetch_pace
 
     def one_more_chunk(
         self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
     ) -> Callable[[int, int], float]:
-        """Returns a function of one more chunk: of the number of tokens computed before, and to compute. The function
-        returns what `iteration` does for that chunk and all these, and takes less time where many chunks are tried."""
+        """Returns a function of (tokens computed before, tokens to compute) of one more chunk.
+
+        Its result equals `iteration` for that chunk and all these. It takes less time when many chunks are tried.
+        """
         costs = self._model.one_more_chunk(chunks, lengths)
         return lambda before, count: self.corrected(costs.seconds_with(before, count))
 
     def first_decodes(
         self, chunks: Sequence[tuple[int, int]], lengths: Sequence[int]
     ) -> Callable[[int], float]:
-        """Returns a function of the number of decodes. The function returns what `iteration` does for these chunks and
-        that number of the first decodes, and takes less time where many numbers are tried."""
+        """Returns a function of the number of decodes.
+
+        Its result equals `iteration` for these chunks and that number of the first decodes. It takes less time when
+        many numbers are tried.
+        """
         costs = self._model.first_decodes(chunks, lengths)
         return lambda num_decodes: self.corrected(costs.seconds(num_decodes))
 
@@ -96,12 +100,12 @@ class Estimate:
         return self._model.chunks_together()
 
     def corrected(self, model_s: float) -> float:
-        """Corrects seconds of the cost model the way `iteration` does."""
+        """Corrects seconds of the cost model in the way of `iteration`."""
         return model_s * self.pace + self.outside_s
 
     def took(self, predicted_s: float, seconds: float, outside_s: float = 0.0) -> None:
-        """Reports an iteration which took `seconds` and was predicted since the last report, and the seconds of it
-        that were outside the engine."""
+        """Reports an iteration that took `seconds`, `outside_s` of them outside the engine. It must have been predicted
+        since the last report."""
         inside_s = predicted_s - self.outside_s
         if inside_s <= 0:
             return
@@ -110,12 +114,12 @@ class Estimate:
         off = min(max((seconds - outside_s) / inside_s, 1 / _MOST_OFF), _MOST_OFF)
         self._last.append(off * self.pace)
         self._last_outside_s.append(min(outside_s, _MOST_OFF * max(self.outside_s, inside_s)))
-        # With few measurements the lower of the middle two counts: the first may well have been slow.
+        # With few measurements the lower of the middle two counts, because the first one may well have been slow.
         self.pace += _WEIGHT * (_median_low(self._last) - self.pace)
         self.outside_s += _WEIGHT * (_median_low(self._last_outside_s) - self.outside_s)
 
     def fetched(self, num_bytes: int, seconds: float) -> None:
-        """Reports a copy from the pool. Copies that are taken to be free stay so."""
+        """Reports a copy from the pool. Copies that count as free stay free."""
         predicted_s = self._model.channels.fetch.seconds(num_bytes) * self.fetch_pace
         if self._model.has_free_copies or predicted_s <= 0:
             return

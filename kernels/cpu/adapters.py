@@ -16,12 +16,12 @@ from alignedserve.kernels.cpu.weights import PackedWeight, columns_of_parts, num
 
 @dataclass(frozen=True)
 class PackedAdapters:
-    # The a of every adapter, like a linear layer of each, whose columns are [part][rank].
+    # The a of every adapter, packed like one linear layer each. Its columns are [part][rank].
     shrink: PackedExperts
     # [adapters, rank, columns of the layer's tiles]
     expand: torch.Tensor
     scales: torch.Tensor
-    # Of each column of the layer's tiles: its part.
+    # The part of each column of the layer's tiles.
     parts: torch.Tensor
 
     @property
@@ -37,8 +37,8 @@ def pack_adapters(
     dtype: torch.dtype,
     arena: Arena,
 ) -> PackedAdapters:
-    """`a` and `b`: of each part of the layer, [adapters, rank, in] and [adapters, rank, out]. `activation`: the
-    layer's, by which its columns are laid out."""
+    """`a` and `b`: one per part of the layer, [adapters, rank, in] and [adapters, rank, out]. `activation`: the
+    layer's; it determines the order of columns."""
     num_adapters, rank, _ = a[0].shape
 
     def pack_a(
@@ -52,7 +52,7 @@ def pack_adapters(
     widths = [each.shape[2] for each in b]
     num_columns = num_tiles(widths, activation) * TILE_COLUMNS
     expand = torch.zeros(num_adapters, rank, num_columns, dtype=dtype)
-    # Columns of the tiles that no part has are filled with zeros.
+    # Columns of the tiles without a part are zeros.
     parts = torch.full((num_columns,), len(b) - 1, dtype=torch.int32)
     for part, columns in enumerate(columns_of_parts(widths, activation)):
         expand[:, :, columns] = b[part].to(dtype)

@@ -1,8 +1,8 @@
 """Compiles csrc/ into one shared library, once per machine and version of the sources.
 
-The library is in a cache folder under a name that hashes all that its code depends on: sources, flags, compiler and
-the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names to the compiler. Two
-processes may build at once: each works in its own folder, and the last rename wins, with the same contents.
+The library is in a cache folder. Its name is a hash of everything that its code depends on: sources, flags, compiler
+and the CPU's features. It is built for exactly this CPU, or for the one that $ALIGNEDSERVE_CPU names. Two processes may
+build at once: each works in its own folder, and the last rename wins, with the same contents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOURCE_DIR = Path(__file__).parent / "csrc"
 FLAGS = (
     "-std=c++20",
     "-O3",
-    # There is no contraction: a multiplication and an addition are fused only where the source does it explicitly.
+    # No contraction: a multiplication and an addition are fused only if the source does so explicitly.
     "-ffp-contract=off",
     "-fPIC",
     "-pthread",
@@ -35,7 +35,7 @@ class NoCompiler(RuntimeError):
 
 
 class BuildFailed(RuntimeError):
-    """The compiler failed; the message is the compiler's."""
+    """The compiler failed. The message is the compiler's."""
 
 
 def cache_dir() -> Path:
@@ -57,7 +57,7 @@ def find_compiler() -> str:
 
 
 def build() -> Path:
-    """Returns the path of the compiled library, and compiles it if the cache does not have it."""
+    """Returns the path of the compiled library. Compiles it if the cache does not have it."""
     compiler, path = find_compiler(), library_path()
     try:
         if not path.exists():
@@ -66,14 +66,14 @@ def build() -> Path:
                 os.replace(_compile(compiler, _flags(), Path(folder)), path)
     except OSError as error:
         raise BuildFailed(
-            f"the CPU kernels can't be kept in {path.parent}: {error}. "
-            "Name a folder that can be written in $ALIGNEDSERVE_CACHE_DIR"
+            f"the CPU kernels can't be stored in {path.parent}: {error}. "
+            "Set $ALIGNEDSERVE_CACHE_DIR to a writable folder"
         ) from error
     return path
 
 
 def library_path() -> Path:
-    """Returns the path that the library has, or will have."""
+    """Returns the path of the library, which may not exist yet."""
     return cache_dir() / f"cpu-kernels-{_fingerprint(find_compiler(), _flags())}.so"
 
 
@@ -112,8 +112,7 @@ def _compile(compiler: str, flags: list[str], folder: Path) -> Path:
     library = folder / "library.so"
     _run([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
     with library.open("rb") as file:
-        # Otherwise a crash soon after could leave a library under its final name whose contents never reached the
-        # disk.
+        # Without this, a crash soon afterwards could leave an incomplete library under its final name.
         os.fsync(file)
     return library
 

@@ -18,12 +18,12 @@ class PackedExperts:
     """One linear layer of every expert, one after another."""
 
     tiles: torch.Tensor
-    # The first expert's layer, which begins where `tiles` does. All have its shape.
+    # The first expert's layer, which begins at the start of `tiles`. All experts have its shape.
     first: PackedWeight
     num_experts: int
-    # Of weights in eight bits: what all experts' columns have beside their codes.
+    # For eight-bit weights: scales and starts of all experts' columns.
     int8: Int8Columns | None
-    # Of all experts' columns, in float32.
+    # Biases of all experts' columns, in float32.
     biases: torch.Tensor | None
 
     @property
@@ -63,7 +63,8 @@ class ExpertPacker:
         )
 
     def _reserve(self, num_bytes: int) -> torch.Tensor:
-        """The next expert's memory. All experts have the same shape, so the first tells how much all take."""
+        """Returns the next expert's memory. All experts have the same shape, so the first one's size determines the
+        total."""
         if not self._packed:
             self._tiles = self._arena.allocate(self._num_experts * num_bytes)
         start = len(self._packed) * num_bytes
@@ -81,7 +82,7 @@ class _Region(Arena):
 
 
 class RoutingBuffers:
-    """Which of `num_rows` rows go through which experts."""
+    """The experts of each of `num_rows` rows."""
 
     def __init__(self, num_rows: int, num_experts: int, top_k: int) -> None:
         num_choices = num_rows * top_k

@@ -21,13 +21,13 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class GroupForm:
-    """How the groups of a layer lie in a tile: the struct of that name."""
+    """The layout of a layer's groups in a tile: the struct GroupForm of csrc/groups.h."""
 
     kind: WeightKind
-    # Of all groups but the last, and of all of them.
+    # Values of all groups but the last, and of all groups together.
     values: int
     num_values: int
-    # Of a word of codes: four bytes, with FP8 one byte for each value of a word of the rows, with MXFP4 one for two.
+    # Bytes of a word of codes: four; with FP8 one for each value in a word of the rows; with MXFP4 one for two values.
     word_bytes: int
     code_bits: int
     has_float_scales: bool
@@ -68,8 +68,8 @@ class GroupForm:
 
 
 def pack_groups(weight: QuantisedWeight, columns: torch.Tensor, tiles: torch.Tensor, form: GroupForm) -> None:
-    """Writes outputs of a weight to those columns of `tiles`, [tile, bytes]. `form` may have float scales and zeros
-    where this weight has none."""
+    """Writes outputs of a weight to these columns of `tiles`, [tile, bytes]. `form` may have float scales and zeros
+    even if this weight has none."""
     padding = form.num_values - weight.shape[1]
     codes = torch.nn.functional.pad(weight.codes.view(torch.uint8), (0, padding))
     num_whole = form.num_values // form.values
@@ -97,7 +97,7 @@ def _put(
     tiles: torch.Tensor,
     form: GroupForm,
 ) -> None:
-    """`codes`: [out, group, value]. `tiles`: of these groups alone."""
+    """`codes`: [out, group, value]. `tiles`: only the bytes of these groups."""
     num_tiles, num_groups = len(tiles), scales.shape[1]
     tile, column = columns // TILE_COLUMNS, columns % TILE_COLUMNS
     bytes_of = tiles.unfold(1, tiles.shape[1] // num_groups, tiles.shape[1] // num_groups)

@@ -1,6 +1,6 @@
-"""KV blocks to the pool's int8 format and back, on the calling thread alone, without Python's lock.
+"""Converts KV blocks to and from the pool's int8 format, on the calling thread only and without Python's lock.
 
-dtypes: float32, bfloat16. What it computes says `kernels/kv_int8.py`, whose functions give the same bytes.
+dtypes: float32, bfloat16. `kernels/kv_int8.py` defines the arithmetic; its functions give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from alignedserve.kernels.kv_int8 import check
 
 
 def quantise(kv: torch.Tensor, stored: torch.Tensor, num_last_slots: int) -> None:
-    """Stores the blocks; of the last one, the first `num_last_slots` slots are filled."""
+    """Stores the blocks. Only the first `num_last_slots` slots of the last block are filled."""
     _run(library().quantise_kv, kv, stored, num_last_slots)
 
 
@@ -26,7 +26,7 @@ def dequantise(stored: torch.Tensor, kv: torch.Tensor) -> None:
 
 
 def is_native(dtype: torch.dtype) -> bool:
-    """Returns whether there is a kernel for values of this dtype; it may still have to be compiled."""
+    """Returns whether a kernel exists for this dtype. It may still have to be compiled."""
     return _name(dtype) in DTYPE_CODES
 
 
@@ -46,7 +46,7 @@ def _run(function: Any, kv: torch.Tensor, stored: torch.Tensor, num_last_slots: 
         dtype=DTYPE_CODES[_name(kv.dtype)],
     )
     if function(ctypes.byref(blocks)) != 0:
-        raise ValueError(f"kv has dtype {kv.dtype}, which the kernel does not know")
+        raise ValueError(f"kv has dtype {kv.dtype}, which the kernel does not support")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -31,6 +31,6 @@ def _load() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError:
-        # The file is incomplete, for whatever reason, and is built again.
+        # The file is incomplete for some reason. Build it again.
         path.unlink(missing_ok=True)
         return ctypes.CDLL(str(build.build()))

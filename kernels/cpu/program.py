@@ -16,10 +16,10 @@ from alignedserve.kernels.cpu.structs import DTYPE_CODES, Op, OpKind, Step
 
 
 class Buffers:
-    """Activations [num_rows, width], reused when no `Value` refers to them any more.
+    """Activations [num_rows, width]. A buffer is reused once no `Value` refers to it.
 
-    Rows are padded with zeros that no operation overwrites (a matrix product reads whole words), so a buffer is only
-    reused at the same width.
+    Rows are padded with zeros that no operation overwrites, because a matrix product reads whole words. A buffer is
+    therefore reused only at the same width.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -37,25 +37,25 @@ class Buffers:
 
 
 def _stride(width: int, dtype: torch.dtype) -> int:
-    """Returns a number of whole cache lines that is no multiple of 4 KB: rows that far apart share a few lines of
-    L1."""
+    """Returns a number of whole cache lines that is no multiple of 4 KB. Rows that far apart would share a few lines
+    of L1."""
     line, page = 64 // dtype.itemsize, 4096 // dtype.itemsize
     stride = -(-width // line) * line
     return stride + line if stride % page == 0 else stride
 
 
 class Rows(IntEnum):
-    """What the rows of a value are."""
+    """The meaning of a value's rows."""
 
     TOKENS = 0
     # The step's `rows`.
     OUTPUTS = 1
-    # The tokens of which K and V are restored.
+    # Tokens with K and V to restore.
     RESTORED = 2
 
 
 class Value:
-    """The result of an operation of a program. Its buffer is free again as soon as this object is gone."""
+    """The result of an operation of a program. Its buffer is free again once this object is collected."""
 
     def __init__(self, buffers: Buffers, width: int, dtype: torch.dtype, rows: Rows) -> None:
         self.buffers = buffers
@@ -79,7 +79,7 @@ class Value:
         return self.tensor.data_ptr()
 
 
-# The fields of those operations that have no field of their own name.
+# Argument fields of operations without a field of their own name.
 _FIELDS = {
     OpKind.WRITE_KV: "attention",
     OpKind.RESTORE_KV: "attention",
@@ -117,12 +117,12 @@ class Program:
         return tuple(self._ops)
 
     def make_last_float32(self, value: Value) -> torch.Tensor:
-        """Makes the last operation, which yields `value` for a linear layer, write float32. Returns that tensor."""
+        """Makes the last operation, a linear layer that yields `value`, write float32. Returns that tensor."""
         last = self._ops[-1]
         joins = last.kind == OpKind.JOIN_RANKS
         args = last.args.join_ranks if joins else last.args.linear
         if not (joins or last.kind == OpKind.LINEAR) or args.out != value.pointer:
-            raise ValueError("logits must be what a linear layer yields")
+            raise ValueError("logits must be the result of a linear layer")
         out = torch.zeros(value.buffers.num_rows, value.width, dtype=torch.float32)
         args.out, args.out_stride = out.data_ptr(), out.stride(0)
         if not joins:
@@ -131,7 +131,7 @@ class Program:
         return out
 
     def profile(self, step: Step) -> list[float]:
-        """Runs the program and returns the seconds of each operation, in which threads' waiting is included."""
+        """Runs the program. Returns the seconds of each operation, including the time that threads wait."""
         ended_ns = (ctypes.c_int64 * len(self._ops))()
         step.ended_ns = ctypes.addressof(ended_ns)
         begin_ns = time.monotonic_ns()

@@ -14,16 +14,16 @@ _LANES = 16
 
 
 class RanksBroken(RuntimeError):
-    """Another rank is gone, or hangs: what was being computed is void, and nothing can be computed any more."""
+    """Another rank has ended or hangs. The current result is void, and nothing can be computed any more."""
 
 
 def padded(width: int) -> int:
-    """The values that a row of so many takes in a slot."""
+    """The number of values that a row of this width takes in a slot."""
     return -(-width // _LANES) * _LANES
 
 
 def num_shared_bytes(size: int, slot_values: int) -> int:
-    """How much memory `size` ranks share which exchange at most `slot_values` values, of padded rows, at a time."""
+    """Bytes shared by `size` ranks that exchange at most `slot_values` values of padded rows at a time."""
     return _header_bytes(size) + 2 * size * _slot_bytes(slot_values)
 
 
@@ -36,7 +36,7 @@ def _slot_bytes(slot_values: int) -> int:
 
 
 class RankMemory:
-    """One rank's view of it. The memory is zeros at first."""
+    """One rank's view of the shared memory, which must be zeroed at first."""
 
     def __init__(self, shared: torch.Tensor, rank: int, size: int, slot_values: int) -> None:
         """`shared`: the bytes, mapped by each rank."""
@@ -61,10 +61,10 @@ class RankMemory:
             )
 
     def break_up(self) -> None:
-        """Makes every rank that waits for another one, now or later, return at once. Safe to repeat, on any thread."""
+        """Makes every wait for another rank return at once, now and later. Safe to repeat, on any thread."""
         self._broken.fill_(1)
 
     def check(self) -> None:
-        """Raises if somebody has broken it up."""
+        """Raises RanksBroken if `break_up` was called by any rank."""
         if self._broken.item():
-            raise RanksBroken("a rank of this instance is gone, or hangs")
+            raise RanksBroken("a rank of this instance has ended or hangs")

@@ -1,12 +1,12 @@
 """Greedy and Gumbel-max sampling of float32 logits.
 
-Gumbel-max: the token is argmax_j logits[j] + g(key, j), a sample of softmax(logits) whose noise is a function
-of (key, j) only:
+Gumbel-max: the token is argmax_j logits[j] + g(key, j), a sample of softmax(logits). Its noise is a function of (key,
+j) only:
 
     g = -log(-log1p(-u)),  u = (h + 0.5) * 2**-32 in float32,  h = mix(mix(j ^ low(key)) ^ high(key))
 
-with `mix` the 32-bit integer hash "lowbias32", and u kept below one, to which the last 128 hashes would round: their
-noise would be -inf, and the only token that is allowed must be finite. `gumbel_argmax_torch` does the same in
+`mix` is the 32-bit integer hash "lowbias32". u is kept below one, because the last 128 hashes would round to one. Their
+noise would be -inf, but the noise of the only allowed token must be finite. `gumbel_argmax_torch` does the same in
 plain torch, for any device. The two agree up to the rounding of the logarithms.
 """
 
@@ -20,7 +20,7 @@ _MASK = 0xFFFFFFFF
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns per row the index (int64) of the first maximum, and whether there is a NaN or the maximum is not
+    """Returns, per row, the index (int64) of the first maximum, and whether there is a NaN or the maximum is not
     finite."""
     _check_logits(logits)
     num_rows, width = logits.shape
@@ -39,7 +39,8 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gumbel_argmax(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Returns the sampled index (int64) per row of logits (scaled by temperature; -inf: never) and its key."""
+    """Returns the sampled index (int64) per row of logits and its key. Logits are scaled by temperature; -inf is
+    never sampled."""
     _check_logits(logits)
     _check_keys(logits, keys)
     num_rows, width = logits.shape

@@ -1,4 +1,4 @@
-"""CPU memory that another process of the same user can map: a file in memory without a name, which goes with its last
+"""CPU memory that another process of the same user can map: an unnamed file in memory, which is freed with its last
 user."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-# If the file shrank, processes which have it mapped would be killed.
+# If the file shrank, processes that have mapped it would be killed.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class MemoryFile(NamedTuple):
-    """Where a tensor's memory is; the descriptor is one of this process's."""
+    """The place of a tensor's memory. `fd` is a descriptor of this process."""
 
     fd: int
     inode: int
@@ -24,8 +24,8 @@ class MemoryFile(NamedTuple):
 
 
 def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Is like torch.empty, but on a CPU `file_of` can tell where the memory is. Its pages cost nothing until they are
-    written, and are zeros until then."""
+    """Like torch.empty, but on a CPU `file_of` can find the memory. A page takes no memory until it is written, and
+    is zero until then."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -42,9 +42,10 @@ def empty(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> 
 
 
 def file_of(tensor: torch.Tensor) -> MemoryFile:
-    """It is valid as long as this process has the memory. Raises RuntimeError if no other process can map it."""
+    """Returns the file of the tensor's memory. It is valid while this process holds the memory. Raises RuntimeError
+    if no other process can map it."""
     storage = tensor.untyped_storage()
     if not storage.is_shared() or storage.nbytes() != tensor.nbytes:
-        raise RuntimeError("the KV cache is in this process's own memory, which no other one can map")
+        raise RuntimeError("the KV cache is in private memory, which no other process can map")
     fd, num_bytes = storage._share_fd_cpu_()
     return MemoryFile(fd, os.fstat(fd).st_ino, num_bytes)

@@ -19,7 +19,7 @@ class WeightKind(IntEnum):
 
     @property
     def takes_codes(self) -> bool:
-        """Whether rows come to it in eight bits."""
+        """Whether its rows are quantised to eight bits."""
         return self not in (WeightKind.AS_ROWS, WeightKind.FP8, WeightKind.MXFP4)
 
 
@@ -63,7 +63,7 @@ class ActivationCode(IntEnum):
 
     @property
     def is_gated(self) -> bool:
-        # And all that come after it.
+        # All later codes are gated, too.
         return self >= ActivationCode.SILU_GATED
 
 
@@ -283,7 +283,7 @@ class KvBlocks(Structure):
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Gives the library's functions their types."""
+    """Declares the types of the library's functions."""
     library.size_of_op.restype = c_int64
     library.size_of_step.restype = c_int64
     library.size_of_kv_blocks.restype = c_int64

@@ -17,13 +17,13 @@ from alignedserve.kernels.quantised import QuantisedWeight, side_by_side, to_sig
 if TYPE_CHECKING:
     from alignedserve.kernels.cpu.adapters import PackedAdapters
 
-# What stands for 0 in rows of eight bits.
+# The code of 0 in eight-bit rows.
 _ZERO = 128
 
 
 @dataclass(frozen=True)
 class Int8Columns:
-    """What a weight in eight bits has beside its codes, padded to whole tiles: see LinearOp."""
+    """Values of an eight-bit weight beside its codes, padded to whole tiles: see LinearOp."""
 
     scales: torch.Tensor
     starts: torch.Tensor
@@ -54,13 +54,13 @@ class PackedWeight:
     # The width of the output: half of the weight's columns if the layer is gated.
     out_features: int
     activation: ActivationCode
-    # Of rows, and of the tiles where those are as rows.
+    # The dtype of rows, and of the tiles if they are not quantised.
     dtype: torch.dtype
     int8: Int8Columns | None = None
     groups: GroupForm | None = None
-    # Whether this rank has some of the inputs, and results are added up across ranks.
+    # Whether this rank has some of the inputs, so that results are added up across ranks.
     is_partial: bool = False
-    # If this rank has some of the outputs, which are joined: those of all ranks that count.
+    # If this rank has some of the outputs: the number of outputs of all ranks together, else 0.
     num_joined: int = 0
     adapters: PackedAdapters | None = None
 
@@ -72,18 +72,18 @@ class PackedWeight:
 
     @property
     def tile_bytes(self) -> int:
-        """The bytes of a tile of 32 columns; a row of the unpacked weight is a column here."""
+        """Bytes of a tile of 32 columns. A row of the unpacked weight is a column here."""
         if self.groups:
             return self.groups.tile_bytes
         return _tile_bytes(self.in_features, torch.int8 if self.int8 else self.dtype)
 
     @property
     def num_columns(self) -> int:
-        """Of whole tiles."""
+        """Columns of whole tiles."""
         return self.tiles.numel() // self.tile_bytes * TILE_COLUMNS
 
     def outputs_from(self, first: int) -> PackedWeight:
-        """Returns the layer that yields its outputs from `first` on alone. It shares the memory."""
+        """Returns the layer with its outputs from `first` on. Shares the memory."""
         if self.adapters is not None:
             raise ValueError("a layer with adapters yields all of its outputs")
         if first % TILE_COLUMNS or self.activation.is_gated:
@@ -114,7 +114,7 @@ class _Placement:
 
 @dataclass(frozen=True)
 class _Shape:
-    """Where the outputs of a layer's parts go."""
+    """The places of the outputs of a layer's parts."""
 
     placements: list[_Placement]
     widths: list[int]
@@ -134,17 +134,17 @@ class _Shape:
         )
 
     def columns(self) -> list[torch.Tensor]:
-        """Of each part."""
+        """The columns of each part."""
         return [place.columns(width) for place, width in zip(self.placements, self.widths, strict=True)]
 
 
 def num_tiles(widths: Sequence[int], activation: ActivationCode) -> int:
-    """The tiles of a layer with parts of these widths."""
+    """The number of tiles of a layer with parts of these widths."""
     return _Shape.of([*widths], activation.is_gated).num_tiles
 
 
 def columns_of_parts(widths: Sequence[int], activation: ActivationCode) -> list[torch.Tensor]:
-    """Where the columns of each part are among those of the tiles."""
+    """The columns of each part among those of the tiles."""
     return _Shape.of([*widths], activation.is_gated).columns()
 
 
@@ -155,7 +155,7 @@ def pack(
     dtype: torch.dtype,
     arena: Arena,
 ) -> PackedWeight:
-    """`dtype` is that of rows and of the weight."""
+    """`dtype` is the dtype of rows and of the weight."""
     shape = _shape_of([part.shape for part in parts], biases, activation, dtype)
     in_features = parts[0].shape[1]
     tiles = arena.allocate(shape.num_tiles * _tile_bytes(in_features, dtype))
@@ -172,7 +172,7 @@ def pack_quantised(
     dtype: torch.dtype,
     arena: Arena,
 ) -> PackedWeight:
-    """`dtype` is that of rows, which get eight bits when they come if the weight is of integers."""
+    """`dtype` is the dtype of rows. They are quantised to eight bits at run time if the weight is integer."""
     shape = _shape_of([part.shape for part in parts], biases, activation, dtype)
     bias, in_features = _pack_biases(biases, shape, dtype), parts[0].shape[1]
     made = PackedWeight(parts[0].codes, bias, in_features, shape.out_features, activation, dtype)

@@ -1,2 +1,1 @@
-"""Triton kernels for NVIDIA GPUs, one file per kernel. To import this package imports nothing, in particular not
-Triton."""
+"""Triton kernels for NVIDIA GPUs, one file per kernel. Importing this package imports nothing, not even Triton."""

@@ -11,7 +11,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_rows(name: str, x: torch.Tensor) -> None:
-    """Checks for [rows, width] of floats; rows may be strided, columns may not."""
+    """Checks for [rows, width] of floats. Rows may be strided, columns may not."""
     if x.dtype not in FLOATS:
         raise ValueError(f"{name} must be float32, float16 or bfloat16, not {x.dtype}")
     if x.dim() != 2 or x.shape[1] == 0 or x.stride(1) != 1:
@@ -24,7 +24,7 @@ def check_row_width(name: str, x: torch.Tensor) -> None:
 
 
 def check_like(name: str, x: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor) -> None:
-    """Checks that x is contiguous, has that shape, and has the dtype and the device of `like`."""
+    """Checks that x is contiguous, and has this shape and the dtype and device of `like`."""
     check_tensor(name, x, shape, like.dtype, like.device)
 
 
@@ -45,7 +45,7 @@ def check_vector(name: str, x: torch.Tensor, length: int, device: torch.device) 
 
 
 def check_cache(name: str, cache: torch.Tensor) -> None:
-    """Checks for [block, layer, k|v, kv head, slot, row], of which only blocks and layers may be strided."""
+    """Checks for [block, layer, k|v, kv head, slot, row]. Only blocks and layers may be strided."""
     if cache.dtype not in FLOATS and not is_coded(cache):
         raise ValueError(
             f"{name} must be float32, float16, bfloat16, float8_e4m3fn or int8, not {cache.dtype}"
@@ -56,7 +56,7 @@ def check_cache(name: str, cache: torch.Tensor) -> None:
     head_stride = block_size * row
     if cache.stride()[2:] != (num_kv_heads * head_stride, head_stride, row, 1):
         raise ValueError(f"{name} must be contiguous within a layer of a block, not {describe(cache)}")
-    # In int8 rows, scales have to be aligned.
+    # Scales in int8 rows must be aligned.
     multiple = 4 if is_coded(cache) else 2
     if (head_dim := head_dim_of(cache)) % multiple:
         raise ValueError(f"{name} must have a head_dim that is a multiple of {multiple}, not {head_dim}")

@@ -1,16 +1,17 @@
 """Weights in 8 or 4 bits as the linear kernels read them: loaded as codes, widened and scaled in registers.
 
     format  a row of codes                                    a value
-    INT8    int8, each 128 less than in QuantisedWeight        (code - zero) * scale; zero is 0 where there are no zeros
+    INT8    int8, each 128 less than in QuantisedWeight        (code - zero) * scale; zero is 0 without zeros
     FP8     bytes of e4m3                                      code * scale
-    INT4    two in a byte, the first in its lower half         (code - zero) * scale; zero is 8 where there are no zeros
+    INT4    two in a byte, the first in its lower half         (code - zero) * scale; zero is 8 without zeros
     MXFP4   e2m1, in bytes as INT4                             code * scale
 
-codes [out, bytes]; scales, in bfloat16 or float32, and zeros, in the codes' dtype, [out, groups]; all contiguous. Of a
-mixture's experts (experts.py) the outputs of one follow those of another.
+codes [out, bytes]; scales, in bfloat16 or float32, and zeros, in the codes' dtype, [out, groups]; all contiguous. In a
+mixture (experts.py), the outputs of one expert follow those of another.
 
-`dequantise` makes the whole weight of it, for rows so many that a product's FLOPs outweigh the weight's bytes. Grid:
-(outputs / ROWS, inputs / CHUNK).
+`dequantise` writes the whole weight in floating point. It pays for many rows, when the FLOPs of a product outweigh the
+weight's bytes.
+Grid: (outputs / ROWS, inputs / CHUNK).
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from alignedserve.kernels.quantised import QuantisedWeight, to_signed
 from alignedserve.kernels.triton.checks import check_like
 
 PLAIN, INT8, FP8, INT4, MXFP4 = range(5)
-# From this one on there are two codes in a byte.
+# Formats from this one on have two codes in a byte.
 PACKED = INT4
 FORMATS = {quantised.INT8: INT8, quantised.FP8: FP8, quantised.INT4: INT4, quantised.MXFP4: MXFP4}
-# What a program of `dequantise` makes.
+# Outputs and inputs of one program of `dequantise`.
 ROWS, CHUNK = 8, 512
-# Kernels see a module's values only as these.
+# Kernels can read a module's values only in this form.
 _PLAIN, _FP8, _PACKED = tl.constexpr(PLAIN), tl.constexpr(FP8), tl.constexpr(PACKED)
 _INT4, _MXFP4 = tl.constexpr(INT4), tl.constexpr(MXFP4)
 
@@ -47,12 +48,12 @@ class CodedWeight:
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
-    # How many inputs have one scale.
+    # Inputs per scale.
     group: int
 
     @classmethod
     def of(cls, weight: QuantisedWeight, device: torch.device) -> CodedWeight:
-        """A copy."""
+        """Returns a copy on the device."""
         codes, zeros = weight.codes.to(device), weight.zeros
         if weight.kind == quantised.INT8:
             codes, zeros = to_signed(codes), None if zeros is None else to_signed(zeros)
@@ -82,16 +83,17 @@ class CodedWeight:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What a kernel is compiled for. ALIKE: of so many inputs, a power of two, all have one scale."""
+        """Compile-time constants of a kernel. ALIKE: a power of two; each aligned run of this many inputs has one
+        scale."""
         alike = 1 << 30 if self.group == self.num_in else self.group & -self.group
         return {"FORMAT": self.format, "GROUP": self.group, "ALIKE": alike}
 
     def rows(self, first: int, end: int) -> CodedWeight:
-        """The weight of some of the outputs. It shares the memory."""
+        """The weight of some of the outputs. Shares the memory."""
         return self._with(None if each is None else each[first:end] for each in self.tensors)
 
     def room_for(self, count: int) -> CodedWeight:
-        """Memory for the outputs of so many weights that are like this one."""
+        """Allocates memory for the outputs of `count` weights of this form."""
         return self._with(
             None if each is None else each.new_empty(count * len(each), each.shape[1])
             for each in self.tensors
@@ -136,8 +138,8 @@ def load_piece(
     ALIKE: tl.constexpr,
     SKIP: tl.constexpr = 0,
 ):
-    """Loads CHUNK inputs, from `start` on, of the rows that come SKIP rows later: values as they are stored, or those
-    of codes in float32."""
+    """Loads CHUNK inputs, from `start` on, of the rows SKIP rows further on: values as stored, or in float32 for
+    codes."""
     PER_BYTE: tl.constexpr = 2 if FORMAT >= _PACKED else 1
     WIDTH: tl.constexpr = (NUM_IN + PER_BYTE - 1) // PER_BYTE
     column = start // PER_BYTE + tl.arange(0, CHUNK // PER_BYTE)
@@ -163,7 +165,8 @@ def values_of(
     GROUP: tl.constexpr,
     ALIKE: tl.constexpr,
 ):
-    """The values, in float32, of the rows' codes for CHUNK inputs from `start` on. What is beyond the weight is 0."""
+    """Returns the values, in float32, of the rows' codes for CHUNK inputs from `start` on. Values beyond the weight
+    are 0."""
     PART: tl.constexpr = ALIKE if ALIKE < CHUNK else CHUNK
     NUM_GROUPS: tl.constexpr = (NUM_IN + GROUP - 1) // GROUP
     group = (start + tl.arange(0, CHUNK // PART) * PART) // GROUP
@@ -193,7 +196,7 @@ def _numbers(codes, FORMAT: tl.constexpr):
 
 @triton.jit
 def _e2m1(codes):
-    # The bits of e2m1 are those of a float16 whose exponent is 14 less, where subnormal numbers are such in both.
+    # The bits of e2m1 are those of a float16 with an exponent that is 14 less. Subnormal numbers are subnormal in both.
     bits = codes.to(tl.uint16)
     halves = ((bits & 8) << 12) | ((bits & 7) << 9)
     return halves.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0

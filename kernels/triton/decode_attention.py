@@ -1,20 +1,18 @@
-"""Attention of one new token per sequence over its paged KV: bound by how fast keys and values can be read.
+"""Attention of one new token per sequence over its paged KV. Its speed is limited by reading keys and values.
 
-Blocks are [kv_head, slot, row] (kv_rows.py) for K and the same for V, somewhere in a cache of [block, layer, k|v,
-...]: a head's slots are one piece of memory. All query heads of one KV head share a tile of keys, so that each key is
-read once.
+Blocks are [kv_head, slot, row] (kv_rows.py) for K and the same for V, somewhere in a cache of [block, layer, k|v, ...].
+The slots of a head are contiguous. All query heads of one KV head share a tile of keys, so that each key is read once.
 
-- `balanced` (grid: num_programs, fixed): each program takes an equal piece of all tiles (decode_plan.py), whatever
-  sequences they belong to. Where a head's tiles were cut between programs, each stores its part in float32, and the
-  program that finishes last adds the parts up, in the order of the keys. There is one launch, and nothing to be zeroed
-  between steps.
-- `plain` (grid: sequences, KV heads): one program reads all keys of its head. This is the usual form, and what the
-  balanced form is measured against.
+- `balanced` (grid: num_programs, fixed): each program takes an equal part of all tiles (decode_plan.py), across
+  sequences. If a head's tiles are divided between programs, each stores its part in float32, and the program that
+  finishes last adds the parts up, in the order of the keys. There is one launch, and nothing to clear between steps.
+- `plain` (grid: sequences, KV heads): one program reads all keys of its head. This is the usual form, and the baseline
+  for the balanced form.
 
-q, out [tokens, num_heads, head_dim]; sequence s's token is query_start[s]. Rows of sequences that compute more than
-one token, and of padding, are not written. float32, float16 or bfloat16, the cache's may be 8 bits; arithmetic in
-float32. What int8 rows hold is multiplied as it is: their scales multiply scores, and weights. `sinks` [num_heads] take
-part in the softmax, and are added when all parts of a head have been: once.
+q, out [tokens, num_heads, head_dim]; sequence s's token is query_start[s]. Rows of sequences that compute more than one
+token, and of padding, are not written. float32, float16 or bfloat16, the cache may be 8 bits; arithmetic in float32.
+The codes of int8 rows are multiplied unscaled: their scales multiply scores and weights. `sinks` [num_heads] take part
+in the softmax. They are added once, after all parts of a head.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ class Tuning:
 
 
 def decode_tuning(heads_per_kv: int, head_dim: int, element_bytes: int, is_coded: bool = False) -> Tuning:
-    """Returns what was fastest on an H200, and for wide heads, which were not measured, what fits beside itself.
-    `element_bytes`: of q; a cache in 8 bits was not measured so far."""
+    """Returns the fastest tuning on an H200. Wide heads were not measured; for them it returns one that fits.
+    `element_bytes`: bytes per value of q. An 8-bit cache was not measured so far."""
     if element_bytes > 2 and is_coded:
-        # What is restored to float32 is held in registers.
+        # Values widened to float32 are held in registers.
         tile = 8 if head_dim > 128 else 16
         return Tuning(tile=tile, num_warps=8, num_stages=2, programs_per_sm=2)
     if head_dim > 128:
@@ -64,11 +62,10 @@ class PagedStep:
 
     query_start: torch.Tensor
     context_len: torch.Tensor
-    # The table is flat; sequence s's blocks of this group of layers begin at
-    # (s * num_groups + group) * table_stride[0].
+    # Flat. Sequence s's blocks of this layer group begin at (s * num_groups + group) * table_stride[0].
     block_table: torch.Tensor
     table_stride: torch.Tensor
-    # The number of sequences, with padding.
+    # Sequences, padding included.
     num_seqs: int
     # 1 for each sequence that fills its blocks from the last slot down; None if none does.
     is_reversed: torch.Tensor | None = None
@@ -95,7 +92,7 @@ class DecodeScratch:
         self.parts = torch.empty(2 * self.num_programs, rows, width, dtype=torch.float32, device=device)
         # The maximum and the sum per part and row.
         self.weights = torch.empty(2 * self.num_programs, 2, rows, dtype=torch.float32, device=device)
-        # The number of stored parts of each head; it returns to zero when all are there.
+        # Stored parts of each head. It returns to zero when all are stored.
         self.num_done = torch.zeros(max_seqs * num_kv_heads, dtype=torch.int32, device=device)
         self.max_plan = plan_size(max_seqs, self.num_programs)
 
@@ -126,8 +123,8 @@ def balanced_attention(
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`cache` is one layer's [block, 2, kv_head, slot, row], a view of all layers. `plan` is that of this step
-    and window."""
+    """`cache`: one layer's [block, 2, kv_head, slot, row], a view of all layers. `plan`: made for this step and
+    window."""
     num_heads, num_kv_heads, head_dim, block_size = _check(q, cache, out, sinks)
     tuning = scratch.tuning
     _balanced_kernel[(scratch.num_programs,)](
@@ -210,7 +207,7 @@ def plain_attention(
 
 
 def _rows(num_heads: int, num_kv_heads: int) -> int:
-    # A matrix instruction takes at least so many rows.
+    # A matrix instruction takes at least this many rows.
     heads_per_kv: int = triton.next_power_of_2(num_heads // num_kv_heads)
     return max(16, heads_per_kv)
 
@@ -283,10 +280,10 @@ def _attend_to_tile(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Adds one tile to weighted values that are not yet divided, and to their maximum and sum.
+    """Adds one tile to the undivided weighted values, their maximum and their sum.
 
-    `block` holds the blocks of the tile's keys, which are looked up one tile earlier: otherwise the loads of keys,
-    which are issued ahead, would wait for it.
+    `block` has the blocks of the tile's keys. They are looked up one tile earlier: otherwise the prefetching loads of
+    keys would wait for them.
     """
     dim = tl.arange(0, WIDTH)
     position = tile * TILE + tl.arange(0, TILE)
@@ -306,7 +303,7 @@ def _attend_to_tile(
         row += kv_head * BLOCK_SIZE * ROW
         score = score * load_scales(scales, row, HEAD_DIM, is_key)[None, :]
     score = tl.where(is_key[None, :], score, float("-inf"))
-    # A tile has at least one key, so this is a number.
+    # A tile has at least one key, so this is finite.
     higher = tl.maximum(highest, tl.max(score, 1))
     weight = tl.exp2(score - higher[:, None])
     shrink = tl.exp2(highest - higher)
@@ -322,7 +319,7 @@ def _store_out(
     out, acc, total, highest, sinks, token, kv_head, NUM_HEADS: tl.constexpr, HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """`sinks` have a weight in the sum, and no value."""
+    """`sinks` have a weight in the sum, but no value."""
     row = tl.arange(0, ROWS)
     if sinks is not None:
         sink = tl.load(sinks + kv_head * HEADS + row, mask=row < HEADS, other=0.0).to(tl.float32)
@@ -390,7 +387,7 @@ def _balanced_kernel(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    # There is one loop over the tiles of all heads, so that keys of the next head are loaded while this one ends.
+    # One loop over the tiles of all heads, so that keys of the next head are loaded while this one ends.
     for unit in range(first_unit, end_unit):
         highest, total, acc = _attend_to_tile(
             _load_q(q, token, kv_head, Q_STRIDE, HEADS, HEAD_DIM, ROWS, WIDTH),
@@ -438,14 +435,14 @@ def _balanced_kernel(
         skipped = _skipped(length, WINDOW, TILE)
         block = _look_up(table + seq * row_stride, skipped + tile, length, BLOCK_SIZE, TILE)
     if is_used:
-        # What this program has stored must be visible before it says so.
+        # Stored parts of this program must be visible before it counts itself as done.
         tl.debug_barrier()
         if (first_start < first_unit) | (first_start + first_tiles > end_unit):
             _add_up(
                 out, sinks, parts, weights, num_done, first_seq, first_head, first_tiles, first_token, first_start,
                 per_program, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, ROWS, WIDTH, HEADS_UP,
             )  # fmt: skip
-        # The values of the last head are not taken from the loop, which has computed addresses ahead, past the end.
+        # The last head's values are read again: the loop has computed addresses ahead, past the end.
         record = plan + 4 + 8 * tl.load(plan + 4 + 8 * num_seqs + tl.num_programs(0) + program)
         last_seq, seq_start, last_tiles, length, last_token = _load_record(record, is_used)
         into = end_unit - 1 - seq_start * NUM_KV_HEADS
@@ -463,7 +460,7 @@ def _add_up(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, HEADS_UP: tl.constexpr,
 ):  # fmt: skip
-    """Counts one more part of this head as stored; the program that stores the last one adds them up."""
+    """Counts one more part of this head as stored. The program that stores the last one adds them up."""
     HEADS: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     first_program = head_start // per_program
     last_program = (head_start + num_tiles - 1) // per_program
@@ -494,8 +491,8 @@ def _load_record(record, is_there):
 def _leave_part(
     parts, weights, slot, acc, highest, total, HEADS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Stores a part. A program has at most two: of the head within which it began (slot 0), and of the one that it did
-    not end."""
+    """Stores a part. A program has at most two. Slot 0 is for the head that it began in the middle of,
+    slot 1 for the head that it did not finish."""
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, WIDTH)
     is_head = row < HEADS
@@ -522,7 +519,7 @@ def _add_parts(
         slot = 2 * program + (program * per_program < head_start)
         mask = (program <= last_program)[:, None] & is_head[None, :]
         at = weights + slot[:, None] * 2 * ROWS + row[None, :]
-        # This bypasses the multiprocessor's own cache, since other programs wrote the parts.
+        # Bypasses the multiprocessor's own cache, because other programs wrote the parts.
         part_highest = tl.load(at, mask=mask, other=float("-inf"), cache_modifier=".cg")
         part_total = tl.load(at + ROWS, mask=mask, other=0.0, cache_modifier=".cg")
         at = parts + slot[:, None, None] * ROWS * WIDTH + row[None, :, None] * WIDTH + dim[None, None, :]
@@ -628,7 +625,7 @@ def decode_attention_torch(
             continue
         row = seq * step.num_groups + step.group
         blocks = step.block_table.flatten()[row * stride :][: -(-length // block_size)].long()
-        # The shape is [2, kv_head, tokens, head_dim].
+        # [2, kv_head, tokens, head_dim]
         held = from_rows(as_movable(cache)[blocks].view(cache.dtype))
         if step.is_reversed is not None and step.is_reversed[seq]:
             held = held.flip(3)

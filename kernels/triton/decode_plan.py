@@ -1,15 +1,14 @@
-"""Which program of the decode attention reads which keys: made once a step, used by every layer.
+"""Which program of the decode attention reads which keys. Made once per step, and used by every layer.
 
-A sequence's keys are cut into tiles; a unit of work is one tile of one KV head of one sequence. In the order
-(sequence, head, tile) the units are one long line, and every program gets an equal piece of it, so that the whole
-device reads as fast as it can whatever the lengths are. Sequences that compute more than one token, and padding
-(context_len 0), have no tiles.
+A sequence's keys are cut into tiles. A unit of work is one tile of one KV head of one sequence. The units form one long
+line in the order (sequence, head, tile), and every program gets an equal part of it. The whole device therefore reads
+at full speed, for any lengths. Sequences that compute more than one token, and padding (context_len 0), have no tiles.
 
 plan, int32: [units per program, units in all, -, -,
               sequences with tiles, 8 numbers of each: sequence, tiles before it, tiles, length, token, -: num_seqs,
-              which of those each program begins with, and which it ends with: num_programs, num_programs]
+              the first and the last of these sequences for each program: num_programs, num_programs]
 
-Grid: (num_programs / 32,); every program sums up the sequences again, which is quicker than waiting.
+Grid: (num_programs / 32,). Every program sums up the sequences again, which is faster than waiting.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import triton.language as tl
 HEADER = 4
 RECORD = 8
 PROGRAMS_PER_BLOCK = 32
-# With fewer keys a program would mostly start up and add up parts.
+# With fewer keys a program would spend most of its time on starting and on adding parts.
 MIN_KEYS_PER_PROGRAM = 128
 
 
@@ -39,7 +38,7 @@ def make_plan(
     tile: int,
     window: int | None,
 ) -> None:
-    """Fills `plan`. `num_seqs` counts padding too; the plan has room for it."""
+    """Fills `plan`, which must have space for it. `num_seqs` includes padding."""
     if plan.numel() < plan_size(num_seqs, num_programs):
         raise ValueError(f"plan holds {plan.numel()} numbers, needs {plan_size(num_seqs, num_programs)}")
     _plan_kernel[(triton.cdiv(num_programs, PROGRAMS_PER_BLOCK),)](

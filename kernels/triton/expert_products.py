@@ -1,35 +1,36 @@
-"""The two products of a mixture of experts, each of all experts in one launch.
+"""The two products of a mixture of experts. Each computes all experts in one launch.
 
-    gate_up   hidden[place] = silu(x[row] @ gate.T) * (x[row] @ up.T), of the expert that stands at `place`
+    gate_up   hidden[place] = silu(x[row] @ gate.T) * (x[row] @ up.T), by the expert at `place`
     down      each[choice] = hidden[place] @ down.T, in float32
 
 Shapes and dtypes: experts.py. Weights in codes become values of x's dtype in registers (coded_weight.py), once for each
 tile of rows.
 
-Tiles. Each expert's choices are cut into tiles of ROWS, which belong to one expert each. How many there are is known
-on the device alone; on the host there are at most
+Tiles. Each expert's choices are cut into tiles of ROWS. A tile belongs to one expert. Only the device knows their
+number; the host knows the bound
 
     max_tiles = most_hit + (choices - most_hit) // ROWS,  most_hit = min(choices, experts)
 
-since an expert that is hit has a first tile, and another for each ROWS choices beyond its first choice. So many are
-launched; those beyond the last return at once. A program finds its tile's expert by adding up `counts`, 4 bytes for
-each expert, so no other kernel has to make a table of that. Grids depend on the number of rows alone, and nothing
-waits for the device: a CUDA graph may hold all of it.
+An expert that is hit has a first tile, and another one for each ROWS choices after its first choice. max_tiles programs
+are launched, and those without a tile return at once. A program finds its tile's expert by adding up `counts`, 4 bytes
+per expert, so no other kernel has to make a table. Grids depend only on the number of rows, and nothing waits for the
+device, so a CUDA graph can capture all of it.
 
 Grids: gate_up (max_tiles, inner / OUTPUTS), down (max_tiles, hidden / OUTPUTS).
-Tiles come first, so that two tiles of one expert read its weights at about the same time, once from memory.
+Tiles are the first dimension, so that two tiles of one expert read its weights at about the same time, and memory is
+read once.
 
-Arithmetic, of Qwen3-30B-A3B (128 experts, 8 per row, hidden 2048, inner 768, bfloat16) on 132 SMs:
+Arithmetic for Qwen3-30B-A3B (128 experts, 8 per row, hidden 2048, inner 768, bfloat16) on 132 SMs:
 
     an expert   3 * 2048 * 768 * 2 bytes = 9.4 MB; a layer's 8 are 75 MB, 18 us at 4.2 TB/s
     batch 1     8 tiles; with OUTPUTS = 32, gate_up has 8 * 24 = 192 programs and down 8 * 64 = 512. A step of the
-                loop reads (2 * 32 + 16) * 128 * 2 = 20 KB; while one is computed, three are on their way or there: 60
-                KB, so three programs fit an SM, and all 192 run at once. 4.2 TB/s at 0.7 us need 22 KB on their way to
+                loop reads (2 * 32 + 16) * 128 * 2 = 20 KB; while one is computed, three are in flight or loaded: 60
+                KB, so three programs fit an SM, and all 192 run at once. 4.2 TB/s at 0.7 us need 22 KB in flight to
                 each SM; one program has 48 KB of weights. down holds 36 KB: six fit, and all 512 run at once
-    batch 32    256 choices hit 128 * (1 - (15/16)^32) = 112 experts: 1.05 GB, 250 us; of the 136 tiles that are
-                launched about 24 are empty
+    batch 32    256 choices hit 128 * (1 - (15/16)^32) = 112 experts: 1.05 GB, 250 us; of the 136 launched tiles,
+                about 24 are empty
     batch 256   2048 choices, 16 per expert: all weights, 1.2 GB, 288 us; sums are 19 GFLOP, 30 us at 650 TFLOP/s
-    one row     takes part in a matrix instruction whose other 15 rows are zeros: it is free while weights take longer
+    one row     takes part in a matrix instruction with 15 rows of zeros: free while weights take longer
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from alignedserve.kernels.triton.launch import dependent_launch, start_dependent
 
 # A layer of all experts: [expert, out, in], or in codes, [experts * out, in].
 ExpertWeights = torch.Tensor | CodedWeight
-# Of gate_up and of down.
+# The biases of gate_up and of down.
 Biases = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class ExpertTuning:
-    """The rows, outputs and inner numbers of a tile, warps, and steps of the loop that are loaded at a time."""
+    """The rows, outputs and inner values of a tile, warps, and loop steps that are loaded at a time."""
 
     rows: int
     outputs: int
@@ -64,10 +65,10 @@ class ExpertTuning:
 def expert_tuning(
     num_choices: int, num_experts: int, value_bytes: int, is_coded: bool = False
 ) -> ExpertTuning:
-    """Few choices per expert: bound by reading weights. Many: by matrix instructions. Not measured so far.
+    """With few choices per expert, reading weights is the limit; with many, matrix instructions. Not measured so far.
 
-    Codes of as many weights are fewer bytes, so more steps are loaded at a time. What they stand for is in float32 in
-    registers, of which there are enough for half as much where it stays so.
+    Codes of equally many weights are fewer bytes, so more steps are loaded at a time. In float32, only half as many of
+    their values fit the registers.
     """
     inner, num_stages = 256 // value_bytes, 6 if is_coded else 4
     if is_coded and value_bytes == 4:
@@ -93,7 +94,7 @@ def expert_products(
     biases: Biases | None = None,
     swiglu: tuple[float, float] | None = None,
 ) -> torch.Tensor:
-    """Returns float32 [choices, hidden], without the choices' weights."""
+    """Returns float32 [choices, hidden], not yet multiplied by the choices' weights."""
     num_experts, num_choices = len(routing.counts), len(routing.order)
     hidden, inner = x.shape[1], down.shape[-1]
     values = x.new_empty(num_choices, inner)
@@ -142,8 +143,8 @@ def expert_products(
 
 @triton.jit
 def _places_of(counts, tile, NUM_EXPERTS: tl.constexpr, EXPERTS_UP: tl.constexpr, ROWS: tl.constexpr):
-    """Returns a tile's expert, its first place, and where the expert's places end: before the first, if there is no
-    such tile."""
+    """Returns a tile's expert, its first place, and the end of the expert's places. The end is not after the first
+    place if the tile does not exist."""
     expert = tl.arange(0, EXPERTS_UP)
     count = tl.load(counts + expert, expert < NUM_EXPERTS, other=0)
     num_tiles = (count + ROWS - 1) // ROWS
@@ -212,7 +213,7 @@ def _gate_up_kernel(
         gate += tl.load(bias_at, is_output, other=0.0).to(tl.float32)[:, None]
         up += tl.load(bias_at + NUM_OUT, is_output, other=0.0).to(tl.float32)[:, None]
     if IS_CLAMPED:
-        # A minimum would be a number where the other side is NaN.
+        # A minimum would return a number if the other side is NaN.
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up)) + 1.0
     value = (gate / (1.0 + tl.exp(-ALPHA * gate)) * up).T

@@ -1,16 +1,16 @@
-"""Which experts rows go through, and all choices in the order of their experts.
+"""Chooses the experts of rows, and orders all choices by expert.
 
     route   logits [rows, experts] -> chosen [rows, top_k] int32 and weights [rows, top_k] float32
     order   chosen -> counts [experts] int32 and order [rows * top_k] int32
 
-The largest logit is chosen first; of equal ones that of the lowest number, and NaN counts as the largest. Weights are
-the softmax over all experts in float32, scaled to sum to one if asked for. Choice row * top_k + k is that of the row's
-k-th expert; `order` lists choices by expert, and an expert's in ascending order, so that it is the same every time.
-Nothing is read on the host, and no size depends on what was chosen.
+The largest logit is chosen first; among equals the lowest number. NaN counts as the largest. Weights are the softmax
+over all experts in float32, scaled to sum to one if requested. Choice row * top_k + k is the row's k-th expert. `order`
+lists choices by expert, and for one expert in ascending order, so the order is always the same. Nothing is read on the
+host, and no size depends on the choices.
 
-Grids: route (rows,): a program has all experts of its row, and if that is the only row it orders them too: at batch 1
-the start of a kernel counts. order (experts,): a program looks through all choices twice,
-first for those of lower experts, which come before its own, and then for its own.
+Grids: route (rows,). A program has all experts of its row. With a single row it also orders them, because at batch 1
+the launch of a kernel matters. order (experts,). A program reads all choices twice: first to count those of lower
+experts, which come before its own, and then to place its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from alignedserve.kernels.triton.launch import dependent_launch, start_dependent
 
 # The most experts: a program of `route` holds a row of logits in registers.
 MAX_EXPERTS = 1024
-# The choices that a program of `order` looks at at a time.
+# Choices that a program of `order` reads at a time.
 BLOCK = 1024
 
 
@@ -34,7 +34,7 @@ class Routing(NamedTuple):
     # Per row and choice: the expert, and its weight.
     chosen: torch.Tensor
     weights: torch.Tensor
-    # Choices by expert, and how many each expert has.
+    # Choices by expert, and the number of choices of each expert.
     order: torch.Tensor
     counts: torch.Tensor
 
@@ -91,7 +91,7 @@ def _route_kernel(
     expert = tl.arange(0, EXPERTS_UP)
     exists = expert < NUM_EXPERTS
     logit = tl.load(logits + row * logits_stride + expert, exists, other=float("-inf")).to(tl.float32)
-    # Whatever the logits hold, NaN included, experts are distinct and exist.
+    # For any logits, NaN included, the chosen experts are distinct and exist.
     wide = tl.where(logit != logit, float("inf"), logit)
     rank = tl.where(exists, TOP_K, TOP_K + 1)
     for k in tl.static_range(TOP_K):

@@ -1,22 +1,22 @@
-"""A mixture of experts: what rows' experts make of them.
+"""A mixture of experts, from rows and router logits to mixed rows.
 
-    route     which experts a row goes through, and all choices in the order of experts: expert_route.py
-    gate_up   hidden[place] = silu(x[row] @ gate.T) * (x[row] @ up.T), of the expert that stands at `place`
+    route     the experts of each row, and all choices in the order of experts: expert_route.py
+    gate_up   hidden[place] = silu(x[row] @ gate.T) * (x[row] @ up.T), by the expert at `place`
     down      each[choice] = hidden[place] @ down.T, in float32: both in expert_products.py
     combine   out[row] = residual[row] + sum of weight * each, over the row's choices, the first choice first
 
-Sums may have biases, and the clamped SwiGLU may be in place of silu(gate) * up (gpt-oss).
+Sums may have biases, and the clamped SwiGLU may replace silu(gate) * up (gpt-oss).
 
-x, residual, out [rows, hidden]; gate_up [experts, 2 * inner, hidden], gate's outputs and then up's;
-down [experts, hidden, inner]; biases [experts, 2 * inner] and [experts, hidden]; all contiguous, of one dtype:
-float32, float16 or bfloat16. Sums in float32; the inner values are rounded once, and so is the result. gate_up and down
-may be in codes (coded_weight.py): [experts * 2 * inner, hidden] and [experts * hidden, inner].
+x, residual, out [rows, hidden]; gate_up [experts, 2 * inner, hidden], the outputs of gate and then of up; down
+[experts, hidden, inner]; biases [experts, 2 * inner] and [experts, hidden]; all contiguous, of one dtype: float32,
+float16 or bfloat16. Sums are in float32. The inner values are rounded once, and so is the result. gate_up and down may
+be in codes (coded_weight.py): [experts * 2 * inner, hidden] and [experts * hidden, inner].
 
 Grid of combine: (rows, pieces of BLOCK).
 
-A result does not depend on the other rows: for one tuning, every output is summed over pieces of INNER, in ascending
-order, in its own column of the instruction; and `combine` adds in the order of choices, without atomics. A tuning is
-chosen by the number of rows, so over the numbers of rows of one tuning results are the same to the last bit.
+A result does not depend on the other rows. For one tuning, every output is summed over pieces of INNER, in ascending
+order, in its own column of the instruction; `combine` adds in the order of choices, without atomics. The number of rows
+determines the tuning, so results are equal to the last bit over all numbers of rows with the same tuning.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def mix_experts(
     biases: Biases | None = None,
     swiglu: tuple[float, float] | None = None,
 ) -> torch.Tensor:
-    """Returns `out`, which is allocated if not given, and may be the residual. `swiglu`: alpha and limit of the clamped
-    one."""
+    """Returns `out`, which is allocated if not given, and may be the residual. `swiglu`: alpha and limit of the
+    clamped SwiGLU."""
     check_rows("x", x)
     rows, hidden = x.shape
     inner = down.shape[-1]
@@ -151,7 +151,7 @@ def mix_experts_torch(
     biases: Biases | None = None,
     swiglu: tuple[float, float] | None = None,
 ) -> torch.Tensor:
-    """The reference, in float64 but for the rounding of the inner values."""
+    """The reference, in float64 except for the rounding of the inner values."""
     routing = route_rows_torch(logits, top_k, normalises)
     result = residual.double()
     for k in range(top_k):

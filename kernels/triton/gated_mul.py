@@ -1,7 +1,7 @@
-"""silu(gate) * up, or gelu(gate) * up, of rows that hold the gate's columns and then up's. Gelu is its tanh form.
+"""silu(gate) * up, or gelu(gate) * up, of rows with the gate's columns and then those of up. Gelu is its tanh form.
 
 Grid: (tokens, pieces of BLOCK columns).
-Shapes: x [tokens, 2 * inner], rows may lie apart; result [tokens, inner].
+Shapes: x [tokens, 2 * inner], rows may be strided; result [tokens, inner].
 dtypes: float32, float16, bfloat16; arithmetic in float32, rounded once.
 """
 

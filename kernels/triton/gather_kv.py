@@ -1,13 +1,16 @@
-"""The contexts of several sequences, copied from the paged cache to contiguous memory, for varlen prefill attention.
+"""Copies the contexts of several sequences from the paged cache to contiguous memory, for varlen prefill attention.
 
-Grid: (programs, kv heads); each program takes every num_programs-th tile of TILE tokens.
-Shapes: cache [block, layer, k|v, kv_head, slot, row] (kv_rows.py); block_table int32, flat, sequence s's blocks of this
-group of layers at (s * num_groups + group) * table_stride[0], -1 for a block that is gone, whose tokens are zeros;
-first_row [1]: the first of these sequences; is_reversed int32: 1 for each sequence that fills its blocks from the last
-slot down, or None; context_start [seqs + 1] int32, the bounds of the contexts; k, v [total context, kv_heads,
-head_dim].
-dtypes: k and v have the cache's, and bytes are copied as they are; or any float, if the cache is in 8 bits.
+Grid: (programs, kv heads). Each program takes every num_programs-th tile of TILE tokens.
 
+    cache           [block, layer, k|v, kv_head, slot, row] (kv_rows.py)
+    block_table     int32, flat; sequence s's blocks of this layer group are at (s * num_groups + group) *
+                    table_stride[0]; -1 for a freed block, which gives zeros
+    first_row       [1]: the first of these sequences
+    is_reversed     int32: 1 for each sequence that fills its blocks from the last slot down; or None
+    context_start   [seqs + 1] int32, the bounds of the contexts
+    k, v            [total context, kv_heads, head_dim]
+
+dtypes: k and v have the cache's, and bytes are copied unchanged. If the cache is in 8 bits, they may be any float.
 All numbers are read on the GPU. The host knows only a bound of all contexts together: the rows of k and v.
 """
 
@@ -24,8 +27,7 @@ from alignedserve.kernels.triton.checks import FLOATS, check_cache, check_layer,
 from alignedserve.kernels.triton.kv_rows import codes_of, load_scales, numbers, scales_of
 
 TILE = 32
-# The number of programs, to be multiplied by KV heads: enough to fill a GPU, few enough to start at once for small
-# work.
+# Programs per KV head: enough to fill a GPU, few enough to start at once for small work.
 MAX_PROGRAMS = 256
 
 
@@ -63,7 +65,7 @@ def gather_kv_kernel(
     for start in range(tl.program_id(0) * TILE, total, tl.num_programs(0) * TILE):
         token = start + tl.arange(0, TILE)
         exists = token < total
-        # A token belongs to the last sequence that begins no later.
+        # A token belongs to the last sequence that begins at or before it.
         row = tl.zeros([TILE], tl.int32)
         for bit in tl.static_range(SEQ_BITS):
             later = row + (1 << (SEQ_BITS - 1 - bit))
@@ -71,7 +73,7 @@ def gather_kv_kernel(
             row = tl.where(begin <= token, later, row)
         position = token - tl.load(context_start + row, exists, other=0)
         block = tl.load(table + row * row_stride + position // BLOCK_SIZE, exists, other=-1)
-        # A block before the window may be gone.
+        # A block before the window may have been freed.
         is_held = block >= 0
         source = block.to(tl.int64) * block_stride + tl.cast(layer, tl.int64) * layer_stride
         slot = position % BLOCK_SIZE

@@ -1,4 +1,4 @@
-"""One row through a linear layer: as fast as its weights can be read, with everything around it in the same pass.
+"""One row through a linear layer, as fast as its weights can be read, with the operations around it in the same pass.
 
     out = activation(norm(x) @ weight.T + bias) + residual
 
@@ -6,8 +6,8 @@ norm: RMS norm with weight `norm`, if given. Gated activation: the weight's uppe
 out = silu(gate) * up, or gelu(gate) * up. x [in], weight [out, in] (contiguous, or in codes: coded_weight.py), out
 [out]. Sums in float32.
 
-Grid: (outputs / ROWS,). The first piece of a program's weights is on its way before the kernel before this one has
-ended: weights depend on no kernel.
+Grid: (outputs / ROWS,). A program starts to load its first piece of weights before the previous kernel has ended:
+weights depend on no kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class GemvTuning:
-    """The outputs of a program, how much of their weights it reads at a time, and the number of its warps."""
+    """The outputs of a program, the inputs that it reads at a time, and its warps."""
 
     rows: int
     chunk: int
@@ -43,7 +43,7 @@ class GemvTuning:
 
 
 def gemv_tuning(num_in: int, num_out: int, is_gated: bool) -> GemvTuning:
-    """Returns what was fastest on an H200."""
+    """Returns the fastest tuning on an H200."""
     if is_gated:
         return GemvTuning(rows=2, chunk=4096, num_warps=8, num_stages=1)
     if num_in > 8192 or num_out > 32768:
@@ -54,7 +54,7 @@ def gemv_tuning(num_in: int, num_out: int, is_gated: bool) -> GemvTuning:
 
 
 def coded_gemv_tuning(weight: CodedWeight, is_gated: bool) -> GemvTuning:
-    """Not measured so far: a thread reads 16 bytes of a piece, and of a gated layer's other half as many."""
+    """Not measured so far. A thread reads 16 bytes of a piece, and equally many of a gated layer's other half."""
     rows = 2 if is_gated else 4
     num_codes = 8192 if weight.format >= PACKED else 4096
     return GemvTuning(rows, num_codes // rows, num_warps=8, num_stages=3)
@@ -185,7 +185,7 @@ def _gemv_kernel(
 
 @triton.jit
 def gelu_tanh(x):
-    # This uses tanh(z) = 2 sigmoid(2z) - 1.
+    # tanh(z) = 2 sigmoid(2z) - 1
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 

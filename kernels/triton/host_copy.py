@@ -1,9 +1,10 @@
-"""A step's small messages to and from the host, by kernels that read and write pinned memory themselves.
+"""A step's small messages to and from the host, by kernels that read and write pinned memory.
 
-The device's copy engines could do it too, but one copy after the other: behind megabytes of KV that are being copied,
-a step would wait milliseconds for its few kilobytes.
+The device's copy engines could copy them, too, but they run one copy after the other. Behind megabytes of KV, a step
+would wait milliseconds for its few kilobytes.
 
-`receive`: source (pinned) to target, both int32; source[0] says how many numbers. Grid: (NUM_PROGRAMS,).
+`receive`: source (pinned) to target, both int32; source[0] is the number of values.
+Grid: (NUM_PROGRAMS,).
 `send_tokens`: tokens [rows] int64 and is_broken [rows] bool to out (pinned) int32, -1 where broken.
 Grid: (rows / 256,).
 """
@@ -19,7 +20,7 @@ BLOCK = 1024
 
 
 def receive(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies after all kernels that were launched before it, so that none of their inputs change while they run."""
+    """Copies after all kernels launched before it, so that none of their inputs change while they run."""
     if source.dtype != torch.int32 or target.dtype != torch.int32 or len(source) > len(target):
         raise ValueError(f"source must be int32 and fit target, not {len(source)} of {source.dtype}")
     _receive_kernel[(NUM_PROGRAMS,)](source, target, BLOCK=BLOCK, num_warps=4)

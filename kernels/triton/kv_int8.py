@@ -1,11 +1,11 @@
-"""KV blocks to the pool's int8 format and back, between the paged cache and a buffer of blocks as the pool has them.
+"""KV blocks to and from the pool's int8 format, between the paged cache and a buffer of blocks in the pool's form.
 
-Grid: (blocks, groups, column tiles); a group is a head of a layer's k or v, and a program has all slots of one block's
+Grid: (blocks, groups, column tiles). A group is a head of a layer's k or v. A program has all slots of one block's
 group, for COLUMNS of its head_dim.
-Shapes: cache [block, layer, k|v, kv_head, slot, head_dim]; blocks int64 [n], the cache's blocks; stored uint8
-[n, block_bytes], see `kernels/kv_int8.py`, which is the reference.
-dtypes: float32, float16, bfloat16. Where the compiler fuses a multiplication and an addition, what comes back differs
-from the reference in float32's last bit; codes differ where a value lies as far from one code as from the next.
+Shapes: cache [block, layer, k|v, kv_head, slot, head_dim]; blocks int64 [n], the cache's blocks; stored uint8 [n,
+block_bytes], see `kernels/kv_int8.py`, which is the reference.
+dtypes: float32, float16, bfloat16. If the compiler fuses a multiplication and an addition, restored values differ from
+the reference in float32's last bit. Codes differ if a value is equally far from two of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 from alignedserve.kernels.kv_int8 import bounds_bytes, stored_bytes
 from alignedserve.kernels.triton.checks import check_cache, check_tensor
 
-# The values of a program; with 16 slots, all of a head's columns.
+# Values of a program. With 16 slots, they are all of a head's columns.
 TILE = 4096
 
 
@@ -46,7 +46,7 @@ def quantise_kernel(
     places = (group * NUM_SLOTS + slot)[:, None] * HEAD_DIM + column[None, :]
     source = cache + tl.load(blocks + number) * block_stride
     x = tl.load(source + places, is_filled, other=0.0).to(tl.float32)
-    # Adding zero makes a zero of a negative one, whose bytes would differ from a zero's.
+    # Adding zero turns a negative zero into zero, because their bytes differ.
     low = tl.min(tl.where(is_filled, x, float("inf")), 0) + 0.0
     high = tl.max(tl.where(is_filled, x, float("-inf")), 0) + 0.0
     is_bad = (tl.max((x - x != 0.0).to(tl.int32), 0) > 0) | (high - low == float("inf"))
@@ -104,8 +104,8 @@ def quantise(
     tail: int = -1,
     num_tail_slots: int = 1,
 ) -> None:
-    """Stores these blocks of the cache. Of the one that is number `tail` of them, only the first `num_tail_slots` slots
-    are filled; -1: all are full."""
+    """Stores these blocks of the cache. If `tail` is not -1, only the first `num_tail_slots` slots of blocks[tail]
+    are filled."""
     _check(cache, blocks, stored)
     if not 1 <= num_tail_slots <= cache.shape[4]:
         raise ValueError(f"num_tail_slots must be from 1 to {cache.shape[4]}, not {num_tail_slots}")

@@ -1,8 +1,7 @@
-"""Rows of the cache in 8 bits, as kernels read and write them: the formats of `kernels/kv_rows.py`.
+"""8-bit rows of the cache, as kernels read and write them: the formats of `kernels/kv_rows.py`.
 
-A kernel is given the cache as codes: uint8 where it is e4m3, int8 where rows have a scale, else the values themselves;
-and as `scales`, the same memory in float32, where rows have one. A row's scale lies HEAD_DIM bytes after the row's
-beginning.
+A kernel gets the cache as codes: uint8 for e4m3, int8 for rows with a scale, else the values themselves. For rows with
+a scale it also gets `scales`, the same memory as float32. A row's scale is HEAD_DIM bytes after the start of the row.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def scales_of(cache: torch.Tensor) -> torch.Tensor | None:
 
 @triton.jit
 def numbers(codes, dtype: tl.constexpr):
-    """Codes as numbers, which have yet to be multiplied by their row's scale; values as they are."""
+    """Returns codes as numbers, not yet multiplied by their row's scale; values stay as they are."""
     if codes.dtype == tl.uint8:
         return codes.to(tl.float8e4nv, bitcast=True).to(dtype)
     else:
@@ -33,7 +32,7 @@ def numbers(codes, dtype: tl.constexpr):
 
 @triton.jit
 def load_scales(scales, row, HEAD_DIM: tl.constexpr, mask):
-    """`row`: where rows begin, in bytes. The scale of a row that is masked is 0."""
+    """`row`: the start of rows, in bytes. The scale of a masked row is 0."""
     return tl.load(scales + (row + HEAD_DIM) // 4, mask, other=0.0)
 
 
@@ -41,7 +40,7 @@ def load_scales(scales, row, HEAD_DIM: tl.constexpr, mask):
 def quantise_heads(low, high):
     """Returns the codes of both halves of some heads, [heads, half] float32, and the heads' scales."""
     largest = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
-    # Of NaN and of infinities x - x is not 0.
+    # x - x is not 0 for NaN and infinities.
     num_bad = tl.sum((low - low != 0.0).to(tl.int32) + (high - high != 0.0).to(tl.int32), 1)
     # 2^-100: see LEAST_MAGNITUDE.
     is_wide = (largest >= 7.888609052210118e-31) & (num_bad == 0)
@@ -62,12 +61,12 @@ def _rounded(x, is_wide):
 
 @triton.jit
 def to_fp8(x):
-    """e4m3 as bytes; what is beyond 448 becomes 448, what is not finite NaN."""
+    """Returns e4m3 as bytes. Values beyond 448 become 448, and values that are not finite become NaN."""
     size = tl.minimum(tl.abs(x), 448.0)
     bits = size.to(tl.int32, bitcast=True)
-    # Three bits of the mantissa stay, to nearest, ties to even; the exponent's bias is 7 in place of 127.
+    # Keep three bits of the mantissa, rounded to nearest, ties to even. The exponent's bias is 7 instead of 127.
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # Below 2^-6 e4m3 has the multiples of 2^-9: adding 1.5 * 2^14 leaves the nearest in the low bits of the mantissa.
+    # Below 2^-6, e4m3 has the multiples of 2^-9: adding 1.5 * 2^14 leaves the nearest in the low bits of the mantissa.
     subnormal = (size + 24576.0).to(tl.int32, bitcast=True) & 15
     code = tl.where(size < 0.015625, subnormal, normal)
     code = code | (x.to(tl.int32, bitcast=True) >> 24 & 0x80)

@@ -1,14 +1,14 @@
 """How the kernels of a step of one sequence follow each other.
 
-With programmatic dependent launch a kernel starts while the one before it still runs, and waits, in the kernel, before
-it touches what other kernels wrote. So the microseconds of starting up pass beside work, and weights, which depend on
-no kernel, can be loaded already. Every kernel that is launched so waits before its first read of what a step computes
-and before its first write: the order of a step is as if kernels ran one after another.
+With programmatic dependent launch a kernel starts while the previous one still runs. It waits, inside the kernel,
+before it touches memory that other kernels write. The microseconds of a launch thus overlap with work, and weights,
+which depend on no kernel, can be loaded early. Each of these kernels waits before its first read of a step's results
+and before its first write. The order of a step is therefore the same as if kernels ran one after another.
 
-It is for the kernels of batch 1, where starting up is a tenth of a step. Decode attention is not launched so: measured
-on an H200, the kernel after it, started early, took more time from it than it gained.
+It is for the kernels of batch 1, where launches are a tenth of a step. Decode attention does not use it: on an H200,
+the next kernel, started early, cost it more time than it gained.
 
-Where this does not exist, in the interpreter and before Hopper, both functions do nothing.
+If it is not available, in the interpreter and before Hopper, both functions do nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @cache
 def dependent_launch() -> dict[str, Any]:
-    """Returns what every launch of a kernel with a PDL parameter gets."""
+    """Returns the extra arguments of every launch of a kernel with a PDL parameter."""
     is_there = (
         not knobs.runtime.interpret
         and torch.cuda.is_available()
@@ -42,6 +42,6 @@ def wait_for_dependency(PDL: tl.constexpr):
 
 @triton.jit
 def start_dependents(PDL: tl.constexpr):
-    """Lets the next kernel start, as soon as all programs of this one have called this."""
+    """Lets the next kernel start, once all programs of this one have called this."""
     if PDL:
         gdc_launch_dependents()

@@ -1,7 +1,7 @@
 """Layer norm of rows.
 
 Grid: (rows,), one program per row, which it holds in registers.
-Shapes: x [rows, width], rows may lie apart, width <= 8192; weight, bias [width] or None; result [rows, width].
+Shapes: x [rows, width], rows may be strided, width <= 8192; weight, bias [width] or None; result [rows, width].
 dtypes: float32, float16, bfloat16 (the parameters' may differ); arithmetic in float32.
 """
 
@@ -51,7 +51,7 @@ def layer_norm(
     eps: float,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns `out`, which is allocated if not given; it may be x, if x is contiguous."""
+    """Returns `out`, which is allocated if not given. It may be x, if x is contiguous."""
     check_rows("x", x)
     check_row_width("x", x)
     rows, width = x.shape

@@ -1,7 +1,7 @@
-"""RMS norm of rows, to which a residual may be added.
+"""RMS norm of rows, plus an optional residual.
 
 Grid: (rows,), one program per row, which it holds in registers.
-Shapes: x [rows, width], rows may lie apart, width <= 8192; weight [width]; result and residual [rows, width].
+Shapes: x [rows, width], rows may be strided, width <= 8192; weight [width]; result and residual [rows, width].
 dtypes: float32, float16, bfloat16 (the weight's may differ); arithmetic in float32.
 """
 
@@ -36,7 +36,7 @@ def rms_norm(
     out: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns `out`, which is allocated if not given; it may be x, if x is contiguous, or the residual."""
+    """Returns `out`, which is allocated if not given. It may be the residual, or x if x is contiguous."""
     check_rows("x", x)
     check_row_width("x", x)
     check_vector("weight", weight, x.shape[1], x.device)

@@ -1,16 +1,22 @@
-"""What happens to q, k and v between the qkv projection and attention, in one pass over them.
+"""The operations on q, k and v between the qkv projection and attention, in one pass.
 
-q and k heads are normed (if weights are given), and their first rotary_dim values rotated; k and v go into the paged
-cache, q to `q_out`.
+q and k heads are normed (if weights are given), and their first rotary_dim values rotated. k and v are written to the
+paged cache, q to `q_out`.
 
 Grid: (tokens, groups of q heads + groups of k heads + groups of v heads).
-Shapes: qkv [tokens, (heads + 2 * kv_heads) * head_dim], rows may lie apart; positions, slots [tokens] int32;
-rope [max_position, rotary_dim] float32, cos of rotary_dim/2 angles and then their sin; q_norm, k_norm [head_dim];
-cache [block, layer, k|v, kv_head, slot, row] (kv_rows.py); q_out [tokens, heads, head_dim].
-dtypes: float32, float16, bfloat16, the cache's may be 8 bits; arithmetic in float32. What a norm gives is rounded to
-the dtype before it is rotated, as it is where these are operations of their own; and K before it is put into 8 bits.
-A program holds a head's values in two halves, low and high: the pairs that are rotated into each other, and then each a
-half of the rest. A token of slot -1 is padding: nothing of it is written to the cache, and its position is not used.
+
+    qkv                [tokens, (heads + 2 * kv_heads) * head_dim], rows may be strided
+    positions, slots   [tokens] int32
+    rope               [max_position, rotary_dim] float32, cos of rotary_dim/2 angles and then their sin
+    q_norm, k_norm     [head_dim]
+    cache              [block, layer, k|v, kv_head, slot, row] (kv_rows.py)
+    q_out              [tokens, heads, head_dim]
+
+dtypes: float32, float16, bfloat16, the cache may be 8 bits; arithmetic in float32. The result of a norm is rounded to
+the dtype before it is rotated, as it is with separate operations. K is rounded, too, before it is put into 8 bits.
+
+A program holds a head's values in two halves, low and high: first the pairs that are rotated into each other, then one
+half each of the rest. A token with slot -1 is padding: it is not written to the cache, and its position is not used.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from alignedserve.kernels.triton.checks import (
 from alignedserve.kernels.triton.kv_rows import codes_of, quantise_heads, scales_of, to_fp8
 from alignedserve.kernels.triton.launch import dependent_launch, start_dependents, wait_for_dependency
 
-# For at most so many tokens programs are small: all of them fit the GPU at once, and each is as short as possible.
+# Up to this many tokens, programs are small: all of them fit the GPU at once, and each is as short as possible.
 FEW_TOKENS = 256
 
 
@@ -129,7 +135,7 @@ def store_rows(
     HALF: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Stores a token's K or V; its first head's row begins at `place`."""
+    """Stores a token's K or V. Its first head's row begins at `place`."""
     head_stride: tl.constexpr = BLOCK_SIZE * ROW
     if scales is not None:
         low_codes, high_codes, scale = quantise_heads(low, high)
@@ -171,7 +177,7 @@ def store_rows(
 
 @triton.jit
 def columns_of_halves(HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr):
-    """Returns where the values of the two halves are in a head."""
+    """Returns the columns of the two halves' values in a head."""
     columns = tl.arange(0, HALF)
     if ROTARY_DIM == HEAD_DIM:
         return columns, columns + HEAD_DIM // 2
@@ -257,7 +263,7 @@ def norm_heads(
 
 @triton.jit
 def rotate_heads(low, high, rope, position, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr):
-    """What is beyond the table has an angle of zero: it stays."""
+    """Values beyond the table have an angle of zero, so they stay."""
     if rope is not None:
         columns = tl.arange(0, HALF)
         exists = columns < ROTARY_DIM // 2
@@ -317,8 +323,7 @@ def rope_write(
         HALF=triton.next_power_of_2(head_dim // 2),
         GROUP=group,
         num_warps=num_warps,
-        # A product and the sum that rounds it to a code, in one operation, would be another code where it is near the
-        # middle of two.
+        # Fusing a product with the sum that rounds it to a code would give another code near the middle of two.
         enable_fp_fusion=cache.dtype != INT8,
         **dependent_launch(),
     )
@@ -372,7 +377,7 @@ def rope_write_reference(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Writes k and v into `cache`; returns q, k and v [tokens, heads, head_dim]. All positions must be in the table."""
+    """Writes k and v into `cache`. Returns q, k and v [tokens, heads, head_dim]. All positions must be in the table."""
     num_kv_heads, block_size, head_dim = *cache.shape[3:5], head_dim_of(cache)
     heads = qkv.unflatten(1, (-1, head_dim))
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)

@@ -1,14 +1,14 @@
 """Greedy and Gumbel-max sampling of rows of logits. Nothing waits for the GPU.
 
-Grid: first (rows, pieces of the vocabulary), each piece storing its best value and where that is; then (rows,) over
-the pieces. So a single row, too, is read by many multiprocessors at once.
-Shapes: logits [rows, vocab], rows may lie apart; keys [rows] int64; temperature [rows] float32;
-tokens [rows] int64, is_broken [rows] bool.
+Grid: first (rows, pieces of the vocabulary), where each piece stores its best value and its column; then (rows,) over
+the pieces. Many multiprocessors thus read even a single row at once.
+Shapes: logits [rows, vocab], rows may be strided; keys [rows] int64; temperature [rows] float32; tokens [rows] int64,
+is_broken [rows] bool.
 dtypes: float32, float16, bfloat16 logits; the noise is float32, and so is its sum with them.
 
-Gumbel noise is a function of (key, column) alone, the very one of kernels/cpu/sampling.py: its integers are the same
-bit for bit, and the logarithms of them agree up to rounding. Its reference is `gumbel_argmax_torch` there.
-NaN never wins; a row of nothing but NaN and -inf gives column 0.
+Gumbel noise is a function of (key, column) alone, the same as in kernels/cpu/sampling.py. Its integers are equal bit
+for bit, and their logarithms agree up to rounding. The reference is `gumbel_argmax_torch` there. NaN never wins. A row
+with only NaN and -inf gives column 0.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import triton.language as tl
 
 from alignedserve.kernels.triton.checks import check_rows, check_tensor
 
-# The columns per program: small pieces spread few rows over the GPU, large ones keep many loads in flight in each
-# thread.
+# Columns per program. Small pieces spread few rows over the GPU; large ones keep many loads in flight in each thread.
 FEW_ROWS = 16
 PIECE_OF_FEW = 1024
 PIECE_OF_MANY = 4096
@@ -96,8 +95,8 @@ def gumbel_noise(columns, key):
 
 @triton.jit
 def exponential(uniform):
-    """Returns -log1p(-uniform). Small values, from which the largest noise comes, would lose their digits to 1 -
-    uniform; they use the series 2 atanh(s) of s = uniform / (2 - uniform)."""
+    """Returns -log1p(-uniform). Small values give the largest noise, and 1 - uniform would lose their digits. They
+    use the series 2 atanh(s) of s = uniform / (2 - uniform)."""
     s = uniform / (2.0 - uniform)
     z = s * s
     series = 2.0 * s * (1.0 + z * (1.0 / 3 + z * (1.0 / 5 + z * (1.0 / 7 + z * (1.0 / 9)))))
@@ -115,7 +114,7 @@ def mix(x):
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns per row the index (int64) of the first maximum, and whether there is a NaN or the maximum is not
+    """Returns, per row, the index (int64) of the first maximum, and whether there is a NaN or the maximum is not
     finite."""
     check_rows("logits", logits)
     is_broken = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
@@ -123,7 +122,8 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gumbel_argmax(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Returns the sampled index (int64) per row of logits (scaled by temperature; -inf: never) and its key."""
+    """Returns the sampled index (int64) per row of logits and its key. Logits are scaled by temperature; -inf is
+    never sampled."""
     check_rows("logits", logits)
     check_tensor("keys", keys, (len(logits),), torch.int64, logits.device)
     return _launch(logits, keys, None, None)
@@ -132,8 +132,8 @@ def gumbel_argmax(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 def sample(
     logits: torch.Tensor, keys: torch.Tensor, temperature: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does both for a mixed batch in one pass: gumbel_argmax(logits / temperature) of the rows whose temperature
-    (float32) is above 0, argmax of the others. Also returns whether a row is broken, as argmax does."""
+    """Samples a mixed batch in one pass: gumbel_argmax(logits / temperature) for rows with a temperature (float32)
+    above 0, argmax for the others. Also returns whether a row is broken, as argmax does."""
     check_rows("logits", logits)
     check_tensor("keys", keys, (len(logits),), torch.int64, logits.device)
     check_tensor("temperature", temperature, (len(logits),), torch.float32, logits.device)

@@ -1,14 +1,14 @@
-"""A few rows through a linear layer: bound by reading the weights, like one row, but with matrix instructions.
+"""A few rows through a linear layer. Reading the weights is the limit, as for one row, but it uses matrix instructions.
 
     out = x @ weight.T + bias + residual
 
 x [rows, in], weight [out, in], both contiguous; out, residual [rows, out]. float16 or bfloat16, sums in float32. A
-weight in codes (coded_weight.py) becomes values of x's dtype in registers, and so takes another way to the instruction.
+weight in codes (coded_weight.py) becomes values of x's dtype in registers before the matrix instruction.
 
-The product is computed as its transpose, weights on the long side of the instruction and rows on the short one, so
-that few rows waste little. The work is one line of equal units, (tile of outputs, piece of the inner dimension), of
-which each of the programs, as many as fit the device at once, takes an equal piece: the weights stream at one pace
-until all end together. Outputs that were cut between programs are stored as parts, and the program that finishes last
+The product is computed as its transpose, with weights on the long side of the instruction and rows on the short one, so
+that few rows waste little. The work is one line of equal units, (tile of outputs, piece of the inner dimension). As
+many programs as fit the device at once each take an equal part of it. The weights are read at a constant rate until all
+programs end together. Outputs that are divided between programs are stored as parts, and the program that finishes last
 adds them up.
 
 Grid: (num_programs,).
@@ -33,17 +33,17 @@ from alignedserve.kernels.triton.coded_weight import (
     values_of,
 )
 
-# The most numbers in a part (outputs times rows of a tile), and the most tiles.
+# The most values in a part (outputs times rows of a tile), and the most tiles.
 MAX_PART = 64 * 64
 MAX_TILES = 8192
-# The most rows that go through a weight in codes without a copy of it in x's dtype. To be measured.
+# The most rows that use a weight in codes without a copy of it in x's dtype. To be measured.
 MAX_CODED_ROWS = 64
 _PLAIN, _PACKED = tl.constexpr(PLAIN), tl.constexpr(PACKED)
 
 
 @dataclass(frozen=True)
 class SkinnyTuning:
-    """The outputs and inner numbers of a tile, warps, and tiles that are loaded at a time."""
+    """The outputs and inner values of a tile, warps, and tiles that are loaded at a time."""
 
     outputs: int
     inner: int
@@ -53,9 +53,9 @@ class SkinnyTuning:
 
 
 def skinny_tuning(num_rows: int, num_in: int, num_out: int) -> SkinnyTuning | None:
-    """Returns what was fastest on an H200; None where cuBLAS was faster.
+    """Returns the fastest tuning on an H200; None where cuBLAS was faster.
 
-    Where outputs are few, cuBLAS cuts the inner dimension, and needs another kernel to add the parts up.
+    For few outputs, cuBLAS cuts the inner dimension, and needs another kernel to add the parts up.
     """
     if num_rows > 32 or num_out > min(num_in, 5120):
         return None
@@ -65,9 +65,9 @@ def skinny_tuning(num_rows: int, num_in: int, num_out: int) -> SkinnyTuning | No
 
 
 def coded_skinny_tuning(x: torch.Tensor, weight: CodedWeight) -> SkinnyTuning | None:
-    """Not measured so far. Codes are widened by the same warps that wait for the next ones: two programs take turns.
+    """Not measured so far. Codes are widened by the same warps that wait for the next ones, so two programs take turns.
 
-    None with many rows, and where tiles can't be loaded: rows of both have to begin at multiples of 16 bytes.
+    Returns None for many rows, and if tiles can't be loaded: rows of both must begin at multiples of 16 bytes.
     """
     is_aligned = weight.num_in % 8 == weight.codes.shape[1] % 16 == 0
     if len(x) > MAX_CODED_ROWS or x.element_size() != 2 or not x.is_contiguous() or not is_aligned:
@@ -81,9 +81,9 @@ def can_be_skinny(x: torch.Tensor) -> bool:
 
 
 class SkinnyScratch:
-    """Parts of outputs, and how many of each are stored; for any layer, one after the other.
+    """Parts of outputs, and the number of stored parts of each. All layers share it, one after the other.
 
-    Captured graphs refer to these buffers: they are allocated once, as large as they ever have to be.
+    Captured graphs refer to these buffers, so they are allocated once, with the largest size that is ever needed.
     """
 
     def __init__(self, num_programs: int, device: torch.device) -> None:
@@ -206,14 +206,14 @@ def _skinny_kernel(
             if is_last & (unit - step >= first_unit):
                 _finish(acc, bias, residual, out, tile, num_rows, NUM_OUT, OUTPUTS, ROWS)
             else:
-                # Slot 0 is for the tile within which this program began, slot 1 for the one that it did not end.
+                # Slot 0: the tile that this program began in the middle of. Slot 1: the one that it did not finish.
                 slot = 2 * program + (unit - step > first_unit)
                 tl.store(parts + slot * PART + at, acc)
             acc = tl.zeros([OUTPUTS, ROWS], tl.float32)
         step = tl.where(is_last, 0, step + 1)
         tile += is_last.to(tl.int32)
     if first_unit < end_unit:
-        # What this program has stored must be visible before it says so.
+        # Stored parts of this program must be visible before it counts itself as done.
         tl.debug_barrier()
         first_tile = first_unit // STEPS
         last_tile = (end_unit - 1) // STEPS

@@ -1,14 +1,14 @@
 """Temperature, min-p, top-k and top-p of a whole batch in place, in one launch without a sort, a copy or a wait.
 
-Cuts are by value, as in alignedserve/ops/truncate.py: all tokens as likely as the last one kept are kept.
+Cuts are by value, as in alignedserve/ops/truncate.py: all tokens as likely as the last kept one are kept.
 
-Grid: (rows,), one program per row: the result of a row does not depend on the other rows, to the last bit.
-Shapes: logits [rows, vocab], rows may lie apart; temperature, top_p, min_p [rows] float32; top_k [rows] int32.
+Grid: (rows,), one program per row. The result of a row does not depend on the other rows, to the last bit.
+Shapes: logits [rows, vocab], rows may be strided; temperature, top_p, min_p [rows] float32; top_k [rows] int32.
 dtypes: float32 logits; probabilities and their sums are float32.
 
-A cut keeps what is at least some floor, and a floor is the largest value such that enough is at least as large: `top_k`
-tokens, or `top_p` of the mass. It is found bit by bit, two bits a pass over the row, in the integers that order like
-floats. That reads the row sixteen times, from the cache; a sort would need several times the row's memory.
+A cut keeps all values from some floor up. The floor is the largest value with enough tokens at or above it: `top_k`
+tokens, or `top_p` of the mass. It is found bit by bit, two bits per pass over the row, in integers that order like
+floats. That reads the row sixteen times, from the cache. A sort would need several times the row's memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def truncate_kernel(
     divisor = tl.load(temperature + row)
     if divisor > 0:
         top = scale_row(logits, divisor, WIDTH, BLOCK)
-        # Some of the threads that read next read what others wrote.
+        # Some of the threads that read next read values that others wrote.
         tl.debug_barrier()
         floor = top + tl.load(log_min_p + row)
         count = tl.load(top_k + row)
@@ -54,7 +54,7 @@ def truncate_kernel(
 
 @triton.jit
 def scale_row(logits, divisor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Divides in place; returns the maximum."""
+    """Divides in place, and returns the maximum."""
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, WIDTH, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -66,8 +66,7 @@ def scale_row(logits, divisor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def weights_above(logits, floor, top, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the sum of exp(logit - top) of logits from `floor` up, added in the order in which highest_floor adds
-    them."""
+    """Returns the sum of exp(logit - top) of logits from `floor` up, added in the order of highest_floor."""
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, WIDTH, BLOCK):
         sums += weigh(load_part(logits, start, WIDTH, BLOCK), floor, top, start, True, WIDTH, BLOCK)
@@ -78,8 +77,8 @@ def weights_above(logits, floor, top, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 def highest_floor(
     logits, floor, top, wanted, IS_MASS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Returns the largest value such that logits of at least this value, from `floor` up, weigh at least `wanted`; or
-    `floor`."""
+    """Returns the largest value such that logits of at least this value, from `floor` up, weigh at least `wanted`;
+    or `floor`."""
     found = tl.full([], 0, tl.uint32)
     step = tl.full([], 1 << 30, tl.uint32)
     for _ in range(16):
@@ -126,7 +125,7 @@ def drop_below(logits, floor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def to_ordered(values):
-    """Converts floats to uint32 in the same order: positive ones above the sign bit, negative ones turned round below
+    """Converts floats to uint32 in the same order: positive ones above the sign bit, negative ones inverted below
     it."""
     bits = values.to(tl.uint32, bitcast=True)
     return tl.where(bits >> 31 == 0, bits | 0x80000000, bits ^ 0xFFFFFFFF)
@@ -145,7 +144,7 @@ def truncate(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> None:
-    """Truncates in place. A row of temperature 0 (greedy) is not changed; top_k 0, top_p 1 and min_p 0 cut nothing."""
+    """Truncates in place. A row of temperature 0 (greedy) is not changed. top_k 0, top_p 1 and min_p 0 cut nothing."""
     check_rows("logits", logits)
     rows, width = logits.shape
     if logits.dtype != torch.float32:

@@ -255,7 +255,7 @@ def test_unknown_ones_and_what_does_not_go_together_are_refused_by_name(
     with pytest.raises(InvalidRequest, match="adapter='x': not loaded; loaded are none"):
         make_instance(found.model).add_request(RequestId("1"), [1], greedy_params(), 0, adapter="x")
     with pytest.raises(
-        ValueError, match="hidden_cache: restores K and V without adapters; lora_modules are a, b"
+        ValueError, match="hidden_cache: restores K and V without adapters, but lora_modules has a, b"
     ):
         EngineConfig("x", hidden_cache=True, lora_modules=("a=b", "b=c"))
     with pytest.raises(ValueError, match="small: its rank r is 3; must be at most max_lora_rank=2"):

@@ -385,7 +385,7 @@ def test_a_block_that_two_have_is_lent_to_no_third() -> None:
     blocks = BlockManager(2)
     blocks.allocate(A, 1)
     blocks.lend(B, A, 0)
-    with pytest.raises(RuntimeError, match="alone"):
+    with pytest.raises(RuntimeError, match="only owner"):
         blocks.lend(RequestId("c"), A, 0)
     assert blocks.num_free == 1
     blocks.free(A)

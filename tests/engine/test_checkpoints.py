@@ -173,7 +173,7 @@ def test_doctor_counts_what_is_kept_and_reads_nothing(built: Built, model: str, 
         (
             "gptq-4-64-asym",
             lambda t: t[f"{Q}.g_idx"].copy_(t[f"{Q}.g_idx"].flip(0)),
-            r"q_proj: g_idx takes inputs out of their order",
+            r"q_proj: g_idx reorders the inputs",
         ),
         (
             "gptq-4-128",
@@ -289,7 +289,7 @@ def test_fp8_is_refused_on_gpus_that_can_not_convert_it(
     directory, _ = built("llama", form)
     with pytest.raises(
         ValueError,
-        match=r"whose weights are FP8: takes GPUs of compute capability 8.9 and newer, not \(8, 0\)",
+        match=r"with FP8 weights: needs a GPU of compute capability 8.9 or newer, this one has \(8, 0\)",
     ) as raised:
         make_engine(directory)
     assert "\n" not in str(raised.value)

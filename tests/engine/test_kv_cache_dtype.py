@@ -144,6 +144,6 @@ def test_what_does_not_go_together_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(build, "_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     with pytest.raises(
-        ValueError, match=r"^kv_cache_dtype='fp8': takes GPUs of .* 8.9 and newer, not \(8, 0\)"
+        ValueError, match=r"^kv_cache_dtype='fp8': needs a GPU of .* 8.9 or newer, this one has \(8, 0\)"
     ):
         make_engine(tiny_model("qwen2"), kv_cache_dtype="fp8")

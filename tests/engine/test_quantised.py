@@ -126,6 +126,7 @@ def test_what_does_not_run_so_is_refused_by_name(
     monkeypatch.setattr(build, "_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     with pytest.raises(
-        ValueError, match=r"quantization='fp8': takes GPUs of compute capability 8.9 and newer, not \(8, 6\)"
+        ValueError,
+        match=r"quantization='fp8': needs a GPU of compute capability 8.9 or newer, this one has \(8, 6\)",
     ):
         make_engine(tiny_model("qwen2"), quantization="fp8")

@@ -313,7 +313,7 @@ def test_the_adapters_of_a_step_go_to_other_ranks() -> None:
         (
             "opt",
             {"tensor_parallel_size": 2, "hidden_cache": True},
-            "hidden_cache takes instances of one rank",
+            "hidden_cache needs instances of one rank",
         ),
     ],
 )
@@ -330,9 +330,11 @@ def test_what_can_not_be_divided_is_refused(
 def test_each_rank_has_a_gpu() -> None:
     config = EngineConfig(model="-", tensor_parallel_size=4)
     check_num_gpus(config, 4)
-    with pytest.raises(ValueError, match="tensor_parallel_size=4: takes a GPU each, and 3 can be used"):
+    with pytest.raises(
+        ValueError, match="tensor_parallel_size=4: needs a GPU for each rank, and 3 can be used"
+    ):
         check_num_gpus(config, 3)
-    with pytest.raises(ValueError, match="device='cuda:1': tensor_parallel_size=4 takes 4 GPUs, not one"):
+    with pytest.raises(ValueError, match="device='cuda:1': tensor_parallel_size=4 needs 4 GPUs, not one"):
         check_num_gpus(replace(config, device="cuda:1"), 4)
     check_num_gpus(EngineConfig(model="-", device="cuda:1"), 2)
 

@@ -426,7 +426,7 @@ OPT = replace(
 @pytest.mark.parametrize(
     ("options", "model", "message"),
     [
-        ({"policy": "apt"}, FOUND, "hidden_cache: of this model's layers K is 128 values wide"),
+        ({"policy": "apt"}, FOUND, "hidden_cache: this model's K is 128 values wide"),
         ({"policy": "fcfs"}, OPT, "hidden_cache: policy fcfs can't keep inputs; these can: apt"),
         ({"policy": "apt", "cost_profile": "none"}, OPT, "hidden_cache: needs a cost_profile"),
     ],

@@ -195,4 +195,4 @@ def test_another_name_of_the_base_is_only_worth_a_warning(tiny_model: Directory,
     modules = [("mine", str(adapter))]
     assert other_bases("/models/base-1b/", modules) == []
     (warning,) = other_bases("other", modules)
-    assert warning == "the adapter mine says that its base model is org/Base-1B; this one is other"
+    assert warning == "the adapter mine names org/Base-1B as its base model, but the model is other"

@@ -1,1 +1,1 @@
-"""An instance of several processes, each with some of the model's heads: one leads, the others follow."""
+"""One instance in several processes, each with some of the model's heads: one leads, the others follow."""

@@ -1,7 +1,7 @@
-"""What the leading rank and another one say to each other, over a socket that they alone have.
+"""Messages between the leading rank and another one, over a private socket.
 
-A message is 4 bytes length, a byte that says what it is, and what there is to say: JSON at the start, plain int32
-for steps. Nothing of it comes from a client, and nothing of it is run.
+A message is 4 bytes of length, one byte for its kind, and its contents: JSON at start-up, plain int32 for steps. No
+content comes from a client, and none is executed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Kind(IntEnum):
 
 
 class ChannelClosed(ConnectionError):
-    """The other end is gone."""
+    """The other end has closed the connection."""
 
 
 class Channel:
@@ -42,7 +42,7 @@ class Channel:
         try:
             self._sock.sendall(head + data)
         except OSError as error:
-            raise ChannelClosed(f"the other rank is gone: {error}") from error
+            raise ChannelClosed(f"the other rank has closed the connection: {error}") from error
 
     def send_json(self, kind: Kind, value: Mapping[str, Any]) -> None:
         self.send(kind, json.dumps(value).encode())
@@ -54,12 +54,13 @@ class Channel:
         return Kind(message[0]), message[1:]
 
     def expect(self, kind: Kind) -> bytes:
-        """Waits for a message of this kind. Raises ValueError with what the other rank says that it failed at."""
+        """Waits for a message of this kind. Raises ValueError with the other rank's message if it failed, RuntimeError
+        for another kind, and ChannelClosed."""
         found, data = self.receive()
         if found is Kind.FAILED:
             raise ValueError(data.decode())
         if found is not kind:
-            raise RuntimeError(f"the other rank says {found.name}, not {kind.name}")
+            raise RuntimeError(f"the other rank sent {found.name}, not {kind.name}")
         return data
 
     def close(self) -> None:
@@ -73,8 +74,8 @@ class Channel:
             try:
                 more = self._sock.recv_into(view[got:])
             except OSError as error:
-                raise ChannelClosed(f"the other rank is gone: {error}") from error
+                raise ChannelClosed(f"the other rank has closed the connection: {error}") from error
             if not more:
-                raise ChannelClosed("the other rank is gone")
+                raise ChannelClosed("the other rank has closed the connection")
             got += more
         return bytes(data)

@@ -1,4 +1,4 @@
-"""A rank that follows: it computes what the leading one says, and knows nothing of requests."""
+"""A rank that follows: it computes what the leading rank orders, and has no requests."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from alignedserve.ops.step import StepInputs
 
 
 def main() -> None:
-    # An interrupt from a terminal comes to all processes; the leading one decides what that means.
+    # A terminal's interrupt reaches all processes. The leading rank decides how to react.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         follow(channel)
     except ChannelClosed:
-        # The leading rank needs this one no more.
+        # The leading rank has ended, or needs this one no longer.
         return
 
 
@@ -47,7 +47,7 @@ def follow(channel: Channel) -> None:
         beater.start()
         torch.set_num_threads(ranks.num_threads)
         if start["is_on_gpu"]:
-            # "cuda" means this one from here on: ranks have those that this process can see, one each.
+            # From here on "cuda" means this rank's GPU. The GPUs visible to this process are numbered by rank.
             torch.cuda.set_device(ranks.shard.rank)
         loaded = load_model(config, start["has_reversed"], ranks)
     except (ValueError, OSError) as error:
@@ -71,7 +71,8 @@ def _ranks(start: dict[str, Any]) -> Ranks:
 
 
 def _num_blocks(channel: Channel, config: EngineConfig, loaded: LoadedModel, step: StepInputs) -> int:
-    """Returns how many blocks the leading rank says that there are, which may ask before how much memory there is."""
+    """Returns the number of blocks, from the leading rank's CACHE message. Answers MEASURE, which may come before
+    it."""
     kind, data = channel.receive()
     if kind is Kind.MEASURE:
         room = kv_bytes(
@@ -80,7 +81,7 @@ def _num_blocks(channel: Channel, config: EngineConfig, loaded: LoadedModel, ste
         channel.send(Kind.MEASURED, str(room).encode())
         data = channel.expect(Kind.CACHE)
     elif kind is not Kind.CACHE:
-        raise RuntimeError(f"the leading rank says {kind.name}, not {Kind.CACHE.name}")
+        raise RuntimeError(f"the leading rank sent {kind.name}, not {Kind.CACHE.name}")
     return int(json.loads(data)["num_blocks"])
 
 
@@ -93,7 +94,7 @@ def _compute(channel: Channel, step: StepInputs, model: CompiledModel) -> None:
         elif kind is Kind.LOGITS:
             model.logits(torch.from_numpy(np.frombuffer(data, dtype=np.int32).copy()))
         else:
-            raise RuntimeError(f"the leading rank says {kind.name}, which is no order")
+            raise RuntimeError(f"the leading rank sent {kind.name}, which is no order")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The leading rank: it starts the others, and tells them what to compute beside it.
+"""The leading rank. It starts the other ranks, and tells them what to compute beside it.
 
-It alone has requests, blocks and a sampler. The others have their part of the weights, the same programs, and KV of
-their own heads, which the leader maps: so blocks are copied by the leader alone, for all ranks. In an iteration they
-are sent the step's inputs, and meet in each layer.
+Only the leader has requests, blocks and a sampler. The others have their part of the weights, the same programs, and
+the KV of their own heads. The leader maps that KV, so it alone copies blocks, for all ranks. In each iteration it
+sends the step's inputs, and the ranks exchange values in every layer.
 
-    starting -> loaded -> ready -> lost, when a process of theirs has ended or hangs; the leader can't go on then
+  starting -> loaded -> ready -> lost, when another rank has ended or hangs; the leader can't continue then
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from alignedserve.ops.step import StepInputs
 
 
 class RankLost(RuntimeError):
-    """A rank of this instance is gone, so that nothing can be computed any more."""
+    """A rank of this instance has ended or hangs, so nothing can be computed any more."""
 
 
 class RankLeader:
     def __init__(self, config: EngineConfig, slot_values: int, has_reversed: bool, is_on_gpu: bool) -> None:
-        """Starts the other ranks, which load their weights meanwhile. `slot_values`: see kernels/cpu/ranks.py."""
+        """Starts the other ranks, which load their weights in the meantime. `slot_values`: see kernels/cpu/ranks.py."""
         size = config.tensor_parallel_size
         self._store_file = Path(f"/dev/shm/alignedserve-link-{secrets.token_hex(16)}")
         os.close(os.open(self._store_file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -50,7 +50,7 @@ class RankLeader:
         self._followers = [_start(rank) for rank in range(1, size)]
         self._watch = Watch([process for process, _ in self._followers], shared)
         self._channels = [channel for _, channel in self._followers]
-        # Its end is theirs, also when nobody closes it.
+        # The other ranks end with this object, even if `close` is never called.
         self._close = weakref.finalize(self, _close, self._followers, self._watch, self._store_file)
         for rank, channel in enumerate(self._channels, 1):
             channel.send_json(
@@ -69,29 +69,30 @@ class RankLeader:
             )
 
     def until_loaded(self) -> None:
-        """Waits until all ranks have their weights. Raises ValueError if one can't."""
+        """Waits until all ranks have their weights. Raises ValueError if one fails."""
         for channel in self._channels:
             channel.expect(Kind.LOADED)
         self._store_file.unlink(missing_ok=True)
 
     def least(self, measure: Callable[[], int]) -> int:
-        """Measures how many bytes of KV each rank has room for, all at once since they meet in it, and returns the
-        least. `measure` does that for this rank."""
+        """Returns the least number of bytes that any rank has for KV. `measure` returns it for this rank. All ranks
+        measure at the same time, because they exchange values in the measured step."""
         self.tell(Kind.MEASURE)
         own = measure()
         return min(own, *(int(channel.expect(Kind.MEASURED)) for channel in self._channels))
 
     def prepare(self, num_blocks: int) -> None:
-        """Makes the others allocate their parts of so many blocks, and compile, which all ranks do at once."""
+        """Makes the others allocate their parts of `num_blocks` blocks, and compile. All ranks compile at the same
+        time."""
         for channel in self._channels:
             channel.send_json(Kind.CACHE, {"num_blocks": num_blocks})
 
     def until_ready(self) -> list[torch.Tensor]:
-        """Returns the bytes of the others' KV, mapped."""
+        """Waits until all ranks are ready. Returns the bytes of the others' KV, mapped."""
         return [memory.attach(json.loads(channel.expect(Kind.READY))) for channel in self._channels]
 
     def lead(self, model: CompiledModel, step: StepInputs, break_up: Callable[[], None]) -> CompiledModel:
-        """Returns the model of all ranks. `break_up` ends a wait of this rank's for another one."""
+        """Returns the model of all ranks. `break_up` ends this rank's wait for another one."""
         self._watch.start(break_up)
         return LedModel(self, model, step)
 
@@ -105,7 +106,8 @@ class RankLeader:
         return self._watch.lost
 
     def lost(self) -> str:
-        """Says which rank is gone, waiting a moment for its end to be noticed; empty: none is."""
+        """Returns which rank is lost, or an empty string. Waits some seconds, because an error may precede the notice
+        of its cause."""
         return self._watch.what_was_lost()
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class RankLeader:
 
 
 class LedModel(CompiledModel):
-    """This rank's part of the model, and all others' beside it. Chosen tokens are this rank's affair alone."""
+    """This rank's part of the model, together with all others'. This rank alone chooses tokens."""
 
     def __init__(self, leader: RankLeader, model: CompiledModel, step: StepInputs) -> None:
         self._leader = leader
@@ -128,7 +130,7 @@ class LedModel(CompiledModel):
         return self._together(Kind.LOGITS, rows.numpy().tobytes(), lambda: self._model.logits(rows))
 
     def final_states(self, rows: torch.Tensor) -> torch.Tensor:
-        """All ranks have the same states after the last layer."""
+        """All ranks have the same states after the last layer, so this rank's are enough."""
         return self._model.final_states(rows)
 
     def likeliest(self, num_rows: int) -> np.ndarray | None:
@@ -167,6 +169,6 @@ def _close(followers: list[tuple[subprocess.Popen[bytes], Channel]], watch: Watc
     for _, channel in followers:
         channel.close()
     for process, _ in followers:
-        # One that waits for this rank in the middle of a layer does not read its channel.
+        # A rank that waits for this one in the middle of a layer does not read its channel.
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""Memory of one rank that another one maps, to read and to write: bytes of the host, or of a GPU."""
+"""Memory of one rank that another one maps, to read and write: bytes of the host or of a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from alignedserve.kernels.cpu import shared_memory
 
 empty = shared_memory.empty
-# What torch says of a GPU's memory, in its order, for another process to map. Those in bytes travel as hex.
+# torch's description of shared GPU memory, in torch's order. Another process maps it. Bytes travel as hex.
 _SHARED_CUDA = (
     "device",
     "handle",
@@ -26,12 +26,12 @@ _IN_BYTES = ("handle", "counter_handle", "event_handle")
 
 
 def allocate(num_bytes: int) -> torch.Tensor:
-    """Returns so many zero bytes, which take memory when they are written."""
+    """Returns `num_bytes` zero bytes. A page takes memory once it is written."""
     return empty((num_bytes,), dtype=torch.uint8, device=torch.device("cpu"))
 
 
 def describe(memory: torch.Tensor) -> dict[str, Any]:
-    """Tells `attach` where it is. It is valid as long as this process has the memory."""
+    """Returns the location of the memory, for `attach`. It is valid while this process holds the memory."""
     if not memory.is_cuda:
         return {"pid": os.getpid()} | shared_memory.file_of(memory)._asdict()
     shared = memory.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Notices that a rank has ended or hangs.
+"""Detects that a rank has ended or hangs.
 
-A process that ends is noticed at once. One that hangs stops counting: each rank counts twice a second in the memory
-that all share, on a thread of its own, whatever it computes.
+The end of a process is detected at once. A rank that hangs stops counting: each rank increments a counter in the shared
+memory twice a second, on a thread of its own, whatever it computes.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ import torch
 
 # Seconds between two counts.
 BEAT_S = 0.5
-# Seconds after which a rank that does not count is taken to hang. Each of a machine's stalls is shorter.
+# Seconds without a count after which a rank is taken to hang. Longer than any stall of the machine.
 SILENCE_S = 15.0
-# How long after an error its cause, a rank's end, may come.
+# Seconds to wait after an error for its cause, the end of a rank, to be detected.
 _NOTICE_S = 10.0
-# Of each rank's line in the shared memory, these bytes hold its count (kernels/cpu/ranks.py).
+# Each rank has a line in the shared memory. The counter is at this offset in it (kernels/cpu/ranks.py).
 _LINE_BYTES, _OFFSET = 64, 8
 
 
 def beat_of(shared: torch.Tensor, rank: int) -> torch.Tensor:
-    """A rank's count, a view of the shared memory."""
+    """A rank's counter, a view of the shared memory."""
     first = rank * _LINE_BYTES + _OFFSET
     return shared[first : first + 8].view(torch.int64)
 
 
 class Watch:
-    """Of the leading rank, over the others."""
+    """The leading rank's watch over the others."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], shared: torch.Tensor) -> None:
         self._processes = processes
         self._beats = [beat_of(shared, rank) for rank in range(1, len(processes) + 1)]
         self._pidfds = [os.pidfd_open(process.pid) for process in processes]
-        # Which rank is gone; empty: none is. It is set before the others are told to stop.
+        # Which rank is lost; empty if none is. Set before the others are killed.
         self.lost = ""
         self._was_lost = threading.Event()
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
 
     def start(self, break_up: Callable[[], None]) -> None:
-        """`break_up` is called on a thread when a rank is lost."""
+        """Starts to watch, on a thread. That thread calls `break_up` when a rank is lost."""
         self._thread = threading.Thread(target=self._run, args=[break_up], name="ranks", daemon=True)
         self._thread.start()
 
@@ -56,7 +56,7 @@ class Watch:
     def stop(self) -> None:
         """Called once, when nothing is computed any more."""
         os.close(self._stop_write)
-        # What nobody refers to any more is collected on whatever thread that happens.
+        # The garbage collector may call this on any thread, even on the one that watches.
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
         for fd in (self._stop_read, *self._pidfds):
@@ -72,7 +72,7 @@ class Watch:
             if self._stop_read in found:
                 return
             self.lost = self._look(found, silences)
-        # None of the others is of use any more, and `gloo` only notices that somebody has ended.
+        # Without one rank the others are useless, and `gloo` only notices when a process ends.
         for process in self._processes:
             process.kill()
         self._was_lost.set()
@@ -102,7 +102,7 @@ class Silence:
 
 
 def beat(shared: torch.Tensor, rank: int, leader: int) -> None:
-    """Counts, of a rank that follows, until the leading process has ended; then it ends this one."""
+    """Increments this rank's counter until the leading process has ended. Then it ends this process."""
     count, pidfd = beat_of(shared, rank), os.pidfd_open(leader)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)

@@ -1,4 +1,5 @@
-"""Checkpoints that are quantised already: from the tensors of a layer, by their layout, to what the operations take."""
+"""Quantised checkpoints: reads the tensors of a layer by their layout, and returns the form that the operations
+take."""
 
 from __future__ import annotations
 
@@ -24,22 +25,22 @@ LAYOUTS: dict[str, Layout] = {
 
 
 class StoredTensors(Protocol):
-    """The tensors of a checkpoint as they are stored. They count as taken."""
+    """The stored tensors of a checkpoint. Each call counts the tensor as taken."""
 
     def stored_dtype(self, name: str, wanted: Stored) -> torch.dtype | None:
-        """None where it is missing, and may be. Raises ValueError with the tensor's name where it must not be, or has
-        another shape or dtype."""
+        """Returns the tensor's dtype; None if an optional tensor is missing. Raises ValueError with its name if it is
+        required and missing, or has another shape or dtype."""
         ...
 
     def take_stored(self, name: str, wanted: Stored) -> torch.Tensor | None:
-        """A view of the file. Raises what `stored_dtype` raises."""
+        """Returns a view of the file. Raises the errors of `stored_dtype`."""
         ...
 
 
 def take_layer(
     config: QuantisedConfig, layer: str, shape: tuple[int, int], of: StoredTensors
 ) -> QuantisedWeight:
-    """Reads a layer [out, in]. Raises ValueError with its name where the checkpoint has something else."""
+    """Reads a layer [out, in]. Raises ValueError with its name if the checkpoint does not match."""
     layout, wanted = _layout(config), _tensors(config, layer, shape)
     found = {name: of.take_stored(f"{layer}.{name}", stored) for name, stored in wanted.items()}
     tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -54,8 +55,10 @@ def take_layer(
 def check_layer(
     config: QuantisedConfig, layer: str, shape: tuple[int, int], of: StoredTensors | None
 ) -> QuantisedWeight:
-    """A layer of this form, whose tensors take one value's memory. It raises what `take_layer` raises of names, shapes
-    and dtypes, and reads nothing. `of` None: nothing is compared."""
+    """Returns a layer of this form that takes one value's memory, and reads nothing.
+
+    Raises the errors of `take_layer` about names, shapes and dtypes. If `of` is None, nothing is compared.
+    """
     wanted = _tensors(config, layer, shape)
     dtypes = {name: of and of.stored_dtype(f"{layer}.{name}", stored) for name, stored in wanted.items()}
     group = config.group or shape[1]
@@ -73,7 +76,8 @@ def check_layer(
 def take_expert(
     layer: str, shape: tuple[int, int, int], of: StoredTensors
 ) -> Callable[[int], QuantisedWeight]:
-    """Returns what reads an expert's weight of a layer [expert, out, in]. Both raise what `take_layer` raises."""
+    """Returns a function that reads one expert's weight of a layer [expert, out, in]. Both raise the errors of
+    `take_layer`."""
     blocks, scales = (of.take_stored(layer + name, stored) for name, stored in _of_experts(layer, shape))
     assert blocks is not None and scales is not None
 
@@ -89,7 +93,7 @@ def take_expert(
 
 
 def check_expert(layer: str, shape: tuple[int, int, int], of: StoredTensors) -> QuantisedWeight:
-    """What each of such a layer is like: see `check_layer`."""
+    """Returns the form of each expert's weight: see `check_layer`."""
     for name, stored in _of_experts(layer, shape):
         of.stored_dtype(layer + name, stored)
     _, num_out, num_in = shape

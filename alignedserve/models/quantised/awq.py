@@ -1,5 +1,5 @@
-"""AWQ's gemm version: words of codes along the outputs, [in, words], and so are zeros, [groups, words]. In a word codes
-are out of order."""
+"""AWQ's gemm version. Words of codes lie along the outputs, [in, words], and so do words of zeros, [groups, words]. The
+codes in a word are permuted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.models.config import QuantisedConfig
 from alignedserve.models.quantised.layout import FLOATS, Stored, as_scales, num_groups, num_words, unpacked
 from alignedserve.ops.quantise import BITS, QuantisedWeight
 
-# Where in a word each of eight outputs is: the lowest bits have output 0, the next ones 2, 4, 6, 1, 3, 5, 7.
+# The place in a word of each of eight outputs. From the lowest bits up, a word has outputs 0, 2, 4, 6, 1, 3, 5, 7.
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
@@ -35,6 +35,6 @@ def weight(
 
 
 def _in_order(words: torch.Tensor) -> torch.Tensor:
-    """[rows, words] to [outputs, rows]."""
+    """Unpacks [rows, words] to [outputs, rows]."""
     codes = unpacked(words, 4)
     return codes.view(len(codes), -1, 8)[:, :, PLACES].flatten(1).T.contiguous()

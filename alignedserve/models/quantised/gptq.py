@@ -1,4 +1,4 @@
-"""GPTQ: words of codes along the inputs, [words, out], and words of zeros along the outputs, [groups, words]."""
+"""GPTQ. Words of codes lie along the inputs, [words, out], and words of zeros along the outputs, [groups, words]."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def weight(
     bits, group = BITS[config.kind], config.group or shape[1]
     order = tensors.get("g_idx")
     if order is not None and not torch.equal(order.long(), torch.arange(shape[1]) // group):
-        raise ValueError("g_idx takes inputs out of their order, and desc_act says that they are in it")
+        raise ValueError("g_idx reorders the inputs, which is not supported with groups")
     codes = unpacked(tensors["qweight"].T, bits)
-    # In the first version of the format what is stored is one less, and 0 wraps round.
+    # The first version of the format stores zeros minus one, and 0 wraps around.
     stored = unpacked(tensors["qzeros"], bits).T.contiguous()
     zeros = stored + config.zero_offset & (1 << bits) - 1
     if not config.has_zeros:

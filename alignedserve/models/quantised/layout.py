@@ -1,4 +1,4 @@
-"""How a layer's codes, scales and zeros lie in a checkpoint's tensors."""
+"""The order of a layer's codes, scales and zeros in a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from alignedserve.models.config import QuantisedConfig
 from alignedserve.ops.quantise import QuantisedWeight
 
-# Safetensors' names.
+# Names of dtypes in safetensors.
 FLOATS = ("F32", "F16", "BF16")
 WORD_BITS = 32
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor that a checkpoint has of a layer, by one of these shapes and dtypes."""
+    """A stored tensor of a layer, with its possible shapes and dtypes."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
@@ -27,19 +27,19 @@ class Stored:
 
 class Layout(Protocol):
     def tensors(self, config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Stored]:
-        """What a layer [out, in] has, by what follows its name. Raises ValueError for a layer that can't be so."""
+        """Returns the tensors of a layer [out, in], by the suffix of their names. Raises ValueError if the layer can't
+        be stored in this layout."""
         ...
 
     def weight(
         self, config: QuantisedConfig, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]
     ) -> QuantisedWeight:
-        """Makes a layer of these tensors, and does not write to them. Raises ValueError where they contradict
-        `config`."""
+        """Makes a layer of these tensors without writing to them. Raises ValueError if they contradict `config`."""
         ...
 
 
 def num_groups(config: QuantisedConfig, shape: tuple[int, int]) -> int:
-    """Raises ValueError where groups do not divide the inputs."""
+    """Returns the number of groups. Raises ValueError unless groups divide the inputs."""
     if config.group is None:
         return 1
     if shape[1] % config.group:
@@ -48,7 +48,7 @@ def num_groups(config: QuantisedConfig, shape: tuple[int, int]) -> int:
 
 
 def num_words(count: int, bits: int, what: str) -> int:
-    """How many words hold so many codes. Raises ValueError unless they fill them."""
+    """Returns the number of words for `count` codes. Raises ValueError unless the codes fill the words."""
     per_word = WORD_BITS // bits
     if count % per_word:
         raise ValueError(f"its {count} {what} do not fill words of {per_word} codes")
@@ -56,7 +56,8 @@ def num_words(count: int, bits: int, what: str) -> int:
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """[rows, words] int32 to [rows, codes] uint8, the lowest bits first. (Files and processors are little-endian.)"""
+    """Unpacks [rows, words] int32 to [rows, codes] uint8, the lowest bits first. Files and processors are
+    little-endian."""
     codes = words.contiguous().view(torch.uint8)
     if bits == 8:
         return codes
@@ -64,5 +65,6 @@ def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def as_scales(stored: torch.Tensor) -> torch.Tensor:
-    """bfloat16 as it is, others in float32; contiguous, and a copy where it was not."""
+    """Returns bfloat16 unchanged and other dtypes as float32. The result is contiguous; it is copied only if it was
+    not."""
     return (stored if stored.dtype is torch.bfloat16 else stored.float()).contiguous()

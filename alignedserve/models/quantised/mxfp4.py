@@ -1,5 +1,5 @@
-"""MXFP4 as gpt-oss has it: a layer of all experts is `_blocks`, [expert, out, group, bytes], two codes in a byte of
-which the lower half comes first, and `_scales`, [expert, out, group], powers of two (E8M0)."""
+"""MXFP4 as in gpt-oss. One pair of tensors holds a layer of all experts: `_blocks`, [expert, out, group, bytes], with
+two codes in a byte, the lower half first; and `_scales`, [expert, out, group], which are powers of two (E8M0)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 
 def tensors(shape: tuple[int, int, int]) -> Mapping[str, Stored]:
-    """What such a layer [expert, out, in] has, by what follows its name. Raises ValueError for one that can't be so."""
+    """Returns the tensors of such a layer [expert, out, in], by the suffix of their names. Raises ValueError if groups
+    do not divide the inputs."""
     num_experts, num_out, num_in = shape
     if num_in % GROUP:
         raise ValueError(f"its {num_in} inputs are not whole groups of {GROUP}")
@@ -24,8 +25,8 @@ def tensors(shape: tuple[int, int, int]) -> Mapping[str, Stored]:
 
 
 def weight(blocks: torch.Tensor, scales: torch.Tensor) -> QuantisedWeight:
-    """Of one expert."""
+    """Makes one expert's weight."""
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1)
-    # bfloat16 has all powers of two that E8M0 has.
+    # bfloat16 represents every power of two in E8M0.
     powers = scales.view(torch.float8_e8m0fnu).to(torch.bfloat16)
     return QuantisedWeight(MXFP4, codes, powers, None, GROUP)

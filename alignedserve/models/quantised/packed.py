@@ -1,4 +1,4 @@
-"""pack-quantized of compressed-tensors: words of codes along the inputs, and words of zeros along the outputs."""
+"""compressed-tensors' pack-quantized. Words of codes lie along the inputs, and words of zeros along the outputs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def tensors(config: QuantisedConfig, shape: tuple[int, int]) -> Mapping[str, Sto
     num_out, num_in = shape
     groups, per_word = num_groups(config, shape), WORD_BITS // BITS[config.kind]
     of_groups = (num_out, groups)
-    # With one scale for all it has one entry.
+    # One scale for the whole layer is stored as one entry.
     scales = (of_groups,) if config.num_outputs else ((1,), ())
     found = {
         "weight_packed": Stored(((num_out, -(-num_in // per_word)),), ("I32",)),
         "weight_scale": Stored(scales, FLOATS),
         "weight_shape": Stored(((2,),), ("I64", "I32")),
-        # It says the order of inputs where that is not their own.
+        # The order of inputs, if they are reordered.
         "weight_g_idx": Stored(((num_in,),), ("I32",), is_optional=True),
     }
     if config.has_zeros:
@@ -39,7 +39,7 @@ def weight(
     codes = unpacked(tensors["weight_packed"], bits)[:, : shape[1]].contiguous()
     order = tensors.get("weight_g_idx")
     if order is not None and not torch.equal(order.long(), torch.arange(shape[1]) // group):
-        raise ValueError("weight_g_idx takes inputs out of their order")
+        raise ValueError("weight_g_idx reorders the inputs, which is not supported")
     zeros = None
     if config.has_zeros:
         zeros = unpacked(tensors["weight_zero_point"].T, bits)[:, : shape[0]].T.contiguous()

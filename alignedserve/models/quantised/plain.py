@@ -1,5 +1,8 @@
-"""A code in each element of `weight`: int-quantized and float-quantized of compressed-tensors, and FP8 as others have
-it, with `weight_scale` for all or for each output, or `weight_scale_inv` for blocks. A value is code * scale in all."""
+"""One code in each element of `weight`: compressed-tensors' int-quantized and float-quantized, and other FP8 formats.
+
+`weight_scale` holds one scale, or one for each output; `weight_scale_inv` one for each block. A value is always code *
+scale.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ Plain, Inverse = _Elements("weight_scale"), _Elements("weight_scale_inv")
 
 
 def _num_groups(config: QuantisedConfig, shape: tuple[int, int]) -> int:
-    # A block at the end may be a smaller one.
+    # The last block may be smaller.
     return -(-shape[1] // (config.group or shape[1]))
 
 

@@ -1,10 +1,10 @@
-// Adapters (LoRA) of linear layers: a row with an adapter gets (x @ a) @ b * scale on top, before the activation.
+// Adapters (LoRA) of linear layers: (x @ a) @ b * scale is added to a row with an adapter, before the activation.
 //
-//   shrink  row -> x @ a, a few numbers for each part of the layer
-//   linear  the same op as without adapters; for rows that have one it adds (x @ a) @ b to its sums, a tile at a time
+//   shrink  row -> x @ a, a few values for each part of the layer
+//   linear  the same op as without adapters; adds (x @ a) @ b to the sums of rows with an adapter, one tile at a time
 //
-// Rows are taken one by one, or with neighbours that have the same adapter, which changes nothing: see tile.h. With no
-// adapter in a step, Shrink has no chunks and linear layers do what they do without.
+// Rows are computed one by one, or with neighbours that have the same adapter. The result is the same: see tile.h. If
+// no row of a step has an adapter, Shrink has no chunks, and linear layers run as without adapters.
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The columns of a vector, and the numbers that Shrink made of a row.
+// The columns of a vector, and the values that Shrink computed for a row.
 template <class T>
 struct Expansion {
   // row r of b begins at b + r * stride
@@ -31,7 +31,7 @@ struct Expansion {
   }
 };
 
-// `parts`: of the vector's columns. They ascend.
+// `parts`: the parts of the vector's columns, ascending.
 template <class T>
 f32x16 expanded(const Expansion<T>& expansion, const int32_t* parts) {
   f32x16 sum = expansion.of_part(parts[0]);

@@ -1,4 +1,4 @@
-// Greedy sampling: the first maximum of each row, and whether the row is fit to be sampled from.
+// Greedy sampling: the first maximum of each row, and whether the row can be sampled from.
 
 #include <cmath>
 #include <limits>

@@ -1,17 +1,17 @@
 // Causal attention over the paged cache, for prefill chunks and decodes alike.
 //
-// A task is a run of query tokens of one sequence and some KV heads; its rows are, for each KV head, those tokens
-// times the query heads that share it. Keys are walked in tiles of kTileKeys at multiples of kTileKeys, whatever the
-// block size and wherever the task begins, with the usual running maximum and sum. A tile that is masked for a row
-// leaves its maximum, sum and output bit for bit as they were (the maximum starts at a finite value, so that exp2 of
-// the difference is exactly 1, and masked weights are exactly 0). So a row's result depends on its own position and
-// keys only. K tiles are transposed and V tiles interleaved into the layout of tile.h.
+// A task is a run of query tokens of one sequence and some KV heads. Its rows are, for each KV head, those tokens times
+// the query heads that share it. Keys are read in tiles of kTileKeys, at multiples of kTileKeys for any block size and
+// any start of the task, with the usual running maximum and sum. A tile that is masked for a row leaves the row's
+// maximum, sum and output unchanged, bit for bit: the maximum starts at a finite value, so exp2 of the difference is
+// exactly 1, and masked weights are exactly 0. A row's result therefore depends only on its own position and keys. K
+// tiles are transposed and V tiles interleaved into the layout of tile.h.
 //
-// Measured on Zen 5, head_dim 64, per tile of 64 keys: 3 rows of a decode 1400 cycles from the caches, half of it
-// packing, 3200 from memory (18 GB/s per core; reading alone: 25). What is fetched ahead has to share L1 with the
-// packed tiles, so it is half a tile: the values while keys are packed, the next keys while values are (a whole tile
-// ahead: 3400). Tried without gain: fetching row by row, other cache levels, huge pages, fetching evenly during all
-// work, and fetching KV during the linear layers before, which lose as much as this gains.
+// Measured on Zen 5, head_dim 64, per tile of 64 keys: 3 rows of a decode take 1400 cycles from the caches, half of it
+// for packing, and 3200 from memory (18 GB/s per core; reading alone: 25). Prefetched data shares L1 with the packed
+// tiles, so half a tile is prefetched: the values while keys are packed, and the next keys while values are packed (a
+// whole tile ahead: 3400). Tried without gain: prefetching row by row, other cache levels, huge pages, prefetching
+// evenly during all work. Prefetching KV during the preceding linear layers costs them as much as it gains.
 
 #include <algorithm>
 #include <limits>
@@ -43,18 +43,18 @@ struct Task {
   const int64_t head_words = words<T>(op.head_dim);
   const int64_t value_tiles = (op.head_dim + kTileColumns - 1) / kTileColumns;
   const int64_t padded_dim = value_tiles * kTileColumns;
-  // a vector of them may be touched at the last row
+  // a vector of them may be read or written at the last row
   const int64_t rows_held = num_rows + kLanes;
 
-  // of one head and tile at a time: [32 keys][word][key], [32 values][word along keys][value], [row of a block][key]
+  // for one head and tile at a time: [32 keys][word][key], [32 values][word along keys][value], [row of a block][key]
   char* keys;
   char* values;
   T* weights;
-  // of rows in 8 bits: the tile's scales, where rows have one, and room for its numbers
+  // for rows in 8 bits: the tile's scales, if rows have one, and memory for its decoded codes
   float* key_scales = nullptr;
   float* value_scales = nullptr;
   T* numbers = nullptr;
-  // of all KV heads: [row][head_dim], [row][padded_dim], [row][lane] (sums of weights in 16 parts), [row]
+  // for all KV heads: [row][head_dim], [row][padded_dim], [row][lane] (sums of weights in 16 parts), [row]
   T* q;
   float* out;
   float* sums;
@@ -84,7 +84,7 @@ struct Task {
     maxima = scratch.take<float>(rows);
   }
 
-  // The same task, with row 0 being the first of this KV head.
+  // The same task, with the first row of this KV head as row 0.
   Task of_head(int64_t head) const {
     Task task = *this;
     const int64_t row = head * rows_held;
@@ -109,7 +109,7 @@ void load_queries(const Task<T>& task, int64_t kv_head) {
   }
 }
 
-// A sink is a key without a value: a row begins as one that has seen it.
+// A sink is a key without a value: a row starts as if it had already read that key.
 template <class T>
 void reset(const Task<T>& task, int64_t kv_head) {
   std::fill_n(task.out, task.num_rows * task.padded_dim, 0.0f);
@@ -138,7 +138,7 @@ __attribute__((noinline)) void mask(const Task<T>& task, int64_t row, int rows, 
   }
 }
 
-// Turns scores into weights, updates maxima and sums; returns by what factor the earlier output shrinks.
+// Turns scores into weights, and updates maxima and sums. Returns the factors that scale the earlier output down.
 template <class T>
 __attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int rows, const Scores& scores) {
   alignas(64) float highest[kLanes];
@@ -166,7 +166,7 @@ __attribute__((noinline)) f32x16 softmax(const Task<T>& task, int64_t row, int r
 
 template <class T, int ROWS>
 struct RowBlock {
-  // Few rows: two tiles at a time, for more accumulators than the multiplier's latency.
+  // Few rows: two tiles at a time, to have more accumulators than the multiplier's latency.
   static constexpr int kAtOnce = ROWS <= kMaxRows / 2 ? 2 : 1;
 
   template <int TILES>
@@ -198,7 +198,7 @@ struct RowBlock {
     const int64_t earliest = task.first_position + row / task.group;
     const int64_t latest = task.first_position + (row + ROWS - 1) / task.group;
     if (latest < first_key) return;
-    // keys beyond these are masked for all rows: left out, which changes nothing
+    // later keys are masked for all rows; skipping them changes nothing
     const int64_t num_keys = std::min<int64_t>(kTileKeys, latest + 1 - first_key);
     Scores scores;
     for (int tile = 0; tile < kKeyTiles; tile += kAtOnce)
@@ -251,7 +251,7 @@ KeySpan span_of(const Step& step, const TokenBlock& queries, int64_t head) {
   return {queries.seq, queries.first_head + head, step.positions[queries.first_token] + queries.num_tokens};
 }
 
-// Lays the tile's keys out in task.keys.
+// Writes the tile's keys to task.keys, in the layout of tile.h.
 template <class T>
 void pack_keys(const Task<T>& task, const KeyRows& rows) {
   const AttentionOp& op = task.op;
@@ -263,7 +263,7 @@ void pack_keys(const Task<T>& task, const KeyRows& rows) {
   pack_keys(numbers, task.head_words, task.keys);
 }
 
-// Likewise its values in task.values; fetches the keys `ahead`.
+// Does the same for its values in task.values. Prefetches the keys `ahead`.
 template <class T>
 void pack_values(const Task<T>& task, const KeyRows& rows, const KeyRows& ahead) {
   const AttentionOp& op = task.op;
@@ -275,7 +275,7 @@ void pack_values(const Task<T>& task, const KeyRows& rows, const KeyRows& ahead)
   pack_values<T>(numbers, ahead, op.head_dim, task.values);
 }
 
-// `next`: what this thread probably does after this, to fetch its first keys
+// `next`: the likely next task of this thread; its first keys are prefetched
 template <class T>
 void run_task(const Task<T>& task, const TokenBlock& next) {
   const TokenBlock& queries = task.queries;
@@ -309,7 +309,7 @@ template <class T>
 void attention_chunk(const AttentionOp& op, const Step& step, const AttentionPlan& plan, int64_t chunk) {
   const TokenBlock& queries = plan.queries[chunk];
   const int64_t query_len = step.query_start[queries.seq + 1] - step.query_start[queries.seq];
-  // the only task of its sequence and KV heads: nobody else needs this K and V in this step
+  // the only task of its sequence and KV heads: no other one needs this K and V in this step
   if (queries.num_tokens == query_len) write_tokens<T>(op, step, queries);
   const int64_t last = int64_t(plan.queries.size()) - 1;
   run_task(Task<T>(op, step, queries), plan.queries[std::min(last, chunk + step.num_threads)]);

@@ -1,9 +1,9 @@
-// A tile of keys and values whose rows are in 8 bits (kv_rows.h), laid out like the one of key_tile.h: as their codes'
-// numbers. Scales are left out: they multiply scores, and weights.
+// A tile of keys and values from 8-bit rows (kv_rows.h), in the layout of key_tile.h, with decoded codes as values.
+// Scales are not applied here: they multiply scores and weights.
 //
-// Any code's number is a bfloat16, and with VBMI 64 of them are looked up at once: their low bytes and their high bytes,
-// each in a table for the 128 magnitudes. K's codes are transposed before that, four to a word, which is half the work of
-// transposing numbers.
+// Every code is a bfloat16 number. With VBMI, 64 of them are looked up at once: their low bytes and their high bytes,
+// each in a table for the 128 magnitudes. K's codes are transposed before that, four to a word, which is half the work
+// of transposing numbers.
 #pragma once
 
 #include <type_traits>
@@ -35,12 +35,12 @@ inline const CodeTable& code_table(KvCoding coding) {
   return coding == KvCoding::Int8 ? int8 : fp8;
 }
 
-// Which byte of 64 low ones (0 .. 63) or 64 high ones (64 .. 127) each byte of the result is.
+// For each byte of the result, the index of its source among 64 low bytes (0 .. 63) and 64 high bytes (64 .. 127).
 struct ByteOrder {
   alignas(64) uint8_t at[64];
 };
 
-// Of each word of four codes the numbers of two, the one at `first` and the one after it.
+// From each word of four codes, the numbers of two: the one at `first` and the next one.
 constexpr ByteOrder pairs_of_words(int first) {
   ByteOrder order{};
   for (int word = 0; word < 16; ++word)
@@ -48,7 +48,7 @@ constexpr ByteOrder pairs_of_words(int first) {
   return order;
 }
 
-// Of 32 codes and 32 others, the numbers of 16 at `first` and of their counterparts, in turn.
+// From 32 codes and 32 others, the numbers of 16 from `first` on and of their counterparts, alternating.
 constexpr ByteOrder pairs_of_rows(int first) {
   ByteOrder order{};
   for (int word = 0; word < 16; ++word)
@@ -73,14 +73,15 @@ static ALWAYS_INLINE void store_numbers(__m512i codes, const CodeTable& table, c
     _mm512_storeu_si512(to + i * stride, _mm512_permutex2var_epi8(low, half(orders[i].at), high));
 }
 
-// Fetches a line's codes of a row. The scale after the last ones may lie in another line, which no other row begins in.
+// Prefetches one line of a row's codes. The scale after the last code may be in another line, which no other row begins
+// in.
 template <KvCoding kCoding>
 static ALWAYS_INLINE void fetch_codes(const char* row, int64_t first, int64_t head_dim) {
   __builtin_prefetch(row + first);
   if (kCoding == KvCoding::Int8 && first + kLineBytes >= head_dim) __builtin_prefetch(row + head_dim);
 }
 
-// As pack_keys.
+// Like pack_keys.
 template <KvCoding kCoding>
 inline void pack_coded_keys(const KeyRows& rows, int64_t head_dim, char* tiles) {
   const CodeTable& table = code_table(kCoding);
@@ -102,7 +103,7 @@ inline void pack_coded_keys(const KeyRows& rows, int64_t head_dim, char* tiles) 
   }
 }
 
-// As pack_values.
+// Like pack_values.
 template <KvCoding kCoding>
 inline void pack_coded_values(const KeyRows& rows, const KeyRows& ahead, int64_t head_dim, char* tiles) {
   const CodeTable& table = code_table(kCoding);
@@ -149,7 +150,7 @@ inline void pack_coded_values([[maybe_unused]] KvCoding coding, [[maybe_unused]]
 #endif
 }
 
-// The rows' numbers in `numbers`, one key's after the other, in place of the rows themselves.
+// Decodes the rows into `numbers`, one key after the other, and makes `rows` point there.
 template <class T>
 inline void read_rows(KvCoding coding, int count, int64_t head_dim, const char** rows, T* numbers) {
   for (int i = 0; i < count; ++i, numbers += head_dim) {
@@ -158,7 +159,7 @@ inline void read_rows(KvCoding coding, int count, int64_t head_dim, const char**
   }
 }
 
-// The scales of a tile's rows; of keys from `count` on they are zeros.
+// The scales of a tile's rows, and zeros for keys from `count` on.
 inline void read_scales(const char* const* rows, int count, int64_t head_dim, float* scales) {
   for (int i = 0; i < count; ++i) scales[i] = scale_of(rows[i], head_dim);
   std::fill(scales + count, scales + kTileKeys, 0.0f);

@@ -1,6 +1,6 @@
-// Embedding lookup. Rows of the table, optionally scaled and added to another value (learned positions).
+// Embedding lookup: rows of the table, optionally scaled and added to another value (learned positions).
 //
-// A table that is also the output layer's weight is kept once, in that layer's tiles: a row is a column there.
+// A table that is also the output layer's weight is stored once, in that layer's tiles: a row is a column there.
 
 #include <algorithm>
 

@@ -1,13 +1,13 @@
-// Mixtures of experts: each row chooses a few experts, choices are put in the order of their experts, and each expert's
-// linear layers go over its own choices as any linear layer goes over its rows.
+// Mixtures of experts. Each row chooses a few experts. Choices are ordered by expert, and each expert's linear layers
+// process its choices like any linear layer processes its rows.
 //
 //   route         row -> its experts and their weights
 //   group         choices -> their places in the order of experts
 //   spread        rows -> a copy per choice, in that order
-//   expert_linear gate and up, then down, of every expert that was chosen
-//   mix           a row's choices -> their weighted sum, in the order in which the row chose them
+//   expert_linear gate and up, then down, of every chosen expert
+//   mix           a row's choices -> their weighted sum, in the order of the row's choices
 //
-// How many rows an expert has changes how its work is cut, never a row's result: see tile.h.
+// The number of rows of an expert changes how its work is cut, never a row's result: see tile.h.
 
 #include <algorithm>
 
@@ -25,7 +25,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 float exp_lane(float x) { return exp_negative(splat(-x))[0]; }
 
-// The softmax over all experts is of logits minus the largest, summed from the first expert to the last.
+// The softmax over all experts uses logits minus the largest, summed from the first expert to the last.
 template <class T>
 void route_row(const RouteOp& op, int64_t row) {
   const Routing& routing = op.routing;
@@ -33,7 +33,7 @@ void route_row(const RouteOp& op, int64_t row) {
   int32_t* chosen = routing.chosen + row * routing.top_k;
   float* weights = routing.weights + row * routing.top_k;
   for (int64_t k = 0; k < routing.top_k; ++k) {
-    // Whatever the logits hold, NaN included, experts are distinct and exist.
+    // For any logits, NaN included, the chosen experts are distinct and exist.
     int32_t best = -1;
     for (int32_t expert = 0; expert < routing.num_experts; ++expert)
       if ((best < 0 || to_float(logits[expert]) > to_float(logits[best])) &&
@@ -74,8 +74,8 @@ void mix_row(const SpreadOp& op, int64_t row) {
   }
 }
 
-// How the layers of all experts are cut: one after another in `hit`, each into spans of tiles. There are as many
-// chunks as the step could need, since the cut is made before rows have chosen.
+// How the layers of all experts are cut: one after another in `hit`, each into spans of tiles. The number of chunks is
+// the most that the step could need, because it is fixed before rows have chosen.
 struct ExpertCut {
   int64_t num_tiles, tiles_per_chunk, tile_chunks, rows_at_once;
 

@@ -1,20 +1,20 @@
-// Codes of FP8 (e4m3) as values of rows: float32 or bfloat16, both of which have all of them.
+// Decodes FP8 (e4m3) into the rows' dtype, float32 or bfloat16. Both represent all of its values.
 #pragma once
 
 #include "tile.h"
 
-// A step has as many codes for a column as a word has values.
+// A step has as many codes per column as a word has values.
 template <class T>
 constexpr int64_t kFp8StepBytes = kTileColumns * kWordValues<T>;
 
-// The words of a part of a tile's columns, of a step whose codes begin at `codes`.
+// Returns the words of a part of a tile's columns, for the step with codes at `codes`.
 template <class T>
 static ALWAYS_INLINE WordPart decode_fp8(const char* codes, int part);
 
 template <>
 ALWAYS_INLINE WordPart decode_fp8<float>(const char* codes, int part) {
   const WordPart code = bytes_part(codes, part), magnitude = code & 0x7f;
-  // Below 8 there is no exponent: the value is so many times 2^-9.
+  // Codes below 8 have no exponent: the value is the code times 2^-9.
   const WordPart small = (WordPart)(__builtin_convertvector((IntPart)magnitude, FloatPart) * 0x1p-9f);
   const WordPart is_small = (WordPart)((IntPart)magnitude < 8);
   return (code & 0x80) << 24 | (is_small & small) | (~is_small & ((magnitude << 20) + (120u << 23)));
@@ -30,7 +30,7 @@ constexpr int kFp8Exponent = 120 << 7;
 struct Fp8Tables {
   // The bytes of each magnitude's value.
   alignas(64) uint8_t low[128], high[128];
-  // Which byte of 64 low ones (0 .. 63) or 64 high ones (64 .. 127) is each byte of a part.
+  // For each byte of a part, the index of its source among 64 low bytes (0 .. 63) and 64 high bytes (64 .. 127).
   alignas(64) uint8_t bytes[2][64];
 
   constexpr Fp8Tables() : low{}, high{}, bytes{} {
@@ -70,8 +70,8 @@ ALWAYS_INLINE WordPart decode_fp8<bf16>(const char* codes, int part) {
   return (WordPart)_mm512_ternarylogic_epi32(value, _mm512_slli_epi16(wide, 8), _mm512_set1_epi16(-0x8000), 0xf8);
 }
 #elif defined(__AVX2__)
-// The bytes of magnitudes below 16. From there on, the high byte is 60 more than the magnitude's high four bits, and the low
-// byte begins with its low four bits.
+// The bytes of magnitudes below 16. From 16 on, the high byte is 60 more than the magnitude's high four bits, and the
+// low byte begins with its low four bits.
 alignas(16) constexpr uint8_t kSmallFp8Low[16] = {0,    0,    0x80, 0xc0, 0,    0x20, 0x40, 0x60,
                                                   0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0};
 alignas(16) constexpr uint8_t kSmallFp8High[16] = {0,    0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c,
@@ -80,7 +80,7 @@ alignas(16) constexpr uint8_t kSmallFp8High[16] = {0,    0x3b, 0x3b, 0x3b, 0x3c,
 template <>
 ALWAYS_INLINE WordPart decode_fp8<bf16>(const char* codes, int part) {
   const auto byte = [](int value) { return _mm256_set1_epi8(char(value)); };
-  // The codes of two parts, in an order that makes each part one half of the bytes that are interleaved at the end.
+  // The codes of two parts, ordered so that each part is one half of the bytes that are interleaved at the end.
   const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes) + part / 2);
   const __m256i all = _mm256_permute4x64_epi64(both, 0xd8);
   const __m256i first = _mm256_and_si256(_mm256_srli_epi16(all, 4), byte(7)), last = _mm256_and_si256(all, byte(15));
@@ -100,8 +100,8 @@ ALWAYS_INLINE WordPart decode_fp8<bf16>(const char* codes, int part) {
   Codes bytes;
   std::memcpy(&bytes, codes + part * sizeof bytes, sizeof bytes);
   const PairPart code = __builtin_convertvector(bytes, PairPart), magnitude = code & 0x7f;
-  // The bits of magnitude 1 are on the first of four lines, those of 2 and 3 on the second, those of 4 to 7 on the third,
-  // and all others on the last. Each line grows half as fast as the one before, so that the least of them holds.
+  // The bits of magnitude 1 are on the first of four lines, those of 2 and 3 on the second, those of 4 to 7 on the
+  // third, and all others on the last. Each line has half the slope of the one before, so their minimum is the value.
   const auto line = [&](int shift) { return (magnitude << shift) + int16_t((124 - shift) << 7); };
   const PairPart below_4 = least(line(7), line(6)), value = least(below_4, least(line(5), line(4)));
   return (WordPart)((code & int16_t(-0x8000)) | (value & (PairPart)(magnitude != 0)));

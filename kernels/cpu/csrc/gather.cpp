@@ -1,4 +1,4 @@
-// Picks the rows of the hidden states that logits are wanted of.
+// Gathers the rows of the hidden states that need logits.
 
 #include "ops.h"
 #include "rows.h"

@@ -1,21 +1,22 @@
-// Weights whose inputs are in groups, each with a scale for each output: four bits, eight bits, FP8 (e4m3), or MXFP4
+// Weights with inputs in groups. Each group of an output has a scale: four bits, eight bits, FP8 (e4m3), or MXFP4
 // (e2m1). A tile of 32 columns is a sequence of groups:
 //
 //   scales  [column] bfloat16 or float32
-//   zeros   [column] int16, where each group of an output has a zero of its own
+//   zeros   [column] int16, if each group of an output has its own zero
 //   codes   Int4: [step][column][4 bytes], eight values a step: the low half of byte i is value i, the high half 4 + i
 //           Int8Groups: [word][column][4 bytes]
-//           Fp8: [word][column][values of a word of the rows]: two where rows are bfloat16, one where they are float32
-//           Mxfp4: [two values][column], a byte, whose low half is the first of the two
+//           Fp8: [word][column][values of a word of the rows]: two for bfloat16 rows, one for float32 rows
+//           Mxfp4: [two values][column], a byte, with the first of the two in its low half
 //
-// A value is (code - zero) * scale, and zero is 8 or 128 where there are no zeros; one of Fp8 and Mxfp4 is code * scale.
-// Groups are whole blocks of values, and the last one ends with the last block of the inputs.
+// A value is (code - zero) * scale, with a default zero of 8 or 128. For Fp8 and Mxfp4 it is code * scale. Groups are
+// whole blocks of values, and the last one ends with the last block of the inputs.
 //
-// Rows of Int4 and Int8Groups come in eight bits (QuantiseOp). Codes are the unsigned side of their product, so what zeros
-// add to a sum is taken away by a number for each group of a row, times the zero. Sums of a group are exact integers.
-// Rows of Fp8 and Mxfp4 are as they are: codes become values of the rows' dtype, which has all of them, in registers (fp8.h,
-// mxfp4.h). Where there are several blocks of rows, the first one keeps these values for the others. Sums of groups are
-// scaled and added in float32, in the order of groups, whichever rows and tiles are computed beside.
+// For Int4 and Int8Groups, rows are quantised to eight bits (QuantiseOp). Codes are the unsigned factor of the product.
+// The contribution of zeros is subtracted: a number for each group of a row, times the zero. Sums of a group are exact
+// integers. For Fp8 and Mxfp4, rows stay as they are, and codes are decoded in registers to the rows' dtype, which
+// represents all of them (fp8.h, mxfp4.h). With several blocks of rows, the first block stores the decoded values for
+// the others. Sums of groups are scaled and added in float32, in the order of groups, independently of other rows and
+// tiles.
 #pragma once
 
 #include <algorithm>
@@ -29,16 +30,16 @@ constexpr int kBlock = 32;
 constexpr int kStepValues = 8;
 constexpr int kFp8Block = 2;
 
-// As many as fit the registers with two accumulators for each of a row's vectors, or with those of a part of them.
+// As many rows as fit the registers, with two accumulators for each of a row's vectors, or for a part of them.
 constexpr int kMaxGroupRows = 6;
 
 constexpr int64_t whole_blocks(int64_t values) { return (values + kBlock - 1) / kBlock * kBlock; }
 
-// A row of Quantise: codes, the scale, and the groups' sums.
+// A row written by Quantise: codes, the scale, and the groups' sums.
 constexpr int64_t row_scale_at(int64_t values) { return whole_blocks(values); }
 constexpr int64_t row_sums_at(int64_t values) { return row_scale_at(values) + 4; }
 
-// How the groups of a layer lie in a tile. `values` of all groups but the last, and `num_values` of all of them.
+// The layout of a layer's groups in a tile. `values`: of all groups but the last. `num_values`: of all groups together.
 struct GroupForm {
   int64_t values, num_values, count, header_bytes, value_bits;
   bool has_float_scales, has_zeros;
@@ -58,7 +59,7 @@ struct GroupForm {
   int64_t values_of(int64_t g) const { return std::min(values, num_values - g * values); }
   int64_t bytes_of(int64_t g) const { return header_bytes + code_bytes(values_of(g)); }
 
-  // Of the columns of a part, of a group that begins at `group`.
+  // For the columns of a part, in a group that begins at `group`.
   ALWAYS_INLINE FloatPart scales(const char* group, int part) const {
     return has_float_scales ? (FloatPart)load_part(group + part * kRegisterBytes)
                             : (FloatPart)(halves_part(group, part) << 16);
@@ -71,8 +72,8 @@ struct GroupForm {
   }
 };
 
-// The groups that we make of other weights: of one block, with scales in bfloat16 and one zero for all. That a compiler
-// knows it saves a sixth of the time of one row.
+// Groups that we make of other weights: one block each, with bfloat16 scales and one zero for all. Telling the compiler
+// saves a sixth of the time of one row.
 struct OurGroups {
   static bool are(const GroupForm& form) {
     return form.values == kBlock && !form.has_float_scales && !form.has_zeros;
@@ -84,12 +85,12 @@ struct OurGroups {
   }
 };
 
-// The following yield words as Words does, group by group: `enter` says where a group's codes begin.
+// The following structs yield words like Words does, group by group. `enter` sets the start of a group's codes.
 struct GroupWords : Words {
   ALWAYS_INLINE void enter(const char* codes) { at = codes; }
 };
 
-// Of Int4. A word of codes is two words of rows.
+// For Int4. A word of codes is two words of rows.
 struct GroupNibbles : GroupWords {
   ALWAYS_INLINE WordPart part(int step, int p) const {
     const WordPart word = Words::part(step / 2, p);
@@ -101,7 +102,7 @@ struct GroupNibbles : GroupWords {
 template <Weight KIND, class T>
 constexpr int64_t kCodedStepBytes = KIND == Weight::Mxfp4 ? kMxfp4StepBytes<T> : kFp8StepBytes<T>;
 
-// Of Fp8 and Mxfp4. It advances by even numbers of steps.
+// For Fp8 and Mxfp4. It advances by even numbers of steps.
 template <Weight KIND, class T>
 struct GroupFloats : GroupWords {
   ALWAYS_INLINE WordPart part(int step, int p) const {
@@ -114,7 +115,7 @@ struct GroupFloats : GroupWords {
   ALWAYS_INLINE void advance(int steps) { at += steps * kCodedStepBytes<KIND, T>; }
 };
 
-// The same, of one tile: it writes the words that it yields to `kept`, one group after the other.
+// The same for one tile. It also writes the decoded words to `kept`, one group after the other.
 template <Weight KIND, class T>
 struct KeptFloats : GroupFloats<KIND, T> {
   char* kept;
@@ -130,18 +131,18 @@ struct KeptFloats : GroupFloats<KIND, T> {
   }
 };
 
-// What KeptFloats has kept.
+// The words stored by KeptFloats.
 struct KeptWords : Words {
   ALWAYS_INLINE void enter(const char*) {}
 };
 
-// How many bytes of codes are kept at four steps; 0: nothing is.
+// Bytes of codes in four steps that are decoded and kept; 0 if nothing is kept.
 template <class Columns>
 constexpr int64_t kKeptBytes = 0;
 template <Weight KIND, class T>
 constexpr int64_t kKeptBytes<KeptFloats<KIND, T>> = 4 * kCodedStepBytes<KIND, T>;
 
-// What the sums of a group begin with.
+// The initial sums of a group.
 template <class T, int ROWS, int PARTS>
 static ALWAYS_INLINE void start_group(const GroupForm& form, const char* group, int64_t tile_bytes, int first,
                                       const char* group_sums, int64_t x_stride, SumPart<T> (&acc)[ROWS][PARTS]) {
@@ -176,10 +177,10 @@ static ALWAYS_INLINE void add_group(const GroupForm& form, const char* group, in
   }
 }
 
-// How many bytes ahead codes are fetched that are kept: nothing else hides what memory takes.
+// Prefetch distance in bytes for codes that are kept: nothing else hides the latency of memory.
 constexpr int64_t kFetchedAhead = 4096;
 
-// sums[r][v] = the row, without its scale, times 16 columns of consecutive tiles, of which the first is at `tile`.
+// sums[r][v] = the row, without its scale, times 16 columns of consecutive tiles. The first tile is at `tile`.
 template <class T, class Columns, bool IS_OURS, int ROWS, int TILES>
 static ALWAYS_INLINE void dot_groups(const char* x, int64_t x_stride, const char* tile, const Columns& columns,
                                      GroupForm form, f32x16 (&sums)[ROWS][TILES * kTileVectors]) {

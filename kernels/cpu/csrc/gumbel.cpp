@@ -28,10 +28,10 @@ ALWAYS_INLINE u32x16 mix(u32x16 x) {
 ALWAYS_INLINE f32x16 gumbel(u32x16 column, uint32_t key_low, uint32_t key_high) {
   const u32x16 hash = mix(mix(column ^ key_low) ^ key_high);
   const f32x16 rounded_u = (to_float(hash) + 0.5f) * 0x1p-32f;
-  // the last 128 hashes round to 1, whose noise would be -inf
+  // the last 128 hashes round to 1, and their noise would be -inf
   const f32x16 below_one = splat(1.0f - 0x1p-24f);
   const f32x16 u = choose(rounded_u < below_one, rounded_u, below_one);
-  // log1p(-u), exact to rounding for small u too: log(w) corrected by how far w = 1 - u was rounded
+  // log1p(-u), exact to rounding for small u, too: log(w), corrected by the rounding error of w = 1 - u
   const f32x16 w = 1.0f - u;
   const f32x16 rounded = log_lanes(w) * u / (1.0f - w);
   const f32x16 exponential = choose(w == splat(1.0f), u, -rounded);

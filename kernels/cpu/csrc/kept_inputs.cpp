@@ -1,8 +1,8 @@
-// Inputs kept in place of K and V: written into blocks of the cache, read again, and, projected, put into restored KV.
+// Inputs kept in place of K and V: written into blocks of the cache, read again, and, once projected, written to
+// restored KV.
 //
-// A block holds the inputs of 2 * block_size tokens, one after the other, where the K of all heads and then their V
-// would be. In every layer K and V are the same values as those that were computed with the token: same inputs, same
-// weights, in the same order.
+// A block holds the inputs of 2 * block_size tokens, one after the other, in place of the K of all heads and then their
+// V. In every layer, restored K and V equal those computed with the token: same inputs and weights, in the same order.
 
 #include "kv_cache.h"
 #include "ops.h"
@@ -12,7 +12,7 @@ namespace {
 
 int64_t size_of(Dtype dtype) { return dtype == Dtype::Float32 ? sizeof(float) : sizeof(bf16); }
 
-// The place of row r of all blocks' rows.
+// The place of row r among the rows of all blocks.
 char* place_of(const KeptInputsOp& op, int64_t row, int64_t size) {
   const int64_t block = row / op.rows_per_block, offset = row % op.rows_per_block;
   return static_cast<char*>(op.cache) + (block * op.block_stride + offset * op.width) * size;

@@ -1,4 +1,4 @@
-// A tile of keys and values of one KV head, taken from the paged cache and laid out as tile.h wants it.
+// A tile of keys and values of one KV head, from the paged cache, in the layout of tile.h.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@ struct KeySpan {
   int64_t seq, kv_head, end;
 };
 
-// Where the K and V of a tile's keys are. Those past the span's end are zeros: their memory may hold anything.
+// The places of the K and V of a tile's keys. Keys past the span's end point to zeros, because their memory is
+// undefined.
 struct KeyRows {
   int count;
   const char* keys[kTileKeys];
@@ -41,8 +42,8 @@ inline void find_rows(const AttentionOp& op, const Step& step, const KeySpan& sp
   rows.count = count;
 }
 
-// [32 keys at a time][word][key]; keys from rows.count on, up to a whole vector of them, are zeros.
-// Fetches the same tile's values.
+// [32 keys at a time][word][key]; keys from rows.count on, up to a whole vector of them, are zeros. Prefetches the same
+// tile's values.
 inline void pack_keys(const KeyRows& rows, int64_t head_words, char* tiles) {
   const auto* keys = reinterpret_cast<const uint32_t* const*>(rows.keys);
   for (int first = 0; first < rows.count; first += kLanes) {
@@ -59,12 +60,12 @@ inline void pack_keys(const KeyRows& rows, int64_t head_words, char* tiles) {
   }
 }
 
-// Up to 32 values of each key in a word: the first `count`.
+// The first `count`, at most 32, values of each key in a word.
 struct ValueColumns {
   int64_t first, count;
 };
 
-// Of one key.
+// For one key.
 static ALWAYS_INLINE void pack_value_word(const float* const* keys, ValueColumns columns, char* to) {
   for (int v = 0; v < kTileVectors; ++v) {
     const int64_t left = columns.count - v * kLanes;
@@ -73,7 +74,7 @@ static ALWAYS_INLINE void pack_value_word(const float* const* keys, ValueColumns
   }
 }
 
-// Of two keys, interleaved.
+// For two keys, interleaved.
 static ALWAYS_INLINE void pack_value_word(const bf16* const* keys, ValueColumns columns, char* to) {
 #if defined(__AVX512BW__)
   alignas(64) static const uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -100,8 +101,8 @@ static ALWAYS_INLINE void pack_value_word(const bf16* const* keys, ValueColumns 
 #endif
 }
 
-// [32 values at a time][word along keys][value]; keys from rows.count on, up to a whole word, are zeros.
-// Fetches the keys `ahead`.
+// [32 values at a time][word along keys][value]; keys from rows.count on, up to a whole word, are zeros. Prefetches the
+// keys `ahead`.
 template <class T>
 inline void pack_values(const KeyRows& rows, const KeyRows& ahead, int64_t head_dim, char* tiles) {
   const auto* values = reinterpret_cast<const T* const*>(rows.values);

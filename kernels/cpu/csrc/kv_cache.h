@@ -1,4 +1,4 @@
-// Where a token's K and V lie: [block, layer, k|v, kv_head, slot, row].
+// The place of a token's K and V: [block, layer, k|v, kv_head, slot, row].
 #pragma once
 
 #include "kv_rows.h"

@@ -1,4 +1,4 @@
-// Blocks of KV to a byte for each value, and back: the same arithmetic as kernels/kv_int8.py, to the last bit.
+// Converts blocks of KV to one byte per value, and back. The arithmetic is that of kernels/kv_int8.py, to the last bit.
 
 #include "kv_int8.h"
 
@@ -11,7 +11,7 @@ namespace {
 constexpr float kNumSteps = 255.0f, kLeastSpan = 0x1p-100f;
 // adding it leaves the nearest integer, ties to even, in the low bits of the mantissa
 constexpr float kShift = 0x1.8p23f;
-// so many times sixteen channels at once: as many as there are registers for
+// groups of sixteen channels processed at once: as many as there are registers for
 constexpr int kTogether = 4;
 
 ALWAYS_INLINE f32x16 min(f32x16 a, f32x16 b) {
@@ -22,7 +22,7 @@ ALWAYS_INLINE f32x16 min(f32x16 a, f32x16 b) {
 #endif
 }
 
-// All sixteen lanes, or the first n: the other lanes are zero.
+// All sixteen lanes, or the first n; the other lanes are zero.
 template <bool kIsWhole, class T>
 ALWAYS_INLINE f32x16 load_values(const T* p, int64_t n) {
   return kIsWhole ? load(p) : load_some(p, n);
@@ -48,7 +48,7 @@ ALWAYS_INLINE void store_codes(uint8_t* p, u8x16 codes, int64_t n) {
   std::memcpy(p, &codes, kIsWhole ? kLanes : n);
 }
 
-// kNum times sixteen channels, or the `n` that are left: a slot's are read together, as they lie.
+// kNum times sixteen channels, or the `n` that are left. The channels of a slot are contiguous and read together.
 template <int kNum, bool kIsWhole, class T>
 ALWAYS_INLINE void quantise_channels(const T* values, T* bounds, uint8_t* codes, const KvBlocks& of, int64_t num_filled,
                                      int64_t n) {
@@ -64,11 +64,11 @@ ALWAYS_INLINE void quantise_channels(const T* values, T* bounds, uint8_t* codes,
       const f32x16 x = load_values<kIsWhole>(values + slot * of.head_dim + i * kLanes, n);
       low[i] = min(low[i], x);
       high[i] = max(high[i], x);
-      // NaN from the first x on that is one, or an infinity
+      // NaN from the first x on that is NaN or infinite
       nothing[i] = fma(x, f32x16{}, nothing[i]);
     }
   for (int i = 0; i < kNum; ++i) {
-    // a negative zero becomes a zero
+    // turns a negative zero into zero
     low[i] += 0.0f;
     high[i] += 0.0f;
     const f32x16 span = high[i] - low[i] + nothing[i];

@@ -1,5 +1,5 @@
-// What a row of the cache holds, one head's K or V of one token: values in the model's dtype, or 8 bits for each. The
-// same arithmetic as kernels/kv_rows.py, to the last bit.
+// A row of the cache, one head's K or V of one token: values in the model's dtype, or 8 bits for each. The arithmetic
+// is that of kernels/kv_rows.py, to the last bit.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,16 @@
 constexpr float kMaxCode = 127.0f, kLeastMagnitude = 0x1p-100f, kMaxFp8 = 448.0f;
 // Adding it leaves the nearest integer, ties to even, in the low bits of the mantissa.
 constexpr float kRoundToInteger = 0x1.8p23f;
-// Likewise the nearest multiple of 2^-9, which is what e4m3 has below 2^-6.
+// Adding it leaves the nearest multiple of 2^-9, the spacing of e4m3 below 2^-6.
 constexpr float kRoundToSubnormal = 0x1.8p14f, kLeastNormal = 0x1p-6f;
 
 static ALWAYS_INLINE f32x16 magnitude(f32x16 v) { return (f32x16)((u32x16)v & 0x7fffffffu); }
 
-// Rounds to e4m3; what is not finite becomes NaN.
+// Rounds to e4m3. Values that are not finite become NaN.
 static ALWAYS_INLINE u8x16 to_fp8(f32x16 v) {
   const f32x16 size = magnitude(v), clamped = choose(size > kMaxFp8, splat(kMaxFp8), size);
   const u32x16 bits = (u32x16)clamped;
-  // Three bits of the mantissa stay, to nearest, ties to even; the exponent's bias is 7 in place of 127.
+  // Keep three bits of the mantissa, rounded to nearest, ties to even. The exponent's bias is 7 instead of 127.
   const u32x16 normal = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120u << 3);
   const u32x16 subnormal = (u32x16)(clamped + kRoundToSubnormal) & 15u;
   const u32x16 code = choose(clamped < kLeastNormal, subnormal, normal);
@@ -32,7 +32,7 @@ static ALWAYS_INLINE u8x16 to_fp8(f32x16 v) {
 static ALWAYS_INLINE f32x16 from_fp8(u8x16 codes) {
   const u32x16 wide = widen(codes);
   const u32x16 size = wide & 0x7fu;
-  // e4m3's exponent and mantissa as float32's lowest: exact, once the bias is multiplied in.
+  // e4m3's exponent and mantissa as float32's lowest bits: exact after multiplication by the bias.
   const f32x16 value = (f32x16)(size << 20) * 0x1p120f;
   const u32x16 is_nan = (u32x16)(size == 0x7fu);
   return (f32x16)(((u32x16)value & ~is_nan) | (is_nan & 0x7fc00000u) | (wide & 0x80u) << 24);
@@ -48,7 +48,7 @@ inline void write_int8(const T* values, int64_t head_dim, char* row) {
   for (int64_t i = 0; i < head_dim; i += kLanes) {
     const f32x16 x = load_up_to(values + i, head_dim - i);
     largest = max(largest, magnitude(x));
-    // NaN from the first x on that is one, or an infinity
+    // NaN from the first x on that is NaN or infinite
     nothing = fma(x, f32x16{}, nothing);
   }
   const float most = horizontal_max(largest) + horizontal_sum(nothing);
@@ -85,7 +85,7 @@ inline void write_row(KvCoding coding, const T* values, int64_t head_dim, char* 
   }
 }
 
-// The codes of a row as numbers, which have yet to be multiplied by its scale.
+// The codes of a row as numbers, not yet multiplied by its scale.
 template <class T>
 inline void read_codes(KvCoding coding, const char* row, int64_t head_dim, T* values) {
   for (int64_t i = 0; i < head_dim; i += kLanes) {

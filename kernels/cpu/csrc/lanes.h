@@ -1,7 +1,8 @@
-// Sixteen lanes of four bytes: in one register where there are such (AVX-512), in several otherwise.
+// Sixteen lanes of four bytes: in one register with AVX-512, otherwise in several.
 //
-// GCC takes a vector that is wider than a register apart: into registers for arithmetic, but into single lanes for
-// comparisons, choices and conversions, and it keeps it in memory in between. So here it is made of registers.
+// GCC splits a vector that is wider than a register: into registers for arithmetic, but into single lanes for
+// comparisons, choices and conversions, and it keeps the vector in memory in between. Here, it is therefore made of
+// registers.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ static ALWAYS_INLINE WordPart load_part(const char* p) {
   return v;
 }
 
-// The bytes of a part of some columns, one in each lane: compilers take many instructions to widen a short vector.
+// The bytes of a part of some columns, one in each lane. Compilers need many instructions to widen a short vector.
 static ALWAYS_INLINE WordPart bytes_part(const char* codes, int part) {
 #if defined(__AVX512F__)
   return (WordPart)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes) + part));
@@ -55,7 +56,7 @@ static ALWAYS_INLINE WordPart bytes_part(const char* codes, int part) {
 #endif
 }
 
-// Likewise of pairs of bytes.
+// The same for pairs of bytes.
 static ALWAYS_INLINE WordPart halves_part(const char* halves, int part) {
   typedef uint16_t Halves __attribute__((vector_size(kRegisterBytes / 2)));
   Halves of_part;
@@ -102,7 +103,7 @@ struct Lanes {
 
   T operator[](int lane) const { return part[lane / (kLanes / kParts)][lane % (kLanes / kParts)]; }
 
-  // The same bits.
+  // The same bits as another type.
   template <class U>
   explicit ALWAYS_INLINE operator Lanes<U>() const {
     Lanes<U> out;
@@ -216,7 +217,7 @@ static ALWAYS_INLINE u32x16 widen(u16x16 halves) {
 static ALWAYS_INLINE u16x16 low_halves(const u32x16& v) {
 #if defined(__AVX2__)
   const u32x16 low = v & 0xffffu;
-  // It packs each half of the registers for itself.
+  // the instruction packs each half of the registers separately
   const __m256i packed = _mm256_packus_epi32((__m256i)low.part[0], (__m256i)low.part[1]);
   return (u16x16)_mm256_permute4x64_epi64(packed, 0xd8);
 #else

@@ -1,12 +1,12 @@
-// Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once; what adapters
-// add comes on top of the sums (adapters.cpp). Where rows and weight are in eight bits, sums are exact integers, and are
-// scaled once; where inputs are in groups, those of each group are.
+// Linear layers: out = activation(x @ weight + bias) (+ residual), accumulated in float32, rounded once. Adapters add
+// to the sums (adapters.cpp). With rows and weight in eight bits, sums are exact integers, and are scaled once. With
+// inputs in groups, this holds for each group.
 //
-// A chunk is a span of rows times a span of tiles. With few rows the work is to stream the weight from memory: long
-// spans of tiles, several tiles side by side for independent accumulators. With many rows it is to keep the
-// multipliers busy: the rows of a chunk stay in L2 while tiles pass by. In between the next tile is fetched while this
-// one is multiplied, evenly over the row blocks (measured at 32 rows: 970 GFLOP/s; all in the first block 890, none
-// 790).
+// A chunk is a span of rows times a span of tiles. With few rows the time goes into reading the weight from memory:
+// long spans of tiles, and several tiles side by side for independent accumulators. With many rows the multipliers must
+// be kept busy: the rows of a chunk stay in L2 while it goes through the tiles. In between, the next tile is prefetched
+// while this one is multiplied, evenly over the row blocks (measured at 32 rows: 970 GFLOP/s; all in the first block
+// 890, none 790).
 
 #include <algorithm>
 #include <type_traits>
@@ -37,7 +37,7 @@ int64_t tile_bytes_of(const LinearOp& op, Dtype dtype) {
   return num_words(op, dtype) * kStepBytes;
 }
 
-// How a linear layer is cut into chunks. Has no influence on results.
+// How a linear layer is cut into chunks. It has no influence on results.
 struct Cut {
   int64_t tile_bytes, num_tiles, rows_per_chunk, tiles_per_chunk, row_chunks, tile_chunks;
 
@@ -73,7 +73,7 @@ ALWAYS_INLINE void write_out(const LinearOp& op, int64_t row, int64_t column, f3
   store_up_to(static_cast<Out*>(op.out) + row * op.out_stride + column, value, left);
 }
 
-// The sums of a block of rows and a tile: row r's vectors begin at sums[r * stride].
+// The sums of a block of rows and a tile. Row r's vectors begin at sums[r * stride].
 struct Sums {
   const f32x16* first;
   int64_t stride;
@@ -139,7 +139,7 @@ ALWAYS_INLINE void finish_tiles(const LinearOp& op, int64_t row, int64_t tile,
   }
 }
 
-// What the words of rows and weight are, W, is T itself or int8.
+// W, the type of the words of rows and weight, is T itself or int8.
 template <class W, class T, int ROWS, int TILES>
 void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
   const int64_t steps = words<W>(op.in_features), x_stride = op.x_stride * sizeof(W);
@@ -163,7 +163,8 @@ void block(const LinearOp& op, int64_t row, int64_t tile, Prefetch prefetch) {
   finish_tiles<T, ROWS, TILES>(op, row, tile, sums);
 }
 
-// Where the words of FP8 and MXFP4 come from and go to: they are made of codes, and kept for other rows, or others have kept them.
+// Whether the words of FP8 and MXFP4 are decoded for these rows only, decoded and kept for other rows, or read from
+// those kept.
 enum class Codes { Once, ToKeep, Kept };
 
 template <class W, class T, bool IS_OURS, class Columns, int ROWS, int TILES>
@@ -217,8 +218,8 @@ constexpr Block block_of(int rows, std::integer_sequence<int, ROWS...>) {
   return blocks[rows - 1];
 }
 
-// Few rows: several tiles at a time, for more accumulators than the multiplier's latency. The tiles are consecutive
-// streams that the hardware fetches best by itself (measured: 96 GB/s; with prefetches 82).
+// Few rows: several tiles at a time, to have more accumulators than the multiplier's latency. The tiles are consecutive
+// streams, which the hardware prefetches best on its own (measured: 96 GB/s; with prefetches 82).
 template <class W, class T>
 void stream(const LinearOp& op, int rows, int64_t row, int64_t tile, int64_t end) {
   const Block wide = rows == 1 ? block<W, T, 1, 4> : rows == 2 ? block<W, T, 2, 4> : block<W, T, 3, 4>;
@@ -245,7 +246,7 @@ void multiply(const LinearOp& op, const LinearSpan& span) {
   }
 }
 
-// `words`: where those of the tile are kept.
+// `words`: memory for the tile's decoded words.
 using GroupBlock = void (*)(const LinearOp&, int64_t row, int64_t tile, char* words);
 
 template <class T, Weight KIND, Codes CODES, int ROWS, int TILES>

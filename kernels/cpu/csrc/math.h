@@ -1,4 +1,5 @@
-// exp2, log and the activations built on them, on sixteen lanes. Polynomials fitted here, errors measured in tests.
+// exp2, log and the activations built on them, on sixteen lanes. The polynomials were fitted for this file; tests
+// measure their errors.
 #pragma once
 
 #include "vec.h"
@@ -13,7 +14,7 @@ static ALWAYS_INLINE f32x16 exp2_fraction(f32x16 r) {
   return fma(p, r, splat(1.0f));
 }
 
-// 2^x with a relative error below 2e-7 for x from -125 to 127; exactly 1 at 0 and 0 at -inf; a NaN stays one.
+// 2^x with a relative error below 2e-7 for x from -125 to 127; exactly 1 at 0, and 0 at -inf. NaN stays NaN.
 static ALWAYS_INLINE f32x16 exp2_lanes(f32x16 x) {
 #if defined(__AVX512DQ__)
   // x minus the nearest integer (0 for an infinity), and the nearest integer
@@ -32,7 +33,7 @@ static ALWAYS_INLINE f32x16 exp2_lanes(f32x16 x) {
 
 constexpr float kLog2E = 0x1.715476p+0f;
 
-// e^-x, with x clamped to where the result is finite
+// e^-x, with x clamped so that the result is finite
 static ALWAYS_INLINE f32x16 exp_negative(f32x16 x) {
   const f32x16 y = x * -kLog2E;
   return exp2_lanes(choose(y > splat(126.0f), splat(126.0f), y));
@@ -41,7 +42,7 @@ static ALWAYS_INLINE f32x16 exp_negative(f32x16 x) {
 // log of a positive finite normal number, relative error below 2e-7
 static ALWAYS_INLINE f32x16 log_lanes(f32x16 x) {
   const i32x16 bits = (i32x16)x;
-  // exponent such that the mantissa lies in [sqrt(1/2), sqrt(2))
+  // an exponent with the mantissa in [sqrt(1/2), sqrt(2))
   const i32x16 exponent = (bits - 0x3f3504f3) >> 23;
   const f32x16 f = (f32x16)(bits - (exponent << 23)) - 1.0f;
   f32x16 p = splat(0x1.14582ep-4f);
@@ -61,8 +62,7 @@ static ALWAYS_INLINE f32x16 log_lanes(f32x16 x) {
 
 static ALWAYS_INLINE f32x16 silu(f32x16 x) { return x / (exp_negative(x) + 1.0f); }
 
-// Of a gate that is at most `limit`, and an up from -limit to limit: (up + 1) * gate / (1 + e^(-alpha * gate)). NaN
-// stays.
+// (up + 1) * gate / (1 + e^(-alpha * gate)), with gate at most `limit` and up from -limit to limit. NaN stays NaN.
 static ALWAYS_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float alpha, float limit) {
   const f32x16 lowest = splat(-limit);
   gate = -max(lowest, -gate);

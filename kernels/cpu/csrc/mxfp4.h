@@ -1,24 +1,26 @@
-// Codes of MXFP4 (e2m1) as values of rows: float32 or bfloat16, both of which have all of them.
+// Decodes MXFP4 (e2m1) into the rows' dtype, float32 or bfloat16. Both represent all of its values.
 //
 // A byte has two consecutive values of a column, the first in its low half: one word of bfloat16, or two of float32.
 #pragma once
 
 #include "tile.h"
 
-// A step has as many codes for a column as a word has values: with float32, every second one begins in the middle.
+// A step has as many codes per column as a word has values. With float32, every second step begins in the middle of a
+// byte.
 template <class T>
 constexpr int64_t kMxfp4StepBytes = kTileColumns * kWordValues<T> / 2;
 
-// The float32 of each lane's lowest four bits, of which no other bits may be set.
+// The float32 value of each lane's lowest four bits. No other bits may be set.
 static ALWAYS_INLINE WordPart e2m1_to_float(WordPart code) {
   const WordPart magnitude = code & 7;
-  // Below 2 there is no exponent: the value is 0 or 0.5.
+  // Codes below 2 have no exponent: the value is 0 or 0.5.
   const WordPart is_small = (WordPart)((IntPart)magnitude < 2);
   return (code & 8) << 28 | (is_small & (magnitude * (126u << 23))) |
          (~is_small & ((magnitude << 22) + (126u << 23)));
 }
 
-// The words of a part of a tile's columns, whose bytes begin at `codes`: with float32 of the first or the second value.
+// Returns the words of a part of a tile's columns, with bytes at `codes`. With float32, `which` chooses the first or
+// the second value.
 template <class T>
 static ALWAYS_INLINE WordPart decode_mxfp4(const char* codes, int part, int which);
 
@@ -28,11 +30,11 @@ ALWAYS_INLINE WordPart decode_mxfp4<float>(const char* codes, int part, int whic
 #if defined(__AVX512F__)
   const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
                                        -3.0f, -4.0f, -6.0f);
-  // The instruction looks at four bits.
+  // the instruction reads four bits
   return (WordPart)_mm512_permutexvar_ps((__m512i)code, values);
 #elif defined(__AVX2__)
   const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-  // The instruction looks at three bits.
+  // the instruction reads three bits
   return (WordPart)_mm256_permutevar8x32_ps(magnitudes, (__m256i)code) | (code & 8) << 28;
 #else
   return e2m1_to_float(code & 15);
@@ -51,15 +53,15 @@ template <>
 ALWAYS_INLINE WordPart decode_mxfp4<bf16>(const char* codes, int part, int) {
 #if defined(__AVX512BW__)
   const WordPart both = bytes_part(codes, part);
-  // Of 6, 4, 3, 2 and of 1.5, 1, 0.5, 0, and of their negatives. The instruction looks at five bits of each half of a
-  // word, of which the lower half has one too many: the table is there twice.
+  // 6, 4, 3, 2; 1.5, 1, 0.5, 0; and their negatives. The instruction reads five bits of each half of a word, and the
+  // lower half has one bit too many, so the table is repeated.
   const int64_t large = 0x40c0408040404000, small = 0x3fc03f803f000000, sign = 0x8000800080008000;
   const __m512i values =
       _mm512_setr_epi64(small, large, small | sign, large | sign, small, large, small | sign, large | sign);
   return (WordPart)_mm512_permutexvar_epi16((__m512i)(both | both << 12), values);
 #elif defined(__AVX2__)
-  // All bytes of a step are looked up at once, for all parts. They are in an order that interleaving undoes: of every
-  // eight the first four in the first half of the register.
+  // All bytes of a step are looked up at once, for all parts. They are permuted so that interleaving restores the
+  // order: the first four of every eight are in the first half of the register.
   const __m256i in_order = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
   const __m256i all = _mm256_permutevar8x32_epi32(in_order, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
   const __m256i first = _mm256_and_si256(all, _mm256_set1_epi8(15));

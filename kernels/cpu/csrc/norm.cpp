@@ -7,7 +7,7 @@
 
 namespace {
 
-// The sum over a row of f(x), in four interleaved partial sums.
+// The sum of f(x) over a row, in four interleaved partial sums.
 template <class T, class F>
 ALWAYS_INLINE float sum_of(const T* x, int64_t width, F f) {
   f32x16 partial[4] = {};

@@ -1,6 +1,6 @@
-// The operations of a program: plain structs that Python fills in (kernels/cpu/program.py mirrors them).
+// The operations of a program: plain structs that Python fills in (kernels/cpu/structs.py mirrors them).
 //
-// Strides and widths count elements. Every pointer stays valid and in place for the life of the program.
+// Strides and widths count elements. Every pointer stays valid and unchanged for the life of the program.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,15 @@ enum class Activation : int32_t {
   ClampedSwiglu = 6,
 };
 
-// Two of the weight's columns, gate and up, yield one of the output: of those from SiluGated on.
+// Whether two of the weight's columns, gate and up, yield one column of the output. All from SiluGated on do.
 constexpr bool is_gated(Activation activation) {
   return activation >= Activation::SiluGated;
 }
 
-// What a linear layer's weight is kept in: see tile.h and groups.h.
+// The format of a linear layer's weight: see tile.h and groups.h.
 enum class Weight : int32_t { AsRows = 0, Int8 = 1, Int4 = 2, Int8Groups = 3, Fp8 = 4, Mxfp4 = 5 };
 
-// Rows come in eight bits, from Quantise.
+// Whether rows are in eight bits, written by Quantise.
 constexpr bool takes_codes(Weight kind) {
   return kind == Weight::Int8 || kind == Weight::Int4 || kind == Weight::Int8Groups;
 }
@@ -63,7 +63,7 @@ struct EmbedOp {
   const void* add_to;
   void* out;
   int64_t width, offset, add_stride, out_stride;
-  // 0: the table's rows lie one after another. Else it is a linear layer's weight, in tiles of so many bytes.
+  // 0: the table's rows are contiguous. Else the table is a linear layer's weight, and this is the bytes of its tiles.
   int64_t tile_bytes;
   float scale;
 };
@@ -81,32 +81,32 @@ struct NormOp {
   int32_t centred;
 };
 
-// Rows in eight bits, for linear layers whose weights have eight or four: each value x becomes a code, round(x / scale),
-// where the row's scale is its largest absolute value over 127. Codes fill whole blocks of values, the rest of which are
-// zeros; then comes the scale. For Int8, 128 is added to codes. For Int4 and Int8Groups there are, after the scale, of
-// each group its codes' sum times -zero, as int32.
+// Quantises rows to eight bits, for linear layers with weights in eight or four. Each value x becomes a code, round(x /
+// scale); the row's scale is its largest absolute value over 127. Codes are padded with zeros to whole blocks of
+// values, and the scale follows. For Int8, 128 is added to codes. For Int4 and Int8Groups, the scale is followed by an
+// int32 for each group: the sum of its codes times -zero.
 struct QuantiseOp {
   const void* x;
   uint8_t* out;
   int64_t width, x_stride, out_stride;
   // values of a group
   int64_t group;
-  // How many rows there are for each of the step's: 1, or a mixture's choices of a row.
+  // rows per row of the step: 1, or the number of experts per row
   int64_t rows_each;
   Weight weight_kind;
-  // the zero of all groups; 1 where each has its own
+  // the zero of all groups; 1 if each has its own
   int32_t zero;
 };
 
-// What adapters add to a linear layer: see adapters.cpp. Adapter number i, from 1 on, is at index i - 1.
+// The adapters of a linear layer: see adapters.cpp. Adapter number i, from 1 on, is at index i - 1.
 struct Adapters {
-  // [row][part * rank + r], what Shrink made of the row; null: the layer has no adapters
+  // [row][part * rank + r], written by Shrink; null: the layer has no adapters
   const float* shrunk;
-  // [adapter][r][column], in the columns of the layer's tiles, of the dtype
+  // [adapter][r][column], in the columns of the layer's tiles, in the dtype
   const void* expand;
-  // of each adapter
+  // one per adapter
   const float* scales;
-  // of each column of the tiles: the part of the layer that it belongs to
+  // the layer's part that each column of the tiles belongs to
   const int32_t* parts;
   int64_t shrunk_stride, rank, num_columns;
 };
@@ -116,68 +116,68 @@ struct LinearOp {
   const void* x;
   const void* weight;
   const float* bias;
-  // Of Int8: the scale of each column, and what its sum begins with, which takes away what 128 in place of 0 in x adds
-  // to it.
+  // For Int8: the scale of each column, and the initial value of its sum. That value cancels the 128 that represents 0
+  // in x.
   const float* scales;
   const int32_t* starts;
   const void* residual;
   void* out;
   int64_t in_features, out_features, x_stride, residual_stride, out_stride;
-  // Of Int4, Int8Groups, Fp8 and Mxfp4: the values of a group, and 1 if its scales are float32, and if it has zeros.
+  // For Int4, Int8Groups, Fp8 and Mxfp4: the values of a group, 1 if its scales are float32, and 1 if it has zeros.
   int64_t group;
   int32_t float_scales, has_zeros;
   Activation activation;
-  // 1: out is float32, whatever the dtype of x
+  // 1: out is float32 for any dtype of x
   int32_t float32_out;
   Weight weight_kind;
-  // of ClampedSwiglu
+  // for ClampedSwiglu
   float swiglu_alpha, swiglu_limit;
   Adapters adapters;
-  // the adapter of each row, or null: none has one; known when the step is
+  // the adapter of each row, or null if no row has one; set for each step
   const int32_t* adapter_of_row;
 };
 
-// shrunk = x @ (the a of the row's adapter), as float32, for rows that have one. The adapters' a lie one after another,
-// each like a linear layer's weight whose columns are [part][r].
+// shrunk = x @ (the a of the row's adapter), as float32, for rows with an adapter. The adapters' a are stored one after
+// another, each like a linear layer's weight with columns [part][r].
 struct ShrinkOp {
   LinearOp linear;
   int64_t adapter_bytes;
 };
 
-// What a row of the cache holds: see kv_rows.h.
+// The contents of a row of the cache: see kv_rows.h.
 enum class KvCoding : int32_t { Values, Fp8, Int8 };
 
 struct AttentionOp {
   const void* qkv;
   void* out;
-  // of this layer; block b's K begins at cache + b * block_stride, its V value_offset after that, in bytes
+  // for this layer; block b's K begins at cache + b * block_stride, its V value_offset after that, in bytes
   void* cache;
   const float* rope;
   const float* q_norm;
   const float* k_norm;
-  // of each head a logit that takes part in its softmax and has no value; null: there are none
+  // one logit per head that takes part in the softmax without a value; null: none
   const float* sinks;
   int64_t qkv_stride, out_stride, block_stride, value_offset, row_bytes;
   int32_t num_heads, num_kv_heads, head_dim, block_size;
   KvCoding coding;
   // 0: all tokens
   int32_t window;
-  // 1: of the sequences whose inputs are kept, and the cache is restored KV; 0: of all others
+  // 1: only sequences with kept inputs, and the cache is restored KV; 0: all other sequences
   int32_t of_kept;
-  // how many of a head's first values are rotated, and the width of rope
+  // the number of a head's first values that are rotated, and the width of rope
   int32_t rotary_dim;
-  // of layers, whose slots and block table these are
+  // the layer group of these slots and this block table
   int32_t group;
   float scale, eps;
 };
 
-// Inputs of tokens, and the cache's blocks of this layer as rows of inputs: row r of all begins at
-// cache + r / rows_per_block * block_stride + r % rows_per_block * width.
+// Inputs of tokens, and the cache's blocks of this layer as rows of inputs. Row r of all blocks begins at cache + r /
+// rows_per_block * block_stride + r % rows_per_block * width.
 struct KeptInputsOp {
   const void* x;
   void* out;
   void* cache;
-  // of x or out
+  // the stride of x or out
   int64_t x_stride;
   int64_t block_stride, rows_per_block, width;
 };
@@ -189,17 +189,17 @@ struct GatherOp {
   int64_t width, x_stride, out_stride;
 };
 
-// Which rows go through which experts: see experts.cpp. One set of buffers serves all layers, one after the other.
+// The experts of each row: see experts.cpp. One set of buffers serves all layers, one after the other.
 struct Routing {
   int64_t num_experts, top_k;
   // per row: its experts, the first choice first, and their weights
   int32_t* chosen;
   float* weights;
-  // per choice: where it stands when choices are in the order of their experts
+  // per choice: its place when choices are ordered by expert
   int32_t* places;
-  // [0]: the number of experts that any row has chosen; from [1] on, those, ascending
+  // [0]: the number of experts chosen by any row; from [1] on, these experts, ascending
   int32_t* hit;
-  // per expert in `hit`: where its choices begin; and after the last, where they end
+  // per expert in `hit`: the start of its choices; after the last one, their end
   int32_t* starts;
 };
 
@@ -213,7 +213,8 @@ struct RouteOp {
 };
 
 // Spread: out[places[choice]] = x[row of the choice].
-// Mix: out[row] = (residual[row] +) sum of weight * x[places[choice]] over the row's choices, where x is float32.
+//
+// Mix: out[row] = (residual[row] +) sum of weight * x[places[choice]] over the row's choices, with x in float32.
 struct SpreadOp {
   Routing routing;
   const void* x;
@@ -222,34 +223,34 @@ struct SpreadOp {
   int64_t width, x_stride, residual_stride, out_stride;
 };
 
-// A linear layer of each expert, over the rows of its choices; the weights lie one after another, and so do biases, and,
-// of Int8, the scales and starts of their columns.
+// A linear layer of each expert, over the rows of its choices. Weights are stored one after another, and so are biases
+// and, for Int8, the scales and starts of columns.
 struct ExpertLinearOp {
   Routing routing;
   LinearOp linear;
   int64_t expert_bytes, expert_columns;
 };
 
-// Memory that ranks share, as this process, one of them, sees it: see ranks.cpp.
+// One rank's view of the memory that ranks share: see ranks.cpp.
 struct Ranks {
   char* shared;
   int64_t rank, size;
-  // The bytes of a slot, a multiple of 64.
+  // Bytes of a slot, a multiple of 64.
   int64_t slot_bytes;
-  // How many meetings this rank has been at.
+  // Meetings that this rank has joined.
   int64_t num_meetings;
 };
 
-// Share: puts x where other ranks see it after the next meeting. Meet: waits until all ranks are there.
+// Share: writes x to where other ranks can read it after the next meeting. Meet: waits until all ranks have arrived.
 struct ShareOp {
   Ranks* ranks;
   const void* x;
   int64_t width, x_stride;
-  // 1: x is float32, whatever the dtype
+  // 1: x is float32, for any dtype
   int32_t is_float32;
 };
 
-// out = sum of what all ranks have shared (+ residual)
+// out = sum of the rows shared by all ranks (+ residual)
 struct SumRanksOp {
   Ranks* ranks;
   const void* residual;
@@ -257,7 +258,7 @@ struct SumRanksOp {
   int64_t width, residual_stride, out_stride;
 };
 
-// out = the first columns of what ranks have shared, side by side, on rank 0. Each has shared as many.
+// out = the first columns of the ranks' rows, side by side, on rank 0. All ranks share equally many columns.
 struct JoinRanksOp {
   Ranks* ranks;
   float* out;
@@ -267,7 +268,7 @@ struct JoinRanksOp {
 struct Op {
   OpKind kind;
   Dtype dtype;
-  // its result has a row, 0: for each token, 1: for each of step.rows, 2: for each token that is restored
+  // the rows of its result: 0: one per token, 1: one per entry of step.rows, 2: one per restored token
   int32_t of_rows;
   union {
     EmbedOp embed;
@@ -287,12 +288,12 @@ struct Op {
   };
 };
 
-// One run of a program: StepInputs' buffers and what their first so many entries are.
+// One run of a program: the buffers of StepInputs, and the numbers of entries in use.
 struct Step {
   int64_t num_tokens;
   int64_t num_rows;
   int64_t num_seqs;
-  // from a sequence's blocks to the next one's, and from a group's to those of the next group of layers
+  // from a sequence's blocks to the next one's, and from a layer group's blocks to the next one's
   int64_t block_table_stride, group_table_stride;
   // from a group's slots to the next one's
   int64_t slots_stride;
@@ -304,11 +305,11 @@ struct Step {
   // 1: the sequence fills its blocks from the last slot down
   const int32_t* is_reversed;
   const int32_t* block_table;
-  // what gather picks; in the program of the forward: tokens, ascending, and of each sequence a run
+  // the rows that gather reads; in the forward program: tokens, ascending, and a run of each sequence's
   const int32_t* rows;
-  // per sequence: 1 if its inputs are kept; null: none's are
+  // per sequence: 1 if its inputs are kept; null: no inputs are kept
   const int32_t* is_kept;
-  // per token: the cache's row for its inputs, or -1. Of a restored token: the row that has them.
+  // per token: the cache's row for its inputs, or -1. For a restored token: the row with its inputs.
   const int32_t* input_rows;
   const int32_t* restored_rows;
   const int32_t* restored_slots;
@@ -321,17 +322,17 @@ struct Step {
   int32_t num_threads;
 };
 
-// Some tokens of a sequence, and some of the KV heads. Results go to rows from first_row on.
+// Some tokens of a sequence, and some of the KV heads. Results are written to rows from first_row on.
 struct TokenBlock {
   int64_t seq, first_token, first_row, num_tokens, first_head, num_heads;
 };
 
-// What attention does in this step; the same for all layers with as many heads and rows.
+// The tasks of attention in this step. They are the same for all layers with equally many heads and rows.
 struct AttentionPlan {
   int64_t num_heads, num_kv_heads;
   bool of_rows, of_kept;
   std::vector<TokenBlock> queries;
-  // tokens whose K and V are written before any attention begins (those of the other sequences: by their only task)
+  // tokens with K and V written before any attention begins; for other sequences, their only task writes K and V
   std::vector<TokenBlock> writes;
 };
 
@@ -365,11 +366,11 @@ struct LinearSpan {
 
 void linear_span(const LinearOp& op, Dtype dtype, const LinearSpan& span);
 
-// What is read of a row, and the bytes of a tile.
+// Bytes that are read of a row, and bytes of a tile.
 int64_t linear_row_bytes(const LinearOp& op, Dtype dtype);
 int64_t linear_tile_bytes(const LinearOp& op, Dtype dtype);
 
-// Adds what the adapters of these rows make of them to the sums of a tile; row r's vectors begin at sums[r * stride].
+// Adds the result of these rows' adapters to the sums of a tile. Row r's vectors begin at sums[r * stride].
 void add_adapters(const LinearOp& op, Dtype dtype, int64_t row, int rows, int64_t tile, f32x16* sums, int64_t stride);
 
 int64_t shrink_chunks(const ShrinkOp& op, const Step& step);

@@ -1,12 +1,14 @@
 // A pool of threads that share cores with other processes.
 //
-// Any of our threads may lose its core to somebody else at any moment. So work is claimed in small chunks, and the
-// gate between two phases counts finished chunks, not arrived threads: a thread that holds no chunk keeps nobody
-// waiting, not even at the end of a run, where it may still be on its way through phases that others have finished.
-// Such a straggler must not touch a later run by mistake: every ticket carries its run's epoch, is claimed by
-// compare-and-swap, and all that a thread dereferences it reads after it has claimed a chunk, when the run cannot end.
+// Any thread may lose its core to another process at any moment. Work is therefore claimed in small chunks, and the
+// gate between two phases counts finished chunks, not arrived threads. A thread without a chunk delays no other thread,
+// not even at the end of a run, when it may still be going through phases that others have finished. Such a straggler
+// must not touch a later run by mistake. Every ticket therefore carries its run's epoch, and is claimed by
+// compare-and-swap. A thread reads everything that it dereferences after it has claimed a chunk, when the run cannot
+// end.
 //
-// An idle thread spins for some tens of microseconds (the next run usually comes soon), then sleeps in the kernel.
+// An idle thread spins for some tens of microseconds, because the next run is usually near, and then sleeps in the
+// kernel.
 
 #include "pool.h"
 
@@ -74,7 +76,7 @@ void pause() {
 #endif
 }
 
-// The rounding of every thread must be the same, whatever the calling thread's flags are.
+// All threads must round alike, whatever the calling thread's flags are.
 struct DefaultFloatMode {
 #if defined(__x86_64__)
   unsigned saved = _mm_getcsr();
@@ -159,7 +161,7 @@ class Pool {
     }
   }
 
-  // False: the run is over, this thread is late.
+  // False: the run is over, and this thread is late.
   bool await_end(uint64_t epoch, const Phase& phase) {
     for (int spin = 0;; ++spin) {
       const Count count{phase.finished.load(std::memory_order_acquire)};
@@ -185,7 +187,7 @@ class Pool {
 Pool* pool = nullptr;
 std::mutex pool_mutex;
 
-// A forked child has none of the threads, and a mutex may be held by one of them: it starts afresh.
+// A forked child has none of the threads, and one of them may have held a mutex, so it starts with a new pool.
 void forget_pool_in_child() {
   pool = nullptr;
   new (&pool_mutex) std::mutex;

@@ -10,7 +10,7 @@ using Work = void (*)(const void* context, int phase, int64_t chunk);
 enum class Order : int32_t {
   // chunks begin in ascending order
   Queue,
-  // each thread walks upwards through a range of its own, then helps others: for work that reads memory as a stream
+  // each thread goes upwards through its own range, then helps others: for work that reads memory as a stream
   Ranges,
 };
 
@@ -20,8 +20,8 @@ struct PhaseSpec {
   Order order;
 };
 
-// Calls work(context, p, c) once for each phase p < num_phases and each c < phases[p].num_chunks, on up to
-// num_threads threads, the caller's included. A phase begins when the one before has ended. Returns when all have.
-// If `ended_ns` is given, it receives the clock at the end of each phase.
+// Calls work(context, p, c) once for each phase p < num_phases and each c < phases[p].num_chunks, on up to num_threads
+// threads, the caller's included. A phase begins when the previous one has ended. Returns when all have ended. If
+// `ended_ns` is given, it receives the clock at the end of each phase.
 void run_phases(int num_threads, int num_phases, const PhaseSpec* phases, Work work, const void* context,
                 int64_t* ended_ns = nullptr);

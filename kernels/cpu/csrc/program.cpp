@@ -1,4 +1,5 @@
-// Executes a program: prepares the step (chunks of every op, attention tasks), then one parallel region for all ops.
+// Executes a program: prepares the step (chunks of every op, attention tasks), then runs all ops in one parallel
+// region.
 
 #include "program.h"
 
@@ -10,17 +11,17 @@ namespace {
 
 struct Run {
   const Op* ops;
-  // [0]: what an op sees whose rows are the step's tokens, [1]: step.rows, [2]: the tokens that are restored
+  // the step for ops with these rows: [0]: the step's tokens, [1]: step.rows, [2]: restored tokens
   Step steps[3];
   std::vector<PhaseSpec> phases;
-  // a deque, because ops hold on to its elements
+  // a deque, because ops keep pointers to its elements
   std::deque<AttentionPlan> plans;
   size_t num_plans = 0;
   std::vector<const AttentionPlan*> plan_of_op;
 
   const Step& step(const Op& op) const { return steps[op.of_rows]; }
 
-  // What attention of a layer sees: slots and blocks of the layer's group.
+  // The step for a layer's attention: slots and blocks of the layer's group.
   Step step_of_group(const Op& op) const {
     Step moved = step(op);
     moved.slots += op.attention.group * moved.slots_stride;
@@ -44,7 +45,7 @@ struct Run {
     return made;
   }
 
-  // The number of chunks of an op.
+  // Returns the number of chunks of an op.
   int64_t prepare(int i) {
     const Op& op = ops[i];
     switch (op.kind) {

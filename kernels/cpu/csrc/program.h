@@ -5,11 +5,11 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Runs the operations one after the other, each on all of step.num_threads threads.
-// Returns 0, or -1 if an operation is unknown or too large.
+// Runs the operations one after the other, each on all of step.num_threads threads. Returns 0, or -1 if an operation is
+// unknown or too large.
 int32_t run_program(const Op* ops, int32_t num_ops, const Step* step);
 
-// So that Python can tell whether its mirror of the structs is right.
+// Lets Python check its mirror of the structs.
 int64_t size_of_op();
 int64_t size_of_step();
 int64_t size_of_ranks();

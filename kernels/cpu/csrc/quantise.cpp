@@ -1,4 +1,4 @@
-// Rows in eight bits, for linear layers whose weights are in eight bits or four.
+// Quantises rows to eight bits, for linear layers with weights in eight bits or four.
 
 #include "groups.h"
 #include "ops.h"
@@ -9,7 +9,7 @@ namespace {
 constexpr float kLargest = 127.0f;
 constexpr int kZero = 128;
 
-// The largest absolute value; NaN, or infinity, if there is one: its bits are larger than a number's.
+// Returns the largest absolute value. A NaN or infinity is returned if there is one, because its bits are the largest.
 template <class T>
 float largest_of(const T* x, int64_t width) {
   i32x16 largest = {};
@@ -24,7 +24,7 @@ float largest_of(const T* x, int64_t width) {
   return value;
 }
 
-// To the nearest integer, ties to even: adding this leaves no bits for a fraction.
+// Rounds to the nearest integer, ties to even: after adding this, no bits are left for a fraction.
 ALWAYS_INLINE i32x16 rounded(f32x16 x) {
   const f32x16 shift = splat(12582912.0f);
   return (i32x16)(x + shift) - (i32x16)shift;
@@ -38,7 +38,7 @@ void quantise_row(const QuantiseOp& op, const T* x, uint8_t* out) {
   const int64_t scale_at = row_scale_at(op.width);
   const int32_t zero = has_groups ? 0 : kZero;
   for (int64_t i = 0; i < scale_at; i += kLanes) {
-    // Beyond the width there are zeros.
+    // Values beyond the width are zeros.
     const i32x16 codes = i < op.width ? rounded(load_up_to(x + i, op.width - i) * inverse) : i32x16{};
     const u8x16 bytes = low_bytes((u32x16)(codes + zero));
     std::memcpy(out + i, &bytes, sizeof bytes);

@@ -1,9 +1,10 @@
-// What several processes, each with a part of the model, tell each other through memory that they share.
+// Exchange between several processes, each with a part of the model, through shared memory.
 //
-// Of each rank there is a counter of how often it has arrived at a meeting, and two slots for rows of float32, used in
-// turn: a rank that arrives at meeting n has read all that it wanted of meeting n - 1, so that nobody reads a slot of
-// n - 1 any more when somebody, who has left meeting n, writes to it for n + 1. All ranks have the same programs, and so
-// the same meetings. Sums go by the order of ranks, so that all ranks have the same to the last bit.
+// Each rank has a counter of the meetings that it has arrived at, and two slots for rows of float32, used in turn. A
+// rank that arrives at meeting n has read everything that it needs from meeting n - 1. So no rank reads a slot of n - 1
+// any more when another one has left meeting n and writes to that slot for n + 1. All ranks run the same programs, and
+// so have the same meetings. Sums are added in the order of ranks, so that all ranks get the same result to the last
+// bit.
 
 #include <sched.h>
 #include <time.h>
@@ -24,7 +25,7 @@ void pause() {
 #endif
 }
 
-// What a rank that is late costs the others: a core for some milliseconds, then a look every 50 microseconds.
+// The cost of waiting for a late rank: a core for some milliseconds, then a check every 50 microseconds.
 struct Patience {
   int num_looks = 0;
 
@@ -53,7 +54,7 @@ float* slot(const Ranks& ranks, int64_t meeting, int64_t rank) {
   return reinterpret_cast<float*>(ranks.shared + first + ((meeting & 1) * ranks.size + rank) * ranks.slot_bytes);
 }
 
-// Rows in a slot lie one after another, padded to whole vectors.
+// Rows in a slot are contiguous, padded to whole vectors.
 int64_t slot_stride(int64_t width) { return (width + kLanes - 1) / kLanes * kLanes; }
 
 template <class T>

@@ -1,4 +1,5 @@
-// One head of one token: RMS norm (Qwen3) and rotary embedding of its first rotary_dim values, in float32, rounded once.
+// One head of one token: RMS norm (Qwen3) and rotary embedding of its first rotary_dim values, in float32, rounded
+// once.
 #pragma once
 
 #include <cmath>

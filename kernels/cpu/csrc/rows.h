@@ -1,4 +1,4 @@
-// Row-wise operations take a few rows per chunk.
+// Row-wise operations process a few rows per chunk.
 #pragma once
 
 #include <algorithm>

@@ -5,11 +5,12 @@
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Per row: the index of its first maximum, and whether the row holds a NaN or its maximum is not finite.
+// Returns, per row, the index of its first maximum, and whether the row contains a NaN or its maximum is not finite.
 void argmax_rows(const float* logits, int64_t num_rows, int64_t width, int64_t stride, int64_t* index, uint8_t* is_bad,
                  int32_t num_threads);
 
-// Per row: argmax of logits + Gumbel noise that is a function of (key, column) only. See kernels/cpu/sampling.py.
+// Returns, per row, argmax of logits + Gumbel noise that is a function of (key, column) only. See
+// kernels/cpu/sampling.py.
 void gumbel_argmax_rows(const float* logits, int64_t num_rows, int64_t width, int64_t stride, const int64_t* keys,
                         int64_t* index, int32_t num_threads);
 }

@@ -8,7 +8,7 @@
 
 class Scratch {
  public:
-  // Hands out the thread's memory from its start; what an earlier Scratch of this thread gave is overwritten.
+  // Hands out the thread's memory from its start. Memory from an earlier Scratch of this thread is overwritten.
   explicit Scratch(size_t bytes) {
     if (bytes > memory_.size) {
       std::free(memory_.begin);

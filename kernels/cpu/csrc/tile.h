@@ -1,12 +1,13 @@
 // The one inner loop of linear layers and of attention: a few rows times a tile of 32 columns.
 //
-// Both operands are walked in words of four bytes along k: one float32, two bfloat16, or four eight-bit integers, which
-// are signed on one side and unsigned on the other, as processors multiply them. A tile of the right-hand side is
-// [word][column][values of a word], 128 bytes per step, zero-padded in both directions, or becomes that in registers (see
-// groups.h). Rows of the left-hand side are plain, but must be readable (and not NaN) up to a whole word.
+// Both operands are read in words of four bytes along k: one float32, two bfloat16, or four eight-bit integers.
+// Integers are signed on one side and unsigned on the other, because processors multiply them in this form. A tile of
+// the right-hand side is [word][column][values of a word], 128 bytes per step, zero-padded in both directions; or it is
+// decoded to that in registers (see groups.h). Rows of the left-hand side are plain, but must be readable (and not NaN)
+// up to a whole word.
 //
-// Every output has one accumulator, and k runs upwards from 0, in all variants: a row's result does not depend on
-// which rows are computed beside it.
+// Every output has one accumulator, and k runs upwards from 0, in all variants: a row's result does not depend on the
+// other rows that are computed with it.
 #pragma once
 
 #include <type_traits>
@@ -19,8 +20,9 @@ constexpr int kWordBytes = 4;
 constexpr int kStepBytes = kTileColumns * kWordBytes;
 constexpr int kLineBytes = 64;
 
-// What one register holds: compilers keep sums in registers only where a vector is one. Of 32 registers, 12 rows of 2
-// accumulators, 2 columns and a broadcast fill 27, and 6 rows of 4 with 4 columns 29. Of 16, 6 rows of 2 fill 15.
+// Limits by the number of registers: compilers keep sums in registers only if a vector is one register. With 32
+// registers, 12 rows of 2 accumulators, 2 columns and a broadcast use 27, and 6 rows of 4 with 4 columns 29. With 16, 6
+// rows of 2 use 15.
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 12, kMaxAccumulators = 24;
 #elif defined(__aarch64__)
@@ -29,18 +31,18 @@ constexpr int kMaxRows = 6, kMaxAccumulators = 24;
 constexpr int kMaxRows = 6, kMaxAccumulators = 12;
 #endif
 
-// How many of so many registers of columns are walked at once: one part of them after another.
+// How many of `parts` registers of columns are processed at once; the others follow in further passes.
 constexpr int parts_at_once(int rows, int parts) {
   while (rows * parts > kMaxAccumulators && parts % 2 == 0) parts /= 2;
   return parts;
 }
 
-// Of a tile; rows beside it hold unsigned values.
+// In a tile. The rows beside it have unsigned values.
 struct int8 {
   int8_t value;
 };
 
-// Of a tile; rows beside them hold signed values from -127 on. Those of uint4 are below 16.
+// In a tile. The rows beside them have signed values from -127 on. Values of uint4 are below 16.
 struct uint8 {
   uint8_t value;
 };
@@ -64,7 +66,7 @@ template <class T>
 using SumPart = std::conditional_t<sizeof(T) == 1, IntPart, FloatPart>;
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Of each byte, which is less than 16, the byte of the table that it numbers.
+// Looks up each byte, which must be less than 16, in the table.
 static ALWAYS_INLINE __m256i look_up(const uint8_t (&table)[16], __m256i bytes) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table))), bytes);
 }
@@ -97,7 +99,7 @@ ALWAYS_INLINE FloatPart multiply_add_part<bf16>(WordPart a, WordPart b, FloatPar
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Compilers would rather add up the products of several steps first, for which there are no registers.
+// Without this, compilers first add up the products of several steps, for which there are no registers.
 static ALWAYS_INLINE IntPart add_product(IntPart acc, __m256i product) {
   acc += (IntPart)product;
   asm("" : "+x"(acc));
@@ -126,7 +128,7 @@ ALWAYS_INLINE IntPart multiply_add_part<int8>(WordPart a, WordPart b, IntPart ac
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
   return (IntPart)vusdotq_s32((int32x4_t)acc, (uint8x16_t)a, (int8x16_t)b);
 #else
-  // Bytes 0 and 2, and bytes 1 and 3, as pairs of 16 bits. (One instruction of AVX2 would do all, and saturates.)
+  // bytes 0 and 2, and bytes 1 and 3, as pairs of 16 bits; AVX2's single instruction for this saturates
   const WordPart even = (WordPart)((PairPart)(b << 8) >> 8), odd = (WordPart)((PairPart)b >> 8);
   const IntPart sum = multiply_add_pairs(a & 0x00ff00ffu, even, acc);
   return multiply_add_pairs((a >> 8) & 0x00ff00ffu, odd, sum);
@@ -141,7 +143,7 @@ ALWAYS_INLINE IntPart multiply_add_part<uint8>(WordPart a, WordPart b, IntPart a
 template <>
 ALWAYS_INLINE IntPart multiply_add_part<uint4>(WordPart a, WordPart b, IntPart acc) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  // No sum of two such products saturates.
+  // no sum of two such products saturates
   const __m256i pairs = _mm256_maddubs_epi16((__m256i)b, (__m256i)a);
   return add_product(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #else
@@ -149,16 +151,16 @@ ALWAYS_INLINE IntPart multiply_add_part<uint4>(WordPart a, WordPart b, IntPart a
 #endif
 }
 
-// Lines of memory to fetch while computing: `lines` of them per four steps.
+// Lines of memory to prefetch while computing: `lines` of them per four steps.
 struct Prefetch {
   const char* next;
   int lines;
 };
 
-// The parts of registers in which a tile's 32 columns lie.
+// The number of register parts that a tile's 32 columns take.
 constexpr int kPartsOfTile = kTileVectors * kParts;
 
-// Yields the words of consecutive tiles' columns: part p of them `step` steps from where it is.
+// Yields the words of consecutive tiles' columns: part p of them, `step` steps from the current position.
 struct Words {
   const char* at;
   int64_t tile_bytes;
@@ -183,12 +185,12 @@ static ALWAYS_INLINE void dot_step(const char* const (&a)[(ROWS + 2) / 3], int64
   }
 }
 
-// acc[r][p] += the words of row r times the columns, those of part `first` and after it; `columns` has moved on then.
+// acc[r][p] += the words of row r times the columns of part first + p. Advances `columns`.
 template <class T, class Columns, int ROWS, int PARTS>
 static ALWAYS_INLINE void dot_parts(const char* a, int64_t a_stride, Columns& columns, int64_t steps, int first,
                                     SumPart<T> (&acc)[ROWS][PARTS], Prefetch prefetch) {
   constexpr int kUnroll = 4;
-  // every third row has a pointer, the two after it are reached through the addressing mode
+  // every third row has a pointer; the next two are reached through the addressing mode
   const char* rows[(ROWS + 2) / 3];
 #pragma GCC unroll 4
   for (int g = 0; g < (ROWS + 2) / 3; ++g) rows[g] = a + 3 * g * a_stride;

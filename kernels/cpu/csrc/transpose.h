@@ -41,7 +41,7 @@ static ALWAYS_INLINE void transpose16(const uint32_t* const* rows, int64_t offse
 #if !defined(__AVX512F__)
 typedef uint32_t u32x4 __attribute__((vector_size(16)));
 
-// 4 x 4 of them: out[j * out_stride + i] = rows[i][offset + j].
+// Transposes 4 x 4 words: out[j * out_stride + i] = rows[i][offset + j].
 static ALWAYS_INLINE void transpose4(const uint32_t* const* rows, int64_t offset, uint32_t* out, int64_t out_stride) {
   u32x4 a[4];
   for (int i = 0; i < 4; ++i) std::memcpy(&a[i], rows[i] + offset, sizeof a[i]);

@@ -1,7 +1,7 @@
-// Sixteen float32 lanes, on whatever instruction set there is.
+// Sixteen float32 lanes on any instruction set.
 //
-// Everything is inline and written with explicit fused multiply-adds; the build passes -ffp-contract=off, so that
-// a value's rounding never depends on the function the compiler happened to inline it into.
+// Everything is inline and written with explicit fused multiply-adds. The build passes -ffp-contract=off, so a value's
+// rounding never depends on the function that the compiler inlines it into.
 #pragma once
 
 #include "lanes.h"
@@ -43,7 +43,7 @@ static ALWAYS_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
-// A NaN in `b` stays, one in `a` does not (as maxps has it).
+// A NaN in `b` is kept, one in `a` is not, as in maxps.
 static ALWAYS_INLINE f32x16 max(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return _mm512_max_ps(a, b);
@@ -78,7 +78,7 @@ static ALWAYS_INLINE f32x16 load(const bf16* p) {
   return (f32x16)(widen(bits) << 16);
 }
 
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 static ALWAYS_INLINE u16x16 round_to_bf16(f32x16 v) {
 #if defined(__AVX512BF16__)
   __m256bh rounded = _mm512_cvtneps_pbh((__m512)v);
@@ -97,7 +97,7 @@ static ALWAYS_INLINE void store(bf16* p, f32x16 v) {
   std::memcpy(p, &bits, sizeof bits);
 }
 
-// The first n (< 16) elements; the other lanes are zero.
+// Loads the first n (< 16) elements; the other lanes are zero.
 template <class T>
 static ALWAYS_INLINE f32x16 load_some(const T* p, int64_t n) {
   T lanes[kLanes] = {};

@@ -1,4 +1,4 @@
-// Norm and rotate K, and put K and V into the paged cache.
+// Norms and rotates K, and writes K and V into the paged cache.
 
 #include "kv_cache.h"
 #include "ops.h"
