@@ -64,7 +64,7 @@ class LauncherLink:
         self._link = RouterConnection(address, lambda: hello, self)
 
     async def run(self) -> None:
-        """Runs until `stop`, or until the launcher sends Stop. While the launcher is away, the islands do not change."""
+        """Runs until `stop`, or until the launcher sends Stop. Without a connection, the islands do not change."""
         telling = asyncio.create_task(self._tell())
         try:
             await self._link.run()

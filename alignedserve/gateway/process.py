@@ -183,7 +183,7 @@ class GatewayProcess:
 
     @contextlib.asynccontextmanager
     async def open_store(self) -> AsyncIterator[Store | None]:
-        """Yields the store, and closes it after the block. A simulation has one of its own."""
+        """Yields the store, and closes it after the block. A simulation overrides this."""
         if not self._config.store_url:
             yield None
             return
@@ -251,7 +251,7 @@ class GatewayProcess:
     async def _responses(
         self, request_builder: RequestBuilder, store: ResponseStore | None, memory: BodyMemory
     ) -> AsyncIterator[APIRouter]:
-        """Answers responses in the background while the block runs, and yields the routes for responses."""
+        """Runs background responses while the block runs. Yields the routes for responses."""
         if store is None:
             yield response_routes(request_builder)
             return
