@@ -75,7 +75,7 @@ class Framing:
 
     @property
     def num_left(self) -> int | None:
-        """The number of bytes of the body that have not come; None if the client does not announce it."""
+        """Number of bytes of the body that have not arrived. None: the client does not announce it."""
         return self._num_left if self._part in (_Part.HEAD, _Part.BODY) else None
 
     def take(self, arrived: bytearray) -> bytes:
