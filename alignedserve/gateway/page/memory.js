@@ -1,4 +1,4 @@
-// The pool, the prefix cache, and what had to move.
+// The pool, the prefix cache, evictions and recoveries.
 
 import { Bar, byId, element, setText } from "./dom.js";
 import { NONE, number, percent } from "./format.js";
