@@ -28,7 +28,7 @@ class Outlook:
     def __init__(self) -> None:
         self.load: Load | None = None
         self._num_requests = 0
-        # Uncached prompt tokens sent since: of real time, and of all requests.
+        # Uncached prompt tokens sent since, of real time and of all requests.
         self._num_rt_tokens = self._num_tokens = 0
         self._prefixes: PrefixAffinity | None = None
         self._max_tokens = 0

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds that a call waits for all its predictions, by tier.
 PATIENCE_S = {"rt": 0.02, "be": 1.0}
-# Finished answers that may be queued on the thread at once. Of further ones, such as those of a call with many choices,
-# the thread learns one at a time and rests in between. Predictions take precedence, and the event loop needs the
+# Finished answers that may be queued on the thread at once. If more end, as those of a call with many choices do, the
+# thread learns them one at a time and rests in between. Predictions take precedence, and the event loop needs the
 # interpreter.
 MAX_LEARNING = 8
 LEARNING_REST_S = 0.01

@@ -104,7 +104,7 @@ class Limits:
             raise InvalidRequest(f"prompt: {num_prompts} prompts; at most {self.max_choices} are allowed")
         if num_prompts * params.n > self.max_choices:
             raise InvalidRequest(
-                f"n={params.n}: of {num_prompts} prompts; this server gives at most {self.max_choices} choices"
+                f"n={params.n}: for {num_prompts} prompts; this server gives at most {self.max_choices} choices"
             )
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(params, name)
@@ -134,8 +134,8 @@ class Limits:
         number = num_tokens * (params.prompt_logprobs + 1)
         if number > MAX_PROMPT_LOGPROBS:
             raise InvalidRequest(
-                f"prompt_logprobs={params.prompt_logprobs}: of {num_tokens} prompt tokens (all prompts, n times) "
-                f"these are {number} log-probabilities, and at most {MAX_PROMPT_LOGPROBS} are given"
+                f"prompt_logprobs={params.prompt_logprobs}: for {num_tokens} prompt tokens (all prompts, n times) "
+                f"this makes {number} log-probabilities; at most {MAX_PROMPT_LOGPROBS} are allowed"
             )
 
     def with_room_for_logprobs(
@@ -154,8 +154,8 @@ class Limits:
         longest = MAX_OUTPUT_LOGPROBS // (params.n * len(lengths) * (num_kept + 1))
         if params.max_tokens is not None or longest < max(1, params.min_tokens):
             raise InvalidRequest(
-                f"logprobs={num_kept}: of up to {num_tokens} tokens (of all choices) these are {number} "
-                f"log-probabilities, and at most {MAX_OUTPUT_LOGPROBS} are given without stream=true"
+                f"logprobs={num_kept}: for up to {num_tokens} tokens (of all choices) this makes {number} "
+                f"log-probabilities; at most {MAX_OUTPUT_LOGPROBS} are allowed without stream=true"
             )
         return replace(params, max_tokens=longest)
 

@@ -106,7 +106,7 @@ class Endpoint:
         try:
             return msgspec.msgpack.encode(made)
         except UnicodeEncodeError:
-            # In names that nothing has encoded before: of tools, their types and their parameters.
+            # In a name that nothing has encoded before, such as that of a tool, its type or its parameter.
             raise ApiError(400, "the body: a text in it has half of a surrogate pair") from None
 
 

@@ -1,5 +1,5 @@
-// Changes of processes between two polls. A router that answers lists each process of its island, up or down. Nothing is
-// known about an island while its router does not answer.
+// Changes of processes between two polls. A router that answers lists each process of its island, up or down. Nothing
+// is known about an island while its router does not answer.
 
 const KEPT = 50;
 

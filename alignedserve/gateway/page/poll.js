@@ -1,5 +1,5 @@
-// Calls `look` repeatedly while the tab is visible. It returns the milliseconds until its next call. null: `now` has to be
-// called first.
+// Calls `look` repeatedly while the tab is visible. It returns the milliseconds until its next call. null: `now` has to
+// be called first.
 
 export class Poll {
   constructor(look) {

@@ -323,7 +323,7 @@ INSTANCE_COUNTERS = {
     "num_batch_switches": ("Candidate batches that became the running one.", "num_batch_switches"),
     "num_batch_iterations": ("Iterations since the first candidate batch ran.", "num_batch_iterations"),
     "num_mixed_iterations": (
-        "Of these, iterations with requests of several batches, or of a batch and of none.",
+        "These iterations, if they had requests of several batches, or of a batch and of none.",
         "num_mixed_iterations",
     ),
     "computed_tokens": ("Tokens with KV that was computed.", "num_computed_tokens"),

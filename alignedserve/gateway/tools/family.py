@@ -1,4 +1,4 @@
-"""The base of families, whose models write calls in one format, and the grammar that constrains them."""
+"""The base of families of models that write calls in one format, and the grammar that constrains those calls."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _CHANNELS = ("analysis", "commentary", "final")
 _FUNCTIONS = "functions."
 _WORD = r"[\w.-]{0,80}"
-# Matches a header, and every start of one whose marks are complete.
+# Matches a header, and every start of one if its marks are complete.
 #
 # A header is the end of the message before, a role, a recipient, a channel, a recipient, and the type of a call's text.
 # After a call, models sometimes write a channel's name without any mark.

@@ -38,8 +38,7 @@ class JsonCalls(Cursor):
 
     def __init__(self) -> None:
         super().__init__()
-        # Finds the end of an object: of a possible call in another form, or of the object around arguments that were
-        # sent.
+        # Finds the end of an object, which is a possible call in another form or encloses arguments that were sent.
         self._nesting = Nesting()
         self._object: list[str] = []
         self._num_object_chars = 0

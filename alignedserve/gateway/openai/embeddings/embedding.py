@@ -23,7 +23,7 @@ from alignedserve.protocol.messages import PromptProgress, Rejected, Request
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.types import RequestKey
 
-# Requests that are open at a time, at most: of all real-time calls of an owner together, and of each best-effort call.
+# Requests that are open at a time, at most, for all real-time calls of an owner together and for each best-effort call.
 # That suffices to keep instances busy, and leaves room in the router's queue for others.
 #
 # A call that arrives when the others have all of these may still open its share of NUM_AT_ONCE. So n calls have at most
