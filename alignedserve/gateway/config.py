@@ -108,8 +108,8 @@ class KeyConfig:
         has_keys = self.api_key or self.api_key_file is not None
         if not has_keys and not self.allow_no_auth and not http.is_on_loopback:
             raise ValueError(
-                f"host={http.host!r}: reachable from other machines without an API key; give --api-key or --api-key-file, "
-                "or --allow-no-auth"
+                f"host={http.host!r}: reachable from other machines without an API key; give --api-key or "
+                "--api-key-file, or --allow-no-auth"
             )
 
 

@@ -104,8 +104,9 @@ class ServedModel:
             _ = self.tokenizer.detokenizer_tables, self._longest_token
 
     def try_out(self) -> None:
-        """Encodes a short prompt, renders short chats and decodes some tokens, so that the first request is not slower.
-        Failures are ignored: a template may reject a chat, and a tokenizer may lack a token. Raises MemoryError."""
+        """Encodes a short prompt, renders short chats and decodes some tokens, which shows at the start if that takes
+        too much time or memory. Failures are ignored: a template may reject a chat, and a tokenizer may lack a token.
+        Raises MemoryError."""
         if self.tokenizer is None:
             return
         self._try(lambda tokenizer: tokenizer.encode(_SAMPLE))
@@ -160,7 +161,7 @@ class ServedModel:
 
     @property
     def has_place_for_tools(self) -> bool:
-        """Whether a chat's template tells the model of tools."""
+        """Whether the chat template has a place for tools."""
         return self._need_tokenizer("tools").tool_template is not None
 
     @property

@@ -80,7 +80,7 @@ class Window {
     this.bar.show(share(nowS));
     this.mark.hidden = dueS === null;
     if (dueS !== null) this.mark.style.left = `${share(dueS) * 100}%`;
-    const done = dueS === null ? "not known yet when it is done" : `done in ${age(dueS - nowS)}, at ${clock(new Date(dueS * 1000))}`;
+    const done = dueS === null ? "no estimate yet" : `done in ${age(dueS - nowS)}, at ${clock(new Date(dueS * 1000))}`;
     const left = `${isLate ? "after its window, which" : "its window"} ends in ${age(job.expires_at - nowS)}`;
     setText(this.text, `${done}; ${left}`);
   }

@@ -28,7 +28,7 @@ export function showAway(error, retryMs) {
 export function showAbout(model, cluster, serverTimeMs) {
   const starts = (cluster?.processes ?? []).map((process) => process.started_s).filter((startS) => startS > 0);
   const upFor = starts.length ? `up for ${age(serverTimeMs / 1000 - Math.min(...starts))}` : "";
-  const facts = [model && `model ${model.id}`, model && `${model.max_model_len} tokens at most`, upFor];
+  const facts = [model && `model ${model.id}`, model && `up to ${model.max_model_len} tokens`, upFor];
   setText(byId("about"), [...facts, `API at ${location.origin}/v1`].filter(Boolean).join(" · "));
 }
 

@@ -144,7 +144,7 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
     for name in (*sorted(NAMES), OTHER):
         ignored.add_metric([name], metrics.ignored_parameters.counts[name])
     yield ignored
-    prompts = _counter("prompt_tokens", "Prefilled prompt tokens.", "tier")
+    prompts = _counter("prompt_tokens", "Tokens of prefilled prompts.", "tier")
     outputs = _counter("generation_tokens", "Generated tokens.", "tier")
     successes = _counter(
         "request_success", "Requests that ended normally, by finish reason.", "tier", "finished_reason"
@@ -213,17 +213,17 @@ HISTOGRAMS = {
     "time_to_first_token_seconds": ("From arrival to the first token.", "time_to_first_token"),
     "inter_token_latency_seconds": ("From one token to the next.", "inter_token_latency"),
     "request_time_per_output_token_seconds": (
-        "Mean time from one token to the next, of each request.",
+        "Mean time from one token to the next within each request.",
         "time_per_output_token",
     ),
     "e2e_request_latency_seconds": ("From arrival to the end.", "e2e_latency"),
     "request_queue_time_seconds": ("From arrival to the prefill instance.", "queue_time"),
-    "request_prefill_time_seconds": ("From there to the first token.", "prefill_time"),
+    "request_prefill_time_seconds": ("From the prefill instance to the first token.", "prefill_time"),
     "request_decode_time_seconds": ("From the first token to the last.", "decode_time"),
     "request_prompt_tokens": ("Tokens of each prompt.", "prompt_len"),
     "request_generation_tokens": ("Tokens that each request generated.", "output_len"),
     "length_prediction_relative_error": (
-        "Difference of predicted and true length over the true one, of each request.",
+        "Difference of predicted and true length of each request, relative to the true one.",
         "length_error",
     ),
 }
@@ -277,7 +277,7 @@ def _recoveries(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
 def _sharing(clusters: Mapping[int, Cluster]) -> Metric:
     sharing = _counter(
         "class_sharing_events",
-        "Events where real time and best effort compete: see messages.Cluster.",
+        "Events where real time and best effort share instances: see messages.Cluster.",
         "island",
         "event",
     )
@@ -323,11 +323,11 @@ INSTANCE_COUNTERS = {
     "num_batch_switches": ("Candidate batches that became the running one.", "num_batch_switches"),
     "num_batch_iterations": ("Iterations since the first candidate batch ran.", "num_batch_iterations"),
     "num_mixed_iterations": (
-        "These iterations, if they had requests of several batches, or of a batch and of none.",
+        "Iterations with requests of several batches, or of a batch and of none.",
         "num_mixed_iterations",
     ),
     "computed_tokens": ("Tokens with KV that was computed.", "num_computed_tokens"),
-    "computing_seconds": ("Time of the iterations that computed them.", "computing_s"),
+    "computing_seconds": ("Time of the iterations that computed tokens.", "computing_s"),
     "prefix_cache_queries": ("Prompt tokens that were looked up in the prefix cache.", "num_asked_tokens"),
     "prefix_cache_hits": ("Prompt tokens that were found in the prefix cache.", "num_found_tokens"),
     "num_failed_pulls": ("Transfers from prefill instances that failed on their way.", "num_failed_pulls"),
@@ -378,7 +378,7 @@ def _scheduling(instances: Iterable[tuple[str, ProcessStatus]]) -> Metric:
 def _moves(instances: Iterable[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
     """Bandwidth is the rate of the bytes divided by the rate of the seconds."""
     num_bytes = _counter("kv_transfer_bytes", "Bytes of copied KV.", *INSTANCE_LABELS, "transfer")
-    seconds = _counter("kv_transfer_seconds", "Time of these copies.", *INSTANCE_LABELS, "transfer")
+    seconds = _counter("kv_transfer_seconds", "Time of copies of KV.", *INSTANCE_LABELS, "transfer")
     for island, process in instances:
         for moved in process.stats.moved:
             labels = [island, process.role, process.instance_id, moved.what]

@@ -1,8 +1,8 @@
 """Reads calls with arguments one by one between tags, as Qwen3-Coder and GLM write them.
 
 A value is text, and the tool's parameters determine its JSON. So a call is sent when it is complete. Models sometimes
-omit tags, and a value may contain tags. It ends at the last possible place: the tag that closes it before the next
-argument, or else the first tag that ends a call.
+omit tags, and a value may contain tags. It ends at its closing tag, if there is one before the next argument, and
+otherwise at the first tag that ends a call.
 """
 
 from __future__ import annotations
