@@ -47,8 +47,9 @@ def create_app(
     home: WatchedHome | None = None,
 ) -> FastAPI:
     """Returns the application. `memory` bounds the bodies in memory. `routers` are added to the routes that always
-    exist. `store` has files and batches, None: there are none. `home` has the contents of files, None: the store has
-    them."""
+    exist.
+
+    Without a `store` there are no files and batches. Without a `home`, the store has the contents of files."""
     islands = request_builder.islands
     drain_state, keys = drain_state or DrainState(), keys or Keys()
     # FastAPI's documentation pages would load scripts from other sites, so they are off.

@@ -41,9 +41,10 @@ class LauncherLink:
         hear: Callable[[GatewayNews], None] = lambda news: None,
         attained: Callable[[], Attainment] | None = None,
     ) -> None:
-        """`on_drain` is called when the system stops, `on_retire` when another gateway has replaced this one. `news`
-        returns the report for the other gateways, None: there are none; `hear` receives theirs. `attained` returns the
-        report for the launcher, None: it needs none."""
+        """`on_drain` is called when the system stops, `on_retire` when another gateway has replaced this one.
+
+        `news` returns the report for the other gateways, and `hear` receives theirs. `attained` returns the report for
+        the launcher. Reports that are None are not sent."""
         epoch = new_epoch()
         hello = Hello(
             "gateway",

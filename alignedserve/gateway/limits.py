@@ -28,7 +28,7 @@ class Limits:
     ] = 256 << 20
     max_file_bytes: Annotated[int, "largest uploaded file; more: 413"] = 200_000_000
     max_prompt_tokens: Annotated[int | None, "longest prompt [default: the model's limit]"] = None
-    max_call_tokens: Annotated[int, "all prompts of one call together, each times its choices"] = 4 << 20
+    max_call_tokens: Annotated[int, "tokens of all prompts of one call, each times its choices"] = 4 << 20
     max_choices: Annotated[int, "choices of one call: its prompts times n (or best_of)"] = 256
     max_logprobs: Annotated[int, "likeliest tokens per position that a call may ask for"] = MAX_LOGPROBS
     max_stop_strings: Annotated[int, "stop strings of one call"] = 16
