@@ -102,7 +102,7 @@ class Lengths:
                     raise ValueError(f"length_corpus='{corpus}': {each.where}: {error}") from error
                 has_room[learn(predictor, prompt, length)] += 1
             logger.info(
-                "learned the lengths of %d answers from %s; skipped %d, which do not fit in %d tokens",
+                "the lengths of %d answers were learned from %s; %d were skipped, because they exceed %d tokens",
                 has_room[True],
                 corpus,
                 has_room[False],

@@ -18,7 +18,7 @@ ERRORS = {
     "401": "The API key is missing or unknown",
     "404": "Not found",
     "413": "The body is too large",
-    "429": "Too many open requests of this API key, or of all clients if the server needs no key",
+    "429": "Too many open requests of this API key, or of all clients together if the server needs no key",
     "500": "Internal error",
     "503": "Temporarily unavailable: see Retry-After",
 }

@@ -207,7 +207,9 @@ class Framing:
             self._part = _Part.SIZE
             return at + 2
         if found not in (b"", b"\r"):
-            raise BadRequest(400, "the body is not chunked as it should be: a chunk is longer than its size")
+            raise BadRequest(
+                400, "the body is not chunked as it should be: a chunk is longer than its announced size"
+            )
         return at
 
     def _trailer(self, arrived: bytearray, at: int) -> int:

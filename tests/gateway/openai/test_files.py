@@ -141,7 +141,7 @@ def test_what_is_no_form_is_refused(kind: str, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (5, "file: comes without a filename"),
+        (5, "file: must have a filename"),
         (MAX_FIELD_BYTES + 1, "fields without a filename have more than 65536"),
     ],
 )

@@ -153,12 +153,12 @@ def _reason(error: ResponseGone | ApiError | StoreAway, head: ResponseHead) -> A
             return error
         case ResponseGone():
             return not_found(head.id)
-    log.warning("a stored response can't be read: %s", error)
+    log.warning("a response can't be read: %s", error)
     return unavailable("the store can't be reached now")
 
 
 def _broken_off(error: Exception) -> BrokenOff:
-    return BrokenOff(f"a stored response can't be read: {error}")
+    return BrokenOff(f"a response can't be read: {error}")
 
 
 def _failure(error: ApiError) -> bytes:
