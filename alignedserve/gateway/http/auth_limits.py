@@ -133,7 +133,7 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 def _too_many(limit: int) -> ApiError:
     message = (
-        f"{limit} requests are open, and at most {limit} may be: of one API key, or of all clients together if the "
+        f"{limit} requests are open, and at most {limit} may be: for one API key, or of all clients together if the "
         "server needs no key"
     )
     return ApiError(429, message, code="rate_limit_exceeded", retry=True)
