@@ -1,1 +1,1 @@
-"""The OpenAI API in front of the islands: validates, tokenises, submits to routers, and streams the answers."""
+"""The HTTP APIs in front of the islands: validate, tokenise, submit to a router, stream the answer."""

@@ -1,4 +1,4 @@
-"""The Ray shell of a gateway. Its module is imported where the actor runs: the launcher needs none of it."""
+"""The Ray actor of a gateway. The launcher does not import what it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application: its routes, and the middleware that every request passes before it gets to them."""
+"""The application: its routes, and the middleware in front of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from alignedserve.gateway.telemetry.ignored_parameters import HEADER as IGNORED
 from alignedserve.store import Store
 from alignedserve.store.homes import WatchedHome
 
-# The endpoints read these bodies themselves, so FastAPI does not know of them.
+# The endpoints read these bodies themselves, so FastAPI can't describe them.
 BODIES = tuple(endpoint.body for endpoint in ENDPOINTS.values())
 
 
@@ -46,11 +46,13 @@ def create_app(
     callers: Callers = ANY_CALLER,
     home: WatchedHome | None = None,
 ) -> FastAPI:
-    """`memory` is for bodies. `routers` are added to the routes that always exist. `store` keeps files and batches, if
-    there is one, and `home` the content of files, if that is apart."""
+    """Returns the application. `memory` bounds the bodies in memory. `routers` are added to the routes that always
+    exist.
+
+    Without a `store` there are no files and batches. Without a `home`, the store has the contents of files."""
     islands = request_builder.islands
     drain_state, keys = drain_state or DrainState(), keys or Keys()
-    # FastAPI's pages for the description would load scripts from elsewhere, so there are none.
+    # FastAPI's documentation pages would load scripts from other sites, so they are off.
     app = FastAPI(
         title="AlignedServe",
         version=alignedserve.__version__,
@@ -60,7 +62,7 @@ def create_app(
     )
     add_error_handlers(app)
 
-    @app.get("/health", responses={503: {"description": "It can't answer, and why"}})
+    @app.get("/health", responses={503: {"description": "The server can't answer, and why"}})
     async def health_route() -> Response:
         status, body = await health(islands.cluster, drain_state, store, home, islands.missing)
         return JSONResponse(body, status)
@@ -77,7 +79,7 @@ def create_app(
         memory=memory,
     )
     if allowed_origins:
-        # It is outside of AuthLimitsMiddleware: a browser's preflight request comes without a key, and the browser
+        # Outside of AuthLimitsMiddleware, because a browser's preflight request has no key, and because the browser
         # must be able to read a refusal.
         app.add_middleware(
             CORSMiddleware,

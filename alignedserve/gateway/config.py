@@ -1,4 +1,4 @@
-"""The settings of the gateway. They are frozen; the text beside a field is its help on the command line."""
+"""The gateway's settings, which are frozen. The text beside a field is its help on the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alignedserve.protocol.address import RouterAddress
 from alignedserve.protocol.pooling import POOLINGS
 from alignedserve.types import InstanceId
 
-# No real-time objective may be longer; a request that can wait asks for `flex`.
+# The longest objectives that a real-time request may have, in milliseconds. A request that can wait uses `flex`.
 MAX_TTFT_MS = 600_000.0
 MAX_TBT_MS = 60_000.0
 
@@ -27,26 +27,27 @@ MAX_TBT_MS = 60_000.0
 class HttpConfig:
     host: Annotated[str, "address of the HTTP endpoint"] = "127.0.0.1"
     port: Annotated[int, "port of the HTTP endpoint"] = 8000
-    served_model_name: Annotated[str | None, "the model's name to clients [default: as it was given]"] = None
-    strict_parameters: Annotated[
-        bool, "refuse parameters that are unknown here, instead of ignoring them"
-    ] = False
+    served_model_name: Annotated[str | None, "the model's name to clients [default: as given]"] = None
+    strict_parameters: Annotated[bool, "refuse unknown parameters instead of ignoring them"] = False
     embedding_pooling: Annotated[
-        str, "how a prompt's embedding is made: of its last token's state (last), or the mean of all (mean)"
+        str, "an embedding is the hidden state of the prompt's last token (last), or the mean of all (mean)"
     ] = POOLINGS[0]
-    shared_files: Annotated[bool, "each API key sees all files and batches, whoever made them"] = False
+    shared_files: Annotated[bool, "each API key sees the files and batches of all keys"] = False
     allowed_origins: Annotated[
-        tuple[str, ...], "whose pages may call it from a browser (CORS), or *: any; repeat for several"
+        tuple[str, ...],
+        "origin of pages that may call the server from a browser (CORS), or *: any; repeat for several",
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
-        "names that it is known by, besides its addresses, or *: any; repeat for several "
-        "[default: with API keys any]",
+        "host name that clients may use besides its addresses, or *: any; repeat for several "
+        "[default: any, if there are API keys]",
     ] = ()
-    shutdown_timeout: Annotated[float, "seconds that running requests get to finish when it is stopped"] = (
-        30.0
-    )
-    otlp_endpoint: Annotated[str | None, "where OpenTelemetry traces go, over HTTP [default: nowhere]"] = None
+    shutdown_timeout: Annotated[
+        float, "seconds that running requests have to finish when the server stops"
+    ] = 30.0
+    otlp_endpoint: Annotated[
+        str | None, "URL that receives OpenTelemetry traces over HTTP [default: none]"
+    ] = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= 65535:
@@ -77,7 +78,7 @@ class HttpConfig:
         try:
             return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:
-            # It is a name, and where that leads is unknown.
+            # It is a host name, which may resolve to any address.
             return False
 
     @property
@@ -90,37 +91,38 @@ class HttpConfig:
 
 @dataclass(frozen=True)
 class KeyConfig:
-    """The launcher reads the keys. The gateway gets only their digests."""
+    """API keys. Only the launcher reads them; the gateway receives their digests."""
 
     api_key: Annotated[
         tuple[str, ...],
-        "clients must send one of these; repeat for several (others see them in ps: use a file)",
+        "key that clients must send; repeat for several (visible in ps: prefer a file)",
     ] = field(default=(), repr=False)
-    api_key_file: Annotated[str | None, "file of API keys, one a line, and after it, if any, its group"] = (
-        None
-    )
+    api_key_file: Annotated[
+        str | None, "file of API keys, one per line, each followed by its group, if any"
+    ] = None
     allow_no_auth: Annotated[bool, "listen beyond this machine without API keys"] = False
 
     def check(self, http: HttpConfig) -> None:
-        """Raises ValueError if anyone could use the server and the operator has not allowed that."""
+        """Raises ValueError if the server would be open to other machines without API keys and without
+        `--allow-no-auth`."""
         has_keys = self.api_key or self.api_key_file is not None
         if not has_keys and not self.allow_no_auth and not http.is_on_loopback:
             raise ValueError(
-                f"host={http.host!r}: anyone who reaches it could use it; give an --api-key or --api-key-file, "
-                "or say --allow-no-auth"
+                f"host={http.host!r}: reachable from other machines without an API key; give --api-key or "
+                "--api-key-file, or --allow-no-auth"
             )
 
 
 @dataclass(frozen=True)
 class SloConfig:
-    """The objectives of real-time requests that name none, by tier, in milliseconds; 0: there is none."""
+    """Default objectives of real-time requests, by service tier, in milliseconds; 0: no objective."""
 
-    ttft_ms: Annotated[
-        float, "first token of requests that name no objective is due after so long; 0: whenever"
-    ] = 1000.0
-    tbt_ms: Annotated[float, "each further token, after the one before"] = 100.0
-    priority_ttft_ms: Annotated[float, "the same for service_tier=priority"] = 500.0
-    priority_tbt_ms: Annotated[float, "the same for service_tier=priority"] = 50.0
+    ttft_ms: Annotated[float, "time to first token, the objective of requests that name none; 0: none"] = (
+        1000.0
+    )
+    tbt_ms: Annotated[float, "time between tokens, likewise"] = 100.0
+    priority_ttft_ms: Annotated[float, "time to first token of service_tier=priority"] = 500.0
+    priority_tbt_ms: Annotated[float, "time between tokens of service_tier=priority"] = 50.0
 
     def __post_init__(self) -> None:
         for name, most_ms in (("ttft_ms", MAX_TTFT_MS), ("tbt_ms", MAX_TBT_MS)):
@@ -130,7 +132,7 @@ class SloConfig:
                     raise ValueError(f"slo_{each}={value}: must be 0 or from 1 to {most_ms:.0f}")
 
     def of(self, name: str) -> tuple[float | None, float | None]:
-        """Returns the objectives for the first token and for further ones, in seconds."""
+        """Returns the default objectives of a tier, in seconds: for the first token, and for each further token."""
         is_priority = name == "priority"
         ttft_ms = self.priority_ttft_ms if is_priority else self.ttft_ms
         tbt_ms = self.priority_tbt_ms if is_priority else self.tbt_ms
@@ -140,35 +142,35 @@ class SloConfig:
 @dataclass(frozen=True)
 class GatewayConfig:
     instance_id: InstanceId
-    # The address of each island's router, at first.
+    # The address of each island's router when the gateway starts.
     routers: tuple[RouterAddress, ...]
     engine: EngineConfig
-    # The name under which clients know the model.
+    # The model's name to clients.
     model_name: str
     http: HttpConfig = field(default_factory=HttpConfig)
-    # What has to be the same in all processes of the cluster.
+    # Settings that have to be equal in all processes of the cluster.
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    # The owners by digests of API keys (http/keys.py); without any, the server is open to everyone.
+    # Owners by the digest of their API key (http/keys.py). Empty: the server needs no key.
     key_owners: Mapping[bytes, str] = field(default_factory=dict)
-    # The store that keeps files and batch jobs; without one there are none.
+    # URL of the store for files, batch jobs and responses. Empty: no store.
     store_url: str = ""
-    # Where the content of files is: a directory, or s3://BUCKET/PREFIX; None: in the store.
+    # Where the contents of files are kept: a directory, or s3://BUCKET/PREFIX. None: in the store.
     files_at: str | None = None
     batches: BatchConfig = field(default_factory=BatchConfig)
     log: LogConfig = field(default_factory=LogConfig)
     lengths: LengthConfig = field(default_factory=LengthConfig)
     slo: SloConfig = field(default_factory=SloConfig)
     webhooks: WebhookConfig = field(default_factory=WebhookConfig)
-    # What signs webhooks.
+    # Secrets that sign webhooks.
     webhook_secrets: tuple[bytes, ...] = field(default=(), repr=False)
-    # Where the launcher says which islands there are; None: those of `routers`, always.
+    # Address of the launcher, which reports the current islands. None: the islands are those of `routers`, always.
     launcher: RouterAddress | None = None
-    # The path of the Unix socket at which the launcher gives the socket to listen at; None: the gateway makes its own.
+    # Path of the Unix socket at which the launcher passes the listening socket. None: the gateway opens its own.
     control: str | None = None
-    # So many gateways listen at the same port.
+    # Number of gateways that listen at the same port.
     num_gateways: int = 1
-    # The number of the first of these islands.
+    # The number of the first island in `routers`; the others follow it.
     first_island: int = 0
-    # Whether there are gateways on islands' hosts.
+    # Whether there are gateways on the islands' hosts.
     has_island_gateways: bool = False

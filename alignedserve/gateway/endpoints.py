@@ -1,4 +1,4 @@
-"""All endpoints that take bodies of their own, by path."""
+"""All endpoints with a request body of their own, by path."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Fair turns at something that only one can use at a time: the next turn is the owner's that has used it least
-recently. Best effort gets turns when nothing else waits, and a small share of the time at least."""
+"""A fair queue for a resource with one user at a time. The next turn goes to the owner with the least recent use. Best
+effort gets a turn when nothing else waits, and a small share of the time otherwise."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from alignedserve.scheduling.config import SchedulingConfig
 
-# The seconds after which what an owner has used counts half.
+# seconds after which an owner's use counts half
 HALF_LIFE_S = 30.0
-# It is forgotten when it is less than this number of seconds.
+# Use below this number of seconds is forgotten.
 FORGOTTEN_S = 0.001
-# The share of the time that best effort gets at least, while any of it waits: as much as of instances by default.
+# Least share of the time for best effort while any of it waits. The same as on instances by default.
 BE_SHARE = SchedulingConfig.be_share
 
 
@@ -27,22 +27,22 @@ class _User(NamedTuple):
 
 
 class QueueTimeout(Exception):
-    """Other owners had all the turns for as long as this one would wait."""
+    """Other owners had all turns until this one's patience ran out."""
 
 
 class FairQueue:
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or time.monotonic
         self._is_taken = False
-        # What waits of each owner, numbered in the order in which it came. What is over is taken out in its turn.
+        # The waiting turns of each owner, numbered by arrival. Cancelled ones are removed when their turn comes.
         self._waiting: dict[_User, deque[tuple[int, asyncio.Future[None]]]] = {}
         self._numbers = count()
-        # The seconds that each owner has used, and when they were last counted.
+        # Seconds of use per owner, and when they were last updated.
         self._used: dict[_User, tuple[float, float]] = {}
 
     @asynccontextmanager
     async def turn(self, owner: str, patience_s: float, is_best_effort: bool = False) -> AsyncIterator[None]:
-        """Waits for the owner's turn for `patience_s` at most, and holds it in the block. Raises QueueTimeout."""
+        """Waits up to `patience_s` for the owner's turn, and holds it in the block. Raises QueueTimeout."""
         user = _User(is_best_effort, owner)
         if self._is_taken:
             await self._wait(user, patience_s)
@@ -63,7 +63,7 @@ class FairQueue:
                 await waiting
         except BaseException as error:
             if not waiting.cancelled():
-                # It has been given the turn.
+                # The turn had been given to it already.
                 self._pass_on()
             if isinstance(error, TimeoutError):
                 raise QueueTimeout from None

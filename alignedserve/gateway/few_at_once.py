@@ -1,8 +1,7 @@
-"""What happens to thousands at once is dealt with a few at a time, with the event loop's other work in between.
+"""Does large numbers of small tasks a few at a time, and leaves the event loop room for its other work.
 
-The event loop does all that is ready before it looks again at what has arrived. Where a step of the engine brings
-tokens for a thousand streams, or a client hangs up on a thousand, each of them is quick, and all of them together hold
-up everyone else for as long as they take.
+The event loop runs all ready callbacks before it polls for input. An iteration may bring tokens for a thousand streams,
+and a client may disconnect a thousand at once. Each takes little time, but together they delay everything else.
 """
 
 from __future__ import annotations
@@ -16,16 +15,17 @@ Work = Callable[[], None]
 
 class FewAtOnce:
     def __init__(self, at_once: int) -> None:
-        """At most `at_once` pieces of work are done in a turn of the event loop."""
+        """`at_once` is how many tasks run in one turn of the event loop, at most."""
         self._at_once = at_once
         self._urgent, self._patient = _Waiting(), _Waiting()
-        # The weight of the pieces that were done in this turn.
+        # Total weight of the tasks done in this turn.
         self._done = 0
 
     def do(self, work: Work, owner: str = "", *, weight: int = 1, is_patient: bool = False) -> None:
-        """Does the work now, unless enough was done in this turn; otherwise in one of the next turns. Owners take
-        turns, and the work of one owner is done in the order of the calls. A piece counts as `weight` of them. Patient
-        work has what other work leaves of a turn, and one piece in each turn at least."""
+        """Does the work now if this turn has room for it, and in a later turn otherwise.
+
+        Owners take turns, and work of one owner keeps its order. It counts as `weight` tasks. Patient work gets the
+        rest of each turn, but at least one task per turn."""
         can_pass = not is_patient or not self._patient
         if self._done < self._at_once and not self._urgent and can_pass:
             self._do(work, weight)
@@ -35,7 +35,7 @@ class FewAtOnce:
     def _do(self, work: Work, weight: int) -> None:
         if not self._done:
             asyncio.get_running_loop().call_soon(self._next_turn)
-        # What the work raises ends this turn alone: the next one is due by now.
+        # An exception ends only this turn: the next one is scheduled by now.
         self._done += weight
         work()
 
@@ -50,7 +50,7 @@ class FewAtOnce:
 
 
 class _Waiting:
-    """The work that waits, by its owner; the owner whose turn is next comes first."""
+    """Waiting work by owner. The owner with the next turn comes first."""
 
     def __init__(self) -> None:
         self._works: dict[str, deque[tuple[Work, int]]] = {}

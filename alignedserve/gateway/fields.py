@@ -1,7 +1,7 @@
-"""The fields of what clients send: known ones are checked, unknown ones are taken out and named.
+"""The fields of request bodies. Known fields are checked; unknown ones are removed and named.
 
-A field that is newer than this server, or another server's, is ignored as other servers ignore it, unless the operator
-asks for strictness. A field that is known to change what the answer would be is refused by the body that knows it.
+Unknown fields are ignored, as other servers do, unless the operator asks for strictness. A body refuses unsupported
+fields that would change the answer.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from pydantic import BaseModel, ConfigDict
 
 from alignedserve.types import InvalidRequest
 
-# The most unknown fields of a body, with others that are ignored. Real clients send a few.
+# Unknown and ignored fields that a body may have, together. Real clients send a few.
 MAX_UNKNOWN = 64
 
 
 class Fields(BaseModel):
-    """An object that a client sends. Unknown fields are kept apart until `take_unknown`."""
+    """An object that a client sends. It holds unknown fields until `take_unknown`."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    # Fields that are unknown here and are not ignored, since the answer would be another; with what to use instead.
+    # Unsupported fields that would change the answer, each with what to use instead. They are refused.
     refused: ClassVar[Mapping[str, str]] = {}
 
 
 def take_unknown(body: BaseModel) -> list[str]:
-    """Removes the unknown fields from `body` and the objects in it. Returns their names, with those of the objects
-    around them, such as "stream_options.x": each once, in order. Raises InvalidRequest if there are too many, or one
-    of them is refused."""
+    """Removes the unknown fields from `body` and from the objects in it. Returns their full names, such as
+    "stream_options.x", each once and in order. Raises InvalidRequest if there are too many, or if one is refused."""
     names: dict[str, None] = {}
     for name in _taken(body, ""):
         names[name] = None

@@ -1,8 +1,7 @@
 """The gateway's view of an island: its router, and the requests that this gateway has open there.
 
-The router may die. When it is back, open requests are submitted again, with the tokens that have been delivered; a
-request that it rejects at that moment (its queue is full) was accepted once, and is submitted until it is accepted
-again.
+The router may die. When it is back, open requests are submitted again with the tokens that have been delivered. If its
+queue is full by then and it rejects one, the gateway retries until it is accepted: it was accepted before.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.types import InstanceId, RequestKey
 
-# A request that was accepted once, and is rejected now, is submitted again after so many seconds; each time after twice
-# as many, so often.
+# A request that was accepted before and is now rejected is submitted again after RESUBMIT_S seconds. The delay doubles
+# with each rejection, at most MAX_DOUBLED times.
 RESUBMIT_S, MAX_DOUBLED = 0.25, 4
-# The seconds after which a router that has not come back is given up, and the requests that are open there fail.
+# Seconds without a router after which its open requests fail.
 PATIENCE_S = 60.0
 CLUSTER_TIMEOUT_S = 2.0
 
-# A request that is rejected for one of these reasons won't be accepted later either.
+# Reasons for rejection that are final: submitting again would not help.
 NEVER = ("too_long", "slo")
 
 
@@ -78,8 +77,8 @@ class Island:
         on_drain: Callable[[], None] = lambda: None,
         outputs: OutputQueue | None = None,
     ) -> None:
-        """`on_lost` is called when the router is gone: open requests may be moved to another island. `on_drain` is
-        called for a Drain. `outputs` is that of all islands: a request may move from one to another."""
+        """`on_lost` is called when the router is lost: open requests may be moved to another island. `on_drain` is
+        called for a Drain. `outputs` is shared by all islands, since a request may move between them."""
         epoch = new_epoch()
         started_s = start_of(epoch)
         hello = Hello(
@@ -94,14 +93,14 @@ class Island:
         self._on_drain = on_drain
         self._outputs = outputs or OutputQueue()
         self._open: dict[RequestKey, Open] = {}
-        # The requests that were closed here, and whose last state the router has not reported yet.
+        # Stats of requests closed here, until the router reports their timeline.
         self._leaving: dict[RequestKey, RequestStats] = {}
         self._asked: dict[int, asyncio.Future[Cluster]] = {}
         self._tickets = itertools.count(1)
         self._giving_up: asyncio.TimerHandle | None = None
         # Whether the router has been away for more than PATIENCE_S.
         self.is_given_up = False
-        # Whether it is being given back.
+        # Whether this island is being retired: it gets new requests only if there is no other.
         self.is_leaving = False
         self.outlook = Outlook()
 
@@ -118,7 +117,7 @@ class Island:
 
     @property
     def has_room(self) -> bool:
-        """Whether a best-effort request may be opened: it is submitted soon, or fails."""
+        """Whether a best-effort request may be opened now: it is submitted soon, or it fails at once."""
         return self.is_given_up or (self.is_up and self._pacing.has_room)
 
     async def until_changed(self) -> None:
@@ -137,8 +136,8 @@ class Island:
         self._link.stop()
 
     def open(self, request: Request, tell: Callable[[News], None], stats: RequestStats) -> None:
-        """`tell` is called with the tokens of the request, each once and in order, until it ends or is closed. Raises
-        ApiError when the router was given up."""
+        """Opens a request. `tell` is called with its tokens, each once and in order, until it ends or is closed. Raises
+        ApiError if the router was given up."""
         if self.is_given_up:
             raise unavailable("the router is down")
         self.adopt(Open(request, tell, stats))
@@ -153,12 +152,12 @@ class Island:
             self._submit_in_turn(entry)
 
     def take_all(self) -> list[Open]:
-        """Hands over all open requests: this island forgets them."""
+        """Removes and returns all open requests."""
         taken, self._open = list(self._open.values()), {}
         return taken
 
     def close(self, key: RequestKey, reason: str) -> None:
-        """Ends a request which no client waits for any more. Safe to repeat."""
+        """Ends a request that no client waits for any more. Safe to repeat."""
         if entry := self._open.pop(key, None):
             is_known = self.is_up and self._pacing.abort(key)
             entry.stats.ended(reason, is_told=not is_known)
@@ -166,7 +165,7 @@ class Island:
                 self._leaving[key] = entry.stats
 
     async def cluster(self) -> Cluster:
-        """Raises ApiError when the router does not answer."""
+        """Returns the state of the island's processes. Raises ApiError if the router does not answer."""
         if not self.is_up:
             raise unavailable("the router is down")
         ticket = next(self._tickets)
@@ -179,7 +178,7 @@ class Island:
         finally:
             del self._asked[ticket]
 
-    # ---- what the link hears ----
+    # ---- callbacks of RouterConnection ----
 
     def on_up(self, welcome: Welcome) -> None:
         self.is_given_up = False
@@ -234,7 +233,7 @@ class Island:
         self._link.send(Submit(entry.request, list(entry.delivered), stats.predicted_len, waited_s))
 
     def _progress(self, progress: PromptProgress) -> None:
-        # A router that was known before says again how far a prompt is which has tokens.
+        # A router that comes back repeats the progress of prompts that already have tokens.
         if (entry := self._open.get(progress.key)) and not entry.delivered:
             entry.told_by(self._outputs, progress)
 
@@ -273,7 +272,7 @@ class Island:
         if entry is None:
             return
         if entry.num_submitted > 1 and rejected.reason not in NEVER:
-            # Thousands may have been accepted before, and all be rejected now.
+            # After a restart thousands of accepted requests may be rejected at once, so the delay grows.
             num_doubled = min(entry.num_submitted - 2, MAX_DOUBLED)
             wait_s = RESUBMIT_S * 2**num_doubled
             asyncio.get_running_loop().call_later(wait_s, self._submit_again, entry, entry.num_submitted)
@@ -283,15 +282,15 @@ class Island:
         entry.told_by(self._outputs, rejected)
 
     def _submit_again(self, entry: Open, num_submitted: int) -> None:
-        """Unless another router was asked meanwhile."""
+        """Submits the request again, unless it was submitted to another router meanwhile."""
         is_last = entry.num_submitted == num_submitted
         if self._open.get(entry.request.key) is entry and is_last and self.is_up:
             self._submit_in_turn(entry)
 
-    # ---- a router that stays away ----
+    # ---- a router that does not come back ----
 
     def _let_go(self) -> None:
-        """Forgets the closed requests: the router that knew their last state is gone."""
+        """Forgets the closed requests: the router that had their timelines is gone."""
         leaving, self._leaving = self._leaving, {}
         for stats in leaving.values():
             stats.told()

@@ -1,8 +1,10 @@
-"""Which island a request goes to. Pure.
+"""Chooses the island of a request. Pure.
 
-For real time the expected wait for its first token decides: what waits there, and what of its prompt is not known
-there. For best effort it is the same with all that waits. But an island that has far more requests than another, for
-its size, is left alone, whatever it knows: they would decode slowly there beside instances that idle.
+A real-time request goes where its first token is expected soonest. That depends on the real-time prompts waiting there,
+and on how much of its own prompt is not cached there. For best effort, all waiting prompts count.
+
+An island is avoided if it has far more requests per decode instance than another, whatever it has cached. Requests
+would decode slowly there while other instances idle.
 """
 
 from __future__ import annotations
@@ -13,20 +15,20 @@ from typing import Protocol, TypeVar
 from alignedserve.protocol.messages import Load, Request
 from alignedserve.scheduling.prefix_affinity import PrefixAffinity
 
-# An island is crowded with more than so many times the requests of another, for each instance that decodes, and so many
-# more. On benchmarks/island_choice.py 1 and 1.15 times are no better.
+# An island is crowded if it has more requests per decode instance than CROWDED_TIMES those of another, plus
+# CROWDED_MORE. On benchmarks/island_choice.py factors of 1 and 1.15 are no better.
 CROWDED_TIMES, CROWDED_MORE = 1.5, 8
-# The most tokens of prompts that are remembered of an island: 30 MB.
+# Prompt tokens that are remembered per island, at most: 30 MB.
 MAX_TOKENS = 1 << 23
 
 
 class Outlook:
-    """What a gateway knows of an island: what its router said last, and what this gateway has sent there since."""
+    """Load of an island: the router's last report, and the requests that this gateway has sent there since."""
 
     def __init__(self) -> None:
         self.load: Load | None = None
         self._num_requests = 0
-        # Of prompts: of real time, and of all.
+        # Uncached prompt tokens sent since, of real time and of all requests.
         self._num_rt_tokens = self._num_tokens = 0
         self._prefixes: PrefixAffinity | None = None
         self._max_tokens = 0
@@ -44,7 +46,7 @@ class Outlook:
         return self._prefixes is not None
 
     def sent(self, request: Request, hashes: Sequence[bytes]) -> None:
-        """`hashes` are those of its prompt, or empty."""
+        """Counts a request that was sent there. `hashes` are its prompt's block hashes, or empty."""
         num_missing = self.num_missing(request, hashes)
         self._num_requests += 1
         self._num_tokens += num_missing
@@ -54,16 +56,16 @@ class Outlook:
             self._prefixes.add(hashes)
 
     def num_missing(self, request: Request, hashes: Sequence[bytes]) -> int:
-        """Returns how many tokens of the prompt have to be computed there."""
+        """Returns the number of prompt tokens that are not cached there."""
         num_known = self._prefixes.num_cached_tokens(hashes) if self._prefixes else 0
         return len(request.prompt) - num_known
 
     def requests_of_each(self, load: Load) -> float:
-        """Returns the number of requests for each instance that decodes."""
+        """Returns the number of requests per decode instance."""
         return (load.num_requests + self._num_requests) / max(1, load.num_decodes)
 
     def wait_tokens(self, load: Load, request: Request, hashes: Sequence[bytes]) -> float:
-        """Returns how many tokens an instance computes until the prompt is through."""
+        """Returns the number of tokens that a prefill instance computes until this prompt is done."""
         is_rt = request.tier == "rt"
         waiting = load.num_rt_tokens + self._num_rt_tokens if is_rt else load.num_tokens + self._num_tokens
         return waiting / max(1, load.num_prefills) + self.num_missing(request, hashes)
@@ -92,7 +94,7 @@ AnyIsland = TypeVar("AnyIsland", bound=Choosable)
 def best(
     islands: Iterable[AnyIsland], request: Request | None = None, hashes: Sequence[bytes] = ()
 ) -> AnyIsland:
-    """Returns the island for this request, or the next one; the first of those that are alike."""
+    """Returns the island for this request, or for the next one if None. Equal islands: the first."""
 
     def availability(island: AnyIsland) -> tuple[bool, bool, bool]:
         return not island.is_up, island.is_given_up, island.is_leaving

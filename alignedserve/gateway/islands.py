@@ -1,7 +1,7 @@
-"""All islands: a request goes to the one that suits it best (island_choice.py); those of an island that is lost go to
-the others.
+"""All islands. A request goes to the island that suits it best (island_choice.py). Open requests of a lost island move
+to the others.
 
-Islands may come and go while the gateway runs (`set`). There is always at least one, though it may be down.
+Islands may be added and removed while the gateway runs (`set`). There is always at least one, though it may be down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from alignedserve.protocol.messages import Cluster, Request
 from alignedserve.scheduling.prefix_affinity import block_hashes
 from alignedserve.types import InstanceId, RequestKey
 
-# So many requests are closed in one turn of the event loop.
+# number of requests that are closed in one turn of the event loop
 NUM_CLOSED_AT_ONCE = 32
 
 
@@ -35,26 +35,26 @@ class Islands:
         on_drain: Callable[[], None] = lambda: None,
         first_number: int = 0,
     ) -> None:
-        """`on_drain` is called when the launcher orders the gateway to accept no new requests. `first_number` is that
-        of the first island; others follow it."""
+        """`on_drain` is called when the launcher orders the gateway to accept no new requests. `first_number` is the
+        number of the first island; the others follow it."""
         self._telemetry = telemetry
         self._me = me
         self._fingerprint = fingerprint
         self._on_drain = on_drain
         self._outputs = OutputQueue()
-        # By the island's number.
+        # By island number.
         self._islands: dict[int, Island] = {
             number: self._make(router) for number, router in enumerate(routers, first_number)
         }
-        # What should be there and is not, for people to read.
+        # Messages for people about processes that should run and do not.
         self.missing: Sequence[str] = ()
-        # How many islands the traffic would need; 0: nobody says.
+        # Number of islands that the traffic needs. 0: unknown.
         self.num_wanted = 0
         self._running: dict[asyncio.Task[None], Island] = {}
         # This is set when `run` has something to do.
         self._changed = asyncio.Event()
         self._is_stopped = False
-        # The best-effort call which is opening its requests holds this.
+        # Held by the best-effort call that is opening its requests.
         self._best_effort = asyncio.Lock()
         self._closing: deque[RequestKey] = deque()
 
@@ -73,8 +73,8 @@ class Islands:
             await asyncio.gather(*self._running)
 
     def set(self, routers: Mapping[int, RouterAddress], leaving: Collection[int] = ()) -> None:
-        """Makes these the islands, by their numbers. What is open at those that are not there any more goes on at the
-        others, as soon as they are up. Those that are `leaving` get new requests only if there is no other."""
+        """Replaces the islands, which are given by number. Open requests of removed islands move to the others and
+        continue as soon as those are up. Islands in `leaving` get new requests only if there is no other."""
         if not routers:
             raise ValueError("there must be an island")
         before = self._islands
@@ -104,9 +104,11 @@ class Islands:
 
     @contextlib.asynccontextmanager
     async def opening(self, tier: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Yields what a call awaits before it opens the next few of its requests, so that other calls have their turn.
-        Best-effort calls open theirs one after the other, and go on when the router has accepted those that were
-        opened before."""
+        """Yields a function that a call awaits before it opens its next few requests, so that other calls have their
+        turn.
+
+        Best-effort calls open their requests one call after another. Each continues when the router has accepted the
+        requests that were opened before."""
         if tier == "rt":
             yield lambda: asyncio.sleep(0)
             return
@@ -121,7 +123,7 @@ class Islands:
     def open(
         self, request: Request, tell: Callable[[News], None], prediction: Prediction | None = None
     ) -> None:
-        """Opens the request at an island (Island.open). `prediction` is that of its length."""
+        """Opens the request at an island (Island.open). `prediction` is the predicted length of its answer."""
         islands = self._islands.values()
         has_choice = len(islands) > 1 and any(island.outlook.has_caches for island in islands)
         hashes = block_hashes(request) if has_choice else []
@@ -130,13 +132,13 @@ class Islands:
         island.outlook.sent(request, hashes)
 
     def close(self, key: RequestKey, reason: str = "abort") -> None:
-        """Ends a request which no client waits for any more: the client has gone, or (`stop`) has all it wants. Safe
-        to repeat."""
+        """Ends a request that no client waits for any more: the client has disconnected, or has all it asked for
+        (`reason` is `stop`). Safe to repeat."""
         for island in self._islands.values():
             island.close(key, reason)
 
     def close_all(self, keys: Sequence[RequestKey]) -> None:
-        """Closes requests some at a time, so that other requests do not wait while thousands are closed."""
+        """Closes requests a few at a time, so that other requests do not wait while thousands are closed."""
         if not self._closing and len(keys) <= NUM_CLOSED_AT_ONCE:
             for key in keys:
                 self.close(key)
@@ -152,7 +154,7 @@ class Islands:
             asyncio.get_running_loop().call_soon(self._close_some)
 
     async def cluster(self) -> dict[int, Cluster]:
-        """Returns the answer of each router by the island's number. Raises ApiError when none answers."""
+        """Returns each router's answer by island number. Raises ApiError if none answers."""
         islands = dict(self._islands)
         answers = await asyncio.gather(
             *(island.cluster() for island in islands.values()), return_exceptions=True
@@ -176,7 +178,7 @@ class Islands:
         task.add_done_callback(lambda _: self._changed.set())
 
     def _take_ended(self) -> None:
-        """Raises what ended an island."""
+        """Removes the tasks that have ended, and raises their errors."""
         for task in [task for task in self._running if task.done()]:
             del self._running[task]
             task.result()

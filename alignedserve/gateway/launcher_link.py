@@ -1,5 +1,5 @@
-"""The gateway's link to the launcher, which says which islands there are, and when to end; and, by way of the launcher,
-to the other gateways of its host."""
+"""The gateway's connection to the launcher, which reports the current islands and orders it to drain or retire. The
+launcher also relays news between the gateways of a host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.types import InstanceId
 
-# The seconds between two times that a gateway tells its news.
+# seconds between two reports
 NEWS_S = 1.0
 
 
@@ -41,9 +41,10 @@ class LauncherLink:
         hear: Callable[[GatewayNews], None] = lambda news: None,
         attained: Callable[[], Attainment] | None = None,
     ) -> None:
-        """`on_drain` is called when the system stops, and `on_retire` when another gateway has this one's place. `news`
-        is what the other gateways should hear, if there are some; `hear` hears theirs. `attained` is what the launcher
-        should hear, if it wants to."""
+        """`on_drain` is called when the system stops, `on_retire` when another gateway has replaced this one.
+
+        `news` returns the report for the other gateways, and `hear` receives theirs. `attained` returns the report for
+        the launcher. Reports that are None are not sent."""
         epoch = new_epoch()
         hello = Hello(
             "gateway",
@@ -64,8 +65,7 @@ class LauncherLink:
         self._link = RouterConnection(address, lambda: hello, self)
 
     async def run(self) -> None:
-        """Runs until the launcher sends Stop, or until `stop`. While the launcher is away, the islands stay as they
-        are."""
+        """Runs until `stop`, or until the launcher sends Stop. Without a connection, the islands do not change."""
         telling = asyncio.create_task(self._tell())
         try:
             await self._link.run()
@@ -82,13 +82,13 @@ class LauncherLink:
                 if say and self._link.is_up:
                     self._link.send(say())
 
-    # ---- what the link hears ----
+    # ---- callbacks of RouterConnection ----
 
     def on_up(self, welcome: Welcome) -> None:
-        """The launcher says by itself which islands there are."""
+        """Does nothing: the launcher sends the islands unasked."""
 
     def on_down(self) -> None:
-        """It may be back."""
+        """Does nothing: the connection retries."""
 
     def on_message(self, message: AnyMessage) -> None:
         match message:

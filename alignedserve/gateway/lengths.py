@@ -1,7 +1,7 @@
-"""The length predictor beside the event loop: a thread of its own that predicts, learns, saves and restores.
+"""Runs the output-length predictor in its own thread, which predicts, learns, saves and restores.
 
-A request waits for its prediction, but not long: then it goes on without one. Of best-effort requests at most one at a
-time is with the thread, so that a real-time request never waits for a whole batch of them.
+A request waits for its prediction, but not long: after PATIENCE_S it continues without one. The thread has at most one
+best-effort request at a time, so a real-time request never waits for a whole batch of them.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from alignedserve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# The seconds for which a call waits for all of its predictions.
+# Seconds that a call waits for all its predictions, by tier.
 PATIENCE_S = {"rt": 0.02, "be": 1.0}
-# So many answers may be queued on the thread to be learned. When more end, as those of a call with many choices do,
-# they are learned one at a time, and the thread rests in between: predictions take precedence, and the event loop
-# needs the interpreter too.
+# Finished answers that may be queued on the thread at once. If more end, as those of a call with many choices do, the
+# thread learns them one at a time and rests in between. Predictions take precedence, and the event loop needs the
+# interpreter.
 MAX_LEARNING = 8
 LEARNING_REST_S = 0.01
-# So many answers may wait to be learned; further ones are dropped.
+# Answers that may wait to be learned. Further ones are dropped.
 MAX_UNLEARNED = 1024
 RETRY_S = 1.0
-# The seconds that the last save may take: losing what it adds to the one before does little harm.
+# Seconds that the last save may take. If it fails, little is lost beyond the save before it.
 LAST_SAVE_S = 2.0
 
 Result = TypeVar("Result")
-# The prediction, the number of tokens that the answer had, and why it ended.
+# The prediction, the number of tokens of the answer, and its finish reason.
 Answer = tuple[Prediction, int, str]
 
 
 class Lengths:
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
-        # Makes a predictor that has learned nothing; None: nothing is predicted.
+        # Makes an empty predictor. None: nothing is predicted.
         self._new: Callable[[], Predictor] | None = None
-        # Teaches a predictor what is in the corpus; None: there is none.
+        # Trains a predictor on the corpus. None: there is no corpus.
         self._teach: Callable[[Predictor], None] | None = None
         # None while the gateway does not run, and while a saved state is loaded.
         self._predictor: Predictor | None = None
@@ -65,8 +65,8 @@ class Lengths:
         self._num_unsaved = 0
 
     def prepare(self, model: ServedModel) -> None:
-        """Makes the encoder, which may take seconds. Raises ValueError if it can't be made, or if the corpus, where one
-        is given, can't be read. Safe to repeat."""
+        """Makes the encoder, which may take seconds. Raises ValueError if that fails, or if the corpus can't be read.
+        Safe to repeat."""
         if self._config.predictor == NONE or self._new is not None:
             return
         decode = model.tokenizer.decode if model.tokenizer else None
@@ -80,8 +80,8 @@ class Lengths:
         self._new = new
 
     def _teaching(self, corpus: Path, tokenizer: Tokenizer | None) -> Callable[[Predictor], None]:
-        """Returns what teaches the first lines of a corpus, as many as there are entries. Its first line is read at
-        once, so that a wrong file is named before anything is started."""
+        """Returns a function that trains a predictor on the first lines of a corpus, as many as the predictor has
+        entries. Reads the first line at once, so that a wrong file is reported before anything starts."""
         if tokenizer is None:
             raise ValueError("length_corpus: needs text, and this model has no tokenizer")
         prompt_ids = _prompts_of(tokenizer)
@@ -102,7 +102,7 @@ class Lengths:
                     raise ValueError(f"length_corpus='{corpus}': {each.where}: {error}") from error
                 has_room[learn(predictor, prompt, length)] += 1
             logger.info(
-                "lengths of %d answers were learned from %s; %d were skipped, which have no room in %d tokens",
+                "the lengths of %d answers were learned from %s; %d were skipped, because they exceed %d tokens",
                 has_room[True],
                 corpus,
                 has_room[False],
@@ -115,9 +115,10 @@ class Lengths:
 
     @contextlib.asynccontextmanager
     async def running(self, name: str, store: Store | None) -> AsyncIterator[None]:
-        """Predicts and learns while the block runs. `name` is the model's. Without a store, learning begins from
-        nothing each time. A corpus is learned before the block runs, unless what was saved is restored by then; raises
-        ValueError if it can't be read."""
+        """Predicts and learns while the block runs. `name` is the model's name.
+
+        Without a store, learning starts empty each time. A corpus is learned before the block runs, unless a saved
+        state was restored. Raises ValueError if the corpus can't be read."""
         if self._new is None:
             yield
             return
@@ -143,7 +144,7 @@ class Lengths:
     async def predict(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, tier: str
     ) -> list[Prediction | None]:
-        """Returns one prediction for each prompt: None if it takes too long, and if nothing is predicted."""
+        """Returns one prediction per prompt. None: it took too long, or nothing is predicted."""
         found: list[Prediction | None] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S[tier]):
@@ -164,7 +165,7 @@ class Lengths:
                 return None
 
     def ended(self, stats: RequestStats) -> None:
-        """The request has ended: the length of its answer is learned some time later."""
+        """Called when a request has ended. The length of its answer is learned later."""
         if self._predictor is None or stats.prediction is None:
             return
         answer = stats.prediction, stats.num_tokens, stats.end_reason or ""
@@ -199,11 +200,11 @@ class Lengths:
     async def _in_thread(self, work: Callable[..., Result], *args: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work, *args))
 
-    # ---- what outlives the gateway ----
+    # ---- saved state ----
 
     async def _keep(self, store: Store, name: str, new: Callable[[], Predictor], is_restored: bool) -> None:
-        """Restores the saved state, unless it is, then saves from time to time: a save before the restore would replace
-        it."""
+        """Restores the saved state, unless `is_restored`, then saves it periodically. Nothing is saved before the
+        restore, because that would overwrite the state."""
         while not is_restored and not await self._restored(store, name, new):
             await asyncio.sleep(RETRY_S)
         try:
@@ -225,13 +226,13 @@ class Lengths:
         return True
 
     async def _loaded(self, saved: bytes, new: Callable[[], Predictor]) -> bool:
-        """Returns False for a state that can't be used. Loading takes seconds if much was learned, and nothing is
-        predicted meanwhile, so that no request waits for it."""
+        """Returns False if the state can't be used. Loading a large state takes seconds; meanwhile nothing is
+        predicted, so that no request waits."""
         before, self._predictor = self._predictor, None
         try:
             self._predictor = await self._in_thread(load, saved, new)
         except CorruptState as error:
-            logger.warning("what was learned of lengths is set aside: %s", error)
+            logger.warning("the saved state of the length predictor is set aside: %s", error)
             self._predictor = before
             return False
         return True
@@ -243,13 +244,13 @@ class Lengths:
         try:
             await store.put_state(name, await self._in_thread(dump, self._predictor))
         except StoreAway as error:
-            logger.warning("what was learned of lengths is not saved: %s", error)
+            logger.warning("the state of the length predictor is not saved: %s", error)
             return
         self._num_unsaved -= num_saved
 
 
 def _prompts_of(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """Returns what makes a prompt of a text: a chat, where the model has a template for one."""
+    """Returns the function that makes a prompt of a text: a chat, if the model has a template for it."""
     try:
         tokenizer.chat_template(has_tools=False)
     except ValueError:
@@ -261,4 +262,4 @@ async def _cancelled(keeping: asyncio.Task[None]) -> None:
     keeping.cancel()
     await asyncio.wait({keeping})
     if not keeping.cancelled() and (error := keeping.exception()):
-        logger.error("what was learned of lengths was not kept", exc_info=error)
+        logger.error("saving the state of the length predictor failed", exc_info=error)

@@ -1,5 +1,5 @@
-"""The most that a client may ask for. It is checked before anything is allocated for it. The text is the option's
-help."""
+"""What a client may ask for at most. A call is checked before anything is allocated for it. The text beside a field is
+its help on the command line."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from alignedserve.sampling_params import MAX_LOGPROBS, SamplingParams
 from alignedserve.store import StoreLimits
 from alignedserve.types import InvalidRequest
 
-# The default for max_stored_bytes is never more than this: the machine's memory may belong to another container.
+# Upper bound of the default of max_stored_bytes: part of the machine's memory may belong to other containers.
 _MAX_STORED_BYTES = 4 << 30
-# The most log-probabilities of an answer that is not streamed: they are kept until it is complete, some eighty bytes
-# each, which is forty megabytes.
+# Log-probabilities of an answer that is not streamed, at most. They are held until it is complete, at about 80 bytes
+# each: 40 MB.
 MAX_OUTPUT_LOGPROBS = 1 << 19
 
 
 @dataclass(frozen=True)
 class Limits:
-    max_body_bytes: Annotated[int, "of a request's body; more: 413"] = 8 << 20
+    max_body_bytes: Annotated[int, "largest body of a request; more: 413"] = 8 << 20
     max_total_body_bytes: Annotated[
-        int, "of all requests' bodies in memory, one API key's half of it at most; more: 503"
+        int, "all request bodies in memory together; one API key may have half of it; more: 503"
     ] = 256 << 20
-    max_file_bytes: Annotated[int, "of an uploaded file; more: 413"] = 200_000_000
-    max_prompt_tokens: Annotated[int | None, "of one prompt [default: what the model has room for]"] = None
-    max_call_tokens: Annotated[int, "of all prompts of one call, each as often as it has choices"] = 4 << 20
-    max_choices: Annotated[int, "of one call: its prompts times n (or best_of)"] = 256
-    max_logprobs: Annotated[int, "likeliest tokens that may be asked for"] = MAX_LOGPROBS
-    max_stop_strings: Annotated[int, "of one call"] = 16
-    max_stop_chars: Annotated[int, "of one stop string"] = 256
-    max_token_ids: Annotated[int, "in stop_token_ids or logit_bias of one call"] = 1024
-    max_grammar_bytes: Annotated[int, "of a JSON schema, regex, choice list or grammar"] = 64 << 10
-    grammar_timeout_s: Annotated[
-        float, "longest that a schema, regex or grammar may take to compile, of a processor's time"
-    ] = 1.0
+    max_file_bytes: Annotated[int, "largest uploaded file; more: 413"] = 200_000_000
+    max_prompt_tokens: Annotated[int | None, "longest prompt [default: the model's limit]"] = None
+    max_call_tokens: Annotated[int, "tokens of all prompts of one call, each times its choices"] = 4 << 20
+    max_choices: Annotated[int, "choices of one call: its prompts times n (or best_of)"] = 256
+    max_logprobs: Annotated[int, "likeliest tokens per position that a call may ask for"] = MAX_LOGPROBS
+    max_stop_strings: Annotated[int, "stop strings of one call"] = 16
+    max_stop_chars: Annotated[int, "longest stop string"] = 256
+    max_token_ids: Annotated[int, "entries of stop_token_ids or logit_bias of one call"] = 1024
+    max_grammar_bytes: Annotated[int, "largest JSON schema, regex, choice list or grammar"] = 64 << 10
+    grammar_timeout_s: Annotated[float, "CPU seconds that a schema, regex or grammar may take to compile"] = (
+        1.0
+    )
     max_requests_per_key: Annotated[
-        int, "that an API key, or all clients where none is needed, may have open at once; more: 429"
+        int, "open requests of an API key, or of all clients if the server needs no key; more: 429"
     ] = 4096
-    max_open_batches: Annotated[int, "that are not over, of all keys together; more: 429"] = 1000
-    max_open_batches_per_key: Annotated[int, "the same of an API key, or of its group; more: 429"] = 200
+    max_open_batches: Annotated[int, "unfinished batches of all API keys together; more: 429"] = 1000
+    max_open_batches_per_key: Annotated[int, "unfinished batches of an API key or its group; more: 429"] = 200
     max_stored_bytes: Annotated[
         int | None,
-        "of results and batches, and of files without --files-at, which are in Redis's memory; more: 413 "
-        "[default: a quarter of this machine's memory, 4 GiB at most]",
+        "results and batches in Redis's memory, and files if there is no --files-at; more: 413 "
+        "[default: a quarter of this machine's memory, at most 4 GiB]",
     ] = None
     max_stored_bytes_per_key: Annotated[
         int | None,
-        "the same of an API key, or of its group [default: half of that, where there are several]",
+        "the same of an API key or its group [default: half of that, if there are several]",
     ] = None
     max_files_at_bytes: Annotated[
         int | None,
-        "of files where --files-at says; more: 413 [default: half of a directory's disk; of a bucket, any number]",
+        "files in --files-at; more: 413 [default: half of a directory's disk; no limit for a bucket]",
     ] = None
     max_files_at_bytes_per_key: Annotated[
-        int | None, "the same of an API key, or of its group [default: half of that, where there are several]"
+        int | None, "the same of an API key or its group [default: half of that, if there are several]"
     ] = None
-    max_connections: Annotated[int, "open at once; when there are more, the one idle longest is closed"] = (
+    max_connections: Annotated[int, "open connections; if there are more, the one idle longest is closed"] = (
         8192
     )
 
@@ -75,13 +75,14 @@ class Limits:
             )
 
     def check_counts(self, stop_token_ids: Sized | None, logit_bias: Sized | None) -> None:
-        """Counts token ids before each of them is checked. Raises InvalidRequest that names the limit."""
+        """Checks the numbers of token ids, before each id is checked. Raises InvalidRequest that names the limit."""
         for name, ids in (("stop_token_ids", stop_token_ids), ("logit_bias", logit_bias)):
             if ids and len(ids) > self.max_token_ids:
                 raise InvalidRequest(f"{name}: {len(ids)} tokens; at most {self.max_token_ids} are allowed")
 
     def of_store(self, num_owners: int, home_bytes: int | None = None) -> StoreLimits:
-        """`home_bytes` is the size of where files are, if that is not the store, and has a size."""
+        """Returns the limits of the store. `home_bytes` is the size of the place for files, if that is apart and has a
+        size."""
         num_bytes = self.max_stored_bytes
         if num_bytes is None:
             num_bytes = min(_num_memory_bytes() // 4, _MAX_STORED_BYTES)
@@ -103,7 +104,7 @@ class Limits:
             raise InvalidRequest(f"prompt: {num_prompts} prompts; at most {self.max_choices} are allowed")
         if num_prompts * params.n > self.max_choices:
             raise InvalidRequest(
-                f"n={params.n}: of {num_prompts} prompts; this server gives at most {self.max_choices} choices"
+                f"n={params.n}: for {num_prompts} prompts; this server gives at most {self.max_choices} choices"
             )
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(params, name)
@@ -120,7 +121,7 @@ class Limits:
             )
 
     def check_prompts(self, lengths: Sequence[int], params: SamplingParams) -> None:
-        """`lengths` are those of a call's prompts, in tokens. Raises InvalidRequest that names the limit."""
+        """Checks the prompts of a call. `lengths` are in tokens. Raises InvalidRequest that names the limit."""
         longest, num_tokens = max(lengths), params.n * sum(lengths)
         if self.max_prompt_tokens is not None and longest > self.max_prompt_tokens:
             raise InvalidRequest(f"prompt: {longest} tokens; at most {self.max_prompt_tokens} are allowed")
@@ -133,16 +134,16 @@ class Limits:
         number = num_tokens * (params.prompt_logprobs + 1)
         if number > MAX_PROMPT_LOGPROBS:
             raise InvalidRequest(
-                f"prompt_logprobs={params.prompt_logprobs}: of {num_tokens} prompt tokens (all prompts, n times) "
-                f"these are {number} log-probabilities, and at most {MAX_PROMPT_LOGPROBS} are given"
+                f"prompt_logprobs={params.prompt_logprobs}: for {num_tokens} prompt tokens (all prompts, n times) "
+                f"this makes {number} log-probabilities; at most {MAX_PROMPT_LOGPROBS} are allowed"
             )
 
     def with_room_for_logprobs(
         self, lengths: Sequence[int], params: SamplingParams, num_kept: int | None, max_model_len: int
     ) -> SamplingParams:
-        """Returns parameters for which the log-probabilities fit: a call without max_tokens gets as many tokens as
-        there is room for. `num_kept` is the number of likeliest tokens whose log-probabilities are kept until the
-        answer is complete. Raises InvalidRequest for a call that asks for more."""
+        """Returns parameters for which the log-probabilities fit: without max_tokens, the answer gets as many tokens as
+        fit. `num_kept` is the number of top log-probabilities per token that are held until the answer is complete.
+        Raises InvalidRequest if the call asks for more."""
         if num_kept is None:
             return params
         rooms = (max_model_len - length for length in lengths)
@@ -153,8 +154,8 @@ class Limits:
         longest = MAX_OUTPUT_LOGPROBS // (params.n * len(lengths) * (num_kept + 1))
         if params.max_tokens is not None or longest < max(1, params.min_tokens):
             raise InvalidRequest(
-                f"logprobs={num_kept}: of up to {num_tokens} tokens (of all choices) these are {number} "
-                f"log-probabilities, and at most {MAX_OUTPUT_LOGPROBS} are given without stream=true"
+                f"logprobs={num_kept}: for up to {num_tokens} tokens (of all choices) this makes {number} "
+                f"log-probabilities; at most {MAX_OUTPUT_LOGPROBS} are allowed without stream=true"
             )
         return replace(params, max_tokens=longest)
 

@@ -1,4 +1,4 @@
-"""The model as the gateway knows it: its name, its tokenizer, its limits, its adapters' names. No weights."""
+"""The model as the gateway sees it: its name, tokenizer, limits and adapters, without weights."""
 
 from __future__ import annotations
 
@@ -29,39 +29,40 @@ logger = logging.getLogger(__name__)
 
 _SAMPLE = "A few words, as they may come: 1,234 of them  (or fewer).\n"
 _NUM_SAMPLE_IDS = 1000
-# The tokens at a prompt's end in which thoughts may be opened.
+# How many tokens at the prompt's end are searched for an opened reasoning tag.
 _END_TOKENS = 32
 
 
 @dataclass(frozen=True)
 class ServedModel:
     name: str
-    # None: prompts and answers are token ids, and there is no text.
+    # None: prompts and answers are token ids, without text.
     tokenizer: Tokenizer | None
     vocabulary: Vocabulary
     max_model_len: int
-    # Whether special tokens in a chat's messages become tokens, too.
+    # Whether special tokens in the messages of a chat are encoded as special tokens.
     parses_special_tokens: bool = False
-    # The number of dimensions of an embedding; None: unknown.
+    # Dimensions of an embedding. None: unknown.
     embedding_size: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    # The names of its adapters, which clients know as models.
+    # Names of the adapters, which clients use as model names.
     adapters: tuple[str, ...] = ()
 
     @cached_property
     def system_fingerprint(self) -> str:
-        """The same answer to the same seed can be expected while this stays the same."""
+        """Returns OpenAI's `system_fingerprint`: while it is unchanged, the same request with the same seed should get
+        the same answer."""
         identity = f"{alignedserve.__version__} {self.name} {self.vocabulary.size} {self.max_model_len}"
         return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
     @classmethod
     def load(cls, name: str, config: EngineConfig) -> ServedModel:
-        """Downloads what is missing of the model. Raises ValueError when there is no such model."""
+        """Returns the model, and downloads the files that are missing. Raises ValueError if there is no such model."""
         return cls.located(name, locate_model(config.model, config.load_format, config.revision), config)
 
     @classmethod
     def located(cls, name: str, found: Location, config: EngineConfig) -> ServedModel:
-        """Returns the model that was found, of which nothing is downloaded. Raises ValueError."""
+        """Returns the model at `found`, without downloading. Raises ValueError."""
         directory = config.tokenizer or found.directory
         tokenizer = None
         if directory is not None and not config.skip_tokenizer_init:
@@ -81,7 +82,7 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of models that clients may ask for; the base model's is the first."""
+        """All model names that clients may ask for. The base model's is the first."""
         return (self.name, *self.adapters)
 
     def check_name(self, asked: str | None) -> None:
@@ -90,21 +91,22 @@ class ServedModel:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def adapter_of(self, asked: str | None) -> str:
-        """Returns the adapter of a call for this model, which exists; empty: the base model is asked for."""
+        """Returns the adapter that a call asks for, by its valid model name. Empty: the base model."""
         return asked if asked in self.adapters else ""
 
     def answering_as(self, adapter: str) -> ServedModel:
-        """Returns the model as it calls itself in the answers of this adapter; empty: of the base model."""
+        """Returns this model under the name that the adapter's answers have. Empty: the base model."""
         return replace(self, name=adapter) if adapter else self
 
     def warm_up(self) -> None:
-        """Builds the tables that take long with a large vocabulary."""
+        """Builds the detokenizer tables, which takes long for a large vocabulary."""
         if self.tokenizer:
             _ = self.tokenizer.detokenizer_tables, self._longest_token
 
     def try_out(self) -> None:
-        """Makes a prompt of a few words, and of chats of a few, and decodes some tokens. Whether that succeeds makes no
-        difference: a template may reject a chat, a tokenizer may have no token for a word. Raises MemoryError."""
+        """Encodes a short prompt, renders short chats and decodes some tokens, which shows at the start if that takes
+        too much time or memory. Failures are ignored: a template may reject a chat, and a tokenizer may lack a token.
+        Raises MemoryError."""
         if self.tokenizer is None:
             return
         self._try(lambda tokenizer: tokenizer.encode(_SAMPLE))
@@ -124,7 +126,7 @@ class ServedModel:
     def prompt_ids(
         self, prompt: str | list[int], add_special_tokens: bool = True, name: str = "prompt"
     ) -> list[int]:
-        """`name`: that of the parameter which has the prompt."""
+        """Returns the tokens of a prompt. `name` is the parameter that holds it, for error messages."""
         if not isinstance(prompt, str):
             return prompt
         encode = self._need_tokenizer(name).encode
@@ -139,12 +141,12 @@ class ServedModel:
         is_bounded: bool = True,
     ) -> list[int]:
         """Returns the tokens of a chat. The template writes its special tokens itself; `add_special_tokens` adds the
-        tokenizer's. If it `is_bounded`, a text that can't fit is refused."""
+        tokenizer's. With `is_bounded`, a text that can't fit is refused."""
         tokenizer = self._need_tokenizer("messages")
         parses = self.parses_special_tokens
         try:
             messages = _fitting(messages, tokenizer.chat_template(bool(variables.get("tools"))))
-            # A template variable with the name of one of these parameters is a TypeError.
+            # `variables` with the name of a parameter of `render_chat` raises TypeError.
             chat = tokenizer.render_chat(messages, parses_special_tokens=parses, **variables)
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error), param="messages") from error
@@ -153,13 +155,13 @@ class ServedModel:
         return self._encode("messages", lambda: tokenizer.rendered_ids(chat, add_special_tokens))
 
     def thinking_after(self, prompt: Sequence[int], has_tools: bool) -> Thinking | None:
-        """Returns how thoughts are marked in the answer to a chat's prompt, if it may have any."""
+        """Returns how reasoning is marked in the answer to this prompt. None: it has no reasoning."""
         end = self._decode("messages", prompt[-_END_TOKENS:])
         return thinking_of(self._need_tokenizer("messages").chat_template(has_tools), end)
 
     @property
     def has_place_for_tools(self) -> bool:
-        """Whether a chat's template tells the model of tools."""
+        """Whether the chat template has a place for tools."""
         return self._need_tokenizer("tools").tool_template is not None
 
     @property
@@ -179,14 +181,14 @@ class ServedModel:
             raise ApiError(400, str(error), param="messages") from error
 
     def special_id(self, text: str) -> int | None:
-        """Returns the id of `text` if it is a token that the text of an answer leaves out."""
+        """Returns the id of `text` if it is a special token, which answers leave out."""
         if self.tokenizer is None:
             return None
         token_id = self.tokenizer.backend.token_to_id(text)
         return token_id if token_id in self.tokenizer.special_ids else None
 
     def text_of(self, name: str, token_ids: Sequence[int]) -> str:
-        """Returns the text of `token_ids`, which came in the parameter `name`."""
+        """Returns the text of `token_ids`, which are the value of the parameter `name`."""
         check_ids(name, token_ids, self.vocabulary)
         return self._decode(name, token_ids)
 
@@ -224,7 +226,7 @@ class ServedModel:
             raise ApiError(400, f"{name}: {error}", param=name) from error
 
     def _check_length(self, name: str, text: str) -> None:
-        """Refuses a text that can't fit, whatever its tokens are, before it is tokenised."""
+        """Refuses, before tokenising, a text that is too long even if each token is the longest one."""
         longest = self._longest_token
         if longest is not None and len(text) > self.max_model_len * longest:
             message = (
@@ -244,8 +246,10 @@ class ServedModel:
 
 
 def _fitting(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
-    """Returns the messages as the template knows them. Of roles, `developer` is OpenAI's newer name of `system`, and
-    without tools the result of a call is something that the user says."""
+    """Returns the messages with roles that the template has.
+
+    Templates may lack two roles: `developer`, OpenAI's newer name of `system`, and `tool`, a call's result, which then
+    becomes a user message."""
     if is_harmony(template):
         messages = turns_of(messages)
     roles = {"developer": "system", "tool": "user"}

@@ -1,9 +1,10 @@
-"""The engine's output on its way to the requests that wait for it.
+"""Delivers the engine's output to the requests that wait for it.
 
-An iteration of the engine has tokens for all requests that run, and each request takes a moment to write and send them:
-a few requests have their turn in each turn of the event loop. Real time comes before best effort. Where tokens come
-faster than they can be sent, those of a request that wait are joined: then sending them costs a fraction, and what
-waits grows with a sixteenth of the tokens (MAX_JOINED_TOKENS).
+An iteration has tokens for all running requests, and writing and sending those of one takes a moment. So only a few
+requests have their turn in each turn of the event loop, real time before best effort.
+
+Tokens may arrive faster than they can be sent. Waiting tokens of a request are then joined, at most MAX_JOINED_TOKENS.
+Sending them joined costs a fraction of sending each alone.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from alignedserve.types import RequestKey
 
 News = NewTokens | PromptProgress | Rejected
 
-# The most requests that get output in a turn of the event loop, without and with log-probabilities. Writing and sending
-# it takes about 0.1 ms for each on a core of 2.5 GHz, and 0.5 ms with log-probabilities.
+# Requests that get output in one turn of the event loop, without and with log-probabilities. Writing and sending takes
+# about 0.1 ms per request on a 2.5 GHz core, and 0.5 ms with log-probabilities.
 MAX_TOLD_AT_ONCE, MAX_TOLD_WITH_LOGPROBS_AT_ONCE = 16, 4
-# The most tokens that are joined: sending them takes about twice as long as sending one, and four times as long with
-# twenty log-probabilities for each.
+# Tokens that are joined at most. Sending 16 takes about twice as long as sending one, and four times as long with
+# twenty log-probabilities each.
 MAX_JOINED_TOKENS = 16
-# Output that is no error: what came before an error is sent before it.
+# Finish reasons of output that may be joined. Errors are not joined: the output before an error is sent first.
 _JOINED_REASONS = (None, "stop", "length")
 
 
 class OutputQueue:
     def __init__(self) -> None:
         self._turns = FewAtOnce(MAX_TOLD_AT_ONCE)
-        # What waits of each request.
+        # The waiting output of each request.
         self._waiting: dict[RequestKey, deque[News]] = {}
 
     @property
@@ -41,8 +42,8 @@ class OutputQueue:
         return sum(map(len, self._waiting.values()))
 
     def put(self, request: Request, owner: str, tell: Callable[[News], None], news: News) -> None:
-        """Calls `tell` with the news, now or in one of the next turns of the event loop, after what was put for this
-        request before. Owners of API keys take turns; real time comes first."""
+        """Calls `tell` with the news, now or in a later turn of the event loop, after all earlier news of this request.
+        Owners of API keys take turns, real time first."""
         waiting = self._waiting.setdefault(request.key, deque())
         if waiting and (joined := _joined(waiting[-1], news)):
             waiting[-1] = joined
@@ -66,7 +67,7 @@ class OutputQueue:
 
 
 def _joined(before: News, news: News) -> News | None:
-    """Returns both as one; None if they have to be told one after the other."""
+    """Returns both as one. None: they can't be joined."""
     if isinstance(before, PromptProgress) and isinstance(news, PromptProgress):
         return news
     if not isinstance(before, NewTokens) or not isinstance(news, NewTokens):

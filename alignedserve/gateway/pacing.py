@@ -1,8 +1,8 @@
-"""Messages that can wait go to a router a few at a time: the next when it has confirmed that it has handled the last.
+"""Sends messages that can wait to a router a few at a time: the next few after it has confirmed the last.
 
-A connection keeps the order. Behind thousands of best-effort requests, or of aborts, a request of real time would wait
-until the router has handled them all; so there are never more than a few before it. And after each few there is a
-pause: where processes share their cores, accepting requests would leave no time for computing them.
+A connection keeps its order. A real-time request behind thousands of best-effort requests, or of aborts, would wait
+until the router has handled them all, so only a few are sent ahead. A pause follows each few. Where processes share
+cores, accepting requests would otherwise leave no time to compute them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from alignedserve.protocol.messages import Abort, Echo, Message
 from alignedserve.types import RequestKey
 
-# The most messages that are ahead in the router. Each takes it some tenths of a millisecond.
+# Messages that may be unconfirmed. Each takes the router some tenths of a millisecond.
 MAX_AHEAD = 16
-# A pause lasts so many times as long as the router took for the messages before it.
+# Length of a pause, as a multiple of the time that the router took for the messages before it.
 REST = 3.0
-# The most submissions that wait here: enough for the next few to be there when they may be sent.
+# Submissions that may wait here: enough to have the next few ready when they may be sent.
 MAX_WAITING = 2 * MAX_AHEAD
 
 # Sends one request.
 Submit = Callable[[], None]
-# Calls the function back after so many seconds, if there is still a connection.
+# Calls the function after the given number of seconds, if there is still a connection.
 Later = Callable[[float, Callable[[], None]], object]
 
 
@@ -34,10 +34,10 @@ class Pacing:
     send: Callable[[Message], None]
     later: Later
     clock: Callable[[], float] = field(default_factory=lambda: time.monotonic)
-    # Aborts are sent first, since they make room.
+    # Aborts are sent first, since they free blocks and slots.
     _aborts: dict[RequestKey, None] = field(default_factory=dict)
     _submits: dict[RequestKey, Submit] = field(default_factory=dict)
-    # The number of messages since the last Echo; the ticket of the Echo that is waited for, or of the pause after it;
+    # The number of messages since the last Echo; the ticket of the Echo that is unanswered, or of the pause after it;
     # and when that was sent.
     _num_ahead: int = 0
     _awaited: int | None = None
@@ -54,7 +54,7 @@ class Pacing:
         self._go_on()
 
     def abort(self, key: RequestKey) -> bool:
-        """Returns False for a request that has not been submitted yet, and never will be then."""
+        """Returns False if the request was not submitted yet; then it never will be."""
         if self._submits.pop(key, None):
             return False
         self._aborts[key] = None
@@ -62,7 +62,7 @@ class Pacing:
         return True
 
     def answered(self, echo: Echo) -> None:
-        """The router has handled what was sent before this Echo."""
+        """Called when the router has handled all messages before this Echo."""
         if echo.ticket == self._awaited:
             rest_s = REST * (self.clock() - self._asked_s)
             self.later(rest_s, functools.partial(self._rested, echo.ticket))
@@ -73,7 +73,7 @@ class Pacing:
             self._go_on()
 
     def forget(self) -> None:
-        """Drops what was waiting to be sent: the connection is gone."""
+        """Drops all waiting messages: the connection is gone."""
         self._aborts.clear()
         self._submits.clear()
         self._awaited, self._num_ahead = None, 0

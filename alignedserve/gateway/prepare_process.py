@@ -1,4 +1,4 @@
-"""The process that prepares bodies, of every endpoint (generation/prepare_process.py)."""
+"""The child process that prepares request bodies of all endpoints (generation/prepare_process.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from alignedserve.gateway.endpoints import ENDPOINTS
 from alignedserve.gateway.generation.prepare_process import main
 
-# The name by which the gateway starts it.
+# The module that the gateway runs in the child process.
 MODULE: Final = "alignedserve.gateway.prepare_process"
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The gateway's process: an HTTP server, and a connection to the router."""
+"""The gateway process: an HTTP server with a connection to the router of each island."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from alignedserve.store.homes import WatchedHome, make_home
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.types import is_island_gateway, without_generation
 
-# A gateway whose place another one has taken has so many seconds for what it has begun.
+# seconds that a replaced gateway has to finish its open requests and batch lines
 RETIRE_S = 600.0
 
 
@@ -67,7 +67,7 @@ class HttpServer(Protocol):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None: ...
 
     async def retire(self) -> None:
-        """Takes no more connections, and returns when those that it has are closed."""
+        """Closes the listener. Returns when all open connections are closed."""
         ...
 
 
@@ -85,26 +85,26 @@ class GatewayProcess:
             config.first_island,
         )
         self.drain_state = DrainState()
-        # The name of the holder of leases. Places are counted by it: gateways in containers may have the same name and
-        # the same number of their process.
+        # This gateway's name as a holder of leases. The pid alone is ambiguous: gateways in different containers may
+        # have the same name and the same pid.
         self._holder = f"{config.instance_id}-{os.getpid()}-{secrets.token_hex(4)}"
         # The runner of batch jobs, and its task.
         self._runner: tuple[BatchRunner, asyncio.Task[None]] | None = None
-        # What answers responses in the background.
+        # Runs background responses. None without a store.
         self._background: BackgroundResponses | None = None
         self._server: HttpServer | None = None
-        # What waits for the end of what was begun, while the system stops, and while another gateway has this one's
-        # place.
+        # Tasks that wait until open requests have finished: `_draining` while the system stops, `_retiring` after
+        # another gateway has replaced this one.
         self._draining: asyncio.Task[None] | None = None
         self._retiring: asyncio.Task[None] | None = None
         self._events = Events(config.webhooks.url)
         self._attainment = AttainmentCount(self.telemetry.metrics.of("rt"))
-        # What all gateways at this port have measured, if there are several.
+        # The metrics of all gateways at this port. None if this is the only one.
         self._gateways = Gateways(config.instance_id) if config.num_gateways > 1 else None
 
     def run(self) -> None:
-        """Runs until the router tells it to stop. Raises ValueError for a model that can't be loaded, OSError for a
-        port that is taken, and RefusedByRouter."""
+        """Runs until the router sends Stop. Raises ValueError if the model can't be loaded, OSError if the port is
+        taken, and RefusedByRouter."""
         self._config.log.start(without_generation(self._config.instance_id))
         model = ServedModel.load(self._config.model_name, self._config.engine)
         self._lengths.prepare(model)
@@ -122,8 +122,10 @@ class GatewayProcess:
         return listen(http.host, http.port)
 
     async def serve(self, model: ServedModel, sock: socket.socket, is_prepared: bool = False) -> None:
-        """With `is_prepared`, child processes are started first: neither the first grammar nor the first body waits for
-        one. The spare process, which prepares the first body of more than 8 KiB, starts in the background."""
+        """Serves `model` at `sock` until the gateway stops.
+
+        `is_prepared` starts the child processes first, so that no first grammar or body waits for one. The spare
+        process, which prepares the first body above 8 KiB, starts in the background."""
         self._lengths.prepare(model)
         compiler = Compiler(model.tokenizer, model.vocabulary)
         limits, slo, seeds = self._config.limits, self._config.slo, Random(self._config.engine.seed)
@@ -171,7 +173,7 @@ class GatewayProcess:
             await self._serve(app, sock)
 
     def make_preparer(self, model: ServedModel) -> Preparer:
-        """A simulation has one of its own."""
+        """Returns the preparer of request bodies. A simulation overrides this."""
         return Preparer(model, self._config.limits, PREPARING, self._config.http.strict_parameters)
 
     def _callers(self, sock: socket.socket) -> Callers:
@@ -181,7 +183,7 @@ class GatewayProcess:
 
     @contextlib.asynccontextmanager
     async def open_store(self) -> AsyncIterator[Store | None]:
-        """Yields the store, and closes it after the block. A simulation has one of its own."""
+        """Yields the store, and closes it after the block. A simulation overrides this."""
         if not self._config.store_url:
             yield None
             return
@@ -196,14 +198,14 @@ class GatewayProcess:
 
     @functools.cached_property
     def _home(self) -> WatchedHome | None:
-        """Where the content of files is, if that is not the store. Raises ValueError."""
+        """Where the contents of files are kept; None: in the store. Raises ValueError."""
         return WatchedHome(make_home(self._config.files_at)) if self._config.files_at else None
 
     @contextlib.asynccontextmanager
     async def _batches(
         self, request_builder: RequestBuilder, store: Store | None
     ) -> AsyncIterator[list[APIRouter]]:
-        """Runs batch jobs while the block runs, and yields the routes for files and batches."""
+        """Runs batch jobs while the block runs. Yields the routes for files and batches."""
         if store is None:
             yield []
             return
@@ -249,7 +251,7 @@ class GatewayProcess:
     async def _responses(
         self, request_builder: RequestBuilder, store: ResponseStore | None, memory: BodyMemory
     ) -> AsyncIterator[APIRouter]:
-        """Answers responses in the background while the block runs, and yields the routes for responses."""
+        """Runs background responses while the block runs. Yields the routes for responses."""
         if store is None:
             yield response_routes(request_builder)
             return
@@ -272,7 +274,7 @@ class GatewayProcess:
 
     @contextlib.asynccontextmanager
     async def _webhooks(self, store: DeliveryStore | None) -> AsyncIterator[None]:
-        """Delivers webhooks while the block runs, if there are any."""
+        """Delivers webhooks while the block runs, if any URL is configured."""
         config = self._config
         if store is None or not config.webhooks.is_used:
             yield
@@ -296,7 +298,7 @@ class GatewayProcess:
         serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._run_islands())
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
-        # When one of them ends, the other one is stopped.
+        # When one of them ends, the other is stopped.
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
         self.stop()
         server.should_exit = True
@@ -305,11 +307,11 @@ class GatewayProcess:
             if task:
                 task.cancel()
         await asyncio.gather(serving, linked)
-        # Closing them waits for the receiver, which may be away.
+        # Closing traces waits for their receiver, which may be unreachable.
         await asyncio.to_thread(self.telemetry.traces.close)
 
     async def _run_islands(self) -> None:
-        """Runs until the launcher, or all routers, have sent Stop, or until `stop`."""
+        """Runs until `stop`, or until the launcher or all routers have sent Stop."""
         config = self._config
         if config.launcher is None:
             await self._islands.run()
@@ -340,25 +342,25 @@ class GatewayProcess:
         return self._attainment.take(self._runner is not None and self._runner[0].forecast.are_late)
 
     def _hear(self, news: GatewayNews) -> None:
-        # Prometheus asks each host.
+        # Prometheus scrapes each host by itself, so metrics of gateways on other hosts are not merged.
         if self._gateways and not is_island_gateway(news.gateway):
             self._gateways.hear(news.gateway, news.metrics)
         if self._runner:
             self._runner[0].forecast.hear(news.gateway, news.estimates)
 
     def make_server(self, app: FastAPI) -> HttpServer:
-        """Returns what serves clients. A simulation's clients call the application themselves."""
+        """Returns the HTTP server. A simulation overrides this: its clients call the application directly."""
         return Server(
             app, self.telemetry.traces.around, self._config.limits.max_connections, bool(self._gateways)
         )
 
     def drain(self) -> None:
-        """Accepts no new requests, begins no line of a batch job, and stops when those that run have finished, or
-        their time is up. Safe to repeat."""
+        """Refuses new requests and begins no batch line. Stops when running requests have finished, or after
+        `--shutdown-timeout`. Safe to repeat."""
         self.drain_state.begin()
         if self._draining is None:
             if self._retiring:
-                # It has less time now.
+                # The shutdown timeout applies now instead of RETIRE_S.
                 self._retiring.cancel()
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
@@ -373,8 +375,8 @@ class GatewayProcess:
         self.stop()
 
     def _retire(self) -> None:
-        """Another gateway has this one's place: accepts no connections, begins no line, and stops when everything that
-        it has is over. Safe to repeat."""
+        """Called when another gateway has replaced this one: accepts no connections, begins no batch line, and stops
+        when all open work has finished. Safe to repeat."""
         if self._draining is None and self._retiring is None:
             self._retiring = asyncio.get_running_loop().create_task(self._until_over())
 
@@ -392,7 +394,7 @@ class GatewayProcess:
         self.stop()
 
     def _signalled(self) -> None:
-        """A second signal means that the user does not want to wait."""
+        """Drains at the first SIGTERM, stops at once at the second."""
         self.stop() if self.drain_state.is_draining else self.drain()
 
     def stop(self) -> None:

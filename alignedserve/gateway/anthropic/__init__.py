@@ -1,1 +1,1 @@
-"""Anthropic's API: messages, whole and streamed, and counts of tokens."""
+"""Anthropic's API: messages, whole and streamed, token counts, and message batches."""

@@ -19,14 +19,14 @@ from alignedserve.gateway.limits import Limits
 from alignedserve.gateway.model import ServedModel
 from alignedserve.store import Problem
 
-# The input file may have twice as many bytes as a body, and this many in any case: numbers are written out in it, and
-# each line has more around it than a request has.
+# Size of an input file: twice that of a body, and at least this number of bytes. Numbers may be written longer in it,
+# and each line adds fields to its request.
 MAX_INPUT_BYTES = 16 << 20
 
 
 class BatchedRequest(Fields):
     custom_id: str
-    # The body of a message. It is not looked at before the request runs, except for its model.
+    # The body of a message. Only its model is checked before the request runs.
     params: dict[str, Any]
 
 
@@ -42,7 +42,8 @@ class PreparedBatch(Answered, frozen=True, kw_only=True):
 
 
 def message_batch(body: MessageBatchBody, model: ServedModel, limits: Limits) -> PreparedBatch:
-    """Makes the checks of a job's file too, so that no job has to fail by them later. Raises ApiError."""
+    """Returns the batch that the body asks for. Includes the checks of a job's file, so that no job fails by them
+    later. Raises ApiError."""
     validator = Validator(ANTHROPIC_PATH, model.names)
     lines, num_bytes, max_bytes = [], 0, max(MAX_INPUT_BYTES, 2 * limits.max_body_bytes)
     for number, request in enumerate(body.requests, 1):
@@ -66,7 +67,7 @@ def _line(number: int, request: BatchedRequest) -> bytes:
     try:
         return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, RecursionError) as error:
-        # There is half of a surrogate pair in it, or an infinite number, or it is nested too deeply.
+        # It has half of a surrogate pair, or an infinite number, or is nested too deeply.
         raise _refused(Problem("invalid_json_line", f"not JSON: {error}", number)) from None
 
 

@@ -1,5 +1,5 @@
-"""`/v1/messages/batches`, as in Anthropic's API. Its batches are jobs like those of OpenAI's, but for two things: the
-server makes the input file itself, and results are written in Anthropic's form."""
+"""`/v1/messages/batches`, as in Anthropic's API. Its batches are jobs like OpenAI's, with two differences: the server
+makes the input file, and results are in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from alignedserve.store.records import MESSAGE_BATCH
 
 _PATH = MESSAGE_BATCHES.path
 _ID = re.compile(MESSAGE_BATCH + "[0-9a-f]{24}")
-# The seconds after its creation for which a batch may run, and for which its input file is kept at least.
+# Seconds that a batch may run, and the least time that its input file is kept.
 WINDOW_S: Final = 86400
-# The seconds for which results are kept.
+# seconds that results are kept
 KEPT_S: Final = 29 * 86400
 
 
@@ -53,7 +53,7 @@ def message_batch_routes(
     max_file_bytes: int,
     is_shared: bool = False,
 ) -> APIRouter:
-    """With `is_shared`, everyone sees all batches, whichever key made them."""
+    """With `is_shared`, each API key sees the batches of all keys."""
     routes = APIRouter()
 
     async def batch_of(http: Request, batch_id: str) -> JobRecord:
@@ -78,12 +78,12 @@ def message_batch_routes(
         try:
             job = await add_job(store, _new_job(job_id, file, asked), idempotency_key)
         except BaseException:
-            # It stays if the batch is there after all.
+            # The file is not deleted if the batch was created after all.
             with suppress(StoreAway):
                 await contents.delete(file.id)
             raise
         if job.input_file_id != file.id:
-            # A call at the same time came first.
+            # A concurrent call was first.
             with suppress(StoreAway):
                 await contents.delete(file.id)
             _check_repeats(job, asked, str(idempotency_key))
@@ -167,13 +167,13 @@ async def _stored(upload: Upload, job_id: JobId, data: memoryview) -> FileRecord
 
 
 def _check_repeats(job: JobRecord, asked: PreparedBatch, idempotency_key: str) -> None:
-    """Raises ApiError if the call with this key is for something else than the job that was made by it."""
+    """Raises ApiError if the same key was used to create a different batch."""
     if (job.model, job.num_lines) != (asked.model, asked.num_lines):
         raise used_key(idempotency_key)
 
 
 def _new_job(job_id: JobId, file: FileRecord, asked: PreparedBatch) -> JobRecord:
-    """Returns a job that is in progress: its file has been checked."""
+    """Returns a job that is in progress, since its file was checked already."""
     now = int(time.time())
     return JobRecord(
         id=job_id,
@@ -192,14 +192,14 @@ def _new_job(job_id: JobId, file: FileRecord, asked: PreparedBatch) -> JobRecord
 
 
 async def _result_files(store: Store, job: JobRecord) -> list[FileRecord]:
-    """Returns the files that together have the results. Raises ApiError if one is gone."""
+    """Returns the files with the results. Raises ApiError if one was deleted."""
     files = [await store.file(each) for each in (job.output_file_id, job.error_file_id) if each]
     there = [file for file in files if file]
     if job.status == "failed":
         why = "".join(f": {problem.message}" for problem in job.problems)
         raise ApiError(404, f"message_batch_id={job.id!r}: it failed, and has no results{why}")
     if not there or len(there) < len(files):
-        raise ApiError(404, f"message_batch_id={job.id!r}: its results are gone")
+        raise ApiError(404, f"message_batch_id={job.id!r}: its results were deleted")
     return there
 
 
@@ -223,8 +223,7 @@ def batch_body(job: JobRecord, tally: Tally) -> Json:
         "ended_at": _time(ended_at),
         "cancel_initiated_at": _time(job.cancelling_at),
         "archived_at": _time(archived_at),
-        # Anthropic's clients put what they have for the server before a path. Which names the server has behind a
-        # proxy only they know.
+        # Anthropic's clients put their base URL before a path. Behind a proxy, only they know the server's name.
         "results_url": f"{_PATH}/{job.id}/results" if has_results else None,
     }
 
@@ -236,8 +235,8 @@ def _processing_status(job: JobRecord) -> str:
 
 
 def _counts(job: JobRecord, tally: Tally) -> dict[str, int]:
-    """As in Anthropic's API, all requests are being processed until the batch has ended, and the counts add up to all
-    of them. A batch that failed has no results, whatever was answered: all its requests are errors."""
+    """Returns the counts as in Anthropic's API: until the batch has ended, all requests are processing. They add up to
+    the number of requests. A failed batch has no results, so all its requests are errors."""
     if not job.is_over:
         return {"processing": job.num_lines, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
     if job.status == "failed":

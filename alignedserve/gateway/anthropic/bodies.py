@@ -29,14 +29,14 @@ class Message(Fields):
 class GivenTool(Fields):
     name: str
     description: str | None = None
-    # A JSON schema. Tools without it are those that Anthropic's servers or clients define.
+    # A JSON schema. Tools without one are those that Anthropic's servers or clients define.
     input_schema: dict[str, Any] | None = None
     type: str | None = None
     strict: bool | None = None
-    # Whether a stream has the call's arguments as the model writes them, before it is known that they are JSON. None:
-    # as a header of the request says (routes.py).
+    # Whether a stream has the call's arguments as the model writes them, before they are known to be JSON. None: a
+    # header of the request decides (routes.py).
     eager_input_streaming: bool | None = None
-    # This is accepted, and changes nothing: KV is reused wherever prompts begin alike.
+    # Accepted without effect: KV is reused wherever prompts share a prefix.
     cache_control: dict[str, Any] | None = None
 
 
@@ -48,7 +48,7 @@ class Choice(Fields):
 
 class ThinkingConfig(Fields):
     type: Literal["enabled", "disabled", "adaptive"]
-    # This is accepted, and changes nothing.
+    # Accepted without effect.
     budget_tokens: int | None = None
     display: str | None = None
 
@@ -59,7 +59,7 @@ class OutputFormat(Fields):
 
 
 class OutputConfig(Fields):
-    refused: ClassVar[Mapping[str, str]] = {"task_budget": ": the model is told of no budget"}
+    refused: ClassVar[Mapping[str, str]] = {"task_budget": ": the prompt has no place for a budget"}
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -69,15 +69,15 @@ class Metadata(Fields):
     user_id: str | None = None
 
 
-_NO_SUMMARIES = ": it writes no summaries of conversations"
+_NO_SUMMARIES = ": this server does not summarise conversations"
 
 
 class CountTokensBody(ConversationBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
         "compaction": _NO_SUMMARIES,
-        "container": ": it runs no code",
-        "mcp_servers": ": it calls no servers",
+        "container": ": this server runs no code",
+        "mcp_servers": ": this server calls no other servers",
     }
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
@@ -87,17 +87,17 @@ class CountTokensBody(ConversationBody):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    # "auto" and "standard_only" are Anthropic's, the others as in OpenAI's API.
+    # "auto" and "standard_only" are Anthropic's, the others are OpenAI's.
     service_tier: Any = None
     stop_sequences: list[str] | None = None
-    # This is accepted, and changes nothing.
+    # Accepted without effect.
     metadata: Metadata | None = None
     cache_control: dict[str, Any] | None = None
-    # A conversation that Anthropic's servers hold, so that a call has its last messages alone. It is refused, the
-    # first call of one too: an answer to the last messages alone would be a wrong one.
+    # A conversation that Anthropic's servers store, so that calls have only the last messages. Refused from its first
+    # call on: an answer to the last messages alone would be wrong.
     thread: Any = None
-    # Edits of the conversation. One that makes a summary of it is refused, and those that leave something out are
-    # ignored: the model gets all of the conversation.
+    # Edits of the conversation. A summary is refused. Edits that leave something out are ignored: the prompt has the
+    # whole conversation.
     context_management: Any = None
 
     @property
@@ -118,7 +118,7 @@ class CountTokensBody(ConversationBody):
 
     @property
     def tier(self) -> ServiceTier | None:
-        """Raises InvalidRequest."""
+        """The service tier. Raises InvalidRequest."""
         if self.service_tier == "standard_only":
             return "default"
         found = next((tier for tier in get_args(ServiceTier) if tier == self.service_tier), None)
@@ -127,9 +127,9 @@ class CountTokensBody(ConversationBody):
         return found
 
     def conversation(self) -> Conversation:
-        """Raises ApiError and InvalidRequest."""
+        """Returns the chat in the form of all APIs. Raises ApiError and InvalidRequest."""
         if self.thread:
-            message = "thread: this server holds no conversations; send all messages with each call"
+            message = "thread: this server stores no conversations; send all messages with each call"
             raise ApiError(400, message, param="thread", code=THREAD_UNSUPPORTED)
         if self._compacts:
             raise InvalidRequest(f"context_management: not supported by this server{_NO_SUMMARIES}")
@@ -157,7 +157,7 @@ class CountTokensBody(ConversationBody):
 
     @property
     def ignored(self) -> list[str]:
-        """Returns the names of what was asked for and changes nothing."""
+        """The names of parameters that are ignored."""
         others = [f"tools.{kind}" for kind in dict.fromkeys(self.other_tools)]
         return (["context_management"] if self.context_management else []) + others
 
@@ -167,7 +167,7 @@ class CountTokensBody(ConversationBody):
 
     @property
     def eagerness(self) -> dict[str, bool | None]:
-        """Returns what the tools that are offered to the model say of eager streaming, by their names."""
+        """`eager_input_streaming` of the tools that the prompt describes, by name."""
         return {
             each.name: each.eager_input_streaming
             for each in self.tools or []
@@ -176,7 +176,7 @@ class CountTokensBody(ConversationBody):
 
     @property
     def other_tools(self) -> list[str]:
-        """Returns the types of tools that are not offered to the model."""
+        """The types of tools that the prompt omits."""
         return [each.type or each.name for each in self.tools or [] if each.input_schema is None]
 
     def sampling_params(self) -> SamplingParams:
@@ -208,12 +208,12 @@ def _messages_of(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
 
 
 def _asked(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
-    """Results of tools are messages of their own, and come before what the user says."""
+    """Yields the messages of a user's turn. Tool results are messages of their own, before the user's text."""
     rest = []
     for block in blocks:
         match block:
             case {"type": "tool_result", "tool_use_id": str(call_id)}:
-                # (Clients send false or 0 for nothing, too.)
+                # Some clients send false or 0 for an empty result.
                 content = block.get("content")
                 text = _text(content, "messages") if content else ""
                 yield {"role": "tool", "tool_call_id": call_id, "content": text}
@@ -248,7 +248,7 @@ def _turn(blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def _text(content: Any, name: str) -> str:
-    """Raises InvalidRequest for what is neither a text nor a list of blocks."""
+    """Returns the text. Raises InvalidRequest if the content is neither a text nor a list of blocks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -270,7 +270,7 @@ def _text(content: Any, name: str) -> str:
 def _unsupported(block: Any, name: str) -> InvalidRequest:
     kind = block.get("type") if isinstance(block, dict) else None
     return InvalidRequest(
-        f"{name}: a block of type {kind!r} is not complete, or not supported: the model reads text"
+        f"{name}: a block of type {kind!r} is not complete, or not supported: the model takes text only"
     )
 
 

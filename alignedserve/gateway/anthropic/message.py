@@ -1,7 +1,7 @@
-"""Anthropic's message, complete or as its events: blocks of thoughts, text and calls, one after the other.
+"""Builds Anthropic's message, whole or as its events: blocks of reasoning, text and calls, one after another.
 
-Anthropic's clients parse a call's arguments as they come, and end the stream with an error if they are no JSON. So a
-stream has them when the call is complete, as in Anthropic's API, unless its tool is to be streamed eagerly.
+Anthropic's clients parse a call's arguments as they arrive, and end the stream with an error if they are no JSON. So
+arguments are sent when the call is complete, as in Anthropic's API, unless its tool is to be streamed eagerly.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from alignedserve.gateway.tools import calls
 from alignedserve.gateway.tools.calls import CollectedText, Content, Read, Thought, arguments_of
 from alignedserve.gateway.tools.readers import Reader
 
-# The tiers by the names that they have in Anthropic's answers.
+# The tiers' names in Anthropic's answers.
 _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
 
-# Names of events, and their fields besides the type.
+# The name of an event, and its fields besides the type.
 Event = tuple[str, Json]
 
 
@@ -31,14 +31,14 @@ class MessageBuilder(ResponseBuilder):
     answering: Answering
     new_reader: Callable[[], Reader]
     shows_reasoning: bool
-    # The tools whose calls are streamed as the model writes them.
+    # Tools with calls that are streamed as the model writes them.
     eager_tools: Collection[str]
-    # What has come of a message that is sent complete.
+    # The received parts of a message that is sent whole.
     _collected: CollectedText = field(default_factory=CollectedText)
-    # The type of the block that is open in a stream, and the number of blocks so far.
+    # The type of the open block of a stream, and the number of blocks so far.
     _open: str | None = None
     _num_blocks: int = 0
-    # The arguments of the open call as far as they have come, if they are sent when it is complete; otherwise None.
+    # The received arguments of the open call, if they are sent when it is complete. None: they are not held.
     _held: list[str] | None = None
     _has_calls: bool = False
     _finish_reason: str | None = None
@@ -79,7 +79,7 @@ class MessageBuilder(ResponseBuilder):
 
     def end(self, usage: Usage) -> Iterable[Piece]:
         if not self._num_blocks:
-            # An answer without any text has an empty one, as it has when it is not streamed.
+            # An answer without text has an empty text block, as it has when it is not streamed.
             yield from (_written(*event) for event in self._begin("text", {"text": ""}))
         yield from (_written(*event) for event in self._close())
         yield _written("message_delta", {"delta": self._end(), "usage": _usage(usage)})
@@ -89,7 +89,7 @@ class MessageBuilder(ResponseBuilder):
         return event_named("error", error.anthropic_body)
 
     def _events(self, read: Read) -> Iterator[Event]:
-        """Must be iterated to its end."""
+        """Yields events. Must be iterated to its end."""
         for part in read.parts:
             match part:
                 case Thought(text):
@@ -102,7 +102,7 @@ class MessageBuilder(ResponseBuilder):
                     yield from self._called(name, arguments)
 
     def _called(self, name: str | None, arguments: str) -> Iterator[Event]:
-        """Must be iterated to its end."""
+        """Yields events. Must be iterated to its end."""
         if name is not None:
             yield from self._close()
             yield from self._begin("tool_use", {"id": _new_call_id(), "name": name, "input": {}})
@@ -114,7 +114,7 @@ class MessageBuilder(ResponseBuilder):
         if self._held is None:
             return self._arguments(arguments)
         self._held.append(arguments)
-        # The connection might be taken for a broken one while arguments are held.
+        # Keeps the connection alive while arguments are held.
         return "ping", {}
 
     def _begin(self, kind: str, block: Json) -> Iterator[Event]:
@@ -177,7 +177,7 @@ class MessageBuilder(ResponseBuilder):
 
 def _usage(usage: Usage) -> Json:
     return {
-        # As in Anthropic's API, without those that were cached.
+        # Without cached tokens, as in Anthropic's API.
         "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.num_cached_tokens,

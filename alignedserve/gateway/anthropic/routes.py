@@ -22,7 +22,7 @@ from alignedserve.gateway.model import ServedModel
 
 
 class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
-    # Whether calls of a tool are streamed as the model writes them, by the tools' names. None: by the request's header.
+    # Whether calls of a tool are streamed as the model writes them, by tool name. None: as the request's header says.
     eagerness: dict[str, bool | None]
     # Whether the request's header asks for it.
     is_eager: bool = False
@@ -35,7 +35,7 @@ class PreparedMessage(PreparedChat, frozen=True, kw_only=True):
 
 
 def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedMessage:
-    """Raises ApiError and InvalidRequest."""
+    """Returns the call of a message. Raises ApiError and InvalidRequest."""
     with body.naming():
         found = chat_fields(body, body.conversation(), model, limits)
         found["shows_reasoning"] = found["shows_reasoning"] and body.thinks
@@ -46,8 +46,8 @@ def message(body: MessagesBody, model: ServedModel, limits: Limits) -> PreparedM
 
 
 def count_tokens(body: CountTokensBody, model: ServedModel, limits: Limits) -> Answered:
-    """Counts those of a prompt that does not fit, too: clients ask, to see how much they have to leave out. Raises
-    ApiError and InvalidRequest."""
+    """Returns the number of tokens of a prompt, which need not fit: clients ask to see how much they have to leave out.
+    Raises ApiError and InvalidRequest."""
     with body.naming():
         num_tokens, ignored = count_prompt(body, body.conversation(), model)
         found = msgspec.json.encode({"input_tokens": num_tokens})
@@ -58,7 +58,7 @@ MESSAGES = Endpoint(ANTHROPIC_PATH, MessagesBody, message, PreparedMessage)
 COUNT_TOKENS = Endpoint(f"{ANTHROPIC_PATH}/count_tokens", CountTokensBody, count_tokens)
 
 
-# The beta in which all tools whose `eager_input_streaming` is not given are streamed eagerly.
+# With this beta, all tools are streamed eagerly unless their `eager_input_streaming` is false.
 EAGER_STREAMING = "fine-grained-tool-streaming-2025-05-14"
 
 

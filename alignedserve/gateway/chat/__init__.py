@@ -1,1 +1,1 @@
-"""Chats, whichever API they come by: messages, tools and a choice among them, put into the model's template."""
+"""Chats of any API: messages, tools and the tool choice, rendered by the model's chat template."""

@@ -1,4 +1,4 @@
-"""A chat as all APIs have it, once it is read."""
+"""A chat after parsing, in one form for all APIs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from alignedserve.gateway.tools.bodies import Tool, ToolChoice
 
 @dataclass(frozen=True)
 class Conversation:
-    # As OpenAI's chats have them, which is what templates know.
+    # In the form of OpenAI's chat completions, which templates expect.
     messages: Sequence[dict[str, Any]]
-    # The tools that may be called.
+    # The tools that the model may call.
     tools: Sequence[Tool] = ()
     choice: ToolChoice = "auto"
     one_call_at_most: bool = False
-    # How long the model thinks, where its template knows that; "none": not at all.
+    # Reasoning effort, if the template supports it. "none": no reasoning.
     effort: str | None = None
 
 
 class ConversationBody(GenerationBody):
-    """The fields that chats have in common, beside those of all calls."""
+    """The fields of all chat bodies, in addition to those of all calls."""
 
     chat_template_kwargs: dict[str, Any] | None = None
-    # vLLM's field, false if the answer is not to show the thoughts; and SGLang's, false if they stay in the content.
+    # vLLM's field: false removes reasoning from the answer. SGLang's field: false leaves reasoning in the content.
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
-    # vLLM's field, false for a prompt that goes on with the last message.
+    # vLLM's field: false if the answer continues the last message.
     add_generation_prompt: bool | None = None
 
     def template_variables(self, effort: str | None) -> dict[str, Any]:

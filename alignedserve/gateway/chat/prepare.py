@@ -1,4 +1,4 @@
-"""From a valid body of a chat to its prompt: the template, the tools, the limits."""
+"""Makes the prompt and parameters of a validated chat: template, tools, limits."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from alignedserve.types import InvalidRequest
 
 class PreparedChat(Prepared, frozen=True, kw_only=True):
     reading: Reading
-    # Whether the answer shows what the model thinks before it answers.
+    # Whether the answer includes the reasoning.
     shows_reasoning: bool = True
 
 
 @dataclass(frozen=True)
 class _Tooling:
-    """What tools mean for a chat: for its template, for the constraints on the output, and for parsing its text."""
+    """What tools mean for a chat: for its template, for the constraints on its output, and for parsing the text."""
 
-    # The variables for the chat template.
+    # Variables for the chat template.
     variables: dict[str, Any] = field(default_factory=dict)
-    # What finds calls in the text.
+    # Finds calls in the text.
     reading: Reading = field(default_factory=Reading)
-    # What the output has to look like: a call that must be made, or, if the client asks for no other format, one of
-    # the calls that may be made.
+    # Constraints on the output. `forced` is a call that has to be made. `free` is any of the calls that may be made, if
+    # the client asks for no other format.
     forced: StructuredOutputsParams | None = None
     free: StructuredOutputsParams | None = None
-    # Whether a tag around calls is a token that would be left out of the text.
+    # Whether the tags around calls are special tokens, which the text would otherwise leave out.
     shows_special_tokens: bool = False
 
 
@@ -72,8 +72,8 @@ def chat_fields(
 
 
 def count_prompt(body: ConversationBody, chat: Conversation, model: ServedModel) -> tuple[int, list[str]]:
-    """Returns the number of tokens of the prompt, which need not fit, and the names of what is ignored. What the body
-    says of the output is not looked at. Raises ApiError and InvalidRequest."""
+    """Returns the number of tokens of the prompt, which need not fit, and the names of ignored parameters. Parameters
+    of the output are not checked. Raises ApiError and InvalidRequest."""
     model.check_name(body.model)
     chat, ignored = _usable(chat, model)
     return len(_prompt_of(body, chat, _shown_of(chat, model), model, is_bounded=False)), ignored
@@ -88,8 +88,10 @@ def _prompt_of(
 
 
 def _usable(chat: Conversation, model: ServedModel) -> tuple[Conversation, list[str]]:
-    """Returns the chat without what this model can make nothing of, and may leave aside, and the names of that: tools
-    that nobody tells it of, and that it need not call. Many clients send some with every call."""
+    """Returns the chat without parameters that are ignored for this model, and their names.
+
+    These are `tools`, if the chat template has no place for them and `tool_choice` is auto. Many clients send some with
+    every call."""
     is_useless = bool(chat.tools) and chat.choice == "auto" and not model.has_place_for_tools
     return (replace(chat, tools=()), ["tools"]) if is_useless else (chat, [])
 
@@ -97,10 +99,10 @@ def _usable(chat: Conversation, model: ServedModel) -> tuple[Conversation, list[
 def _thinking_of(
     chat: Conversation, model: ServedModel, prompt: Sequence[int], params: SamplingParams, tooling: _Tooling
 ) -> Thinking | None:
-    """Returns how thoughts are marked in the output, unless its reader knows by itself. They come before what a
-    structured output prescribes."""
+    """Returns how reasoning is marked in the output. None: there is none, or the family's reader handles it. Puts the
+    reasoning before a structured output in `params`."""
     if tooling.reading.name == HARMONY:
-        # The grammar of calls that may be made has the messages before them itself.
+        # A grammar of optional calls includes the messages before them.
         if params.structured_outputs and params.structured_outputs is not tooling.free:
             thoughts = thoughts_before("" if tooling.forced else FINAL)
             params.structured_outputs = replace(params.structured_outputs, thoughts=thoughts)
@@ -113,19 +115,19 @@ def _thinking_of(
 
 
 def _with_tags(reading: Reading, has_tools: bool) -> Reading:
-    """Returns the reading of a text in which thoughts stay, with their tags. Raises InvalidRequest."""
+    """Returns the reading of a text that keeps its reasoning and the tags around it. Raises InvalidRequest."""
     if reading.name != HARMONY:
         return msgspec.structs.replace(reading, thinking=None)
     if has_tools:
         raise InvalidRequest(
-            "separate_reasoning=False: not with tools; calls of this model are read with thoughts"
+            "separate_reasoning=False: not with tools; this model's calls are parsed with its reasoning"
         )
     return Reading()
 
 
 def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_format: bool) -> _Tooling:
-    """`has_format`: the client asks for a format of the output. Raises ApiError and InvalidRequest if this model makes
-    no calls."""
+    """`has_format`: the client asks for an output format. Raises ApiError and InvalidRequest if this model can't make
+    calls."""
     tools, choice = chat.tools, chat.choice
     if not tools:
         harmony = model.writes_harmony(has_tools=False)
@@ -149,11 +151,11 @@ def _tooling_of(chat: Conversation, model: ServedModel, limits: Limits, has_form
 
 
 def _shown_of(chat: Conversation, model: ServedModel) -> _Tooling:
-    """Returns what the prompt has of the tools, without what their calls have to look like. Raises ApiError and
-    InvalidRequest if this model makes no calls."""
+    """Returns the tooling as far as the prompt needs it, without constraints on the output. Raises ApiError and
+    InvalidRequest if this model can't make calls."""
     variables = {}
     if chat.tools:
-        # It raises ApiError.
+        # This raises ApiError.
         model.tool_template  # noqa: B018
         variables = tool_variables(chat.tools, model)
     name = HARMONY if model.writes_harmony(has_tools=bool(chat.tools)) else Reading().name
@@ -163,7 +165,8 @@ def _shown_of(chat: Conversation, model: ServedModel) -> _Tooling:
 def _harmony(
     variables: dict[str, Any], chat: Conversation, model: ServedModel, limits: Limits, has_format: bool
 ) -> _Tooling:
-    """The whole of the output has this form, a call that has to be made too, and its marks are needed to read it."""
+    """In the harmony format the whole output has this form, forced calls too, and its special tokens are needed to read
+    it."""
     family = HarmonyFamily(model.special_id)
     name, forced, free, most = "", None, None, limits.max_grammar_bytes
     if isinstance(chat.choice, ChosenTool):
@@ -178,8 +181,8 @@ def _harmony(
 
 
 def _constrain(params: SamplingParams, body: ConversationBody, tooling: _Tooling) -> str:
-    """Adds what tools ask of the output to its parameters. Returns the name of the parameter of the body that
-    prescribes its form. Raises InvalidRequest."""
+    """Adds the constraints of tools to `params`. Returns the name of the parameter that determines the output's form.
+    Raises InvalidRequest."""
     name = body.structure_name
     if tooling.forced:
         # The API's own format applies to text, and a call is not text. vLLM's field applies to every output.

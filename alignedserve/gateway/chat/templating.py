@@ -1,4 +1,4 @@
-"""What a chat template is given: the messages in the form that it reads, the tools, and its own variables."""
+"""The input of a chat template: the messages in the form that it reads, the tools, and its variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alignedserve.gateway.tools.bodies import Tool
 from alignedserve.gateway.tools.calls import arguments_of
 from alignedserve.types import InvalidRequest
 
-# A template gets these from elsewhere; as variables they would replace those.
+# The renderer sets these itself; variables of the same names would replace them.
 _NOT_VARIABLES = ("chat_template", "documents", "messages", "self", "tokenize", "tools")
 
 
@@ -28,29 +28,30 @@ def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict
 
 
 def tool_variables(tools: Sequence[Tool], model: ServedModel) -> dict[str, Any]:
-    """Returns the variables by which a template tells the model of the tools."""
+    """Returns the template variables that describe the tools."""
     if not tools:
         return {}
     found = [tool.model_dump(exclude_none=True) for tool in tools]
     if model.writes_harmony(has_tools=True):
         for tool in found:
-            # The template can't do without one.
+            # The template requires a description.
             tool["function"].setdefault("description", "")
     return {"tools": found}
 
 
 def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Parses the arguments of calls: templates write them as JSON themselves, and clients send them back as text.
+    """Returns the messages with parsed arguments of calls. Templates take objects and write the JSON themselves;
+    clients send text.
 
-    A model may have been cut off, or have written no JSON, and its client sends that back. To refuse it would end the
-    conversation for good, and templates take objects."""
+    Text that is no JSON is kept in an object: the model may have been cut off, and refusing it would end the
+    conversation."""
     return [
         dict(message) | _with_objects(message.get("tool_calls")) | _with_thoughts(message)
         for message in messages
     ]
 
 
-# The names of a turn's thoughts: some clients send one, and some templates read the other.
+# Names of a turn's reasoning. Some clients send one, and some templates read the other.
 _THOUGHTS = ("reasoning_content", "reasoning")
 
 

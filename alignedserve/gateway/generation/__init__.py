@@ -1,1 +1,1 @@
-"""A call, whichever API it comes by: from its body to prompts, from prompts to tokens, from tokens to an answer."""
+"""A call of any API: from body to prompts, from prompts to tokens, from tokens to an answer."""

@@ -1,5 +1,4 @@
-"""The fields that all APIs of generated text have in common. Ranges are checked by SamplingParams, so that they are the
-same for every way into the system."""
+"""The fields that all APIs of generated text share. SamplingParams checks their ranges, in every API alike."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
-# The most characters of `cache_salt`: more than any digest or key has.
+# Longest `cache_salt`, in characters: more than any digest or key has.
 MAX_SALT_CHARS = 256
-# Only the first error is reported, and making errors of all wrong items would take time.
+# Only the first error is reported, and collecting the errors of many wrong items would take time.
 FIRST_ERROR: Any = Field(fail_fast=True)
 _STRUCTURED = "; use structured_outputs"
 
 
 class StructuredOutputs(Fields):
-    """vLLM's. See StructuredOutputsParams."""
+    """vLLM's field. See StructuredOutputsParams."""
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -71,12 +70,12 @@ class GenerationBody(Fields):
     structured_outputs: StructuredOutputs | None = None
     service_tier: ServiceTier | None = None
     slo: Slo | None = None
-    # vLLM's field: KV of earlier prompts is reused only if this is the same.
+    # vLLM's field: KV is reused only between prompts with the same salt.
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """An InvalidRequest that is raised in the block names the parameter as the client knows it."""
+        """Renames the parameter in an InvalidRequest that the block raises to the client's name for it."""
         try:
             yield
         except InvalidRequest as error:
@@ -87,18 +86,18 @@ class GenerationBody(Fields):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Maps names of SamplingParams, and of a call, to the ones that the client knows, where they differ."""
+        """The client's names of parameters, by their names in SamplingParams, where these differ."""
         return {}
 
     @property
     def structure_name(self) -> str:
-        """Returns the name of the parameter that prescribes the form of the output."""
+        """The name of the parameter that determines the form of the output."""
         return "structured_outputs"
 
     @property
     def num_kept_logprobs(self) -> int | None:
-        """Returns the number of likeliest tokens whose log-probabilities are kept until the answer is complete; None if
-        none are."""
+        """The number of top log-probabilities per token that are held until the answer is complete. None: none are
+        held."""
         return None
 
     def sampling_params(self) -> SamplingParams:
@@ -112,8 +111,8 @@ class GenerationBody(Fields):
         form: StructuredOutputsParams | None = None,
         **more: Any,
     ) -> SamplingParams:
-        """Returns the parameters that the fields here ask for, and `more`. `form` is that of the API's own way to
-        prescribe the output."""
+        """Returns the sampling parameters of these fields and `more`. `form` is the output form from the API's own
+        parameter. Raises InvalidRequest."""
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
@@ -138,11 +137,11 @@ class GenerationBody(Fields):
 
     @property
     def form_name(self) -> str:
-        """Returns the name of the API's own parameter for the form of the output."""
+        """The name of the API's own parameter for the form of the output."""
         return "response_format"
 
 
-# SamplingParams has these fields by the same name and meaning.
+# Fields with the same name and meaning in SamplingParams.
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -162,7 +161,7 @@ _SAMPLING = (
 
 
 def _token_id(key: str) -> int:
-    # int() accepts more than that: +5, 1_0, other scripts' digits.
+    # int() accepts more than that: +5, 1_0, digits of other scripts.
     if not re.fullmatch("[0-9]{1,18}", key):
         raise InvalidRequest(f"logit_bias key={key!r}: must be a token id")
     return int(key)

@@ -1,4 +1,4 @@
-"""What every call is checked for, before and after its prompts are tokenised."""
+"""The checks of every call, before and after its prompts are tokenised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignedserve.sampling_params import SamplingParams
 
 
 def check_body(body: GenerationBody, model: ServedModel, limits: Limits) -> None:
-    """Checks what needs no more than a look. Raises ApiError and InvalidRequest."""
+    """Checks the model's name and the numbers of token ids, before tokenising. Raises ApiError and InvalidRequest."""
     model.check_name(body.model)
     limits.check_counts(body.stop_token_ids, body.logit_bias)
 
@@ -25,7 +25,8 @@ def checked_prompts(
     model: ServedModel,
     limits: Limits,
 ) -> SamplingParams:
-    """Returns `params` with no more tokens than there is room for. Raises ApiError and InvalidRequest."""
+    """Checks the prompts, and returns `params` with max_tokens reduced to what fits. Raises ApiError and
+    InvalidRequest."""
     lengths = list(map(len, prompts))
     limits.check_prompts(lengths, params)
     for prompt in prompts:

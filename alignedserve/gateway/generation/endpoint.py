@@ -1,7 +1,7 @@
-"""From the bytes of a body to a valid call: parsed, checked, put into the template, tokenised.
+"""Turns the bytes of a body into a valid call: parses, checks, renders the template, tokenises.
 
-The work grows with what a client sends, so it is done by plain functions, which processes of their own call
-(preparer.py). The result is bounded by the server's limits.
+This work grows with what a client sends. So these are plain functions that run in child processes (preparer.py). The
+result is bounded by the server's limits.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Result = PreparedCall | Answered
 
 
 class Needed(msgspec.Struct, frozen=True):
-    """The id that a call has in one of these parameters."""
+    """The response or conversation that a call continues: the parameter that names it, and its id."""
 
     param: Literal["previous_response_id", "conversation"]
     id: str
 
 
 class ConversationNeeded(ApiError):
-    """A call goes on with an earlier response or a conversation, and came without its items."""
+    """A call continues an earlier response or a conversation, and its items were not passed."""
 
     def __init__(self, needed: Needed) -> None:
         super().__init__(400, f"{needed.param}: not possible in a batch", param=needed.param)
@@ -42,37 +42,37 @@ class ConversationNeeded(ApiError):
 
 
 class Expands(Exception):
-    """With all that its body refers to, a call is larger than what this lane takes."""
+    """With all that its body refers to, a call is larger than this lane takes."""
 
     def __init__(self, num_bytes: int) -> None:
-        """`num_bytes` is the size of what it refers to."""
+        """`num_bytes` is the size of what the body refers to."""
         super().__init__(f"{num_bytes} bytes")
         self.num_bytes = num_bytes
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What a call consists of besides its body."""
+    """Inputs of a call besides its body."""
 
-    # The items of the conversation before it, a JSON array.
+    # The items of the conversation before the call, as a JSON array.
     earlier: bytes | None = None
-    # The most bytes that what body and conversation refer to may have here.
+    # Bytes that the objects to which body and conversation refer may have in this lane, at most. None: no limit.
     room: int | None = None
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A path that takes a body of its own shape."""
+    """A path with a request body of its own shape."""
 
     path: str
     body: type[BaseModel]
     # Makes the call of a valid body, with the model and the limits. Raises ApiError and InvalidRequest.
     make: Callable[..., Result]
-    # What `make` returns.
+    # The type that `make` returns.
     made: type[PreparedCall] | type[Answered] = Answered
-    # Whether the lines of a batch job may be its calls.
+    # Whether a batch job may have calls of this endpoint as its lines.
     in_batches: bool = False
-    # Whether a call may go on with a conversation: `make` gets what is Beside the body, too.
+    # Whether a call may continue a conversation. `make` then takes a Beside, too.
     has_conversations: bool = False
 
     def prepare(
@@ -83,15 +83,15 @@ class Endpoint:
         is_strict: bool = False,
         beside: Beside = Beside(),
     ) -> Result:
-        """With `is_strict`, unknown parameters are refused. Raises ApiError, which can be ConversationNeeded, and
-        Expands, and nothing else that a client could cause."""
+        """Returns the valid call. With `is_strict`, unknown parameters are refused. No body causes other exceptions
+        than ApiError, which may be ConversationNeeded, and Expands."""
         body = _validated(_parsed(data), self.body)
         more = (beside,) if self.has_conversations else ()
         try:
             unknown = unknown_in(body, is_strict)
             made = self.make(body, model, limits, *more)
             ignored = [*unknown, *made.ignored]
-            # They are named in a header.
+            # The ignored parameters are named in a response header.
             check_number(ignored)
         except InvalidRequest as error:
             raise invalid(error) from error
@@ -101,12 +101,12 @@ class Endpoint:
     def prepare_encoded(
         self, data: bytes, model: ServedModel, limits: Limits, is_strict: bool, beside: Beside
     ) -> bytes:
-        """Returns what `prepare` does, as it is sent to another process. Raises what that does."""
+        """Returns the result of `prepare`, encoded for another process. Raises the same."""
         made = self.prepare(data, model, limits, is_strict, beside)
         try:
             return msgspec.msgpack.encode(made)
         except UnicodeEncodeError:
-            # Names that nothing else has had to encode: of tools, of their kinds and of their parameters.
+            # In a name that nothing has encoded before, such as that of a tool, its type or its parameter.
             raise ApiError(400, "the body: a text in it has half of a surrogate pair") from None
 
 
@@ -115,8 +115,8 @@ Endpoints = Mapping[str, Endpoint]
 
 
 def unknown_in(body: BaseModel, is_strict: bool) -> list[str]:
-    """Removes the unknown parameters from the body, and returns their names. Raises ApiError if it `is_strict` and
-    there are any, and InvalidRequest for those that are always refused."""
+    """Removes the unknown parameters from the body and returns their names. Raises ApiError if there are any and it
+    `is_strict`, and InvalidRequest for those that are always refused."""
     ignored = take_unknown(body)
     _check_ignored(ignored, is_strict)
     return ignored
@@ -133,7 +133,7 @@ def _parsed(data: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is not valid JSON: {error.msg}, at character {error.pos}") from None
     except (ValueError, RecursionError) as error:
-        # The body is no UTF-8, has a number of thousands of digits, or is nested too deeply.
+        # The body is not UTF-8, has a number with thousands of digits, or is nested too deeply.
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
 
 

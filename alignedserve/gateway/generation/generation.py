@@ -1,4 +1,4 @@
-"""One API call: its prompts times n choices, each a request of its own to the router, and the tokens that come back."""
+"""One API call: a request to a router for each prompt and choice, and the tokens that arrive."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from alignedserve.sampling_params import MAX_SEED, SamplingParams
 from alignedserve.seeds import child_seed
 from alignedserve.types import RequestKey
 
-# So many choices are opened in one turn of the event loop, but with no more tokens than this before the last of them:
-# they are written down for the router, which takes 2 ms, and hashed where there are several islands, which takes 4 ms.
+# Choices that are opened in one turn of the event loop, and prompt tokens before the last of them, at most. 2^17 tokens
+# take 2 ms to encode for the router, and 4 ms to hash, which is done if there are several islands.
 NUM_AT_ONCE, NUM_TOKENS_AT_ONCE = 16, 1 << 17
 
 
 @dataclass(frozen=True)
 class Delta:
-    """The new tokens and text of a choice. Its first token may have no text yet, and its last one none at all."""
+    """The new tokens and text of a choice. The first token may have no text yet, and the last delta no tokens."""
 
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: str | None
-    # The prompt's log-probabilities, packed, which come with the first token if they are asked for.
+    # The prompt's log-probabilities, packed. If requested, they come with the first token.
     prompt_logprobs: bytes = b""
     # The stop string that ended the choice, with finish_reason "stop".
     stop_string: str | None = None
-    # How far the prompt is, in place of tokens.
+    # Progress of the prompt. Such a delta has no tokens.
     progress: PromptProgress | None = None
-    # The text that each of several tokens has added: tokens are joined where they come faster than they are sent.
+    # The text of each token, if there are several: tokens are joined if they arrive faster than they are sent.
     texts: Sequence[str] = ()
 
     def steps(self) -> Iterator[tuple[str, int]]:
-        """Yields the text, and the number of its tokens: token by token, as far as that is known."""
+        """Yields text and its number of tokens, one token at a time where the text of each is known."""
         if self.texts:
             yield from ((text, 1) for text in self.texts)
         else:
@@ -56,7 +56,7 @@ class Delta:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a limit or a stop string has ended the choice, and not the model."""
+        """Whether a length limit or a stop string ended the choice, rather than the model."""
         return self.finish_reason == "length" or self.stop_string is not None
 
 
@@ -64,7 +64,7 @@ class Delta:
 class Usage:
     num_prompt_tokens: int
     num_completion_tokens: int = 0
-    # The number of prompt tokens whose KV was reused from earlier prompts.
+    # Prompt tokens with KV reused from earlier prompts.
     num_cached_tokens: int = 0
 
     @property
@@ -74,7 +74,7 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            # The field is always present, as in OpenAI's API; vLLM omits it by default.
+            # OpenAI's API always has this field; vLLM omits it by default.
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
 
@@ -92,14 +92,14 @@ class Generation:
     prompts: Sequence[list[int]]
     params: SamplingParams
     service: Service = field(default_factory=Service)
-    # The name of the parameter that prescribes the form of the output, if there is one.
+    # The name of the parameter that determines the form of the output.
     structure_name: str = "structured_outputs"
-    # False: the client wants what is known with the first token, but not that token.
+    # False: the client asks for data that comes with the first token, and not for the token itself.
     gives_output: bool = True
-    # Whether prompt_logprobs are asked for once per prompt, and come with its first answer: the prompt is computed in
-    # full for them, and further answers can share its KV.
+    # Whether prompt_logprobs are computed once per prompt, and come with its first choice. They need the whole prompt
+    # computed, and further choices can reuse its KV.
     asks_prompt_logprobs_once: bool = False
-    # The predicted lengths of each prompt's answers.
+    # The predicted length of each prompt's answers.
     predictions: Sequence[Prediction | None] = ()
     # Gives each prompt a seed if the call has none.
     seeds: Random = field(default_factory=Random)
@@ -114,11 +114,11 @@ class Generation:
         self.usage = Usage(sum(map(len, self.prompts)))
 
     async def start(self) -> None:
-        """Raises ApiError when there is no router."""
+        """Opens the requests. Raises ApiError if there is no router."""
         wanted = list(self._wanted())
         async with self.islands.opening(self.service.tier) as turn:
             num_opened = num_tokens = 0
-            # The first choices of a real-time call do not wait.
+            # The first choices of a real-time call do not wait for a turn.
             is_next_turn = self.service.tier != "rt"
             for each in wanted:
                 if is_next_turn:
@@ -142,13 +142,13 @@ class Generation:
         self.islands.close_all([choice.key for choice in self._choices])
 
     async def collect(self, add: Callable[[Delta], None]) -> None:
-        """Runs all choices from start to end. Raises ApiError."""
+        """Runs all choices to their end. Raises ApiError."""
         await self.start()
         async for delta in self.deltas():
             add(delta)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Yields deltas until all choices have ended. Raises ApiError when one of them can't go on."""
+        """Yields deltas until all choices have ended. Raises ApiError if one of them fails."""
         num_unfinished = len(self._choices)
         while num_unfinished:
             index, news = await self._news.get()
@@ -183,7 +183,7 @@ class Generation:
         self.islands.open(request, lambda news: self._news.put_nowait((index, news)), prediction)
 
     def _delta(self, index: int, news: News) -> Delta | None:
-        """Returns None for what comes after a stop string."""
+        """Returns None for output after a stop string."""
         if isinstance(news, Rejected):
             raise rejection(news)
         if isinstance(news, PromptProgress):
@@ -198,7 +198,7 @@ class Generation:
     def _failure(self, reason: str) -> ApiError:
         kind, _, rest = reason.partition(": ")
         if kind.startswith("structured_outputs"):
-            # The grammar could be compiled, but turned out to be too complex while it was used.
+            # The grammar compiled, but proved too complex during decoding.
             return ApiError(400, f"{self.structure_name}: {rest}", param=self.structure_name)
         return ApiError(500, f"generation failed: {reason}")
 
@@ -206,7 +206,7 @@ class Generation:
         texts: list[str] = []
         taken, reason = 0, news.finish_reason
         if index % self.params.n == 0:
-            # A prompt counts once, however many answers it has.
+            # A prompt counts once, whatever the number of its choices.
             self.usage.num_cached_tokens += news.num_reused
         for taken, token_id in enumerate(news.tokens, 1):
             is_last = taken == len(news.tokens)
@@ -231,7 +231,7 @@ class Generation:
 
 
 def rejection(rejected: Rejected, param: str = "prompt") -> ApiError:
-    """`param`: the name of the parameter that has the prompt."""
+    """Returns the error for a rejected request. `param` is the parameter that holds the prompt."""
     if rejected.reason == "too_long":
         return ApiError(400, rejected.message, param=param, code="context_length_exceeded")
     if rejected.reason == "slo":

@@ -1,4 +1,4 @@
-"""A line of a batch job, answered as its endpoint would answer it, but as best effort and never in a stream."""
+"""Answers a line of a batch job as its endpoint would, but as best effort and never as a stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class LineAnswers:
     async def ask(
         self, endpoint: str, body: bytes, expires_at: float, owner: str, is_pressed: bool = False
     ) -> LineAnswer:
-        """`body` is a JSON object. The job is that of `owner`, and expires at `expires_at`, by time.time()."""
+        """Returns the answer to a line. `body` is a JSON object. The job belongs to `owner`, and expires at
+        `expires_at`, in seconds since 1970."""
         deadline_s = time.monotonic() + expires_at - time.time()
         service = Service("flex", "be", deadline_s=deadline_s, is_pressed=is_pressed)
         try:

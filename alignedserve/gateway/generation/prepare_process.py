@@ -1,8 +1,8 @@
-"""A process that prepares bodies for the gateway (endpoint.py), within limits of time and memory.
+"""A child process that prepares bodies for the gateway (endpoint.py), within limits of time and memory.
 
-It gets the model's description first, whose tokenizer and chat templates it tries, and then one body after the other
-(child.py). A signal of its timers ends it when that takes too long, whatever it is doing; where memory
-runs out it reports that, or a library ends it.
+It receives a description of the model, tries its tokenizer and chat templates, and then takes one body after another
+(child.py). A timer's signal ends the process when a body takes too long, whatever it is doing. If memory runs out, the
+process reports that, or a library aborts it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from alignedserve.process.child import frame, read_frame, write_frame
 from alignedserve.text.tokenizer import Tokenizer
 from alignedserve.text.tokenizer_files import TokenizerFiles
 
-# 8 MB of text become 8 million tokens at most, and take some 2 GB on their way.
+# 8 MB of text become at most 8 million tokens, which takes about 2 GB on the way.
 MAX_MEMORY_BYTES = 4 << 30
-# Memory that a body took is not all freed: a process that has had this much more than at its start ends, and another
-# takes its place.
+# Memory is not all freed after a body. A process ends when its peak has grown by more than this since its start, and
+# another replaces it.
 MAX_KEPT_BYTES = 1 << 30
-# The status with which it ends if the model takes too much memory at the start.
+# Exit status if the model takes too much memory at the start.
 OUT_OF_MEMORY = 3
-# What its process adds to the gateway's niceness: streams take precedence over bodies that are not small.
+# Added to the gateway's niceness by processes of larger bodies: streams take precedence over them.
 NICENESS = 5
 
 
@@ -50,7 +50,7 @@ class TokenizerParts(msgspec.Struct, frozen=True):
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """The description of the model that the process needs."""
+    """The description of the model, sent first."""
 
     name: str
     max_model_len: int
@@ -61,7 +61,7 @@ class Greeting(msgspec.Struct, frozen=True):
     embedding_size: int | None
     limits: Limits
     is_strict: bool
-    # The seconds of a processor in which the process must be ready for bodies.
+    # CPU seconds within which the process must be ready for bodies.
     start_s: float
     adapters: tuple[str, ...] = ()
 
@@ -85,16 +85,16 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What is asked for with a body. A frame holds the length of this, this, the conversation before the call if there
-    is one, and then the body as it came."""
+    """What to do with a body. A frame holds the length of this record, the record, the items of the earlier
+    conversation if there is one, and the body unchanged."""
 
     endpoint: str
     timeout_s: float
-    # What the process adds to the gateway's niceness, from this body on.
+    # Added to the gateway's niceness, from this body on.
     niceness: int
-    # The seconds of a processor that it may take, if they are limited, too.
+    # CPU seconds that the body may take, if they are limited, too.
     cpu_s: float | None = None
-    # The size of the conversation in bytes; None: there is none.
+    # Size of the earlier conversation, in bytes. None: there is none.
     num_earlier_bytes: int | None = None
     # See Beside.
     room: int | None = None
@@ -105,7 +105,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @staticmethod
     def taken_from(content: bytes) -> tuple[Asked, Beside, bytes]:
-        """Returns this, what is beside the body, and the body from a frame."""
+        """Returns this record, what is beside the body, and the body of a frame."""
         source = io.BytesIO(content)
         head = read_frame(source)
         assert head is not None
@@ -116,17 +116,17 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer; exactly one of these is set."""
+    """The answer. Exactly one field is set."""
 
-    # A call or an answer, encoded: its type is known to the endpoint. It is not copied, as it may have megabytes.
+    # A call or an answer, encoded. The endpoint determines its type. Not copied, since it may have megabytes.
     made: memoryview | None = None
     # (status, message, param, code) of an ApiError.
     error: tuple[int, str, str | None, str | None] | None = None
-    # What the call goes on with, which is needed.
+    # The response or conversation that the call continues, and that has to be passed.
     needed: Needed | None = None
-    # The size in bytes of what the call refers to, for which there is another lane.
+    # Size in bytes of what the call refers to, if it is too large for this lane.
     num_added_bytes: int | None = None
-    # The name of an exception that is a bug of ours, and where it was raised.
+    # The type of an unexpected exception, which is a bug of ours, and the place that raised it.
     failure: str | None = None
 
 
@@ -155,18 +155,18 @@ def main(endpoints: Endpoints) -> None:
 
 
 def most_bytes() -> int:
-    """Returns the most memory that this process has had. (What getrusage says of that counts the process that started
-    it, too, which may have had more.)"""
+    """Returns the peak memory of this process. (The peak of getrusage includes the process that forked it, which may
+    have had more.)"""
     with open("/proc/self/status", "rb") as file:
         found = dict(line.split(b":", 1) for line in file)
-    # Not every sandbox counts the most.
+    # Some sandboxes do not report the peak.
     return 1024 * int(found.get(b"VmHWM", found[b"VmRSS"]).split()[0])
 
 
 def _answer(
     content: bytes, endpoints: Endpoints, model: ServedModel, greeting: Greeting, niceness: int
 ) -> bytes:
-    """`niceness` is what this process started with."""
+    """`niceness` is the niceness at this process's start."""
     asked, beside, body = Asked.taken_from(content)
     os.nice(max(0, niceness + asked.niceness - os.nice(0)))
     signal.setitimer(signal.ITIMER_REAL, asked.timeout_s)
@@ -197,7 +197,7 @@ def _told(endpoint: Endpoint, body: bytes, beside: Beside, model: ServedModel, g
 
 
 def _place(error: BaseException) -> str:
-    """Returns where the exception was raised. Its message is left out, as it may contain what a client sent."""
+    """Returns where the exception was raised, without its message, which may contain parts of a request."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next

@@ -25,7 +25,7 @@ TOKEN_BYTES: Final = 4
 
 @dataclass(frozen=True)
 class Answering:
-    """What a response builder needs to know besides the call."""
+    """What a response builder needs besides the call."""
 
     model: ServedModel
     service: Service
@@ -35,15 +35,15 @@ class Answering:
 
 
 class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid call, whatever it asks for."""
+    """A valid call of any kind."""
 
-    # The token ids of each prompt, packed: lists of them take long to decode and to encode.
+    # The token ids of each prompt, packed: lists take long to encode and decode.
     prompts: list[bytes]
-    # How the request is to be served.
+    # The service that the call asks for.
     service_tier: ServiceTier | None
     ttft_ms: float | None
     cache_salt: str
-    # The parameters of the body that were ignored: they are unknown here, or this model can make nothing of them.
+    # Parameters of the body that were ignored: unknown ones, and those without effect on this model.
     ignored: list[str] = []
     # See messages.Request.
     adapter: str = ""
@@ -51,23 +51,23 @@ class PreparedCall(msgspec.Struct, frozen=True, kw_only=True):
     async def whole(
         self, request_builder: RequestBuilder, service: Service, owner: str
     ) -> tuple[Iterable[Piece], Mapping[str, Any]]:
-        """Runs the call from start to end. Returns its answer as JSON, and the usage in it. `owner` is that of the
-        request's key (http/keys.py). Raises ApiError and InvalidRequest."""
+        """Runs the call to its end. Returns its answer as JSON, and the usage. `owner` is the owner of its API key
+        (http/keys.py). Raises ApiError and InvalidRequest."""
         raise NotImplementedError
 
 
 class Prepared(PreparedCall, frozen=True, kw_only=True):
-    """A valid call for tokens, except for its grammar, which is compiled elsewhere. Each API adds what its answer
-    shows."""
+    """A valid call for tokens. Its grammar is not compiled yet: another process does that. Each API adds what its
+    answer shows."""
 
     params: SamplingParams
-    # The name of the parameter that prescribes the form of the output.
+    # The name of the parameter that determines the form of the output.
     structure_name: str
     is_stream: bool
     tbt_ms: float | None
-    # False: the client wants what is known with the first token, but not that token.
+    # False: the client asks for data that comes with the first token, and not for the token itself.
     gives_output: bool = True
-    # Whether the stream says how far the prompt is.
+    # Whether the stream reports the progress of the prompt.
     reports_progress: bool = False
 
     async def whole(
@@ -87,7 +87,7 @@ class Prepared(PreparedCall, frozen=True, kw_only=True):
 class Answered(msgspec.Struct, frozen=True):
     """The answer of an endpoint that needs no engine."""
 
-    # JSON. It may have megabytes, and is part of what the process for bodies answered.
+    # JSON. It may have megabytes, and is a view of the child process's answer.
     body: memoryview
     ignored: list[str] = []
 

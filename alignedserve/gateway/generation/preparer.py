@@ -1,8 +1,9 @@
-"""Where bodies are prepared: in child processes, since a model's chat template or tokenizer may take for ever, and
-those of a stranger may be made to. Each size class has a process of its own, so that a short chat does not wait behind
-a document, nor a chat with a document behind the largest bodies that there may be. A small body that takes long begins
-again among the medium ones. A spare process is ready for the size class that needs one next, whether its own has ended
-or it has had none.
+"""Prepares bodies in child processes. A chat template or tokenizer may take arbitrarily long, and a client may exploit
+that.
+
+Each size class has its own process. So a short chat does not wait behind a document, and a chat with a document does
+not wait behind the largest bodies. A small body that takes too long is tried again as a medium one. A spare process is
+ready for the size class that needs one next: because its process has ended, or because it had none.
 """
 
 from __future__ import annotations
@@ -39,33 +40,33 @@ from alignedserve.protocol.rate_limited_log import RateLimitedLog
 
 _log = RateLimitedLog(logging.getLogger(__name__))
 
-# 8 KiB of text are tokenised in 16 ms on a core of 2.5 GHz. The slowest body of this size that was found takes 25 ms:
-# strict functions, of which more than a hundred arguments refer to one definition with hundreds of alternatives.
+# 8 KiB of text are tokenised in 16 ms on a 2.5 GHz core. The slowest known body of this size takes 25 ms: strict
+# functions with more than a hundred arguments that refer to one definition with hundreds of alternatives.
 SMALL_BYTES = 8 << 10
-# The seconds of a processor that one may take as a small one.
+# CPU seconds that a body may take as a small one.
 SMALL_CPU_S = 0.25
-# A document of this size is tokenised in 0.3 s on such a core.
+# A document of this size is tokenised in 0.3 s on a 2.5 GHz core.
 MEDIUM_BYTES = 256 << 10
-# The largest body that is allowed by default, 8 MB of text, takes 6 s.
+# Seconds for a body. The largest one that is allowed by default, 8 MB of text, takes 6 s.
 TIMEOUT_S = 20.0
-# The seconds of a processor in which a process must be ready for bodies: it takes in the vocabulary, which takes up to
-# 2 s, and tries the chat template.
+# CPU seconds in which a process must be ready for bodies. It loads the vocabulary, which takes up to 2 s, and tries the
+# chat template.
 START_S = 30.0
-# The seconds by the clock in which it must be: others may have the processors.
+# Wall-clock seconds for the same: other processes may have the cores.
 START_CLOCK_S = 10 * START_S
-# The seconds for which a body waits for its turn; after that the client is asked to retry.
+# Seconds that a body waits for its turn. The client is then asked to retry.
 TURN_S = 30.0
 
 
 class TookTooLong(Exception):
-    """A body took longer than it may in its lane."""
+    """A body took longer than its lane allows."""
 
 
 class Lane:
-    """A process that prepares one body after the other, in fair turns."""
+    """A child process that prepares one body after another, in fair turns."""
 
     def __init__(self, starter: Starter, cpu_s: float | None = None) -> None:
-        """`cpu_s`: the seconds of a processor that a body may take; None: as many as fit into TIMEOUT_S."""
+        """`cpu_s` is the CPU seconds that a body may take. None: only TIMEOUT_S limits it."""
         self.child = Child(starter, 2 * TIMEOUT_S)
         self._turns = FairQueue()
         self._cpu_s = cpu_s
@@ -79,7 +80,7 @@ class Lane:
         room: int | None = None,
         is_best_effort: bool = False,
     ) -> bytes:
-        """Returns the process's answer. Raises ApiError, and TookTooLong."""
+        """Returns the process's answer. Raises ApiError and TookTooLong."""
         num_earlier_bytes = None if earlier is None else sum(map(len, earlier))
         niceness = NICENESS if self._cpu_s is None else 0
         asked = Asked(path, TIMEOUT_S, niceness, self._cpu_s, num_earlier_bytes, room)
@@ -87,10 +88,10 @@ class Lane:
             async with self._turns.turn(owner, TURN_S, is_best_effort):
                 return await self._asked(asked.head, *(earlier or ()), *body)
         except QueueTimeout:
-            raise unavailable("others' bodies are being read") from None
+            raise unavailable("bodies of other API keys are being read") from None
         except NotStarted as error:
             _log.warning(f"bodies can't be prepared: {error.error or error}")
-            raise unavailable("no process reads bodies at the moment") from None
+            raise unavailable("no process can read bodies at the moment") from None
         except ChildEnded:
             raise ApiError(400, "the body takes too much memory to read") from None
 
@@ -100,15 +101,15 @@ class Lane:
         except ChildEnded as ended:
             if not ended.is_timed_out or isinstance(ended, NotStarted):
                 raise
-        # The next process is taken, or started, in the turn of the owner that has made it necessary.
+        # The next process is taken or started in the same turn, since this owner made it necessary.
         await self.child.prepare()
         raise TookTooLong
 
 
 class Preparer:
     def __init__(self, model: ServedModel, limits: Limits, module: str, is_strict: bool = False) -> None:
-        """`module` is that of the processes: one that knows all endpoints (gateway/prepare_process.py). With
-        `is_strict`, unknown parameters are refused."""
+        """`module` is the child process's module, with all endpoints (gateway/prepare_process.py). With `is_strict`,
+        unknown parameters are refused."""
         self.model = model
         self.limits = limits
         self.is_strict = is_strict
@@ -117,9 +118,11 @@ class Preparer:
         self._medium, self._large = (Lane(starter) for _ in range(2))
 
     async def start(self) -> None:
-        """Starts the process for small bodies, which tries the model's tokenizer and templates, and then, in the
-        background, one for the bodies that need it first. Raises ValueError if tokenizer or templates take too long, or
-        too much memory, even for a few words; OSError if the machine has no process for that."""
+        """Starts the process for small bodies, which tries the model's tokenizer and templates. A spare process then
+        starts in the background.
+
+        Raises ValueError if tokenizer or templates take too much time or memory even for a few words, and OSError if
+        the machine can't start a process."""
         try:
             await self._small.child.prepare()
         except NotStarted as ended:
@@ -146,9 +149,8 @@ class Preparer:
         owner: str,
         earlier: Sequence[Piece] | None = None,
     ) -> Prepared:
-        """Returns a call for tokens. `body` comes in pieces, and so do the items of the conversation before it, a JSON
-        array. Owners take turns; the `owner` is that of the request's key (http/keys.py). Raises ApiError, which can be
-        ConversationNeeded."""
+        """Returns a call for tokens. `body` is in pieces, as is `earlier`, the conversation before it as a JSON array.
+        Owners of API keys (http/keys.py) take turns. Raises ApiError, which may be ConversationNeeded."""
         found = await self.result(endpoint, body, owner, earlier)
         assert isinstance(found, Prepared)
         return found
@@ -170,7 +172,7 @@ class Preparer:
         earlier: Sequence[Piece] | None = None,
         is_best_effort: bool = False,
     ) -> Result:
-        """Returns what `endpoint.make` makes of the body. Best effort waits for others, beyond a small share of the
+        """Returns the result of `endpoint.make`. Best effort waits for other bodies, except for a small share of the
         time. Raises ApiError."""
         num_bytes = sum(map(len, [*body, *(earlier or ())]))
         try:
@@ -191,8 +193,8 @@ class Preparer:
         num_added: int = 0,
         is_best_effort: bool = False,
     ) -> Result:
-        """Has the call made where calls of this size are, with `num_added` bytes that it refers to. Raises ApiError,
-        and Expands if it is larger."""
+        """Prepares the call in the lane for its size, including `num_added` bytes to which it refers. Raises ApiError,
+        and Expands if it refers to more."""
         size = num_bytes + num_added
         if size <= SMALL_BYTES:
             with contextlib.suppress(TookTooLong):
@@ -200,7 +202,7 @@ class Preparer:
                 answer = await self._small.told(endpoint.path, body, owner, earlier, room, is_best_effort)
                 return _result_of(answer, endpoint)
         lane, most = (self._medium, MEDIUM_BYTES) if size <= MEDIUM_BYTES else (self._large, sys.maxsize)
-        # The brackets around a conversation do not count for its limit.
+        # The brackets around a conversation do not count towards the limit.
         room = max(0, min(most, self.limits.max_body_bytes) - num_bytes)
         try:
             answer = await lane.told(endpoint.path, body, owner, earlier, room, is_best_effort)
@@ -210,8 +212,8 @@ class Preparer:
 
     @cached_property
     def _greeting(self) -> bytes:
-        """Returns the greeting, which is kept: encoding a large vocabulary takes a second, for which streams would
-        wait each time."""
+        """The encoded greeting, cached: encoding a large vocabulary takes a second, in which no stream would
+        continue."""
         model = self.model
         parts = None
         if model.tokenizer:
@@ -234,7 +236,7 @@ class Preparer:
 
 
 def _result_of(answer: bytes, endpoint: Endpoint) -> Result:
-    """Raises ApiError, and Expands."""
+    """Raises ApiError and Expands."""
     told = msgspec.msgpack.decode(answer, type=Told)
     if told.error:
         status, message, param, code = told.error

@@ -1,4 +1,4 @@
-"""From a body that a client sent, or a line of a batch job, to a generation and the form of its answer."""
+"""Turns a prepared call, from a client or a line of a batch job, into a generation and its response builder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
 from alignedserve.lengths.config import NONE, LengthConfig
 from alignedserve.protocol.pooling import POOLINGS
 
-# So many token ids are unpacked at a time, which takes a millisecond.
+# token ids that are unpacked at a time, which takes a millisecond
 _STEP_IDS = 1 << 15
 
 
 @dataclass(frozen=True)
 class RequestBuilder:
-    """Builds generations, which have not been started, and their response builders. Raises ApiError and
-    InvalidRequest."""
+    """Builds generations, which are not started, and their response builders. Raises ApiError and InvalidRequest."""
 
     model: ServedModel
     islands: Islands
@@ -46,7 +45,7 @@ class RequestBuilder:
     embedding_pooling: str = POOLINGS[0]
 
     async def build(self, call: Prepared, service: Service, owner: str) -> tuple[Generation, ResponseBuilder]:
-        """`owner` is that of the request's key (http/keys.py)."""
+        """`owner` is the owner of the call's API key (http/keys.py)."""
         await check_structure(self.compiler, self.limits, call.params, call.structure_name, owner)
         prompts = [await unpacked(packed) for packed in call.prompts]
         predictions = await self.lengths.predict(prompts, call.params, service.tier)
@@ -59,7 +58,7 @@ class RequestBuilder:
             service,
             call.structure_name,
             call.gives_output,
-            # In a stream, another choice may begin before the first one does.
+            # In a stream, another choice may begin before the first one.
             asks_prompt_logprobs_once=not call.is_stream,
             predictions=predictions,
             seeds=self.seeds,
@@ -72,8 +71,8 @@ class RequestBuilder:
 
 
 def salt_of(owner: str, asked: str) -> str:
-    """Returns the salt of a call's requests: how soon an answer comes reveals whether its prompt was asked before, so
-    owners do not share KV."""
+    """Returns the salt of a call's requests. Owners do not share KV, because the time to the first token would reveal
+    whether another owner sent the same prompt."""
     return f"{owner} {asked}" if owner else asked
 
 
@@ -83,7 +82,7 @@ async def unpacked(packed: bytes) -> list[int]:
     step = 4 * _STEP_IDS
     for start in range(0, len(packed), step):
         if start:
-            # Streams go on in between.
+            # Lets streams continue.
             await asyncio.sleep(0)
         ids += ids_of(packed[start : start + step])
     return ids

@@ -1,4 +1,4 @@
-"""How an answer is sent, whole or as a stream."""
+"""Sends an answer, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from alignedserve.gateway.http.streaming import Stream
 Result = TypeVar("Result")
 
 
-# An answer comes whole or as a stream.
+# An answer is JSON or a stream of events.
 ANSWERED: dict[int | str, Any] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
-# Does with an answer that has ended what has to be done before its end is sent.
+# Called with a complete answer, before its end is sent.
 Keep = Callable[[ResponseBuilder, Usage], Awaitable[None]]
 
 
@@ -37,14 +37,14 @@ async def _keep_nothing(builder: ResponseBuilder, usage: Usage) -> None:
 
 
 async def read_call(http: Request, endpoint: Endpoint, request_builder: RequestBuilder) -> Prepared:
-    """Raises ApiError."""
+    """Reads the body and returns its call. Raises ApiError."""
     return await request_builder.preparer.call(endpoint, await json_body(http), owner_of(http))
 
 
 async def respond(
     http: Request, call: Prepared, request_builder: RequestBuilder, keep: Keep = _keep_nothing
 ) -> Response:
-    """Raises ApiError and InvalidRequest."""
+    """Runs the call and sends its answer. Raises ApiError and InvalidRequest."""
     owner = owner_of(http)
     slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
     service = service_of(call.service_tier, slo, http.headers, request_builder.slo)
@@ -52,7 +52,8 @@ async def respond(
     generation, builder = await request_builder.build(call, service, owner)
     try:
         if call.is_stream:
-            # The status is sent before the body, so every error that can be found now is found now.
+            # The status is sent before the body, so every error that can be found before the first token is found
+            # first.
             deltas = generation.deltas()
             first = await unless_gone(http, _first(generation, deltas))
             events = _events(first, deltas, generation, builder, keep)
@@ -97,7 +98,7 @@ async def _events(
 
 
 async def _blocks(events: bytes | Iterable[Piece]) -> Sequence[bytes | memoryview]:
-    """Returns the events to be sent, without empty blocks."""
+    """Returns the events to send, without empty blocks."""
     blocks = [events] if isinstance(events, bytes) else await blocks_of(events)
     return [block for block in blocks if block]
 
@@ -120,12 +121,12 @@ class _EventStream(Stream):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # The client may have gone in the middle of the stream.
+            # The client may have disconnected during the stream.
             self._close()
 
 
 async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
-    """Returns the result of `work`. Raises ApiError when the client hangs up first."""
+    """Returns the result of `work`. Raises ApiError if the client disconnects first."""
     working, watching = asyncio.ensure_future(work), asyncio.ensure_future(_gone(http))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)

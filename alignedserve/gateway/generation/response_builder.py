@@ -1,7 +1,7 @@
-"""What makes an API's answer of a call's deltas: whole, or as the events of a stream.
+"""Makes the answer of an API from a call's deltas: whole, or as the events of a stream.
 
-Answers can be large: 256 choices, or log-probabilities of half a million tokens. So each delta is added when it comes,
-at a cost that does not grow with what came before, and large parts are made in pieces (http/json_pieces.py).
+Answers can be large: 256 choices, or log-probabilities of half a million tokens. So each delta is added when it
+arrives, at a cost that does not grow with the answer so far. Large parts are made in pieces (http/json_pieces.py).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def whole(self, usage: Usage) -> Iterator[Piece]:
-        """Yields the answer, after everything has been added."""
+        """Yields the answer, after all deltas were added."""
 
     def progress(self, delta: Delta, usage: Usage) -> bytes:
-        """Returns the event that says how far a prompt is, where an API has one."""
+        """Returns the event that reports a prompt's progress, in APIs that have one."""
         return b""
 
     @abstractmethod
     def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
-        """Returns the events that go before those of `delta`, if there are any. They may be large. `usage` is that
-        up to and with this delta."""
+        """Returns the events before those of `delta`, if there are any. They may be large. `usage` includes this
+        delta."""
 
     @abstractmethod
     def events(self, delta: Delta, usage: Usage) -> bytes | Iterable[Piece]:
-        """Returns the events of new tokens, in pieces where they may be large; none, for a token without text."""
+        """Returns the events of new tokens, in pieces if they may be large. Empty for a token without text."""
 
     @abstractmethod
     def end(self, usage: Usage) -> Iterable[Piece]:
@@ -43,4 +43,4 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def failure(self, error: ApiError) -> bytes | Iterable[Piece]:
-        """Returns the events that end a stream which can't go on."""
+        """Returns the events that end a failed stream."""

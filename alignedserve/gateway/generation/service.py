@@ -1,5 +1,5 @@
-"""Which class of service a call is in, and how soon its tokens are due: `service_tier`, `slo`, and the SLO headers,
-which are those of Kubernetes' inference gateway too."""
+"""The service tier and the objectives of a call: `service_tier`, `slo` and the SLO headers. The headers are those of
+Kubernetes' inference gateway."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ ServiceTier = Literal["auto", "default", "scale", "priority", "flex"]
 TTFT_HEADER = "X-SLO-TTFT-MS"
 TBT_HEADER = "X-SLO-TBT-MS"
 TPOT_HEADER = "X-SLO-TPOT-MS"
-# The tier where the body names none. Names that an operator has made for other servers mean nothing here.
+# The tier, unless the body has one. Names that an operator has defined for other servers are ignored.
 OBJECTIVE_HEADER = "X-Gateway-Inference-Objective"
 
 
 class Slo(Fields):
-    # The milliseconds from the request's arrival until the first token is due.
+    # Milliseconds from the request's arrival until its first token is due.
     ttft_ms: float | None = None
-    # The milliseconds from one token until the next is due.
+    # Milliseconds from one token until the next is due.
     tbt_ms: float | None = None
 
 
 @dataclass(frozen=True)
 class Service:
-    # The tier as the answer names it.
+    # The tier's name in the answer.
     name: str = "default"
     # See messages.Request.
     tier: str = "rt"
@@ -38,15 +38,14 @@ class Service:
     tbt_s: float | None = None
     deadline_s: float | None = None
     is_pressed: bool = False
-    # The names of the objectives that are defaults.
+    # The objectives that are defaults.
     slo_defaults: tuple[str, ...] = ()
 
 
 def service_of(
     asked: ServiceTier | None, slo: Slo | None, headers: Mapping[str, str], defaults: SloConfig
 ) -> Service:
-    """Returns the class of service; the body takes precedence over the headers. Raises ApiError that names what is
-    wrong."""
+    """Returns the service of a call. The body takes precedence over headers. Raises ApiError."""
     slo = slo or Slo()
     ttft_s = _seconds("slo.ttft_ms", slo.ttft_ms, TTFT_HEADER, headers, MAX_TTFT_MS)
     tbt_header = TBT_HEADER if TBT_HEADER.lower() in headers else TPOT_HEADER
@@ -60,7 +59,7 @@ def service_of(
 
 
 def _tier_of(objective: str) -> ServiceTier | None:
-    """Returns the tier of this name; None if there is none."""
+    """Returns the tier with this name. None: there is none."""
     tiers = (tier for tier in get_args(ServiceTier) if tier == objective.strip().lower())
     return next(tiers, None)
 
@@ -91,7 +90,7 @@ def _seconds(
 
 
 def _number(header: str, given: str) -> float:
-    # float() accepts more than that: 1_0, 1e3, other scripts' digits.
+    # float() accepts more than that: 1_0, 1e3, digits of other scripts.
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", given):
         raise _wrong(header, given, "must be a number of milliseconds")
     return float(given)

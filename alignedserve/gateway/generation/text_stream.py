@@ -1,4 +1,4 @@
-"""The text of one choice, piece by piece: as much as is certain after each token.
+"""The text of one choice, as far as it is certain after each token.
 
 Text that may be half a character, or the start of a stop string, is held back until that is decided.
 """
@@ -19,15 +19,15 @@ class TextStream:
         self._num_tokens = 0
 
     def append(self, token_id: int, finish_reason: str | None) -> str:
-        """Returns the text that can be shown now. `finish_reason` is why the engine ended the choice with this token,
-        if it did."""
+        """Returns the text that can be sent now. `finish_reason` is set if the engine ended the choice with this
+        token."""
         if self._text is None:
             return ""
         self._num_tokens += 1
         if finish_reason != "stop":
             self.stop_string = self._text.append(token_id, self._num_tokens)
         elif self._keeps_stop_token:
-            # With `num_tokens=0` no stop string counts.
+            # With `num_tokens=0` no stop string applies.
             self._text.append(token_id, num_tokens=0)
         if finish_reason is not None and self.stop_string is None:
             self._text.flush()

@@ -1,1 +1,1 @@
-"""Schemas, regexes and grammars of structured outputs, which are compiled before a request is submitted."""
+"""Compiles the schemas, regexes and grammars of structured outputs before a request is submitted."""

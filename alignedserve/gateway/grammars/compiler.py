@@ -1,10 +1,9 @@
-"""Schemas, regexes and grammars, compiled in a process of their own (text/grammar_process.py): one that takes too
-long, or too much memory, is stopped. Instances compile them again; they never get one that is refused here.
+"""Compiles schemas, regexes and grammars in another process (text/grammar_process.py), which stops those that take too
+much time or memory. Instances compile them again, but never receive one that is refused here.
 
-There are two lanes. In the first each may take a little of the processor's time, which is enough for ordinary ones.
-One that takes longer begins again in the second, and may take all of the time that it has: ordinary ones don't wait
-for that. In both, the next turn is the owner's that has used the lane least recently; an owner is an API key's holder,
-if there are keys.
+There are two lanes. In the first, each may take a little CPU time, which suffices for ordinary ones. One that takes
+longer starts again in the second lane with its full time limit, so that ordinary ones do not wait for it. In both, the
+next turn goes to the owner with the least recent use. An owner is the owner of an API key, if there are keys.
 """
 
 from __future__ import annotations
@@ -25,18 +24,17 @@ from alignedserve.types import InvalidRequest
 
 __all__ = ["Compiler", "QueueTimeout"]
 
-# The number of answers that are kept: a hash and a line of text each.
+# Results that are kept: a hash and a line of text each.
 MAX_KEPT = 4096
-# A grammar may take so many seconds of the processor's time in the first lane. Schemas with some hundred properties
-# take less.
+# CPU seconds in the first lane. Schemas with several hundred properties take less.
 SHORT_S = 0.05
-# So many seconds may pass for each second of the processor's time: others may have the processor.
+# Wall-clock seconds per CPU second: other processes may have the cores.
 CLOCK_FACTOR = 4
-# A request waits no longer than this for its turn, when others' grammars take their whole time one after the other.
+# Seconds that a request waits for its turn, if grammars of others use all their time.
 TURN_S = 10.0
-# A grammar that took too long is not tried again for so many seconds: on a less busy machine it might not.
+# Seconds until a grammar that took too long is tried again: the machine may be less busy by then.
 SLOW_KEPT_S = 300.0
-# The signals that end a child whose time is up.
+# Signals that end a child process at its time limit.
 _TOO_SLOW = ("SIGALRM", "SIGPROF")
 
 logger = logging.getLogger(__name__)
@@ -44,11 +42,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Found:
-    # What is wrong with the grammar; None: nothing is.
+    # What is wrong with the grammar. None: it is valid.
     problem: str | None = None
-    # Whether it took too long; then nothing else is known about it.
+    # Whether it took too long. Then nothing else is known about it.
     is_slow: bool = False
-    # The time from which it is tried again.
+    # When it is tried again, by time.monotonic().
     until_s: float = float("inf")
 
 
@@ -67,15 +65,15 @@ class Compiler:
             if self._process is not None:
                 await self._process.started()
         except ProcessEnded as error:
-            logger.warning("grammars: the vocabulary could not be taken in, %s", error)
+            logger.warning("grammars: the vocabulary could not be loaded, %s", error)
 
     async def check(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str = "") -> None:
-        """Raises InvalidRequest with what is wrong with it, TimeoutError, or QueueTimeout. `timeout_s` counts the
-        processor's time. Requests without an `owner` count as one owner's."""
+        """Raises InvalidRequest with the grammar's error, TimeoutError, or QueueTimeout. `timeout_s` is CPU time.
+        Requests without an `owner` count as one owner."""
         key = hashlib.sha256(repr(wanted.identity).encode()).digest()
         found = self._kept.get(key)
         if found is None or found.until_s < time.monotonic():
-            # It goes on when this request is cancelled: others may wait for it, too.
+            # It continues if this request is cancelled: others may wait for it, too.
             found = await asyncio.shield(self._ask(key, wanted, timeout_s, owner))
             self._keep(key, found)
         self._kept.move_to_end(key)
@@ -108,15 +106,15 @@ class Compiler:
     def _over(self, key: bytes, asking: asyncio.Task[_Found]) -> None:
         del self._asking[key]
         if not asking.cancelled():
-            # A request that waits gets the exception. To look at it here keeps asyncio from a warning where none waits.
+            # Requests that wait get the exception. Retrieving it here avoids asyncio's warning if none waits.
             asking.exception()
 
     async def _find(self, wanted: StructuredOutputsParams, timeout_s: float, owner: str) -> _Found:
         if self._process is None:
             return _Found(
-                "structured_outputs: needs a tokenizer and an end of sequence, and this model has not both"
+                "structured_outputs: needs a tokenizer and an end-of-sequence token, and this model lacks one"
             )
-        # The start of the process uses nobody's turn.
+        # The process starts outside of any owner's turn.
         await self.prepare()
         async with self._short.turn(owner, TURN_S):
             found = await self._compiled(self._process, wanted, min(SHORT_S, timeout_s))
@@ -133,7 +131,7 @@ class Compiler:
             answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
         except ProcessEnded:
             try:
-                # Whatever ended the process, it was not this grammar: the process's children do the work.
+                # This grammar did not end the process: its child processes do the compiling.
                 answer = await process.compile(wanted, CLOCK_FACTOR * cpu_s, cpu_s)
             except ProcessEnded:
                 return _Found(

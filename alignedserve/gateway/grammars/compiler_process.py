@@ -1,5 +1,5 @@
-"""The gateway's side of the process that compiles grammars (text/grammar_process.py). It starts when it is needed, and
-again when it has ended."""
+"""The gateway's side of the process that compiles grammars (text/grammar_process.py). The process starts when it is
+first needed, and again after it has ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CompilerProcess:
         self._is_closed = False
 
     async def started(self) -> _Running:
-        """Raises ProcessEnded if the vocabulary can't be loaded."""
+        """Returns the running process. Raises ProcessEnded if the vocabulary can't be loaded."""
         if self._is_closed:
             raise ProcessEnded("it is closed")
         if self._starting is None or _is_over(self._starting):
@@ -82,7 +82,7 @@ class _Running:
         self.process = process
         self.has_ended = False
         self._numbers = count()
-        # The answers that are waited for, by number.
+        # The pending answers, by number.
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reading = asyncio.create_task(self._read())
 
@@ -101,7 +101,7 @@ class _Running:
             del self._asked[number]
 
     async def aclose(self) -> None:
-        """Ends the process and its children, which may be in the middle of something."""
+        """Kills the process and its children, which may be busy."""
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ class _Running:
                     asked.set_result(answer)
         except ENDED:
             self.has_ended = True
-            # To kill it once more could take its status from the task that waits for it.
+            # Not killed again: that could take its exit status from the task that waits for it.
             status = await self.process.wait()
         for asked in self._asked.values():
             if not asked.done():

@@ -1,1 +1,1 @@
-"""HTTP, for any API: connections, bodies, authorisation and limits, errors, JSON written in steps."""
+"""HTTP for any API: connections, bodies, authentication and limits, errors, large JSON answers."""

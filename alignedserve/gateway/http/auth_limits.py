@@ -1,10 +1,10 @@
-"""The checks of every request before any of it is read: its owner, whether there is room, how long it may be.
+"""The checks of every request before its body is read: its API key, the server's limits, its announced length.
 
-Where no keys are needed, any page that a user looks at may make the browser send requests: see callers.py.
+If no keys are needed, any web page may make a user's browser send requests: see callers.py.
 
-A client without a key gets nothing but `/health` and the page's files, which hold no data: no other route, no route
-that does not exist, no OPTIONS, no docs. Preflight requests of browsers (CORS, see gateway/app.py) are answered before
-they get here.
+A client without a key gets only `/health` and the page's files, which hold no data: no other route, no OPTIONS, no
+docs. The same error is returned for routes that do not exist. Preflight requests of browsers (CORS, gateway/app.py) are
+answered before they arrive here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from alignedserve.gateway.http.request_id import current_call
 from alignedserve.gateway.limits import Limits
 from alignedserve.store.contents import CHUNK_BYTES
 
-# The body of an upload may have so many bytes besides its file: it has parts, with headers of their own.
+# Bytes of an upload's body besides its file, at most: its parts have headers of their own.
 MULTIPART_BYTES = 64 << 10
-# Load balancers ask for this under names of their own, so its Host is not checked. It holds no data, and changes
+# Load balancers request this path under names of their own, so its Host is not checked. It holds no data and changes
 # nothing.
 PROBED = "/health"
 
@@ -54,7 +54,8 @@ class AuthLimitsMiddleware:
         self._drain_state = drain_state
         self._callers = callers
         self._memory = memory
-        # Bytes of a body, by path, and those of them that are in memory at a time: files go on to the store in chunks.
+        # By path: the largest body in bytes, and how much of it is in memory at a time, since files are passed to the
+        # store in chunks.
         self._max_bytes: Mapping[str, tuple[int, int]] = {
             "/v1/files": (limits.max_file_bytes + MULTIPART_BYTES, CHUNK_BYTES),
         }
@@ -65,7 +66,7 @@ class AuthLimitsMiddleware:
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
-            # There are no web sockets here.
+            # There are no WebSockets here.
             await send({"type": "websocket.close", "code": 1008})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,25 +107,25 @@ class AuthLimitsMiddleware:
 
 
 def body_memory(limits: Limits, keys: Keys) -> BodyMemory:
-    # Where no keys are needed, all clients are one owner, which may have all of the memory.
+    # If no keys are needed, all clients are one owner, which may have all of the memory.
     needs_keys = keys.owner(None) is None
     return BodyMemory(limits.max_total_body_bytes, 0.5 if needs_keys else 1.0)
 
 
 def share_of(http: Request) -> Share:
-    """Returns the request's share in the memory for bodies."""
+    """Returns the request's share of the memory for bodies."""
     share: Share = http.state.share
     return share
 
 
 def _authorization(headers: Headers) -> str | None:
-    """Anthropic's clients send a key in a header of its own."""
+    """Returns the key as an Authorization header. Anthropic's clients send it in a header of its own."""
     key = headers.get("x-api-key")
     return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _unauthorized(has_key: bool) -> ApiError:
-    what = "the API key is not known here" if has_key else "no API key was given"
+    what = "the API key is unknown" if has_key else "no API key was given"
     error = ApiError(401, f"{what}: send the header Authorization: Bearer KEY", code="invalid_api_key")
     error.headers["WWW-Authenticate"] = "Bearer"
     return error
@@ -132,7 +133,7 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 def _too_many(limit: int) -> ApiError:
     message = (
-        f"{limit} requests are under way, and at most {limit} may be: of one API key, or of all clients together "
-        "where no keys are needed"
+        f"{limit} requests are open, and at most {limit} may be: for one API key, or of all clients together if the "
+        "server needs no key"
     )
     return ApiError(429, message, code="rate_limit_exceeded", retry=True)

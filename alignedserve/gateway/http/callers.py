@@ -1,17 +1,16 @@
-"""Which web pages may make a browser send requests, by the headers that a page can't choose: Host, Origin and
-Sec-Fetch-Site.
+"""Which web pages may make a browser send requests, by headers that a page can't set: Host, Origin and Sec-Fetch-Site.
 
-A server that listens on this machine, or within a network, and needs no key can be reached from any page, through the
-browser of a user. Two checks keep such pages out.
+A server on this machine or in a network that needs no key can be reached from any web page, through a user's browser.
+Two checks keep such pages out.
 
-- A page can have its own name lead to this machine (DNS rebinding), and then has the same origin as this server for
-  the browser. But the browser sends the name: it must be one of this server's known names. An address that a user
-  typed is no name that leads elsewhere.
-- A page can send a form, or a file, anywhere without reading the answer. The browser sends the page's origin: a
-  request that changes anything must come from this server's own page, or from an allowed origin.
+- A page's own name may resolve to this machine (DNS rebinding), so the browser considers both one origin. But the
+  browser sends that name in Host, which has to be a known name of this server. An address as Host is safe, since no
+  name was resolved.
+- A page can send a form or a file anywhere, without reading the answer. The browser sends the page's origin. A request
+  that changes anything must come from this server's own page, or from an allowed origin.
 
-With API keys neither is checked, unless hosts are named: a page does not have the key, and no browser adds it by
-itself. A client that is no browser can send any header, and needs no page to send requests.
+With API keys neither is checked, unless hosts are configured: a page does not have the key, and no browser adds it. A
+client that is no browser can send any header, and needs no page to send requests.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from starlette.datastructures import Headers
 
 from alignedserve.gateway.http.errors import ApiError
 
-# These methods cause no work: they are answered while the server stops, too.
+# These methods change nothing. They are answered while the server stops, too.
 LOOKING = ("GET", "HEAD", "OPTIONS")
 ANY = "*"
 # A host, with or without a port.
@@ -35,7 +34,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{0,
 
 @dataclass(frozen=True)
 class Callers:
-    """By default requests may name any host, and pages of any origin may change something."""
+    """By default requests may have any Host, and pages of any origin may change something."""
 
     names: frozenset[str] = frozenset((ANY,))
     takes_loopback: bool = False
@@ -45,7 +44,7 @@ class Callers:
 
     def refusal(self, method: str, headers: Headers) -> ApiError | None:
         host = headers.get("host")
-        # A client that sends no Host is no browser.
+        # A client without a Host header is no browser.
         if host is not None and not self._knows(host):
             return ApiError(403, f"Host {host!r}: {_HOST_HELP}", code="host_not_allowed")
         if method in LOOKING or self.origins is None or ANY in self.origins:
@@ -75,18 +74,16 @@ class Callers:
         return self.takes_addresses or (self.takes_loopback and address.is_loopback)
 
 
-# All callers are accepted where keys are needed, and in tests of other parts.
+# Accepts all callers: if keys are needed, and in tests of other parts.
 ANY_CALLER = Callers()
-_HOST_HELP = "this server is not known by that name; --allowed-hosts makes it known, when it is started"
-_ORIGIN_HELP = (
-    "its pages may not change anything here; --allowed-origins lets them, when the server is started"
-)
+_HOST_HELP = "not a known name of this server; the operator can add it with --allowed-hosts"
+_ORIGIN_HELP = "its pages may not change anything here; the operator can allow it with --allowed-origins"
 
 
 def callers_of(
     listened_on: Collection[str], hosts: Collection[str], origins: Collection[str], needs_keys: bool
 ) -> Callers:
-    """`listened_on` holds the name or address that the operator gave, and the address that it stands for."""
+    """`listened_on` has the name or address from the operator, and the address that it resolves to."""
     if needs_keys and not hosts:
         return ANY_CALLER
     names = {plain(host) for host in (*listened_on, *hosts) if host}
@@ -114,5 +111,5 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 
 def _is_of(origin: str, host: str | None) -> bool:
-    """Returns whether the page comes from this host. A proxy in front may speak TLS or not."""
+    """Returns whether the origin is this host. A proxy in front may or may not use TLS."""
     return host is not None and origin.lower().partition("://")[2] == host.lower()

@@ -1,5 +1,4 @@
-"""One HTTP connection: uvicorn's, behind `Framing`, and with a time limit for everything for which a client may be
-waited.
+"""One HTTP connection: uvicorn's protocol behind `Framing`, with a time limit for every wait for the client.
 
 The protocol is always h11, even if another one is installed that uvicorn would prefer.
 """
@@ -22,35 +21,35 @@ from alignedserve.gateway.http.framing import BadRequest, Framing, asked_path
 
 logger = logging.getLogger(__name__)
 
-# The seconds within which a request's head must come, once it has begun or the connection is open.
+# Seconds within which a request's head must arrive, after it has begun or the connection was opened.
 HEAD_S = 20.0
-# A client that reads nothing of an answer for so many seconds is considered gone.
+# Seconds after which a client that reads nothing of its answer is considered gone.
 HEARD_S = 60.0
-# The seconds within which the last bytes that are written before a connection is closed must leave.
+# Seconds within which the last bytes before a close must be sent.
 CLOSE_S = 60.0
-# A client that still sends when its connection is closed would not see the reason: its system discards what it has not
-# read. So only the sending side is closed first, and what the client sends is discarded, for so many seconds and
-# bytes: most clients send all of a file that is too large before they read why.
+# A client that is still sending when its connection is closed would not see the reason: its system discards what it has
+# not read. So only the sending side is closed at first, and received bytes are discarded, up to these bounds of seconds
+# and bytes. Most clients send the whole of a file that is too large before they read the answer.
 LINGER_S = 10.0
 LINGER_BYTES = 1 << 30
-# If no more than this is left of a body that is not needed, the connection is kept.
+# If at most this much of an unneeded body is left, the connection is kept.
 MAX_UNREAD_BYTES = 64 << 10
-# What load balancers and Kubernetes ask for, to see whether the system can answer, and whether this process hangs.
+# Paths that load balancers and Kubernetes request to see whether the system answers, and whether this process hangs.
 PROBED = frozenset({"/health", "/"})
 _HEAD_END = b"\r\n\r\n"
 
 
 class _Transport:
-    """A transport that is written to only while it is open. asyncio drops later pieces too, but with a warning for
-    each, and there may be hundreds of them before it reports that the client has gone."""
+    """A transport that drops what is written after it was closed. asyncio drops that too, but logs a warning for each
+    piece, and there may be hundreds before it reports that the client has disconnected."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         self._transport = transport
         self._connection: Connection | None = connection
         self._timer: asyncio.TimerHandle | None = None
-        # Whether uvicorn has paused reading, since it has enough of a body for now.
+        # Whether uvicorn has paused reading because it has enough of a body for now.
         self._is_paused = False
-        # Whether the connection waits for others to be read first.
+        # Whether the connection waits until others were read.
         self._awaits_turn = False
 
     @property
@@ -94,13 +93,13 @@ class _Transport:
     def linger(self) -> None:
         if self.is_closing():
             return
-        # A client that reads its answer slowly has the time that it would have if the connection stayed open.
+        # A client that reads its answer slowly gets the same time as on an open connection.
         after_s = CLOSE_S if self._transport.get_write_buffer_size() else LINGER_S
         self._timer = asyncio.get_running_loop().call_later(after_s, self._transport.abort)
         try:
             self._transport.write_eof()
         except OSError:
-            # The client has gone.
+            # The client has disconnected.
             self._transport.abort()
         else:
             self._transport.resume_reading()
@@ -110,13 +109,13 @@ class _Transport:
             self._timer.cancel()
 
     def let_go(self) -> None:
-        """The connection is over."""
+        """Breaks the reference cycle after the connection has ended."""
         self._connection = None
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """A client that sends no request, or does not read its answer, loses the connection: uvicorn would wait for
-    ever."""
+    """A connection with time limits: it is closed if its client sends no request or does not read its answer. uvicorn
+    would wait without end."""
 
     _unheard: asyncio.TimerHandle | None = None
     transport: Any
@@ -125,22 +124,22 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().__init__(**uvicorns)
         self._crowd = connections
         self._framing = Framing()
-        # The bytes that have arrived and have not been read yet.
+        # Received bytes that are not parsed yet.
         self._arrived = bytearray()
         # Whether a request waits for its turn to begin.
         self._awaits_turn = False
         self._num_dropped = 0
         self._app, self.app = self.app, self._answer
 
-    # ---- beginning and end ----
+    # ---- opened and closed ----
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Transport(transport, self))  # type: ignore[arg-type]
         self._idle_since_s = self.loop.time()
         self._watch()
         if not self._crowd.begin(self):
-            # It is closed at once: a connection that is not counted must not stay.
-            transport.write(_written(unavailable("all connections that there may be are in use")))
+            # Closed at once: a connection that is not counted must not stay open.
+            transport.write(_written(unavailable("all available connections are in use")))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -156,7 +155,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _lose(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # Nothing that refers to itself is left: the garbage collector would find a thousand of them at once.
+        # Leaves no reference cycles, because the garbage collector would find those of a thousand connections at once.
         self.app = self._app
         self.transport.let_go()
 
@@ -190,8 +189,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._go_on_from(len(self._arrived), data)
 
     def _go_on_from(self, num_seen: int, data: bytes = b"") -> None:
-        """Reads on, when it is this connection's turn if that begins a request: a part of a head waits for nothing.
-        What had arrived before has been looked through for the end of a head, but for `num_seen` and what follows."""
+        """Parses the received bytes. If they complete a request's head, that waits for this connection's turn; an
+        incomplete head does not. Bytes before `num_seen` were already searched for the end of a head."""
         self._arrived += data
         if self._awaits_turn:
             return
@@ -202,9 +201,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._read()
 
     def _await_turn(self) -> None:
-        """Reads on when it is this connection's turn to begin a request."""
+        """Continues when it is this connection's turn to begin a request."""
         self._awaits_turn = True
-        # Behind a thousand others, a load balancer would take this server for dead.
+        # Behind a thousand other requests, a load balancer would consider this server dead.
         is_probe = asked_path(self._arrived) in PROBED
         self._crowd.beginnings.do(self._begin, "probes" if is_probe else "")
         if self._awaits_turn:
@@ -226,12 +225,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _read(self) -> None:
-        """Reads one request at most, until it is answered."""
+        """Parses up to one request, until it is answered."""
         try:
             while not self.transport.is_closing():
                 if self._framing.is_between and self._is_answering:
                     if self._arrived:
-                        # The next request waits where it is, and what comes after it waits in the socket.
+                        # The next request waits in the buffer, and what follows it waits in the socket.
                         self.flow.pause_reading()
                     break
                 piece = self._framing.take(self._arrived)
@@ -249,7 +248,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers with the error; nothing more is read."""
+        """Answers with the error. Nothing more is parsed."""
         logger.debug("refused: %s", error)
         if self._is_answering:
             is_begun = self.cycle.response_started
@@ -266,7 +265,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._refuse(ApiError(400, msg))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """A client that offers another protocol gets this one; that is not logged."""
+        """Does nothing: a client that offers another protocol gets this one, and that is not logged."""
 
     # ---- answers ----
 
@@ -286,7 +285,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if num_left is None or num_left > MAX_UNREAD_BYTES:
             self.transport.close()
         elif self._arrived:
-            # Each request that waited has a turn of the event loop of its own.
+            # Each waiting request begins in a turn of the event loop of its own.
             self.loop.call_soon(self._go_on_from, 0)
 
     def pause_writing(self) -> None:
@@ -312,7 +311,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _watch(self) -> None:
         if self.transport.is_closing():
-            # The connection waits for its client to read what is left.
+            # The connection waits until its client has read the rest.
             self._timer = self.loop.call_later(CLOSE_S, self.transport.abort)
             return
         is_begun = self._is_answering or self._awaits_turn
@@ -323,7 +322,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
 
 def _saying_goodbye(send: Send) -> Send:
-    """The connection is closed after this answer, which says so: no client sends another request meanwhile."""
+    """Announces in each answer's head that the connection closes after it, so that no client sends another request."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -334,7 +333,7 @@ def _saying_goodbye(send: Send) -> Send:
 
 
 def _written(error: ApiError) -> bytes:
-    """Returns the error as an answer, after which the connection is closed."""
+    """Returns the error as an HTTP response, after which the connection is closed."""
     body = msgspec.json.encode(error.body)
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]

@@ -1,9 +1,9 @@
-"""How many connections are open, and which one is closed in favour of a new one when there are too many.
+"""Limits the number of open connections, and chooses which one is closed for a new one.
 
-A limit for each address would be useless behind a proxy, where all clients have the same address, so there is one for
-all. A client that opens many connections and sends nothing takes no places from others: the connection that has been
-idle longest is closed first, then the one that has waited longest for its client in the middle of a request. A
-connection whose request is being answered is never closed.
+There is one limit for all clients: behind a proxy they all have the same address, so a limit per address would be
+useless. A client that opens many connections without sending takes no places from others. The connection idle longest
+is closed first, then the one that has waited longest for its client in the middle of a request. A connection is never
+closed while its request is being answered.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from alignedserve.gateway.http.reads import Reads
 
 logger = logging.getLogger(__name__)
 
-# All connections are read into one buffer of this size: what arrives is copied out of it at once.
+# All connections are read into one buffer of this size. Its contents are copied out at once.
 READ_BYTES = 64 << 10
-# The most requests that begin in a turn of the event loop, and the most streams that end in one because their clients
-# hung up. Either takes up to a millisecond on a core of 2.5 GHz, with all that follows from it.
+# Requests that begin in a turn of the event loop, and streams that end in one because their clients have disconnected,
+# at most. Either takes up to a millisecond on a 2.5 GHz core, with all that follows.
 MAX_BEGUN_AT_ONCE, MAX_LOST_AT_ONCE = 4, 8
-# Connections may have this share of the file descriptors: the rest is for the store, the routers and Ray.
+# Share of the file descriptors for connections. The store, the routers and Ray need the rest.
 DESCRIPTORS_SHARE = 0.75
 
 
 class Doing(Enum):
-    # The connection waits for a request, or for the rest of its head.
+    # Waits for a request, or for the rest of its head.
     IDLE = auto()
-    # The connection waits for more of a body, or for its client to read the answer.
+    # Waits for more of a body, or for its client to read the answer.
     STALLED = auto()
     ANSWERING = auto()
 
@@ -42,22 +42,21 @@ class Closable(Protocol):
 class Connections:
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
-        # What each connection does; and for each of these, the connections in the order in which they began it.
+        # The state of each connection; and for each state, its connections, in the order in which they entered it.
         self._doing: dict[Closable, Doing] = {}
         self._by_doing: dict[Doing, dict[Closable, None]] = {doing: {} for doing in Doing}
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.reads = Reads()
         self.beginnings = FewAtOnce(MAX_BEGUN_AT_ONCE)
         self.losses = FewAtOnce(MAX_LOST_AT_ONCE)
-        # Whether each connection is closed after its next answer, which says so.
+        # Whether each connection closes after its next answer, which announces that.
         self.is_retiring = False
 
     def __len__(self) -> int:
         return len(self._doing)
 
     def begin(self, connection: Closable) -> bool:
-        """Counts a new connection, which is idle. Returns False if there is no room, as all others are being
-        answered."""
+        """Counts a new connection, which is idle. Returns False if there is no place: all others are being answered."""
         if len(self) >= self._max_connections and not self._close_one():
             return False
         self._doing[connection] = Doing.IDLE
@@ -65,7 +64,7 @@ class Connections:
         return True
 
     def note(self, connection: Closable, doing: Doing) -> None:
-        """Notes what a connection does. Safe to repeat, and for one that was not admitted."""
+        """Records the state of a connection. Safe to repeat, and for one that was not admitted."""
         before = self._doing.get(connection, doing)
         if before is not doing:
             del self._by_doing[before][connection]
@@ -88,22 +87,22 @@ class Connections:
 
 
 def fitting(max_connections: int) -> int:
-    """`max_connections`, or as many as there are file descriptors for: with none left, no connection would be taken at
-    all."""
+    """Returns `max_connections`, reduced to what the file descriptors allow. With none left, no connection could be
+    accepted."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return max_connections
     num_possible = max(int(soft * DESCRIPTORS_SHARE), 1)
     if num_possible < max_connections:
         message = (
-            "connections: %d at most, as this process may have %d files open (ulimit -n); %d are asked for"
+            "connections: limited to %d, because this process may open %d files (ulimit -n); configured: %d"
         )
         logger.warning(message, num_possible, soft, max_connections)
     return min(max_connections, num_possible)
 
 
 def allow_descriptors(max_connections: int) -> None:
-    """Raises this process's limit of open files for so many connections, as far as it may."""
+    """Raises this process's limit of open files for `max_connections`, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = int(max_connections / DESCRIPTORS_SHARE) + 1
     if soft != resource.RLIM_INFINITY and soft < needed:

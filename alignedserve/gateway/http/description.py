@@ -1,4 +1,4 @@
-"""The OpenAPI description: every operation lists its errors, which come in their API's envelope."""
+"""The OpenAPI description. Each operation lists its errors, in the envelope of its API."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from alignedserve.gateway.http.errors import ANTHROPIC_PATH
 _REFERENCE = "#/components/schemas/{model}"
 
 ERRORS = {
-    "400": "What is wrong is named in `param` and in the message",
-    "401": "No API key, or none that is known here",
-    "404": "There is no such thing",
+    "400": "A parameter is invalid: `param` and the message name it",
+    "401": "The API key is missing or unknown",
+    "404": "Not found",
     "413": "The body is too large",
-    "429": "Too many requests are under way, of this API key or, where none is needed, of all clients together",
-    "500": "Our fault",
-    "503": "Not now; see Retry-After",
+    "429": "Too many open requests of this API key, or of all clients together if the server needs no key",
+    "500": "Internal error",
+    "503": "Temporarily unavailable: see Retry-After",
 }
 _TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 _FIELDS = {
@@ -49,13 +49,13 @@ _ERROR = {
 
 
 def request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Describes the body of an operation that reads it itself."""
+    """Describes the body of an operation that parses it itself."""
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> Callable[[], dict[str, Any]]:
-    """Returns the replacement of `app.openapi`. `bodies` are those that `request_body` names."""
+    """Returns a replacement for `app.openapi`. `bodies` are the models that `request_body` refers to."""
     plain = app.openapi
 
     def described() -> dict[str, Any]:
@@ -86,5 +86,5 @@ def _responses(plain: dict[str, Any], error: str) -> dict[str, Any]:
         status: {"description": text, "content": {"application/json": {"schema": schema}}}
         for status, text in ERRORS.items()
     }
-    # A route's own description of an answer takes precedence.
+    # A route's own description of a status takes precedence.
     return errors | {status: answer for status, answer in plain.items() if status != "422"}

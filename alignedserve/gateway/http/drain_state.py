@@ -1,6 +1,6 @@
 """Whether new requests are accepted, and how many are running.
 
-When the server stops, no new requests are accepted, and those that run finish.
+When the server stops, it accepts no new requests, and running ones finish.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DrainState:
                 self._idle.set()
 
     def begin(self) -> None:
-        """From now on, no new requests are accepted. Safe to repeat."""
+        """Stops accepting new requests. Safe to repeat."""
         self._draining.set()
 
     async def until_draining(self) -> None:

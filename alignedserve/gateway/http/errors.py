@@ -1,5 +1,5 @@
-"""OpenAI's error envelope: {"error": {"message", "type", "param", "code"}}, for every kind of error, wherever it
-occurs; and Anthropic's for the paths of its API."""
+"""OpenAI's error envelope, {"error": {"message", "type", "param", "code"}}, for all errors, wherever they occur. Paths
+of Anthropic's API get Anthropic's envelope."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from alignedserve.types import InvalidRequest, shortened
 RETRY_AFTER_S = 1
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ANTHROPIC_PATH = "/v1/messages"
-# The code of a call that asks the server to hold its conversation. Anthropic's client goes on with the whole
-# conversation when an error's details have it, and not after other errors.
+# Code of a call that asks the server to store its conversation. If an error's details have it, Anthropic's client
+# retries with the whole conversation; it does not after other errors.
 THREAD_UNSUPPORTED = "thread_unsupported_request"
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -31,7 +31,7 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# A message repeats what a client sent, and has so many characters at most.
+# Longest message, in characters: it may repeat what a client sent.
 MAX_MESSAGE_CHARS = 1000
 
 
@@ -68,7 +68,7 @@ class ApiError(Exception):
         return {"type": "error", "error": error}
 
     def body_for(self, path: str) -> dict[str, Any]:
-        """`path` is that of the request."""
+        """Returns the error's body in the envelope of the request's API. `path` is the request's path."""
         return self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
 
     def response(self, path: str) -> JSONResponse:
@@ -76,7 +76,8 @@ class ApiError(Exception):
 
 
 class BodyError(HTTPException):
-    """An error that is found while a body is read: FastAPI would call any other one a body that can't be parsed."""
+    """An error that is found while a body is read. FastAPI would report any other exception as a body that can't be
+    parsed."""
 
     def __init__(self, found: ApiError) -> None:
         super().__init__(found.status, str(found))
@@ -84,11 +85,11 @@ class BodyError(HTTPException):
 
 
 class BrokenOff(Exception):
-    """The rest of an answer that is being sent can't be had: the connection is closed, so that the client notices."""
+    """The rest of an answer can't be produced. The connection is closed, so that the client notices."""
 
 
 def _sayable(text: str) -> str:
-    """Returns a text that an answer can contain: what a client sent may be long, and contain half of a surrogate
+    """Returns a text that an answer can contain. What a client sent may be long, and may contain half of a surrogate
     pair."""
     plain = shortened(text, MAX_MESSAGE_CHARS).encode("utf-8", "backslashreplace").decode()
     return shortened(plain, MAX_MESSAGE_CHARS)
@@ -99,7 +100,8 @@ def unavailable(message: str) -> ApiError:
 
 
 def invalid(error: ValueError) -> ApiError:
-    """The messages begin with the name of what is wrong: "top_p=2: must be ..."."""
+    """Returns the error for an invalid value. Its message begins with the name of the parameter: "top_p=2: must be
+    ..."."""
     name = re.match(r"[a-z_]+(?=[=:\[ .])", str(error))
     return ApiError(400, str(error), param=name[0] if name else None)
 
@@ -129,18 +131,18 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(first.get("input"), bytes):
         message = "the body must be JSON, and come with the header Content-Type: application/json"
         return ApiError(400, message).response(request.url.path)
-    # The location begins with where the value was looked for: "body", "query", ...
+    # The location begins with where the value was sent: "body", "query", ...
     return misshapen(first, first["loc"][1:]).response(request.url.path)
 
 
 def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiError:
-    """`first` is the first of pydantic's errors, and `location` is the place that it is about."""
+    """Returns the error for a value of wrong shape. `first` is pydantic's first error, and `location` its place."""
     path = [str(part) for part in location]
     name = ".".join(path)
     if first["type"] == "extra_forbidden":
         message = f"{name}: unknown, or not supported by this server"
     elif first["type"] == "json_invalid":
-        # The location is a place in the text.
+        # The location is a position in the text.
         reason = first.get("ctx", {}).get("error", first["msg"])
         return ApiError(400, f"the body is not valid JSON: {reason}, at character {path[-1]}")
     else:
@@ -149,7 +151,7 @@ def misshapen(first: Mapping[str, Any], location: Sequence[str | int]) -> ApiErr
 
 
 async def _store_away(request: Request, error: Exception) -> JSONResponse:
-    # The reason is for the operator only: it names places on this machine.
+    # The reason is only logged, since it names places on this machine.
     return unavailable("files and batches: the store can't be reached now").response(request.url.path)
 
 
@@ -162,13 +164,13 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     found = ApiError(error.status_code, place if error.detail == phrase else error.detail)
     found.headers |= error.headers or {}
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # The route that refused it knows its own methods only.
+        # The route that refused the method knows only its own methods.
         found.headers["Allow"] = ", ".join(_methods(request))
     return found.response(request.url.path)
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods that there are for the request's path."""
+    """The methods that exist for the request's path."""
     routes = request.app.router.routes
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
     return [

@@ -1,13 +1,12 @@
-"""Finds where requests begin and end in the bytes of a connection, and refuses what is no request.
+"""Finds where requests begin and end in the bytes of a connection, and refuses bytes that are no request.
 
-h11 reads the result. By itself it takes seconds for some kilobytes: its patterns backtrack (a header of spaces that
-ends in a control character costs the square of its length), each chunk of a body costs 20 us however short it is, and
-a head may be as long as one read. So nothing reaches it on which a pattern could backtrack, and chunks reach it
-joined. Everything here is linear in the number of bytes, however they are cut into segments.
+h11 parses the result. By itself it can take seconds for some kilobytes. Its patterns backtrack: a header of spaces that
+ends in a control character costs the square of its length. Each chunk of a body costs 20 us however short it is, and a
+head may be as long as one read. So h11 receives nothing on which a pattern could backtrack, and chunks are joined
+before. Everything here is linear in the number of bytes, however they are cut into segments.
 
-What two readers could understand differently (RFC 9112, sections 2.2, 5.2, 6.3) is refused, as another reader may
-stand in front of this server: lines that end in a bare LF, folded lines, two lengths, a length beside
-Transfer-Encoding.
+Another HTTP parser may stand in front of this server, so what two parsers could read differently is refused (RFC 9112,
+sections 2.2, 5.2, 6.3): lines that end in a bare LF, folded lines, two lengths, a length beside Transfer-Encoding.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import re
 from enum import Enum, auto
 from urllib.parse import unquote
 
-# The most bytes of the request line and all headers together. Browsers also send the cookies of other servers on the
-# same machine.
+# Bytes of the request line and all headers together, at most. Browsers also send cookies of other servers on the same
+# machine.
 MAX_HEAD_BYTES = 32 << 10
 MAX_LINE_BYTES = 8 << 10
 MAX_HEADERS = 100
-# The most bytes of a chunk's size and extension, and of all trailers together; both are dropped.
+# Bytes of a chunk's size and extension, and of all trailers together, at most. Both are dropped.
 MAX_CHUNK_LINE_BYTES = 256
 MAX_TRAILER_BYTES = 4 << 10
-# Chunks of a body must have so many bytes on average, not counting the first NUM_FREE_CHUNKS.
+# Least average size of a body's chunks in bytes, without the first NUM_FREE_CHUNKS.
 MIN_CHUNK_BYTES = 64
 NUM_FREE_CHUNKS = 1024
 
@@ -34,13 +33,13 @@ _REQUEST = re.compile(_TOKEN + rb" [\x21-\x7e]+ HTTP/([0-9]\.[0-9])")
 _ABSOLUTE = re.compile(rb"([^ ]+) https?://([^/?#@ ]+)((?:[/?][^ ]*)?) ([^ ]+)", re.IGNORECASE)
 _HEADER = re.compile(rb"(" + _TOKEN + rb"):([\t\x20-\x7e\x80-\xff]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,12})[\t ]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
-# No head has any of these: it is refused before its end comes.
+# Bytes that no head has: they are refused before its end arrives.
 _JUNK = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 
 
 class BadRequest(Exception):
-    """The connection can't go on: where the next request would begin is not known."""
+    """The connection can't continue, because the start of the next request is unknown."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -51,7 +50,7 @@ class _Part(Enum):
     HEAD = auto()
     # A body of Content-Length bytes.
     BODY = auto()
-    # A chunked body: the size of the next chunk, the chunk, the end of line behind it, and the trailers.
+    # A chunked body: the size of the next chunk, the chunk, the line end after it, and the trailers.
     SIZE = auto()
     CHUNK = auto()
     CHUNK_END = auto()
@@ -61,9 +60,9 @@ class _Part(Enum):
 class Framing:
     def __init__(self) -> None:
         self._part = _Part.HEAD
-        # The bytes of an incomplete head that have been searched.
+        # Number of bytes of an incomplete head that were searched.
         self._num_seen = 0
-        # The bytes of the body or the chunk that have not come.
+        # Number of bytes of the body or the chunk that have not arrived.
         self._num_left = 0
         self._num_chunks = 0
         self._num_body_bytes = 0
@@ -71,17 +70,17 @@ class Framing:
 
     @property
     def is_between(self) -> bool:
-        """Whether the last request is whole and the next one's head is not."""
+        """Whether the last request is complete, and the head of the next one is not."""
         return self._part is _Part.HEAD
 
     @property
     def num_left(self) -> int | None:
-        """The number of bytes of the body that have not come; None if the client does not announce it."""
+        """Number of bytes of the body that have not arrived. None: the client does not announce it."""
         return self._num_left if self._part in (_Part.HEAD, _Part.BODY) else None
 
     def take(self, arrived: bytearray) -> bytes:
-        """Removes from `arrived` and returns what h11 gets next: a whole head, or what there is of the body, but one
-        request at most. Returns nothing if more has to arrive, or the request is whole. Raises BadRequest."""
+        """Removes from `arrived` and returns the next input of h11, which belongs to one request: a whole head, or the
+        part of the body that has arrived. Empty: more has to arrive, or the request is complete. Raises BadRequest."""
         match self._part:
             case _Part.HEAD:
                 return self._head(arrived)
@@ -114,7 +113,7 @@ class Framing:
         if request is None:
             raise BadRequest(400, "the first line is no HTTP request")
         if request[1] not in (b"1.0", b"1.1"):
-            raise BadRequest(505, "this server speaks HTTP/1.1 only")
+            raise BadRequest(505, "this server supports only HTTP/1.1")
         headers = [_HEADER.fullmatch(line) for line in lines[1:]]
         if not all(headers):
             raise BadRequest(400, "a line of the request's head is no header")
@@ -151,7 +150,7 @@ class Framing:
         return found
 
     def _chunks(self, arrived: bytearray) -> bytes:
-        """Joins what there is of the chunks into one."""
+        """Joins the chunks that have arrived into one."""
         pieces: list[bytearray] = []
         at = 0
         while self._part is not _Part.HEAD:
@@ -177,7 +176,7 @@ class Framing:
         return whole if self._part is not _Part.HEAD else whole + b"0\r\n\r\n"
 
     def _size(self, arrived: bytearray, at: int, pieces: list[bytearray]) -> int:
-        """Reads the size of a chunk, and all chunks that are there as a whole, which may be many."""
+        """Reads the size of a chunk, and all complete chunks, which may be many."""
         num_arrived = len(arrived)
         while line := _CHUNK.match(arrived, at, at + MAX_CHUNK_LINE_BYTES):
             at = line.end()
@@ -208,11 +207,13 @@ class Framing:
             self._part = _Part.SIZE
             return at + 2
         if found not in (b"", b"\r"):
-            raise BadRequest(400, "the body is not chunked as it should be: a chunk is longer than it says")
+            raise BadRequest(
+                400, "the body is not chunked as it should be: a chunk is longer than its announced size"
+            )
         return at
 
     def _trailer(self, arrived: bytearray, at: int) -> int:
-        """Reads one line of the trailers: the empty one is the last."""
+        """Reads one line of the trailers. An empty line is the last."""
         end = arrived.find(b"\r\n", at)
         num_bytes = self._num_trailer_bytes + (len(arrived) if end < 0 else end) - at
         if num_bytes > MAX_TRAILER_BYTES:
@@ -222,14 +223,14 @@ class Framing:
         if end == at:
             self._part = _Part.HEAD
         elif not _HEADER.fullmatch(arrived, at, end):
-            raise BadRequest(400, "a line behind the body is no header")
+            raise BadRequest(400, "a line after the body is no header")
         self._num_trailer_bytes = num_bytes + 2
         return end + 2
 
 
 def asked_path(arrived: bytearray) -> str:
-    """Returns the path that the request asks for whose head these bytes begin with, as uvicorn reads it; "" if its
-    first line is no request."""
+    """Returns the path of the request that `arrived` begins with, as uvicorn parses it. "": its first line is no
+    request."""
     line = bytes(arrived[: max(arrived.find(b"\r\n"), 0)])
     if len(line) > MAX_LINE_BYTES or not _REQUEST.fullmatch(line):
         return ""
@@ -238,8 +239,8 @@ def asked_path(arrived: bytearray) -> str:
 
 
 def _in_origin_form(lines: list[bytes]) -> list[bytes]:
-    """Returns the lines of a head that is a request's, with the target as it is without a proxy. The target's host
-    counts, whatever the Host header is."""
+    """Returns the lines of a request's head with its target in origin form. The host of an absolute target replaces the
+    Host header."""
     found = _ABSOLUTE.fullmatch(lines[0])
     if found is None:
         return lines

@@ -1,5 +1,5 @@
-"""JSON of any size, written piece by piece: an answer with log-probabilities has tens of megabytes, and requests that
-wait for a token meanwhile must not be delayed. Pieces may be empty: each ends a step."""
+"""JSON of any size, written in pieces. An answer with log-probabilities has tens of megabytes, and writing it must not
+delay the tokens of other requests. Pieces may be empty: each ends a step."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from alignedserve.gateway.http.streaming import Stream
 Json = dict[str, Any]
 Piece = bytes | bytearray | memoryview
 
-# Other requests get their turn after so many seconds.
+# seconds after which other requests get their turn
 STEP_S = 0.001
 BLOCK_BYTES = 1 << 16
 _STEP_NUMBERS = 4096
 
 encode = msgspec.json.Encoder().encode
-# In each event loop, long bodies are written one after the other.
+# Long bodies are written one after another, in each event loop.
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 def event_named(name: str, body: Json) -> bytes:
-    """Writes a server-sent event."""
+    """Encodes a server-sent event."""
     return b"event: " + name.encode() + b"\ndata: " + encode(body) + b"\n\n"
 
 
 def object_of(body: Mapping[str, Any], members: Mapping[str, Iterable[Piece]]) -> Iterator[Piece]:
-    """Writes `body`, which is not empty, with more members."""
+    """Writes `body`, which is not empty, with further members."""
     yield encode(body)[:-1]
     for name, pieces in members.items():
         yield b"," + encode(name) + b":"
@@ -58,7 +58,7 @@ def list_of(numbers: Sequence[int]) -> Iterator[Piece]:
 
 
 class Columns:
-    """Arrays that grow together, by name, kept as JSON's bytes: as objects they would take twenty times the memory."""
+    """Named arrays that grow together, kept as JSON bytes. As objects they would take twenty times the memory."""
 
     def __init__(self) -> None:
         self._texts: dict[str, bytearray] = {}
@@ -101,7 +101,7 @@ async def blocks_of(pieces: Iterable[Piece]) -> list[bytes | memoryview]:
 
 
 def _steps(pieces: Iterable[Piece]) -> Iterator[tuple[list[bytes | memoryview], bool]]:
-    """Yields the same list after each step, and whether that step was the last one."""
+    """Yields the same list after each step, and whether that was the last step."""
     blocks: list[bytes | memoryview] = []
     block = bytearray()
     due_s = time.monotonic() + STEP_S
@@ -128,7 +128,7 @@ def _cut(piece: Piece) -> Iterator[memoryview]:
 
 
 async def json_response(pieces: Iterable[Piece], headers: Mapping[str, str] | None = None) -> Response:
-    """Returns a response whose body has been written completely."""
+    """Returns a response with a complete body."""
     blocks = await blocks_of(pieces)
     if len(blocks) == 1:
         return Response(blocks[0], media_type="application/json", headers=headers)
@@ -139,5 +139,5 @@ async def json_response(pieces: Iterable[Piece], headers: Mapping[str, str] | No
 async def _in_turn(blocks: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
     for block in blocks:
         yield block
-        # A client that reads fast would get all of it in one go.
+        # Without this, a client that reads fast would get all of it in one turn.
         await asyncio.sleep(0)

@@ -1,5 +1,5 @@
-"""API keys: only their hashes are known here, and they are compared in constant time. What is made with a key belongs
-to the key, or to its group of keys."""
+"""API keys. Only their hashes are stored, and they are compared in constant time. What a request creates belongs to its
+key, or to the key's group."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from pathlib import Path
 
 from fastapi import Request
 
-# The owner of all requests where no keys are needed.
+# The owner of all requests if no keys are needed.
 ANYONE = ""
 
-# A group's name is a part of names in the store.
+# The name of a group, which is part of names in the store.
 _GROUP = re.compile(r"[!-~]{1,64}")
 
 
 class Keys:
     def __init__(self, owners: Mapping[bytes, str] | None = None) -> None:
-        """`owners` come from owners_of. Without any, everyone may do everything."""
+        """`owners` come from owners_of. Empty: all requests are allowed."""
         self._owners = dict(owners or {})
 
     def owner(self, authorization: str | None) -> str | None:
-        """Returns the owner of what is made with the key in an Authorization header; None for a key that is not
-        known."""
+        """Returns the owner of the key in an Authorization header. None: the key is unknown."""
         if not self._owners:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
         given = digest_of(key.strip())
-        # All keys are compared, whichever fits, so that the time reveals nothing.
+        # All keys are compared, regardless of matches, so that the time reveals nothing.
         fits = [owner for digest, owner in self._owners.items() if hmac.compare_digest(given, digest)]
         return fits[0] if fits and scheme.lower() == "bearer" else None
 
 
 def owner_of(http: Request) -> str:
-    """Returns the owner of what a request makes, which AuthLimitsMiddleware has found by its key."""
+    """Returns the owner of what a request creates, which AuthLimitsMiddleware has found by its key."""
     owner: str = http.state.owner
     return owner
 
@@ -46,9 +45,9 @@ def digest_of(key: str) -> bytes:
 
 
 def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
-    """Maps the digests of keys to owners, for the keys that are given and those in the file. The file has one key a
-    line, and after it the name of its group, if it is in one; empty lines and those that begin with # don't count.
-    Raises ValueError."""
+    """Returns the owners by digest of their keys, of `keys` and of the keys in `file`. The file has one key per line,
+    followed by the name of its group, if any. Empty lines and lines that begin with # are skipped. Raises
+    ValueError."""
     found: dict[bytes, str] = {}
     for key, group in [*((key, None) for key in keys), *(_read(file) if file is not None else [])]:
         if not key or any(not "!" <= letter <= "~" for letter in key):
@@ -60,7 +59,7 @@ def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
         digest = digest_of(key)
         owner = f"key:{digest.hex()[:16]}" if group is None else f"group:{group}"
         if found.setdefault(digest, owner) != owner:
-            raise ValueError("api_key_file: a key is in two groups, or once in one and once in none")
+            raise ValueError("api_key_file: a key is in two groups, or both in a group and in none")
     return found
 
 
@@ -71,6 +70,6 @@ def _read(file: str) -> list[tuple[str, str | None]]:
         raise ValueError(f"api_key_file={file!r}: can't be read: {error}") from error
     words = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
     if not words:
-        # Otherwise the server would be open to everyone, by mistake.
+        # Otherwise the server would be open to all clients by mistake.
         raise ValueError(f"api_key_file={file!r}: holds no key")
     return [(key, group[0] if group else None) for key, *group in words]

@@ -1,4 +1,4 @@
-"""multipart/form-data, parsed as it comes: a field is yielded as a value, a file in pieces, and neither waits for the
+"""Parses multipart/form-data as it arrives. A field is yielded as a value, a file in pieces, and neither waits for the
 other."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from alignedserve.gateway.http.errors import ApiError
 
-# All that is not a file's content may have so many bytes together.
+# Bytes of all fields that are no file, together.
 MAX_FIELD_BYTES = 64 << 10
-# The most characters of the header with the boundary: parsing it takes the square of its length.
+# Longest header with the boundary, in characters: parsing takes the square of its length.
 MAX_TYPE_CHARS = 1024
-# A form may have so many parts. OpenAI's has four.
+# Parts that a form may have. OpenAI's has four.
 MAX_PARTS = 16
-# The parser is given so many bytes at a time: it takes up to 0.5 us a byte where content looks like a boundary.
+# Bytes that are parsed at a time. The parser takes up to 0.5 us per byte if content resembles a boundary.
 PIECE_BYTES = 16 << 10
 
 
@@ -46,10 +46,13 @@ Event = Field | FileStart | FileData
 
 
 async def form_events(http: Request) -> AsyncIterator[Event]:
-    """Yields fields and pieces as they come. Raises ApiError when the body is not such a form."""
+    """Yields fields and pieces as they arrive. Raises ApiError if the body is no such form."""
     content_type = http.headers.get("content-type", "")
     if len(content_type) > MAX_TYPE_CHARS:
-        raise ApiError(400, f"the body must be multipart/form-data, said in {MAX_TYPE_CHARS} characters")
+        raise ApiError(
+            400,
+            f"the body must be multipart/form-data, with a Content-Type of at most {MAX_TYPE_CHARS} characters",
+        )
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise ApiError(400, "the body must be multipart/form-data")
@@ -58,7 +61,7 @@ async def form_events(http: Request) -> AsyncIterator[Event]:
         for begin in range(0, len(data), PIECE_BYTES):
             for event in form.feed(data[begin : begin + PIECE_BYTES]):
                 yield event
-            # Other requests have their turn.
+            # Other requests get their turn.
             await asyncio.sleep(0)
     form.end()
 
@@ -69,7 +72,7 @@ class _Form:
         self._header_name = b""
         self._header_value = b""
         self._disposition = b""
-        # The name of the field that is being read; None in a file.
+        # The name of the field that is being read. None in a file.
         self._name: str | None = None
         self._value = b""
         self._num_field_bytes = 0
@@ -104,7 +107,7 @@ class _Form:
         if not self._is_over:
             raise _misshapen("it ends in the middle")
 
-    # ---- what the parser hears ----
+    # ---- callbacks of the parser ----
 
     def _part_begin(self) -> None:
         self._num_parts += 1
@@ -140,7 +143,7 @@ class _Form:
             return
         self._num_field_bytes += end - start
         if self._num_field_bytes > MAX_FIELD_BYTES:
-            raise _misshapen(f"what has no filename has more than {MAX_FIELD_BYTES} bytes")
+            raise _misshapen(f"fields without a filename have more than {MAX_FIELD_BYTES} bytes")
         self._value += data[start:end]
 
     def _part_end(self) -> None:

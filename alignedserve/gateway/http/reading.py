@@ -1,4 +1,4 @@
-"""A request's body while it is read: how long and how slow it may be, and how much memory all bodies take together."""
+"""Limits on a request's body while it arrives: its size, its speed, and the memory of all bodies together."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from starlette.types import Message, Receive, Send
 
 from alignedserve.gateway.http.errors import ApiError, BodyError, unavailable
 
-# The seconds for which the server waits for the next byte of a body.
+# seconds that the server waits for the next byte of a body
 IDLE_S = 10.0
-# The seconds that a whole body may take, with one more for each MIN_BYTES_PER_S bytes of it: 8 MiB in 9 minutes.
+# Seconds that a whole body may take, plus one second per MIN_BYTES_PER_S bytes: 9 minutes for 8 MiB.
 GRACE_S = 30.0
 MIN_BYTES_PER_S = 16 << 10
-# So many bytes of each body are accepted however much the others have.
+# Bytes of each body that are accepted, however much memory the others have.
 SMALL_BYTES = 64 << 10
-# The seconds within which a small body that is not needed is read and dropped, to keep the connection.
+# Seconds within which a small unneeded body is received and dropped, to keep the connection.
 DROPPING_S = 2.0
 
 
 class Share:
-    """The part of one body in the memory for all bodies."""
+    """One body's share of the memory for all bodies."""
 
     def __init__(self, memory: BodyMemory, holder: str) -> None:
         self._memory = memory
@@ -34,12 +34,12 @@ class Share:
         self.num_bytes = 0
 
     def can_grow(self, num_bytes: int) -> bool:
-        """Whether there is room for it to have `num_bytes`."""
+        """Whether it may grow to `num_bytes`."""
         more = num_bytes - self.num_bytes
         return num_bytes <= SMALL_BYTES or self._memory.has_room(self._holder, more)
 
     def add(self, more: int) -> None:
-        """Adds `more` bytes to what it has; a negative number takes some off. Raises ApiError if there is no room."""
+        """Adds `more` bytes, which may be negative. Raises ApiError if there is not enough memory."""
         if more > 0 and not self.can_grow(self.num_bytes + more):
             raise no_room()
         self.grow(self.num_bytes + more)
@@ -51,7 +51,7 @@ class Share:
 
 class BodyMemory:
     def __init__(self, max_bytes: int, max_share: float = 0.5) -> None:
-        """One holder may have `max_share` of it, so that there is room for others."""
+        """One holder may have `max_share` of the memory, so that there is some for others."""
         self._max_bytes = max_bytes
         self._max_of_holder = max_bytes * max_share
         self._num_bytes: Counter[str] = Counter()
@@ -83,7 +83,7 @@ class Reading:
     def __init__(
         self, receive: Receive, headers: Headers, share: Share, max_bytes: int, max_held_bytes: int
     ) -> None:
-        """At most `max_held_bytes` of the body are in memory at a time."""
+        """`max_held_bytes` is how much of the body is in memory at a time, at most."""
         self._receive = receive
         self._share = share
         self._max_bytes = max_bytes
@@ -94,20 +94,20 @@ class Reading:
         self._is_whole = not self._announced and not self._is_chunked
         self._is_broken = False
         self._num_bytes = 0
-        # Those of them that are in its share, which may have more: what the call leads to counts there too.
+        # The part of them in this body's share. The share may have more, because memory that the call needs later
+        # counts there, too.
         self._num_held = 0
-        # The seconds that were spent waiting for the client; this server's own time does not count.
+        # Seconds that were spent waiting for the client, without this server's own time.
         self._waited_s = 0.0
 
     def refusal(self) -> ApiError | None:
-        """Returns the error for a body that is announced to be too large; None if it may come."""
+        """Returns the error for a body that is announced as too large. None: it is accepted."""
         if self._announced > self._max_bytes:
             return too_large(self._max_bytes)
         return None if self._share.can_grow(min(self._announced, self._max_held_bytes)) else no_room()
 
     async def receive(self) -> Message:
-        """Receives the next piece of the body. What comes after the last one is the end of the connection, which may be
-        long in coming."""
+        """Receives the next piece of the body. After the last one, waits for the client to disconnect."""
         if self._is_whole:
             return await self._receive()
         message = await self._next()
@@ -130,7 +130,7 @@ class Reading:
             async with asyncio.timeout(min(left_s, IDLE_S)):
                 return await self._receive()
         except TimeoutError:
-            message = f"the body comes too slowly: {self._num_bytes} bytes so far"
+            message = f"the body arrives too slowly: {self._num_bytes} bytes so far"
             raise self._broken(ApiError(408, message)) from None
         finally:
             self._waited_s += time.monotonic() - begun_s
@@ -140,7 +140,7 @@ class Reading:
         return BodyError(error)
 
     async def drop(self) -> None:
-        """Reads and drops a body that is not needed, if it is small: then the connection can be used again."""
+        """Receives and drops an unneeded body, if it is small, so that the connection can be used again."""
         with contextlib.suppress(TimeoutError, BodyError):
             async with asyncio.timeout(DROPPING_S):
                 while not self._is_whole and self._is_small:
@@ -152,8 +152,8 @@ class Reading:
         return not self._is_chunked and self._announced <= SMALL_BYTES
 
     def answering(self, send: Send) -> Send:
-        """An answer that begins before the body has ended is the connection's last one: otherwise the rest would have
-        to be read first."""
+        """Closes the connection after an answer that begins before the body has ended: otherwise the rest would have to
+        be received first."""
 
         async def sending(message: Message) -> None:
             is_last = not self._is_whole and (self._is_broken or not self._is_small)
@@ -165,11 +165,11 @@ class Reading:
 
 
 def too_large(max_bytes: int, counting: str = "") -> ApiError:
-    """`counting` says what counts besides the body itself."""
+    """Returns the error for a body that is too large. `counting` names what counts besides the body."""
     phrase = HTTPStatus(413).phrase.lower()
     message = f"{phrase}: {counting}the body may have at most {max_bytes} bytes"
     return ApiError(413, message, code="body_too_large")
 
 
 def no_room() -> ApiError:
-    return unavailable("the bodies of other requests take all the memory there is for them")
+    return unavailable("the bodies of other requests take all the memory for bodies")

@@ -1,8 +1,8 @@
-"""Which sockets are read in a round of the event loop when many clients send much at once.
+"""Decides which sockets are read in a turn of the event loop if many clients send large bodies at once.
 
-The event loop reads from each socket that has data before it goes on. With a hundred bodies arriving, that is a round
-of tens of milliseconds, and a token of a stream waits for several rounds. So a connection that has filled the buffer,
-and has more to come, is read again when it is its turn: some in each round, in the order in which they came.
+The event loop reads from each socket that has data before it continues. With a hundred bodies arriving, that takes tens
+of milliseconds, and a token of a stream waits for several such turns. So a connection that has filled the buffer is
+read again when its turn comes: a few connections per turn of the loop, in order of arrival.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import asyncio
 from itertools import islice
 from typing import Protocol
 
-# So many connections are read in a round. A piece of 64 KiB takes 0.2 to 0.4 ms on a core of 2.5 GHz, with all its
-# processing.
+# Connections that are read in a turn of the event loop. A piece of 64 KiB takes 0.2 to 0.4 ms on a 2.5 GHz core, all
+# its processing included.
 MAX_PIECES_A_ROUND = 4
 
 
@@ -22,17 +22,17 @@ class Reader(Protocol):
 
 class Reads:
     def __init__(self) -> None:
-        # The readers that wait, in the order in which they came.
+        # Waiting readers in order of arrival.
         self._waiting: dict[Reader, None] = {}
 
     def wait(self, reader: Reader) -> None:
-        """The reader is called to read on in one of the next rounds."""
+        """Calls the reader to continue in a later turn of the event loop."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._next_round)
         self._waiting[reader] = None
 
     def leave(self, reader: Reader) -> None:
-        """The reader waits no longer. Safe to repeat."""
+        """Forgets the reader. Safe to repeat."""
         self._waiting.pop(reader, None)
 
     def _next_round(self) -> None:

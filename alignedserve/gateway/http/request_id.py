@@ -1,5 +1,5 @@
-"""Each HTTP call has an id: the client's, if it sends a usable one, else a new one. It is in the answer's headers, and
-in every line that is logged about the call."""
+"""Gives each HTTP call an id: the client's, if it sends a usable one, or else a new one. The id is in the answer's
+headers and in each log line about the call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 HEADER = "X-Request-Id"
 _USABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
-# Machines and the page request these again and again.
+# Paths that machines and the page poll.
 ROUTINE = ("/health", "/metrics", "/v1/cluster", "/v1/batches", "/", "/page/{name}")
 
 # The HTTP call that is being answered in this context.
@@ -41,11 +41,11 @@ class HttpCall:
     path: str = "-"
     status: int = 0
     is_answered: bool = False
-    # Whether the call has ended. What goes on after it (a job that it began) is not part of it.
+    # Whether the call has ended. Work that it has begun and that continues, such as a job, is not part of it.
     is_over: bool = False
-    # That of its key; see keys.py.
+    # The owner of its API key (keys.py).
     owner: str = ""
-    # The context of its trace, if there is one.
+    # The context of its trace. None: it has no trace.
     trace: Any = None
 
     @property
@@ -53,12 +53,12 @@ class HttpCall:
         return self.path in ROUTINE and self.method in ("GET", "HEAD")
 
 
-# Makes the context manager around a call: a trace's span.
+# Makes the context manager around a call: the span of its trace.
 Around = Callable[[HttpCall], AbstractContextManager[object]]
 
 
 class RequestIdMiddleware:
-    """The outermost ASGI application, so that what fails before or behind the routes has an id, too."""
+    """The outermost ASGI application, so that errors outside of the routes have an id, too."""
 
     def __init__(self, app: ASGIApp, around: Around = lambda call: nullcontext()) -> None:
         self._app = app
@@ -85,13 +85,14 @@ class RequestIdMiddleware:
                 try:
                     await self._app(scope, receive, send_with_id)
                 except ClientDisconnect:
-                    # The client left in the middle of a body; proxies log that as 499.
+                    # The client disconnected in the middle of a body. Proxies log that as 499.
                     call.status = 499
                 except BrokenOff as error:
                     logger.warning("broken off: %s", error)
                     raise
                 except Exception:
-                    # It is logged here, where the call's id is known; the server would log it again.
+                    # Logged here, where the call's id is known. Raised only if there is no answer yet, because the
+                    # server logs it again.
                     logger.exception("failed")
                     if not call.is_answered:
                         raise

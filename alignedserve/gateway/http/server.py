@@ -17,14 +17,14 @@ from alignedserve.gateway.http.framing import MAX_HEAD_BYTES
 from alignedserve.gateway.http.request_id import Around, RequestIdMiddleware
 from alignedserve.gateway.limits import Limits
 
-# Streams that are open when the server stops get so many seconds to end.
+# seconds that open streams have to end when the server stops
 GOODBYE_S = 1
-# A connection waits so many seconds for its next request: longer than clients keep theirs (httpx, and with it
-# OpenAI's: 5 s), or a client could send a request on a connection that is just being closed.
+# Seconds that a connection waits for its next request. Clients keep theirs for less (httpx and OpenAI's client: 5 s),
+# so they send no request on a connection that is being closed.
 KEEP_ALIVE_S = int(HEAD_S)
-# So many connections are accepted in one turn of the event loop; by one of several gateways, which share them, one.
+# Connections that are accepted in one turn of the event loop: by a single gateway, and by each of several.
 NUM_AT_ONCE, NUM_AT_ONCE_SHARED = 64, 1
-# The seconds in which connections that were accepted last are known to the event loop: it takes two turns.
+# Seconds after which the event loop has registered connections that were accepted last: that takes two turns.
 TURNS_S = 0.05
 LOOK_S = 0.1
 
@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
         max_connections: int = Limits.max_connections,
         is_shared: bool = False,
     ) -> None:
-        """`is_shared`: other gateways take connections from the same socket."""
+        """`is_shared`: other gateways accept connections from the same socket."""
         self.connections = Connections(fitting(max_connections))
         self._sockets: Sequence[socket.socket] = ()
         super().__init__(
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 backlog=NUM_AT_ONCE_SHARED if is_shared else NUM_AT_ONCE,
-                # Framing has a smaller limit, and its error comes in OpenAI's envelope.
+                # Framing has a smaller limit, and its error has OpenAI's envelope.
                 h11_max_incomplete_event_size=2 * MAX_HEAD_BYTES,
                 timeout_graceful_shutdown=GOODBYE_S,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -57,13 +57,13 @@ class Server(uvicorn.Server):
         )
 
     async def retire(self) -> None:
-        """Takes no more connections, and returns when those that it has are closed: each after its next answer, or when
-        it has been idle for long. Others go on taking them from the same socket."""
+        """Accepts no more connections. Returns when all are closed, each after its next answer, or after it was idle
+        for long. Other gateways continue to accept connections from the same socket."""
         loop = asyncio.get_running_loop()
         for each in self._sockets:
             loop.remove_reader(each)
         self.connections.is_retiring = True
-        # Were it closed at once, asyncio would forget a connection that it has just accepted.
+        # If it were closed at once, asyncio would drop connections that it has just accepted.
         await asyncio.sleep(TURNS_S)
         for server in self.servers:
             server.close()
@@ -76,5 +76,5 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone: the process handles them."""
+        """Leaves signals to the process, which handles them."""
         yield

@@ -1,4 +1,4 @@
-"""An answer that is sent piece by piece, as long as its client is there."""
+"""An answer that is sent in pieces while its client is connected."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from starlette.types import Receive, Scope, Send
 
 
 class Stream(StreamingResponse):
-    """Starlette's ends a stream by a group of tasks whose exceptions and frames refer to each other. When a thousand
-    clients hung up, Python's collector of such circles found 200,000 objects at once, and held everything up for
-    0.4 s."""
+    """A StreamingResponse without reference cycles. Starlette's own ends a stream by a task group with exceptions and
+    frames that refer to each other. When a thousand clients disconnected, Python's garbage collector found 200,000
+    objects at once, and held everything up for 0.4 s."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self.stream_response(send))
@@ -22,5 +22,5 @@ class Stream(StreamingResponse):
         finally:
             sending.cancel()
             watching.cancel()
-            # Whatever the pieces come from has let go of what it holds when this returns.
+            # On return, the source of the pieces has released all that it holds.
             await asyncio.wait({sending, watching})

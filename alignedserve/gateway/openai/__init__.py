@@ -1,1 +1,1 @@
-"""The OpenAI API, and what vLLM adds to it: bodies, generations, responses, files and batches."""
+"""The OpenAI API with vLLM's additions: bodies, response builders, files, batches."""

@@ -1,4 +1,4 @@
-"""The body of a batch, and what is kept of it."""
+"""The body of a batch, and the parts of it that are stored."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ExpiresAfter(Fields):
 
 
 class OwnFields(Fields):
-    """What OpenAI's batches lack."""
+    """Fields that OpenAI's batches lack."""
 
-    # Where the end of the batch is told.
+    # The URL that is notified when the batch has ended.
     webhook_url: str | None = None
 
 
 class BatchBody(Fields):
-    # The URL of a file that is read where it is may stand in place of an id.
+    # An id, or the URL of a file that is read at its place.
     input_file_id: Annotated[str, Field(max_length=4096)]
     endpoint: Name
     completion_window: Name
@@ -55,7 +55,7 @@ class AskedBatch(Answered, frozen=True, kw_only=True):
 
 
 def asked_batch(body: BatchBody, model: ServedModel, limits: Limits) -> AskedBatch:
-    """Raises ApiError and InvalidRequest."""
+    """Returns the batch that the body asks for. Raises ApiError and InvalidRequest."""
     webhook_url = body.alignedserve.webhook_url if body.alignedserve else None
     try:
         if webhook_url is not None:

@@ -1,4 +1,4 @@
-"""/v1/batches, as in OpenAI's API."""
+"""`/v1/batches`, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from alignedserve.store import (
 from alignedserve.store.records import new_job_id
 from alignedserve.store.retry import repeated
 
-# Message batches are jobs too, and are described here as any other.
+# Message batches are jobs, too, and appear here as all others.
 _ONE = f"{BATCHES.path}/{{batch_id}}"
 _ID = re.compile(r"(msg)?batch_[0-9a-f]{24}")
 
-# The number of jobs of a listing that are read at a time.
+# Jobs of a listing that are read at a time.
 JOBS_AT_A_TIME = 250
 
-# A client that repeats a creation with the same key gets the job that it has created.
+# A client that repeats a creation with the same key gets the job that it created first.
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
 
@@ -60,9 +60,8 @@ def batch_routes(
     is_shared: bool = False,
     allowed_urls: Sequence[str] = (),
 ) -> APIRouter:
-    """`endpoints` are those that a job's lines may call; `placed_inputs` are files that need no upload. With
-    `is_shared`, everyone sees all batches, whichever key made them. A webhook of a batch's own must begin like one of
-    `allowed_urls`."""
+    """`endpoints` are those that lines may call. `placed_inputs` are input files that need no upload. With `is_shared`,
+    each API key sees the batches of all keys. A webhook URL of a batch must start with one of `allowed_urls`."""
     routes = APIRouter()
 
     def body_of(job: JobRecord, tally: Tally) -> Json:
@@ -81,7 +80,7 @@ def batch_routes(
             return _shown(body_of(earlier, await store.tally(job_id)), headers)
         job = await _new_job(store, asked, endpoints, placed_inputs, owner, viewer(http, is_shared))
         job = await add_job(store, replace(job, id=job_id), idempotency_key)
-        # A call at the same time may have come first.
+        # A concurrent call may have been first.
         _check_repeats(job, asked, str(idempotency_key))
         runner.wake()
         return _shown(body_of(job, await store.tally(job_id) if idempotency_key else Tally()), headers)
@@ -117,14 +116,14 @@ def _shown(body: Json, headers: Mapping[str, str] | None = None) -> Response:
 
 
 def _check_repeats(job: JobRecord, asked: AskedBatch, idempotency_key: str) -> None:
-    """Raises ApiError if something else than `job` was asked for with the same key."""
+    """Raises ApiError if the same key was used to create a different batch."""
     found = job.input_file_id, job.endpoint, job.completion_window
     if found != (asked.input_file_id, asked.endpoint, asked.completion_window):
         raise used_key(idempotency_key)
 
 
 def _check_webhook(url: str | None, allowed_urls: Sequence[str]) -> None:
-    """Raises ApiError."""
+    """Raises ApiError if this server does not post to `url`."""
     if url is not None and not is_allowed(url, allowed_urls):
         raise ApiError(400, f"{WEBHOOK_URL}: this server does not post to that URL", param=WEBHOOK_URL)
 
@@ -175,8 +174,8 @@ async def _check_uploaded(store: Store, file_id: str, viewer: str | None) -> Non
 async def find_job(
     store: Store, batch_id: str, viewer: str | None, param: str = "batch_id", ids: re.Pattern[str] = _ID
 ) -> JobRecord:
-    """Returns the job. Raises ApiError, which is the same for a batch that does not exist, for another owner's, and for
-    one whose id is not one of `ids`."""
+    """Returns the job. Raises the same ApiError for a batch that does not exist, for another owner's, and for an id
+    that is none of `ids`."""
     job = await store.job(JobId(batch_id)) if ids.fullmatch(batch_id) else None
     if job is None or viewer not in (None, job.owner):
         raise ApiError(404, f"{param}={batch_id!r}: there is no such batch", param=param)
@@ -184,7 +183,7 @@ async def find_job(
 
 
 def job_id_of(owner: str, idempotency_key: str | None, prefix: str = "batch_") -> JobId:
-    """Returns the id of the job that is to be created: one for all calls of an owner with the same key."""
+    """Returns the id of a new job, which is the same for all calls of an owner with the same key."""
     if not idempotency_key:
         return new_job_id(prefix)
     named = msgspec.json.encode([owner, idempotency_key])
@@ -192,13 +191,13 @@ def job_id_of(owner: str, idempotency_key: str | None, prefix: str = "batch_") -
 
 
 def used_key(idempotency_key: str) -> ApiError:
-    """Returns the error for a key with which something else was created."""
+    """Returns the error for a key that was used to create a different batch."""
     return ApiError(400, f"Idempotency-Key={idempotency_key!r}: another batch was created with it")
 
 
 async def add_job(store: Store, job: JobRecord, idempotency_key: str | None) -> JobRecord:
-    """Adds the job, and returns the one of this id that is there then: of two calls at the same time with the same
-    `Idempotency-Key`, the first has added its own. Raises ApiError and StoreAway."""
+    """Adds the job, and returns the stored job with this id. Two calls may be concurrent with the same
+    `Idempotency-Key`: the first one's job is stored. Raises ApiError and StoreAway."""
     try:
         is_added = await repeated(store.add_job, job)
     except TooManyJobs as error:
@@ -212,7 +211,7 @@ async def add_job(store: Store, job: JobRecord, idempotency_key: str | None) -> 
 
 
 def _forecast(job: JobRecord, tally: Tally, forecast: Forecast) -> Json:
-    """Returns what OpenAI's object lacks."""
+    """Returns the progress of a job, which OpenAI's object lacks."""
     estimate = forecast.of(job.id) if job.status == "in_progress" else None
     num_done = tally.num_completed + tally.num_failed
     progress = num_done / job.num_lines if job.num_lines else 0.0

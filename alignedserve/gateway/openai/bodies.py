@@ -17,7 +17,7 @@ from alignedserve.gateway.tools.bodies import AnyChoice, Tools, offered
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import InvalidRequest
 
-# This is OpenAI's default for completions; chats go on until the model ends them.
+# OpenAI's default for completions. Chats continue until the model ends them.
 COMPLETION_MAX_TOKENS = 16
 
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
@@ -27,7 +27,7 @@ def _checked_prompt(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         return check(given)
     except ValidationError:
-        # pydantic would list for each of the types why the prompt is not of it.
+        # pydantic would explain for each type why the prompt does not match it.
         raise PydanticCustomError(
             "prompt", "must be a text, token ids, or a list of either, and not empty"
         ) from None
@@ -51,18 +51,18 @@ class StreamOptions(Fields):
 
 
 class ChoicesBody(GenerationBody):
-    """What completions and chats have in common."""
+    """The fields that completions and chats share."""
 
     n: int | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    # vLLM's field: log-probabilities of the prompt's tokens, with so many of the likeliest tokens in their places.
+    # vLLM's field: log-probabilities of the prompt's tokens, each with this number of top tokens.
     prompt_logprobs: int | None = None
-    # vLLM's field: the answer has the ids of its tokens, and of the prompt's.
+    # vLLM's field: the answer includes the token ids of itself and of the prompt.
     return_token_ids: bool | None = None
-    # llama.cpp's field: a stream says how far the prompt is.
+    # llama.cpp's field: a stream reports the progress of the prompt.
     return_progress: bool | None = None
-    # These fields are accepted, and change nothing.
+    # Accepted without effect.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -123,7 +123,7 @@ class CompletionBody(ChoicesBody):
 
     @property
     def is_only_echo(self) -> bool:
-        """Whether the client wants the prompt back, maybe with its log-probabilities, and nothing more."""
+        """Whether the client asks only for the prompt, with or without log-probabilities."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
@@ -132,13 +132,13 @@ class CompletionBody(ChoicesBody):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """An echoed prompt has log-probabilities like the rest."""
+        """An echoed prompt has as many log-probabilities as the output."""
         asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((each for each in asked if each is not None), default=None)
 
     def sampling_params(self) -> SamplingParams:
-        """`n` becomes the number of choices that are made, which is `best_of` where that is given."""
-        # Every request computes at least one token, even an echo alone.
+        """Returns the sampling parameters. Their `n` is the number of choices to generate: `best_of`, if given."""
+        # Every request computes at least one token, even if only the echo is asked for.
         params = self._choices_params(1 if self.is_only_echo else self.max_tokens, self.logprobs)
         if self.best_of is None or self.best_of == params.n:
             return params
@@ -148,21 +148,21 @@ class CompletionBody(ChoicesBody):
             raise InvalidRequest(
                 f"best_of={self.best_of}: more than n={params.n} is not possible with stream=true"
             )
-        # The best choices are found by their log-probabilities.
+        # The best choices are chosen by their log-probabilities.
         return replace(params, n=self.best_of, logprobs=params.logprobs or 0)
 
 
 class ChatBody(ChoicesBody, ConversationBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
-        "audio": ": the model writes text",
+        "audio": ": the output is text",
         "chat_template": ": the model's own is used",
         "continue_final_message": "",
         "documents": "",
         "echo": "",
         "function_call": "; use tool_choice",
         "functions": "; use tools",
-        "web_search_options": ": it searches nothing",
+        "web_search_options": ": this server does not search",
     }
 
     messages: Messages
@@ -174,10 +174,10 @@ class ChatBody(ChoicesBody, ConversationBody):
     # The default is auto if there are tools.
     tool_choice: AnyChoice | None = None
     parallel_tool_calls: bool | None = None
-    # How long a model thinks, where its template knows that (OpenAI's levels; "none": not at all).
+    # How much a model reasons, if its template supports that. OpenAI's levels; "none": no reasoning.
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
-    # This is accepted, and changes nothing.
+    # Accepted without effect.
     verbosity: str | None = None
 
     @property
@@ -194,7 +194,7 @@ class ChatBody(ChoicesBody, ConversationBody):
         return self.top_logprobs or 0 if self.logprobs else None
 
     def conversation(self) -> Conversation:
-        """Raises InvalidRequest."""
+        """Returns the chat in the form of all APIs. Raises InvalidRequest."""
         tools, choice = offered(self.tools, self.tool_choice)
         one_at_most = self.parallel_tool_calls is False
         return Conversation(self.messages, tools, choice, one_at_most, self.reasoning_effort)

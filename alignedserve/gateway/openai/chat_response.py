@@ -1,5 +1,5 @@
-"""The parts of an answer that only chats have: a role, thoughts and tool calls parsed from the text, a list of tokens'
-log-probabilities."""
+"""The parts of an answer that only chats have: a role, reasoning and tool calls parsed from the text, and a list of
+token log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from alignedserve.gateway.tools.readers import Reader, TextReader
 
 @dataclass
 class ChatResponseBuilder(ChoicesBuilder):
-    # Makes a parser for the text of a choice.
+    # Makes a reader for the text of a choice.
     new_reader: Callable[[], Reader] = TextReader
-    # Whether the answer shows what the model thinks before it answers.
+    # Whether the answer includes the reasoning.
     shows_reasoning: bool = True
     _readers: dict[int, Reader] = field(default_factory=dict)
-    # The number of calls that each choice has made.
+    # The number of calls in each choice.
     _num_calls: dict[int, int] = field(default_factory=dict)
-    # The ids of the calls, with the choices' numbers.
+    # The ids of calls, with their choices' numbers.
     _call_ids: set[tuple[int, str]] = field(default_factory=set)
-    # Of all choices; None if no output has thoughts.
+    # Reasoning tokens of all choices. None: no output has reasoning.
     _num_reasoning_tokens: int | None = None
 
     id_prefix = "chatcmpl"
@@ -85,8 +85,9 @@ class ChatResponseBuilder(ChoicesBuilder):
         }
 
     def _thoughts(self, text: str) -> Json:
-        """Returns the fields of thoughts by both names that clients read: DeepSeek's and SGLang's, and OpenRouter's and
-        vLLM's. They are null without any, if there may be some: clients look them up in each chunk."""
+        """Returns the reasoning under both names that clients read: DeepSeek's and SGLang's, and OpenRouter's and
+        vLLM's. Empty reasoning is null: clients look the fields up in each chunk. No fields, if the model can't
+        reason."""
         return {"reasoning_content": text or None, "reasoning": text or None} if self._may_think else {}
 
     def _has_news(self, choice: Json) -> bool:
@@ -119,8 +120,8 @@ class ChatResponseBuilder(ChoicesBuilder):
         return bodies
 
     def _call_body(self, index: int, name: str | None, arguments: str, call_id: str | None) -> Json:
-        """An id that the model has written goes back to it with the call's result: its template may show nothing else.
-        In a choice each is there once."""
+        """Keeps an id that the model has written, once per choice. The client sends it back with the call's result, and
+        the template may show nothing else of the call."""
         if call_id is None or (index, call_id) in self._call_ids:
             call_id = f"call_{secrets.token_hex(12)}"
         self._call_ids.add((index, call_id))

@@ -1,4 +1,4 @@
-"""OpenAI's answer objects, complete and in chunks. Chats and completions differ only in form."""
+"""Builds OpenAI's answer objects, whole and in chunks. Chats and completions differ only in form."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ DONE = b"data: [DONE]\n\n"
 class Shown(msgspec.Struct, frozen=True):
     """What an answer shows besides its text."""
 
-    # The number of likeliest tokens that are shown with each token; None: no log-probabilities.
+    # The number of top tokens with each token. None: no log-probabilities.
     num_logprobs: int | None = None
-    # The same for each of a prompt's tokens.
+    # The same for each token of the prompt.
     num_prompt_logprobs: int | None = None
-    # Whether a stream ends with its usage, and whether each of its chunks has the usage so far, which is vLLM's.
+    # Whether a stream ends with its usage, and whether each chunk has the usage so far (vLLM).
     usage: bool = False
     usage_so_far: bool = False
-    # Whether it has the ids of the prompt's tokens, and of its own, which are vLLM's fields.
+    # Whether it has the token ids of the prompt and the output (vLLM).
     token_ids: bool = False
 
 
 @dataclass
 class CollectedChoice:
-    """What has come of a choice, for an answer that is sent complete."""
+    """A choice of an answer that is sent whole, as far as it has arrived."""
 
     texts: list[str] = field(default_factory=list)
-    # Thoughts, content and tool calls: a chat has these instead of texts.
+    # Reasoning, content and tool calls: a chat has these instead of `texts`.
     text: CollectedText = field(default_factory=CollectedText)
     logprobs: Columns = field(default_factory=Columns)
-    # The ids of its tokens, if they are asked for.
+    # Its token ids, if requested.
     token_ids: Columns = field(default_factory=Columns)
     finish_reason: str | None = None
     # The prompt's log-probabilities, packed (prompt_logprobs.py).
@@ -63,7 +63,7 @@ class CollectedChoice:
 class ChoicesBuilder(ResponseBuilder):
     answering: Answering
     shown: Shown = field(default_factory=Shown)
-    # The number of characters that each choice has so far.
+    # The number of characters of each choice so far.
     _lengths: dict[int, int] = field(default_factory=dict)
     _choices: dict[int, CollectedChoice] = field(default_factory=dict)
 
@@ -112,14 +112,14 @@ class ChoicesBuilder(ResponseBuilder):
         choice.texts.append(delta.text)
 
     def _given(self) -> dict[int, CollectedChoice]:
-        """The choices that the answer gives, by their numbers in it."""
+        """The choices that the answer shows, by their numbers in it."""
         return self._choices
 
     def _further_members(self) -> dict[str, Iterable[Piece]]:
         return {}
 
     def _prompt_logprobs(self, prompt: Sequence[int], packed: bytes) -> dict[str, Iterable[Piece]]:
-        """Returns vLLM's field, if the client asks for it."""
+        """Returns vLLM's field, if requested."""
         num = self.shown.num_prompt_logprobs
         if num is None:
             return {}
@@ -135,7 +135,7 @@ class ChoicesBuilder(ResponseBuilder):
     # ---- in chunks ----
 
     def opening(self, delta: Delta, usage: Usage) -> Iterable[Piece] | None:
-        """A choice may have a chunk before its first one."""
+        """Returns the chunk that precedes the first chunk of a choice, if there is one."""
         if delta.index in self._lengths:
             return None
         choice = self._opening(delta)
@@ -163,7 +163,7 @@ class ChoicesBuilder(ResponseBuilder):
         return _large_event(object_of(chunk, {"choices": array_of([object_of(choice, members)])}))
 
     def progress(self, delta: Delta, usage: Usage) -> bytes:
-        """llama.cpp's fields."""
+        """Returns a chunk with llama.cpp's fields."""
         assert delta.progress
         progress: Json = {
             "total": delta.progress.num_tokens,
@@ -183,29 +183,29 @@ class ChoicesBuilder(ResponseBuilder):
         return _event(error.body) + DONE
 
     def _opening(self, first: Delta) -> Iterator[Piece] | None:
-        """Returns the first chunk of a choice's stream."""
+        """Returns the choice of the chunk that precedes a choice's first one. None: there is no such chunk."""
         return None
 
     def _opening_members(self) -> dict[str, Iterable[Piece]]:
-        """Returns what that chunk has besides its choice."""
+        """Returns the other members of that chunk."""
         return {}
 
     def _first_members(self, first: Delta) -> dict[str, Iterable[Piece]]:
-        """Returns what the first chunk with tokens of a choice has besides, which may be large."""
+        """Returns further members of a choice's first chunk with tokens, which may be large."""
         return {}
 
     def _has_news(self, choice: Json) -> bool:
-        """Whether a chunk's choice shows anything: text may be a part of a mark."""
+        """Whether the choice of a chunk shows anything. It does not if its text may be part of a mark."""
         return True
 
     @abstractmethod
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json: ...
 
     def _chunk(self, usage: Usage) -> Json:
-        """Returns what all chunks have."""
+        """Returns the fields that all chunks have."""
         extra: Json = {}
         if self.shown.usage:
-            # It is null before the last chunk, unless it is asked for in each.
+            # Null before the last chunk, unless requested in each.
             extra = {"usage": self._usage(usage) if self.shown.usage_so_far else None}
         return self._envelope(self.chunk_kind) | extra
 
@@ -226,7 +226,7 @@ class ChoicesBuilder(ResponseBuilder):
 
     @abstractmethod
     def _logprobs(self, delta: Delta) -> Json:
-        """Returns lists by name, to which those of later deltas are joined."""
+        """Returns lists by name. Those of later deltas are appended to them."""
 
 
 def _event(body: Json) -> bytes:

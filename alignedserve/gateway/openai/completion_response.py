@@ -1,6 +1,6 @@
 """The parts of an answer that only completions have: echoed prompts, log-probabilities with offsets, and `best_of`.
 
-For `best_of` more choices are made than are asked for, and the likeliest are kept.
+For `best_of`, more choices are generated than asked for, and the most likely ones are kept.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from alignedserve.gateway.openai.token_logprobs import TextOffsets, completion_l
 
 @dataclass
 class CompletionResponseBuilder(ChoicesBuilder):
-    # The number of choices that are made of each prompt, and the number that the answer gives.
+    # Choices that are generated per prompt, and choices that the answer shows.
     num_made: int = 1
     num_given: int = 1
-    # The texts with which the choices of each prompt begin; None if no echo is asked for.
+    # The text before the choices of each prompt. None: no echo.
     echoes: Sequence[str] | None = None
     # Where the texts of each choice's tokens begin.
     _offsets: dict[int, TextOffsets] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
         return object_of(body, {"logprobs": self._all_logprobs(number, first.prompt_logprobs, Columns())})
 
     def _all_logprobs(self, number: int, packed: bytes, own: Columns) -> Iterator[Piece]:
-        """Writes a choice's log-probabilities after those of the echo."""
+        """Writes a choice's log-probabilities, after those of the echo."""
         if self.echoes is not None:
             found = Columns()
             of_prompt = echoed_logprobs(
@@ -80,7 +80,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
         yield from own.pieces()
 
     def _echo(self, number: int) -> str:
-        """Returns the text with which the choices of a prompt begin."""
+        """Returns the text before the choices of a prompt."""
         return "" if self.echoes is None else self.echoes[number]
 
     def _chunk_choice(self, delta: Delta, logprobs: Json | None) -> Json:
@@ -95,7 +95,7 @@ class CompletionResponseBuilder(ChoicesBuilder):
         return self._prompt_ids(self.prompts[first.index // self.num_made])
 
     def _logprobs(self, delta: Delta) -> Json:
-        # Text appears when its last token does: the offsets of tokens that come together are counted from there.
+        # Text appears with its last token: the offsets of tokens that arrive together are counted from there.
         offset = len(self._echo(delta.index // self.num_made)) + self._lengths.get(delta.index, 0)
         if delta.index not in self._offsets:
             self._offsets[delta.index] = TextOffsets(self.model.token_bytes)
@@ -105,8 +105,8 @@ class CompletionResponseBuilder(ChoicesBuilder):
 
 
 def _best_places(likelihood: Mapping[int, float], num_made: int, num_kept: int) -> dict[int, int]:
-    """Maps the numbers of the choices that are kept to their numbers in the answer: of each prompt's `num_made` choices
-    the likeliest `num_kept`, the best first."""
+    """Maps the numbers of the kept choices to their numbers in the answer: the most likely `num_kept` of each prompt's
+    `num_made` choices, the best first."""
     places: dict[int, int] = {}
     for first in range(0, max(likelihood) + 1, num_made):
         made = sorted(range(first, first + num_made), key=lambda index: -likelihood[index])

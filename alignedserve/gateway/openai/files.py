@@ -1,4 +1,4 @@
-"""/v1/files, as in OpenAI's API, for the two purposes that exist here."""
+"""`/v1/files`, as in OpenAI's API, for the two purposes that exist here."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from alignedserve.store import Contents, FileId, FileRecord, Store, StoreAway, S
 from alignedserve.store.contents import CHUNK_BYTES
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
-# The least and the most seconds after its creation for which a file's expiry may be set.
+# Seconds after its creation within which a file may expire: the least and the most.
 MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400
-# So many files of a listing are read at a time.
+# Files of a listing that are read at a time.
 _STEP = 500
 
-# These describe the body, which is read as it comes and not by FastAPI.
+# The upload form for the OpenAPI description. It is parsed as it arrives, and not by FastAPI.
 _EXPIRES = {
     "expires_after[anchor]": {"const": "created_at"},
     "expires_after[seconds]": {"type": "integer", "minimum": MIN_EXPIRES_S, "maximum": MAX_EXPIRES_S},
@@ -42,7 +42,7 @@ UPLOAD: Json = {"required": True, "content": {"multipart/form-data": {"schema": 
 
 
 def file_routes(store: Store, contents: Contents, max_file_bytes: int, is_shared: bool = False) -> APIRouter:
-    """With `is_shared`, everyone sees all files, whichever key made them."""
+    """With `is_shared`, each API key sees the files of all keys."""
     routes = APIRouter()
 
     @routes.post("/v1/files", openapi_extra={"requestBody": UPLOAD})
@@ -84,14 +84,14 @@ def file_routes(store: Store, contents: Contents, max_file_bytes: int, is_shared
     async def delete(file_id: str, http: Request) -> Json:
         file = await find_file(store, file_id, viewer(http, is_shared))
         if await contents.delete(file.id) == "in_use":
-            raise ApiError(400, f"file {file_id} is the input of a batch that is not over", param="file_id")
+            raise ApiError(400, f"file {file_id} is the input of an unfinished batch", param="file_id")
         return {"id": file_id, "object": "file", "deleted": True}
 
     return routes
 
 
 async def _read_form(http: Request, upload: Upload) -> None:
-    """Raises ApiError."""
+    """Passes the form's parts to `upload`. Raises ApiError."""
     async for event in form_events(http):
         match event:
             case Field(name, value):
@@ -110,14 +110,14 @@ async def _bodies(store: Store, ids: Sequence[str]) -> list[Json]:
 
 
 def viewer(http: Request, is_shared: bool) -> str | None:
-    """Returns the owner whose files and batches a request sees; None for everyone's."""
+    """Returns the owner of the files and batches that a request sees. None: those of all owners."""
     return None if is_shared else owner_of(http)
 
 
 async def find_file(
     store: Store, file_id: str, viewer: str | None, param: str = "file_id", status: int = 404
 ) -> FileRecord:
-    """Returns the file. Raises ApiError, which is the same for a file that does not exist and for another owner's."""
+    """Returns the file. Raises the same ApiError for a file that does not exist and for another owner's."""
     file = await store.file(FileId(file_id)) if _ID.fullmatch(file_id) else None
     if file is None or viewer not in (None, file.owner):
         raise ApiError(status, f"{param}={file_id!r}: there is no such file", param=param)
@@ -139,7 +139,8 @@ def file_body(file: FileRecord) -> Json:
 
 
 def list_response(data: list[Json], has_more: bool) -> Response:
-    """Encodes the list itself: there may be ten thousand items, and FastAPI's checks of each would hold up others."""
+    """Encodes a page of a listing directly: it may have ten thousand items, and FastAPI's checks of each would delay
+    other requests."""
     body = {
         "object": "list",
         "data": data,
@@ -151,7 +152,7 @@ def list_response(data: list[Json], has_more: bool) -> Response:
 
 
 async def content_of(contents: Contents, file: FileRecord) -> AsyncIterator[bytes]:
-    """Yields the file's chunks. Raises BrokenOff when one is missing: the length was announced."""
+    """Yields the file's chunks. Raises BrokenOff if one is missing, since the length was announced."""
     for number in range(file.num_chunks):
         try:
             chunk = await contents.chunk(file, number)
@@ -163,8 +164,8 @@ async def content_of(contents: Contents, file: FileRecord) -> AsyncIterator[byte
 
 
 class Upload:
-    """The part of a file that has come so far: whole chunks are written, the rest waits here. As a context it drops
-    all of it when the block raises an error; there StoreFull becomes an ApiError."""
+    """A file that is being uploaded. Whole chunks are written to the store; the rest waits here. If the context ends
+    with an error, the upload is dropped, and StoreFull becomes an ApiError."""
 
     def __init__(self, store: Store, contents: Contents, owner: str, max_bytes: int) -> None:
         self._store = store
@@ -183,7 +184,7 @@ class Upload:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
         if error is None:
             return
-        # While the store is away, what was uploaded lapses by itself.
+        # While the store is away, the upload expires by itself.
         with suppress(StoreAway):
             await self.drop()
         if isinstance(error, StoreFull):
@@ -191,7 +192,7 @@ class Upload:
 
     def field(self, name: str, value: str) -> None:
         if name == "file":
-            raise ApiError(400, "file: comes without a filename, and must have one", param="file")
+            raise ApiError(400, "file: must have a filename", param="file")
         if name not in ("purpose", "expires_after[anchor]", "expires_after[seconds]"):
             raise ApiError(400, f"{name}: unknown, or not supported by this server", param=name)
         if name == "purpose" and value != "batch":

@@ -1,4 +1,4 @@
-"""How a client prescribes the form of the output in OpenAI's API."""
+"""The output formats that a client may ask for in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JsonSchema(Fields):
     name: str
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    # The output follows the schema in any case.
+    # Without effect: the output follows the schema in any case.
     strict: bool | None = None
 
 

@@ -1,4 +1,4 @@
-"""/v1/models: the model that is served, and its adapters."""
+"""`/v1/models`: the served model and its adapters."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def model_routes(model: ServedModel) -> APIRouter:
 
 
 def _model_body(model: ServedModel, name: str) -> dict[str, Any]:
-    """`name`: one of its names."""
+    """Describes the model under `name`, which is one of its names."""
     body = {
         "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "alignedserve",
         "max_model_len": model.max_model_len,
-        # These are vLLM's: the place of a model's files, of which the name is told, and the base model of an adapter.
+        # vLLM's fields: the path of the model's files, here its name, and the base model of an adapter.
         "root": name,
         "parent": model.name if model.adapter_of(name) else None,
     }

@@ -1,4 +1,4 @@
-"""From valid bodies to calls of OpenAI's completions and chats."""
+"""Makes calls from valid bodies of OpenAI's completions and chats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignedserve.gateway.openai.prepared import PreparedChatCompletion, Prepare
 
 
 def completion(body: CompletionBody, model: ServedModel, limits: Limits) -> PreparedCompletion:
-    """Raises ApiError and InvalidRequest."""
+    """Returns the call of a completion. Raises ApiError and InvalidRequest."""
     with body.naming():
         check_body(body, model, limits)
         params = body.sampling_params()
@@ -32,7 +32,7 @@ def completion(body: CompletionBody, model: ServedModel, limits: Limits) -> Prep
 
 
 def chat(body: ChatBody, model: ServedModel, limits: Limits) -> PreparedChatCompletion:
-    """Raises ApiError and InvalidRequest."""
+    """Returns the call of a chat. Raises ApiError and InvalidRequest."""
     with body.naming():
         found = chat_fields(body, body.conversation(), model, limits)
         shown = _shown(body, found["params"].logprobs)

@@ -1,4 +1,4 @@
-"""OpenAI's calls of text: what their answers show besides the text."""
+"""OpenAI's text calls, with what their answers show besides the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.gateway.openai.completion_response import CompletionResponseBu
 
 class PreparedCompletion(Prepared, frozen=True, kw_only=True):
     shown: Shown
-    # The number of choices that are given for each prompt, and the texts with which they begin.
+    # Choices that the answer shows per prompt, and the text before them.
     num_given: int
     echoes: list[str] | None
 

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as in vLLM's server: their bodies, and their answers as JSON."""
+"""The bodies of `/tokenize` and `/detokenize`, as in vLLM's server, and their answers as JSON."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class TokenizeBody(Fields):
     # Exactly one of these two is given.
     prompt: str | None = None
     messages: Messages | None = None
-    # The default is true for a prompt; a chat template writes its own.
+    # The default is true for a prompt. A chat template writes its own special tokens.
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
-    # These are a chat's, which change its prompt.
+    # Fields of a chat that change its prompt.
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: AnyChoice | None = None
     reasoning_effort: str | None = None
@@ -75,12 +75,12 @@ def detokenized(body: DetokenizeBody, model: ServedModel, limits: Limits) -> Ans
 
 
 def _tokens(model: ServedModel, body: TokenizeBody) -> tuple[list[int], list[str]]:
-    """Returns the tokens, and the names of the fields that the model can make nothing of."""
+    """Returns the tokens, and the names of the fields that are ignored for this model."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: exactly one of prompt and messages must be given", param="prompt")
     if body.prompt is not None:
         return model.prompt_ids(body.prompt, body.add_special_tokens is not False), []
-    # (Without tools a choice among them changes no prompt.)
+    # Without tools, the tool choice does not change the prompt.
     tools, _ = offered(body.tools, body.tool_choice) if body.tools else ([], "none")
     ignored = ["tools"] if tools and not model.has_place_for_tools else []
     if ignored:

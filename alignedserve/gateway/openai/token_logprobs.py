@@ -1,4 +1,4 @@
-"""Log-probabilities as answers show them: in the lists of OpenAI's completions, and in vLLM's of a prompt."""
+"""Log-probabilities in the form of answers: the lists of OpenAI's completions and chats, and vLLM's for a prompt."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def completion_logprobs(
     offsets: list[int],
     text_of: TextOf,
 ) -> Json:
-    """`found` has the log-probabilities at each token, None for a prompt's first one. The tokens' texts begin at
-    `offsets`."""
+    """Returns the lists of a completion. `found` has the log-probabilities at each token, None for a prompt's first
+    one. `offsets` are where the tokens' texts begin."""
     texts = [text_of(token_id) for token_id in token_ids]
     return {
         "tokens": texts,
@@ -46,7 +46,7 @@ def echoed_logprobs(
     bytes_of: Callable[[int], bytes],
     text_of: TextOf,
 ) -> Iterator[Json]:
-    """Yields the same for a prompt, some tokens at a time."""
+    """Yields the lists of a completion for its prompt, some tokens at a time."""
     offsets = TextOffsets(bytes_of)
     offset, place = 0, 0
     parts: Iterator[list[TokenLogprobs | None]] = chain([[None]], map(list, unpack(packed)))
@@ -62,7 +62,7 @@ def finite(logprob: float) -> float:
 
 
 def chat_logprobs(token_ids: Sequence[int], found: Sequence[TokenLogprobs], model: ServedModel) -> list[Json]:
-    """As chats and responses have them: an object for each token."""
+    """Returns the list of chats and responses: an object for each token."""
     return [_token(token_id, each, model) for token_id, each in zip(token_ids, found, strict=True)]
 
 
@@ -88,7 +88,7 @@ class TextOffsets:
         self.end = 0
 
     def append(self, token_ids: Sequence[int], offset: int) -> list[int]:
-        """Returns where the text of each token begins. That of the first one begins at `offset`."""
+        """Returns where the text of each token begins. The first one begins at `offset`."""
         offsets = []
         for token_id in token_ids:
             offsets.append(offset)
@@ -104,8 +104,8 @@ def _likeliest(found: TokenLogprobs, num: int, text_of: TextOf) -> dict[str, flo
 def prompt_positions(
     token_ids: Sequence[int], packed: bytes, num_likeliest: int, text_of: TextOf
 ) -> Iterator[Json | None]:
-    """Yields vLLM's form for each prompt token: itself and the likeliest ones in its place, by id; None for the first
-    one."""
+    """Yields vLLM's object for each prompt token: the token itself and the most likely ones at its position, by id.
+    None for the first token."""
     yield None
     pairs = zip(token_ids[1:], chain.from_iterable(unpack(packed)), strict=True)
     for token_id, found in pairs:

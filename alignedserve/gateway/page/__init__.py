@@ -1,1 +1,1 @@
-"""The page at `/`: it shows what the server does, and lets a user try it."""
+"""The page at `/`, which shows the state of the server and has a chat to try it."""

@@ -1,4 +1,4 @@
-// What is asked of the server. The key goes in a header, never in an address, and lasts as long as this tab.
+// Requests to the server. The API key is sent in a header, never in a URL, and is kept until the tab is closed.
 
 const NAME = "alignedserve-key";
 const TIMEOUT_MS = 10000;
@@ -9,7 +9,7 @@ export const forgetKey = () => sessionStorage.removeItem(NAME);
 
 export class Unauthorized extends Error {}
 
-// The server answers, and not with what was asked for.
+// The server answered with an error.
 export class Refused extends Error {
   constructor(status, message) {
     super(message);
@@ -26,14 +26,14 @@ export async function post(path, body, signal) {
   return checked(await ask(path, { method: "POST", body: JSON.stringify(body), headers, signal }));
 }
 
-// Returns the body of a 503, too: it says why.
+// Also returns the body of a 503, which has the reason.
 export async function getHealth() {
   const response = await ask("/health", { signal: AbortSignal.timeout(TIMEOUT_MS) });
   const body = await response.json();
   return { ...body, serverTime: Date.parse(response.headers.get("date")) || Date.now() };
 }
 
-// Returns null while no router answers: then there is no cluster.
+// Returns null while no router answers.
 export async function getCluster() {
   try {
     return await (await get("/v1/cluster")).json();

@@ -1,17 +1,17 @@
-// What became of processes from one look to the next. A router that answers names each process of its island that is
-// there or is missed; nothing is known of an island whose router does not answer.
+// Changes of processes between two polls. A router that answers lists each process of its island, up or down. Nothing
+// is known about an island while its router does not answer.
 
 const KEPT = 50;
 
 export class Changes {
   constructor() {
-    // maps a key to what was last said of the process, and what this page knows beside: since when it is missed, when it
-    // came back, and what it was before
+    // The last report of each process by its key, with what this page adds: since when it is missed, when it came back,
+    // and its former pid.
     this.byKey = new Map();
     this.events = [];
   }
 
-  // Returns all processes that were ever seen. `processes` is null while no router answers.
+  // Returns all processes seen so far. `processes` is null while no router answers.
   look(processes, nowMs) {
     const named = new Map((processes ?? []).map((process) => [keyOf(process), process]));
     const heard = new Set([...named.values()].map((process) => process.island));
@@ -28,7 +28,7 @@ export class Changes {
     return this.missed(before, said, nowMs);
   }
 
-  // Only the router is missed, as far as one can tell.
+  // The island's router does not answer. Only the router itself is known to be missing.
   unheard(before, nowMs) {
     const isMissed = before.role === "router";
     if (isMissed && before.missedMs === null) this.say(nowMs, before, `router (pid ${before.pid}) does not answer`);

@@ -1,4 +1,4 @@
-// Tokens per second of both classes over the last minutes, a band each, and when best effort was paused.
+// Tokens per second of both tiers over the last minutes, a band each, with the pauses of best effort.
 
 import { element, setText } from "./dom.js";
 import { number } from "./format.js";
@@ -66,7 +66,7 @@ class Band {
   }
 }
 
-// From one reading to the next: where that is in the chart, the rates of both classes, and whether best effort was paused.
+// The steps between readings: place in the chart, rates of both tiers, and whether best effort was paused.
 function stepsOf(readings) {
   const end = readings.at(-1)?.atMs ?? 0;
   const x = (reading) => WIDTH * (1 - (end - reading.atMs) / SPAN_MS);
@@ -79,7 +79,7 @@ function stepsOf(readings) {
   }));
 }
 
-// Returns [from, to] of the pauses; steps that follow each other make one.
+// Returns [from, to] of each pause. Adjacent steps are one pause.
 function pausesOf(steps) {
   const found = [];
   for (const { from, to } of steps.filter((step) => step.isPaused)) {
@@ -89,7 +89,7 @@ function pausesOf(steps) {
   return found;
 }
 
-// Rounds up to a round number, ten at least: the scale does not change with every reading.
+// Rounds up to a round number, at least ten, so that the scale does not change with every reading.
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 10)));
   return [1, 2, 4, 6, 10].map((digit) => digit * power).find((bound) => bound >= value);

@@ -76,7 +76,7 @@ export class Chat {
   }
 
   end(messages, answer) {
-    // The conversation may have been started anew meanwhile.
+    // The conversation may have been cleared meanwhile.
     if (this.messages === messages) this.messages.push({ role: "assistant", content: answer.text });
     this.stopper = null;
     byId("send").hidden = false;
@@ -91,7 +91,7 @@ class Message {
     this.firstMs = null;
     this.body = element("p", { className: "text" }, text);
     this.figures = element("p", { className: "note" });
-    this.bar = new Bar("How much of the conversation is read");
+    this.bar = new Bar("Share of the conversation that is read");
     this.bar.show(null);
     const title = element("p", { className: "who" }, who);
     const parts = [title, this.bar.node, this.body, this.figures];

@@ -1,4 +1,4 @@
-// Text that came from elsewhere is only ever set as text. What has not changed is left alone, so that it can be selected.
+// Received text is only ever set as text, never as HTML. Unchanged text is not set again, so that it stays selected.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -12,7 +12,7 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// A bar that shows how much of something is filled: `share` is from 0 to 1, or null where there is nothing to fill.
+// A bar that is filled to `share`, from 0 to 1. null hides it.
 export class Bar {
   constructor(label) {
     this.fill = element("span", { className: "fill" });
@@ -29,7 +29,7 @@ export class Bar {
   }
 }
 
-// Children of `parent`, one for each item by its key, in the items' order; `make(item)` has a `node` and `show(item)`.
+// Children of `parent`, one per item by its key, in the items' order. `make(item)` returns a `node` and `show(item)`.
 export class Rows {
   constructor(parent, make) {
     this.parent = parent;

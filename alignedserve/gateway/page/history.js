@@ -8,7 +8,7 @@ export class History {
   }
 
   add(reading) {
-    // a gateway that was started again counts from nothing
+    // A restarted gateway counts from zero.
     if (this.latest && isBefore(reading, this.latest)) this.readings = [];
     this.readings.push(reading);
     const first = this.readings.findIndex((each) => each.atMs >= reading.atMs - KEPT_MS);
@@ -19,7 +19,7 @@ export class History {
     return this.readings.at(-1);
   }
 
-  // The oldest of the last so many seconds, or, after a pause, the one before it.
+  // The oldest reading of the last `seconds`. If that is the latest one, after a pause, the one before it.
   since(seconds) {
     const index = this.readings.findIndex((each) => each.atMs >= this.latest.atMs - seconds * 1000);
     const isAlone = index === this.readings.length - 1;

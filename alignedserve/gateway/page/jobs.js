@@ -27,7 +27,7 @@ export class Jobs {
   }
 }
 
-// A row, as it shows this job.
+// Returns a row that shows this job.
 export function rowOf(job) {
   const row = new Row();
   row.show(job);
@@ -38,7 +38,7 @@ class Row {
   constructor() {
     this.id = element("code");
     this.status = element("span", { className: "status" });
-    this.bar = new Bar("Lines that are done");
+    this.bar = new Bar("Finished lines");
     this.counts = element("span", { className: "counts" });
     this.window = new Window();
     const top = element("div", { className: "row" }, this.id, element("span", { className: "space" }), this.status);
@@ -59,16 +59,16 @@ class Row {
   }
 }
 
-// When the job will be done, against its window: how much of that is gone, and a mark where the job will be done.
+// A job's window: the share of it that has passed, with a mark at the estimated end of the job.
 class Window {
   constructor() {
     this.text = element("span", { className: "counts estimate" });
-    this.bar = new Bar("Time of its window that is gone");
+    this.bar = new Bar("Share of its window that has passed");
     this.mark = element("span", { className: "due" });
     this.node = element("div", { className: "window", hidden: true }, this.text, this.bar.node, this.mark);
   }
 
-  // `job` is null for one that does not run.
+  // `job` is null if it is not running.
   show(job) {
     this.node.hidden = job === null;
     if (job === null) return;
@@ -80,7 +80,7 @@ class Window {
     this.bar.show(share(nowS));
     this.mark.hidden = dueS === null;
     if (dueS !== null) this.mark.style.left = `${share(dueS) * 100}%`;
-    const done = dueS === null ? "not known yet when it is done" : `done in ${age(dueS - nowS)}, at ${clock(new Date(dueS * 1000))}`;
+    const done = dueS === null ? "no estimate yet" : `done in ${age(dueS - nowS)}, at ${clock(new Date(dueS * 1000))}`;
     const left = `${isLate ? "after its window, which" : "its window"} ends in ${age(job.expires_at - nowS)}`;
     setText(this.text, `${done}; ${left}`);
   }

@@ -1,4 +1,4 @@
-// Asks for the API key where the server wants one.
+// Asks for the API key if the server needs one.
 
 import { forgetKey, heldKey, holdKey } from "./api.js";
 import { byId, setText } from "./dom.js";
@@ -17,7 +17,7 @@ export class KeyForm {
     });
   }
 
-  // The server did not take the one that there is, if there is one.
+  // Called if the server has refused the request: there is no key, or a wrong one.
   ask() {
     setText(byId("key-problem"), heldKey() === null ? "" : "✕ The server does not know this key.");
     forgetKey();

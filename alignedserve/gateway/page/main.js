@@ -1,4 +1,4 @@
-// Asks the server how it is, once a second, and shows it.
+// Polls the server once per second, and shows its state.
 
 import { Unauthorized, get, getCluster, getHealth } from "./api.js";
 import { Chat } from "./chat.js";
@@ -24,7 +24,7 @@ const jobs = new Jobs();
 const poll = new Poll(look);
 const keyForm = new KeyForm(() => poll.now());
 let waitMs = EVERY_MS;
-// The model that /v1/models names; null: it is not known, or the server was away since.
+// The model from /v1/models. null: unknown, or the server was away since.
 let model = null;
 
 async function look() {

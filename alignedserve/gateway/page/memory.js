@@ -1,4 +1,4 @@
-// The pool, the prefix cache, and what had to move.
+// The pool, the prefix cache, evictions and recoveries.
 
 import { Bar, byId, element, setText } from "./dom.js";
 import { NONE, number, percent } from "./format.js";
@@ -14,9 +14,9 @@ export class Memory {
       "dl",
       { className: "facts" },
       this.fact("pool", "pool in use", this.bar.node),
-      this.fact("found", "prompts' tokens found in the prefix cache"),
+      this.fact("found", "prompt tokens found in the prefix cache"),
       this.fact("evictions", "requests evicted, KV kept"),
-      this.fact("recoveries", "requests that outlived a process"),
+      this.fact("recoveries", "requests recovered after a process died"),
     );
     byId("memory").append(list);
   }
@@ -30,10 +30,10 @@ export class Memory {
     this.showPool(cluster);
     const [minute, latest] = [history.since(WINDOW_S).moved, history.latest.moved];
     const [now, ever] = [shareFound(minute, latest), shareFound(NOTHING, latest)];
-    setText(this.texts.found, `${percent(now)} in the last minute, ${percent(ever)} in all`);
+    setText(this.texts.found, `${percent(now)} in the last minute, ${percent(ever)} in total`);
     for (const name of ["evictions", "recoveries"]) {
       const recent = number(grown(minute[name], latest[name]));
-      setText(this.texts[name], `${recent} in the last minute, ${number(latest[name])} in all`);
+      setText(this.texts[name], `${recent} in the last minute, ${number(latest[name])} in total`);
     }
   }
 

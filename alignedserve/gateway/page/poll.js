@@ -1,5 +1,5 @@
-// Calls `look` again and again while the tab can be seen. It answers after how many milliseconds it is to be called
-// again, or null: not before `now` is called.
+// Calls `look` repeatedly while the tab is visible. It returns the milliseconds until its next call. null: `now` has to
+// be called first.
 
 export class Poll {
   constructor(look) {

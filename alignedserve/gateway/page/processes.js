@@ -1,11 +1,11 @@
-// Every process of every island, and what this page saw become of them.
+// All processes of all islands, and their changes since the page was opened.
 
 import { Changes, keyOf } from "./changes.js";
 import { Bar, Rows, byId, element, setText } from "./dom.js";
 import { NONE, age, clock, number, percent } from "./format.js";
 
 const ROLES = ["gateway", "router", "kvpool", "prefill", "decode", "colocated"];
-// These states are the ones that the metrics count.
+// The same states as in the metrics (telemetry/exposition.py).
 const RUNNING = ["prefilling", "running", "making room"];
 const GONE = ["leaving"];
 const WITH_REQUESTS = ["prefill", "decode", "colocated"];
@@ -15,7 +15,7 @@ const STATES = {
   back: ["back", "↻ back"],
   down: ["down", "✕ down"],
   unanswering: ["down", "✕ no answer"],
-  unknown: ["unknown", "? not known"],
+  unknown: ["unknown", "? unknown"],
 };
 const COLUMNS = ["process", "state", "pid", "up for", "running", "waiting", "KV blocks in use"];
 
@@ -26,7 +26,7 @@ export class Processes {
     this.rows = new Rows(body, () => new Row());
     const events = element("ol", { id: "events", className: "events" });
     this.events = new Rows(events, eventRow);
-    this.quiet = element("p", { className: "note" }, "None has gone or come since this page was opened.");
+    this.quiet = element("p", { className: "note" }, "No process has started or died since this page was opened.");
     const heads = COLUMNS.map((name) => element("th", { scope: "col" }, name));
     const table = element("table", { className: "processes" }, element("thead", {}, element("tr", {}, ...heads)), body);
     byId("processes").append(table, events, this.quiet);

@@ -1,10 +1,10 @@
-// What the page keeps of one look at the metrics, and what two of them say about the time between.
+// A reading of the metrics, and figures derived from two of them.
 
 const OBJECTIVES = ["ttft", "tbt", "deadline"];
 
 export const NOTHING = { asked: 0, found: 0, evictions: 0, recoveries: 0 };
 
-// `before` is the reading before it: it tells what nobody can say while no router answers.
+// `before` is the reading before it: its values are reused while no router answers.
 export function readingOf(samples, atMs, before) {
   const moved = movedIn(samples) ?? before?.moved ?? NOTHING;
   return { atMs, rt: tierOf(samples, "rt"), be: tierOf(samples, "be"), moved };
@@ -37,20 +37,20 @@ export function tokensPerSecond(older, newer, tier) {
   return seconds > 0 ? (newer[tier].tokens - older[tier].tokens) / seconds : 0;
 }
 
-// Returns whether best effort had requests all the time, and got no token: real time had the machine.
+// Returns whether best effort had requests and got no token, because real time used all instances.
 export function isPaused(older, newer) {
   const hadSome = [older, newer].every(({ be }) => be.running + be.waiting > 0);
   return hadSome && newer.be.tokens === older.be.tokens;
 }
 
-// Returns the share of requests in between that met this objective; null if none had it.
+// Returns the share of requests in between that met this objective. null: none had it.
 export function shareKept(older, newer, tier, slo) {
   const kept = newer[tier].kept[slo] - older[tier].kept[slo];
   const missed = newer[tier].missed[slo] - older[tier].missed[slo];
   return kept + missed > 0 ? kept / (kept + missed) : null;
 }
 
-// The counts of a router begin anew when it does.
+// A router's counts restart with it.
 export const grown = (older, newer) => Math.max(newer - older, 0);
 
 export function shareFound(older, newer) {
@@ -58,7 +58,7 @@ export function shareFound(older, newer) {
   return asked > 0 ? Math.min(grown(older.found, newer.found) / asked, 1) : null;
 }
 
-// Estimates a quantile within its bucket, as Prometheus does; null if nothing was observed in between.
+// Estimates a quantile within its bucket, as Prometheus does. null: nothing was observed in between.
 export function quantile(q, older, newer) {
   const counts = newer.map(([bound, count], index) => [bound, count - (older[index]?.[1] ?? 0)]);
   const total = counts.at(-1)?.[1] ?? 0;

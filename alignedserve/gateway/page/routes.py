@@ -1,5 +1,4 @@
-"""The page's files, read once. They contain no data: the page requests what it shows, with a key where one is
-needed."""
+"""The page's files, read once. They contain no data: the page's scripts request it, with an API key where needed."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# The page loads nothing from elsewhere and nothing inline, and sends nothing elsewhere.
+# The page has nothing inline, and neither loads from other servers nor sends to them.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

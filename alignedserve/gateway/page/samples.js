@@ -1,4 +1,4 @@
-// Prometheus's text, as far as this server writes it.
+// Parses Prometheus's text, as this server writes it.
 
 const LINE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
@@ -18,20 +18,20 @@ export class Samples {
     this.byName.get(name).push({ labels, value });
   }
 
-  // Returns the samples whose labels have these values. `name` is without the prefix that all have.
+  // Returns the samples with these labels. `name` is without our prefix.
   find(name, labels = {}) {
     const wanted = Object.entries(labels);
     const named = this.byName.get(PREFIX + name) ?? [];
     return named.filter((sample) => wanted.every(([label, value]) => sample.labels[label] === value));
   }
 
-  // Returns null if there is no such sample.
+  // null: there is no such sample.
   sum(name, labels) {
     const found = this.find(name, labels);
     return found.length ? found.reduce((total, sample) => total + sample.value, 0) : null;
   }
 
-  // Returns a histogram's [bound, number of values up to it], by rising bounds, of all gateways together.
+  // Returns [bound, number of values up to it] of a histogram, by rising bounds, for all gateways together.
   buckets(name, labels) {
     const counts = new Map();
     for (const { labels: { le }, value } of this.find(`${name}_bucket`, labels)) {

@@ -1,4 +1,4 @@
-// The server's state in a line, in the tab's title too.
+// Shows the server's state in a line, and in the tab's title.
 
 import { byId, setText } from "./dom.js";
 import { age } from "./format.js";
@@ -9,12 +9,12 @@ const TITLES = { ready: "AlignedServe", degraded: "◐ AlignedServe", bad: "✕ 
 export function showHealth(health) {
   if (health.status === "ok") show("ready", "● Ready");
   else if (health.status === "degraded") show("degraded", `◐ Degraded: ${whatIsWrong(health)}`);
-  else if (health.reason === STOPPING) show("degraded", "◐ Stopping: what runs finishes, nothing new is taken");
+  else if (health.reason === STOPPING) show("degraded", "◐ Stopping: running requests finish, new ones are refused");
   else show("bad", `✕ Unavailable: ${health.reason}`);
 }
 
 function whatIsWrong(health) {
-  const stores = [health.store && "the store", health.files && "the place of files"];
+  const stores = [health.store && "the store", health.files && "the file storage"];
   const down = [...(health.down ?? []), ...stores.filter(Boolean)];
   return [down.length && `${down.join(", ")} down`, ...(health.missing ?? [])].filter(Boolean).join("; ");
 }
@@ -22,13 +22,13 @@ function whatIsWrong(health) {
 export function showAway(error, retryMs) {
   const seconds = Math.round(retryMs / 1000);
   const why = error instanceof TypeError ? "it can't be reached" : error.message;
-  show("away", `✕ The server is away (${why}); asking again every ${seconds} s`);
+  show("away", `✕ The server is away (${why}); retrying every ${seconds} s`);
 }
 
 export function showAbout(model, cluster, serverTimeMs) {
   const starts = (cluster?.processes ?? []).map((process) => process.started_s).filter((startS) => startS > 0);
   const upFor = starts.length ? `up for ${age(serverTimeMs / 1000 - Math.min(...starts))}` : "";
-  const facts = [model && `model ${model.id}`, model && `${model.max_model_len} tokens at most`, upFor];
+  const facts = [model && `model ${model.id}`, model && `up to ${model.max_model_len} tokens`, upFor];
   setText(byId("about"), [...facts, `API at ${location.origin}/v1`].filter(Boolean).join(" · "));
 }
 

@@ -1,4 +1,4 @@
-// The events of an answer that is streamed.
+// Yields the events of a streamed answer.
 
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

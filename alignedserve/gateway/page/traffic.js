@@ -1,4 +1,4 @@
-// Real time beside best effort: how much of each, how fast, and whether objectives are kept.
+// Real time beside best effort: load, latency, and attained objectives.
 
 import { Chart } from "./chart.js";
 import { byId, element, setText } from "./dom.js";
@@ -9,7 +9,7 @@ const TIERS = { rt: "real time", be: "best effort" };
 const RATE_S = 5;
 const WINDOW_S = 60;
 
-// Each figure has a title, the name by which tests and styles know it, and what it says of a tier.
+// Title of each figure, its name for tests and styles, and its text for a tier.
 const FIGURES = [
   ["tokens per second", "rate", (tier, history) => rateOf(tier, history)],
   ["running", "running", (tier, history) => number(history.latest[tier].running)],
@@ -40,7 +40,7 @@ export class Traffic {
     this.chart = new Chart();
     this.cells = [];
     const beside = element("div", { className: "beside" }, this.chart.node, this.table());
-    const note = "Times and shares are of the last minute, times estimated from histograms; – means none.";
+    const note = "Times and shares cover the last minute. Times are estimated from histograms. – means none.";
     byId("traffic").append(beside, element("p", { className: "note" }, note));
   }
 

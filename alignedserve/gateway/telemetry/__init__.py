@@ -1,1 +1,1 @@
-"""What the gateway reports about its work: request stats, metrics, traces, health."""
+"""The gateway's reports: request stats, metrics, traces, health."""

@@ -1,4 +1,4 @@
-"""What became of real time's objectives since the launcher was told last."""
+"""Counts real-time objectives that were met or missed since the last report to the launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class AttainmentCount:
         self._num_met = self._num_missed = 0
 
     def take(self, are_late: bool) -> Attainment:
-        """`are_late`: whether batch jobs would be done too late."""
+        """Returns the counts since the last call. `are_late`: whether batch jobs are expected to end too late."""
         num_met, num_missed = (
             self._count(is_met=True),
             self._count(is_met=False) + self._metrics.num_turned_away,

@@ -1,8 +1,7 @@
-"""Prometheus's text: vLLM's names with a prefix of our own, by tier, island and instance. No label has a client's
-value.
+"""Prometheus's text: vLLM's metric names with our prefix, by tier, island and instance. No label has a client's text.
 
-The routers are asked for the metrics of routers, pools and instances when Prometheus asks the gateway; if none
-answers, there are only the gateway's own.
+A scrape asks the routers for the metrics of routers, pools and instances. If none answers, only the gateway's own
+metrics are exposed.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from alignedserve.protocol.messages import ROLES_THAT_CHANGE, SCHEDULING_S, Clus
 from alignedserve.types import InstanceId
 
 PREFIX = "alignedserve:"
-# The states of requests that an instance computes; all others wait, or are about to leave.
+# States of requests that an instance computes. All others wait, or are about to leave.
 RUNNING_STATES = ("prefilling", "running", "making room")
 GONE_STATES = ("leaving",)
-# The reasons for which a request ends by itself.
+# Finish reasons of requests that ended normally.
 SUCCESSES = ("stop", "length")
 
-# What another gateway has said counts for so many seconds; it says it each second.
+# Seconds after which another gateway's last report expires. It reports once per second.
 HEARD_S = 10.0
 
 # Returns the number of batch jobs by status.
@@ -52,8 +51,8 @@ def metrics_route(
     gateways: Gateways | None = None,
     num_wanted: Callable[[], int] = lambda: 0,
 ) -> APIRouter:
-    """`gateways`: all that listen at this port, if there are several. `num_wanted` returns how many islands the traffic
-    would need, or 0."""
+    """`gateways` are the gateways at this port, if there are several. `num_wanted` returns the number of islands that
+    the traffic needs, or 0."""
     routes = APIRouter()
 
     @routes.get("/metrics", response_class=Response, include_in_schema=False)
@@ -79,16 +78,16 @@ _Written = list[tuple[str, list[tuple[str, dict[str, str], float]]]]
 
 
 class Gateways:
-    """What gateways that listen at one port have measured, since Prometheus asks any of them: with a label for each,
-    so that one that is started again begins series anew, and not all of them."""
+    """Metrics of all gateways at one port, because a scrape reaches any of them. Each gateway has its own label, so
+    that a restart begins only that gateway's series anew."""
 
     def __init__(self, me: InstanceId) -> None:
         self._me = me
-        # When that was, and what it said.
+        # When each last reported, and what.
         self._heard: dict[InstanceId, tuple[float, _Written]] = {}
 
     def hear(self, gateway: InstanceId, written: bytes) -> None:
-        """Raises msgspec.MsgspecError."""
+        """Stores another gateway's report. Raises msgspec.MsgspecError."""
         self._heard[gateway] = time.monotonic(), msgspec.msgpack.decode(written, type=_Written)
 
     def complete(self, families: Iterable[Metric]) -> None:
@@ -103,14 +102,14 @@ class Gateways:
                 del self._heard[gateway]
                 continue
             for name, samples in written:
-                # While versions change, another one may measure what this one does not know.
+                # During an upgrade, another gateway may have metrics that this version lacks.
                 if family_here := by_name.get(name):
                     for sample, labels, value in samples:
                         family_here.add_sample(sample, {**labels, "gateway": gateway}, value)
 
 
 def written(metrics: Metrics) -> bytes:
-    """Returns what this gateway has measured, for the others."""
+    """Returns this gateway's own metrics, for the other gateways."""
     return msgspec.msgpack.encode(
         [
             (family.name, [(sample.name, sample.labels, sample.value) for sample in family.samples])
@@ -135,33 +134,36 @@ def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
     return CounterMetricFamily(PREFIX + name, text, labels=labels)
 
 
-# ---- what the gateway measures --------------------------------------------------------------------------------------
+# ---- the gateway's own metrics ---------------------------------------------------------------------------------------
 
 
 def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
     yield from _histograms(metrics)
     yield _turnarounds(metrics)
-    ignored = _counter("ignored_parameters", "Calls with a parameter that is unknown here.", "parameter")
+    ignored = _counter("ignored_parameters", "Calls with an ignored parameter.", "parameter")
     for name in (*sorted(NAMES), OTHER):
         ignored.add_metric([name], metrics.ignored_parameters.counts[name])
     yield ignored
-    prompts = _counter("prompt_tokens", "Tokens of prompts that were prefilled.", "tier")
-    outputs = _counter("generation_tokens", "Tokens that were generated.", "tier")
+    prompts = _counter("prompt_tokens", "Tokens of prefilled prompts.", "tier")
+    outputs = _counter("generation_tokens", "Generated tokens.", "tier")
     successes = _counter(
-        "request_success", "Requests that ended by themselves, and why.", "tier", "finished_reason"
+        "request_success", "Requests that ended normally, by finish reason.", "tier", "finished_reason"
     )
     failures = _counter(
-        "request_failure", "Requests that ended otherwise: abort, error, rejected.", "tier", "finished_reason"
+        "request_failure",
+        "Requests that did not end normally: abort, error, rejected.",
+        "tier",
+        "finished_reason",
     )
     objectives = _counter(
         "request_slo",
-        "Requests with an objective and batch lines given up; whether it was met.",
+        "Requests with an objective, and expired batch lines, by whether it was met.",
         "tier",
         "slo",
         "met",
     )
     predictions = _counter(
-        "length_predictions", "Requests, and what their length was predicted from.", "tier", "source"
+        "length_predictions", "Requests by the source of their predicted length.", "tier", "source"
     )
     for tier, of in metrics:
         for source in (*SOURCES, "none"):
@@ -177,12 +179,14 @@ def _of_gateway(metrics: Metrics) -> Iterator[Metric]:
                 objectives.add_metric([tier, slo, str(is_met).lower()], of.objectives[slo, is_met])
     yield from (prompts, outputs, successes, failures, objectives, predictions)
     webhooks = _counter(
-        "webhook_deliveries", "Webhooks: delivered, failed once, dropped for good.", "outcome"
+        "webhook_deliveries",
+        "Webhook attempts that were delivered or failed, and dropped webhooks.",
+        "outcome",
     )
     for outcome in ("delivered", "failed", "dropped"):
         webhooks.add_metric([outcome], metrics.webhooks[outcome])
     yield webhooks
-    again = _counter("requests_resubmitted", "Requests that their router lost by dying, and that went on.")
+    again = _counter("requests_resubmitted", "Requests that were submitted again after their router died.")
     again.add_metric([], metrics.num_resubmitted)
     yield again
 
@@ -197,35 +201,35 @@ def _histograms(metrics: Metrics) -> Iterator[Metric]:
 
 
 def _turnarounds(metrics: Metrics) -> Metric:
-    text = "From when a batch job was made until it was completed or had expired, by its window at most."
+    text = "From the creation of a batch job until it was completed or had expired, by the upper bound of its window."
     family = HistogramMetricFamily(PREFIX + "batch_turnaround_seconds", text, labels=["window"])
     for window, histogram in metrics.turnarounds.items():
         family.add_metric([window], histogram.cumulative(), histogram.sum)
     return family
 
 
-# The help of each histogram by name, and the field of TierMetrics that has it.
+# The help of each histogram by name, and its field of TierMetrics.
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("From arrival to the first token.", "time_to_first_token"),
     "inter_token_latency_seconds": ("From one token to the next.", "inter_token_latency"),
     "request_time_per_output_token_seconds": (
-        "Mean time from one token to the next, of each request.",
+        "Mean time from one token to the next within each request.",
         "time_per_output_token",
     ),
     "e2e_request_latency_seconds": ("From arrival to the end.", "e2e_latency"),
     "request_queue_time_seconds": ("From arrival to the prefill instance.", "queue_time"),
-    "request_prefill_time_seconds": ("From there to the first token.", "prefill_time"),
+    "request_prefill_time_seconds": ("From the prefill instance to the first token.", "prefill_time"),
     "request_decode_time_seconds": ("From the first token to the last.", "decode_time"),
     "request_prompt_tokens": ("Tokens of each prompt.", "prompt_len"),
     "request_generation_tokens": ("Tokens that each request generated.", "output_len"),
     "length_prediction_relative_error": (
-        "Difference of predicted and true length over the true one, of each request.",
+        "Difference of predicted and true length of each request, relative to the true one.",
         "length_error",
     ),
 }
 
 
-# ---- what routers say -----------------------------------------------------------------------------------------------
+# ---- metrics from routers --------------------------------------------------------------------------------------------
 
 
 def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
@@ -246,7 +250,7 @@ def _of_islands(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
 
 def _requests(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     running = _gauge("num_requests_running", "Requests that are being computed.", "island", "tier")
-    waiting = _gauge("num_requests_waiting", "Requests that wait, wherever it is.", "island", "tier")
+    waiting = _gauge("num_requests_waiting", "Requests that wait, in any place.", "island", "tier")
     states = _gauge("num_requests_by_state", "Requests in each of the router's states.", "island", "state")
     for island, cluster in clusters.items():
         for tier in ("rt", "be"):
@@ -262,7 +266,7 @@ def _requests(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
 
 def _recoveries(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
     recoveries = _counter(
-        "recoveries", "Requests that went on without a process that had them.", "island", "lost"
+        "recoveries", "Requests that continued after a process with them died, by its role.", "island", "lost"
     )
     for island, cluster in clusters.items():
         for role in (*INSTANCE_ROLES, "kvpool"):
@@ -273,7 +277,7 @@ def _recoveries(clusters: Mapping[int, Cluster]) -> Iterator[Metric]:
 def _sharing(clusters: Mapping[int, Cluster]) -> Metric:
     sharing = _counter(
         "class_sharing_events",
-        "How real time and best effort shared: see messages.Cluster.",
+        "Events where real time and best effort share instances: see messages.Cluster.",
         "island",
         "event",
     )
@@ -284,7 +288,7 @@ def _sharing(clusters: Mapping[int, Cluster]) -> Metric:
 
 
 def _role_changes(clusters: Mapping[int, Cluster]) -> Metric:
-    changes = _counter("role_changes", "Instances that took another role while they ran.", "island", "to")
+    changes = _counter("role_changes", "Instances that changed their role, by the new role.", "island", "to")
     for island, cluster in clusters.items():
         for role in ROLES_THAT_CHANGE:
             changes.add_metric([str(island), role], cluster.role_changes.get(role, 0))
@@ -292,7 +296,7 @@ def _role_changes(clusters: Mapping[int, Cluster]) -> Metric:
 
 
 def _processes(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
-    up = _gauge("process_up", "1 for a process that is there, 0 for one that should be.", *INSTANCE_LABELS)
+    up = _gauge("process_up", "1 for a process that is up, 0 for one that is missing.", *INSTANCE_LABELS)
     for island, process in processes:
         up.add_metric([island, process.role, process.instance_id], process.state == "up")
     return up
@@ -311,24 +315,24 @@ def _kv_use(processes: Iterable[tuple[str, ProcessStatus]]) -> Metric:
 INSTANCE_ROLES = ("prefill", "decode", "colocated")
 INSTANCE_LABELS = ("island", "role", "instance")
 
-# The help of each counter by name, and the field of InstanceStats that has it.
+# The help of each counter by name, and its field of InstanceStats.
 INSTANCE_COUNTERS = {
-    "num_preemptions": ("Requests that had to leave a running batch.", "num_preemptions"),
-    "num_evictions": ("Those of them whose KV was kept.", "num_evictions"),
-    "num_spills": ("Staged copies that were given up before admission.", "num_spills"),
+    "num_preemptions": ("Requests that were preempted from a running batch.", "num_preemptions"),
+    "num_evictions": ("Preempted requests with KV that was kept.", "num_evictions"),
+    "num_spills": ("Staged copies that were dropped before admission.", "num_spills"),
     "num_batch_switches": ("Candidate batches that became the running one.", "num_batch_switches"),
     "num_batch_iterations": ("Iterations since the first candidate batch ran.", "num_batch_iterations"),
     "num_mixed_iterations": (
-        "Those of them that had requests of several batches, or of a batch and of none.",
+        "Iterations with requests of several batches, or of a batch and of none.",
         "num_mixed_iterations",
     ),
-    "computed_tokens": ("Tokens whose KV was computed.", "num_computed_tokens"),
-    "computing_seconds": ("Time of the iterations that computed them.", "computing_s"),
-    "prefix_cache_queries": ("Tokens whose KV was looked for when a prompt started.", "num_asked_tokens"),
-    "prefix_cache_hits": ("Those of them whose KV was there.", "num_found_tokens"),
+    "computed_tokens": ("Tokens with KV that was computed.", "num_computed_tokens"),
+    "computing_seconds": ("Time of the iterations that computed tokens.", "computing_s"),
+    "prefix_cache_queries": ("Prompt tokens that were looked up in the prefix cache.", "num_asked_tokens"),
+    "prefix_cache_hits": ("Prompt tokens that were found in the prefix cache.", "num_found_tokens"),
     "num_failed_pulls": ("Transfers from prefill instances that failed on their way.", "num_failed_pulls"),
     "num_handed_over": (
-        "Requests whose KV a decode instance pulled from where it had just been computed.",
+        "Requests with KV that a decode instance pulled directly from a prefill instance.",
         "num_handed_over",
     ),
 }
@@ -340,13 +344,13 @@ def _instances(instances: list[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
         for island, process in instances:
             counter.add_metric([island, process.role, process.instance_id], getattr(process.stats, attribute))
         yield counter
-    staged = _gauge("staged_bytes", "KV in prefill instances' buffers for candidates.", *INSTANCE_LABELS)
+    staged = _gauge("staged_bytes", "Bytes of KV in prefill instances' staging buffers.", *INSTANCE_LABELS)
     spread = _gauge(
-        "prefix_length_spread", "Longest less shortest sequence of the running batch.", *INSTANCE_LABELS
+        "prefix_length_spread", "Longest minus shortest sequence of the running batch.", *INSTANCE_LABELS
     )
     over_host = _gauge(
         "links_over_host",
-        "Prefill instances whose KV comes through host memory, since pulls from them have failed.",
+        "Prefill instances with KV that arrives through host memory, because pulls from them failed.",
         *INSTANCE_LABELS,
     )
     for island, process in instances:
@@ -360,7 +364,7 @@ def _instances(instances: list[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
 
 
 def _scheduling(instances: Iterable[tuple[str, ProcessStatus]]) -> Metric:
-    text = "Time between two iterations, copies that the second waited for included."
+    text = "Time between two iterations, including copies for which the second waited."
     family = HistogramMetricFamily(PREFIX + "scheduling_time_seconds", text, labels=INSTANCE_LABELS)
     bounds = [*map(str, SCHEDULING_S), "+Inf"]
     for island, process in instances:
@@ -372,9 +376,9 @@ def _scheduling(instances: Iterable[tuple[str, ProcessStatus]]) -> Metric:
 
 
 def _moves(instances: Iterable[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
-    """Bandwidth is the rate of the bytes over the rate of the seconds."""
-    num_bytes = _counter("kv_transfer_bytes", "KV that was copied.", *INSTANCE_LABELS, "transfer")
-    seconds = _counter("kv_transfer_seconds", "Time that copying it took.", *INSTANCE_LABELS, "transfer")
+    """Bandwidth is the rate of the bytes divided by the rate of the seconds."""
+    num_bytes = _counter("kv_transfer_bytes", "Bytes of copied KV.", *INSTANCE_LABELS, "transfer")
+    seconds = _counter("kv_transfer_seconds", "Time of copies of KV.", *INSTANCE_LABELS, "transfer")
     for island, process in instances:
         for moved in process.stats.moved:
             labels = [island, process.role, process.instance_id, moved.what]
@@ -384,7 +388,7 @@ def _moves(instances: Iterable[tuple[str, ProcessStatus]]) -> Iterator[Metric]:
 
 
 def _wanted(num_wanted: int) -> Metric:
-    wanted = _gauge("islands_wanted", "Islands that the traffic would need, whatever --max-islands says.")
+    wanted = _gauge("islands_wanted", "Islands that the traffic needs, regardless of --max-islands.")
     if num_wanted:
         wanted.add_metric([], num_wanted)
     return wanted

@@ -1,4 +1,4 @@
-"""Whether the system can answer; the routers are asked, as they know which processes their islands have."""
+"""Whether the system can answer. The routers are asked, because they know which processes their islands have."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from alignedserve.protocol.messages import Cluster, ProcessStatus
 from alignedserve.store import Store
 from alignedserve.store.homes import WatchedHome
 
-# An island without one of each answers nothing; instead of the last two it may have colocated instances.
+# Roles without which an island can't answer. Colocated instances may replace the last two.
 NEEDED = ("kvpool", "prefill", "decode")
 NEEDED_COLOCATED = ("kvpool", "colocated")
 _STORE_REASON = "files and batches answer 503, and batches wait: their store can't be reached, or can't write"
 
 _FILES_REASON = (
-    "files answer 503, and batches wait: what --files-at names can't be reached, or can't be written"
+    "files answer 503, and batches wait: the place of --files-at can't be reached, or can't be written"
 )
 
 
-# Asks each island's router and returns the answers by the islands' numbers. Raises ApiError when none answers.
+# Asks each island's router. Returns the answers by island number. Raises ApiError if none answers.
 AskClusters = Callable[[], Awaitable[Mapping[int, Cluster]]]
 
 
@@ -33,9 +33,10 @@ async def health(
     home: WatchedHome | None = None,
     missing: Sequence[str] = (),
 ) -> tuple[int, dict[str, Any]]:
-    """Returns the HTTP status and the body. One island that can answer is enough; without the store, or the home of
-    files, real time goes on. Where links have failed nothing is worse but the time that copies take. `missing` says
-    which islands should be there and are not."""
+    """Returns the HTTP status and the body.
+
+    One island that can answer suffices. Without the store, or the place for files, real time continues. Failed links
+    only make copies slower. `missing` are messages about islands that should run and do not."""
     if drain_state.is_draining:
         return 503, {"status": "unavailable", "reason": "this server is stopping"}
     lacking = {"missing": list(missing)} if missing else {}
@@ -67,7 +68,7 @@ async def health(
 
 
 def cluster_body(clusters: Mapping[int, Cluster]) -> dict[str, Any]:
-    """`clusters` maps islands' numbers to their routers' answers."""
+    """Returns the body of `/v1/cluster`. `clusters` are the routers' answers by island number."""
     processes = [
         _process_status(process) | {"island": number}
         for number, cluster in clusters.items()

@@ -1,4 +1,4 @@
-"""Parameters that this server does not know, and has ignored: named to the client, in the log, and in a metric."""
+"""Ignored parameters, which are unknown or without effect: named to the client, in the log, and in a metric."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 log = logging.getLogger(__name__)
 
 HEADER = "X-Ignored-Parameters"
-# The names that the header and the log show: others are a client's text, and may be anything.
+# Names that the header and the log show. Others are a client's text, and may be anything.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# The log has a line for each of so many names.
+# Names that are logged, each once.
 MAX_LOGGED = 64
-# The metric's labels are names of other servers' parameters, and OTHER: none is a client's text.
+# Labels of the metric: known parameters of other servers, and OTHER. None is a client's text.
 OTHER = "other"
 NAMES = frozenset(
     (
@@ -28,7 +28,7 @@ NAMES = frozenset(
 
 class IgnoredParameters:
     def __init__(self) -> None:
-        # The number of calls that had the parameter, by its label.
+        # The number of calls with the parameter, by its label.
         self.counts: Counter[str] = Counter()
         self._logged: set[str] = set()
 
@@ -38,7 +38,7 @@ class IgnoredParameters:
         for name in shown:
             if name not in self._logged and len(self._logged) < MAX_LOGGED:
                 log.info(
-                    "%s: this parameter is not known here, or of no use to this model, and is ignored", name
+                    "%s: this parameter is ignored: it is unknown, or without effect on this model", name
                 )
                 self._logged.add(name)
         self.counts.update({name if name in NAMES else OTHER for name in names})

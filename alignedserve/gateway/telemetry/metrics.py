@@ -1,7 +1,6 @@
-"""What this gateway has observed of requests, by tier: counts and histograms, as plain numbers.
+"""The gateway's observations of requests, by tier: counts and histograms, as plain numbers.
 
-Values are observed once a token or once a request, on the event loop's thread; `exposition.py` makes Prometheus's text
-of them.
+Values are observed once per token or per request, in the event loop's thread. `exposition.py` makes Prometheus's text.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from itertools import accumulate
 
 from alignedserve.gateway.telemetry.ignored_parameters import IgnoredParameters
 
-# In seconds, with vLLM's bounds, so that its dashboards' quantiles mean the same; between tokens, some are below its
-# smallest.
+# In seconds, with vLLM's bounds, so that quantiles in its dashboards mean the same. Gaps between tokens have some
+# smaller bounds.
 FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -27,15 +26,15 @@ REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-# Differences of predicted and true lengths, relative to the true ones.
+# Difference of predicted and true length, relative to the true one.
 RELATIVE_ERROR = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
-# From a second to a week, the longest window that a batch job may have.
+# In seconds, up to a week, the longest window of a batch job.
 TURNAROUND_S = (
     *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 2700.0, 3600.0),
     *(5400.0, 7200.0, 10800.0, 14400.0, 21600.0, 28800.0, 43200.0, 64800.0, 86400.0),
     *(129600.0, 172800.0, 259200.0, 345600.0, 432000.0, 518400.0, 604800.0),
 )
-# The windows of batch jobs in seconds, up to which they are counted together.
+# The windows by which batch jobs are grouped, each with its upper bound in seconds.
 WINDOWS = {"1h": 3600, "6h": 6 * 3600, "24h": 86400, "7d": 7 * 86400}
 TOKENS = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2, 5))
 
@@ -44,7 +43,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.sum = 0.0
-        # The number of values up to each bound and above the one before it; at the end, of those above all bounds.
+        # The number of values between each bound and the one before it; at the end, of those above all bounds.
         self._counts = [0] * (len(bounds) + 1)
 
     def observe(self, value: float) -> None:
@@ -56,7 +55,7 @@ class Histogram:
         return sum(self._counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Returns (bound, number of values up to it), as Prometheus has them."""
+        """Returns pairs of a bound and the number of values up to it, as Prometheus has them."""
         names = [*map(str, self.bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 
@@ -75,14 +74,13 @@ class TierMetrics:
         self.length_error = Histogram(RELATIVE_ERROR)
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
-        # The number of requests by the reason for which they ended.
+        # The number of ended requests by finish reason.
         self.ended: Counter[str] = Counter()
-        # The number of requests that were rejected since there were too many.
+        # The number of requests that were rejected because the queue was full.
         self.num_turned_away = 0
-        # The number of requests that were opened, by the source of their predicted length (see lengths/prediction.py),
-        # or "none".
+        # The number of opened requests, by the source of their predicted length (lengths/prediction.py) or "none".
         self.predicted_by: Counter[str] = Counter()
-        # The number of requests that had an objective, by ("ttft", "tbt" or "deadline", whether it was met).
+        # The number of requests with an objective, by its kind ("ttft", "tbt" or "deadline") and whether it was met.
         self.objectives: Counter[tuple[str, bool]] = Counter()
 
 
@@ -90,20 +88,20 @@ class Metrics:
     def __init__(self) -> None:
         # Both exist from the start: a series that appears with its first value hides that value from `rate`.
         self._tiers = {"rt": TierMetrics(), "be": TierMetrics()}
-        # The number of requests that were submitted again when their router had died.
+        # The number of requests that were submitted again after their router had died.
         self.num_resubmitted = 0
         self.ignored_parameters = IgnoredParameters()
-        # The tries to deliver a webhook by their outcome, and the webhooks that were given up.
+        # Attempts to deliver a webhook by outcome, and webhooks that were given up.
         self.webhooks: Counter[str] = Counter()
-        # The time from when a batch job was made until it was completed, or had expired, by its window.
+        # Seconds from the creation of a batch job until it was completed or had expired, by window.
         self.turnarounds = {window: Histogram(TURNAROUND_S) for window in WINDOWS}
 
     def line_was_late(self) -> None:
-        """A line of a batch job was not answered by its deadline, and perhaps never begun."""
+        """Counts a batch line that was not answered by its deadline, and perhaps never begun."""
         self._tiers["be"].objectives["deadline", False] += 1
 
     def job_was_over(self, created_at: int, over_at: int, window_s: int) -> None:
-        """A batch job was completed, or has expired."""
+        """Counts a batch job that was completed or has expired."""
         window = next(name for name, most_s in WINDOWS.items() if window_s <= most_s)
         # The clock may have been set back meanwhile.
         self.turnarounds[window].observe(max(0, over_at - created_at))

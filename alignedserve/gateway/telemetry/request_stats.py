@@ -1,4 +1,4 @@
-"""One request as the gateway sees it, from when it was opened until it ended; metrics and traces are made of it."""
+"""One request as the gateway sees it, from its opening to its end. Metrics and traces are derived from this."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from alignedserve.gateway.telemetry.metrics import Metrics, TierMetrics
 from alignedserve.lengths.prediction import Prediction
 from alignedserve.protocol.messages import Request
 
-# (state, seconds since the router took the request).
+# (state, seconds since the router accepted the request).
 Timeline = Sequence[tuple[str, float]]
 
 
 @dataclass(eq=False, slots=True)
 class RequestStats:
     request: Request
-    # The call that the request is a part of; None for a line of a batch.
+    # The call that the request belongs to. None: it is a line of a batch.
     call: HttpCall | None
     _metrics: Metrics
-    # This is called when the request has ended and, if that is later, when all of its timeline is known.
+    # `_on_end` is called when the request has ended. `_on_timeline` is called when, in addition, its whole timeline is
+    # known.
     _on_end: Callable[[RequestStats], None]
     _on_timeline: Callable[[RequestStats], None]
-    # The prediction of its length; None: there was no time for one, or no predictor.
+    # The prediction of its length. None: there was no time for one, or there is no predictor.
     prediction: Prediction | None = None
     # When it was submitted to the router that reports its timeline.
     submitted_s: float = 0.0
     first_s: float | None = None
     last_s: float = 0.0
     num_tokens: int = 0
-    # "stop", "length", "abort", "error", "rejected"; None while it goes on.
+    # "stop", "length", "abort", "error", "rejected". None: it has not ended.
     end_reason: str | None = None
     end_s: float = 0.0
-    # The timeline that the router has reported: up to the first token, and in the end all.
+    # The timeline as reported by the router: up to the first token, and finally the whole.
     timeline: Timeline = ()
     _tier: TierMetrics = field(init=False)
-    # The time of a call starts with its first byte.
+    # A call begins with its first byte.
     begun_s: float = field(init=False)
     _is_late: bool = False
 
@@ -48,7 +49,7 @@ class RequestStats:
 
     @property
     def owner(self) -> str:
-        """That of its call's key; empty for a line of a batch, too."""
+        """The owner of its call's API key. Empty for a line of a batch."""
         return self.call.owner if self.call else ""
 
     @property
@@ -71,13 +72,13 @@ class RequestStats:
             self._is_late = True
 
     def embedded(self, now: float) -> None:
-        """Its embedding has come, which is all that it will get."""
+        """Called when its embedding has arrived, which is its only output."""
         self._first(now)
         self.last_s = now
 
     def ended(self, reason: str, is_told: bool = True) -> None:
-        """The request has ended. With `is_told`, the router has reported all of its timeline; otherwise `told` is
-        called when it has. Safe to repeat; the first call counts."""
+        """Called when the request has ended. With `is_told`, the router has reported the whole timeline; otherwise
+        `told` is called later. Safe to repeat: the first call counts."""
         if self.end_reason is not None:
             return
         self.end_reason, self.end_s = reason, time.monotonic()
@@ -91,12 +92,12 @@ class RequestStats:
             self._on_timeline(self)
 
     def rejected(self, reason: str) -> None:
-        """The router has not taken it, for this reason (Rejected)."""
+        """Called when the router has rejected it for this reason (Rejected)."""
         self._tier.num_turned_away += reason == "full"
         self.ended("rejected")
 
     def told(self, timeline: Timeline | None = None) -> None:
-        """The request had ended before: this is the rest of its timeline; None if there will be none."""
+        """Called after the end with the whole timeline. None: there will be none."""
         if timeline is not None:
             self.timeline = timeline
         self._on_timeline(self)
@@ -107,7 +108,7 @@ class RequestStats:
         self._tier.num_prompt_tokens += len(self.request.prompt)
 
     def _due_s(self, tbt_s: float) -> float:
-        """Returns when the last of its tokens so far was due."""
+        """Returns when the last token so far was due."""
         assert self.first_s is not None
         ttft_s = self.request.ttft_s
         first_due_s = self.first_s if ttft_s is None else max(self.begun_s + ttft_s, self.first_s)
@@ -128,7 +129,7 @@ class RequestStats:
             tier.prefill_time.observe(max(first_s - self.begun_s - waited_s, 0.0))
 
     def _compare(self) -> None:
-        """Compares its length with the prediction, unless that was given."""
+        """Compares its length with the prediction, unless the client gave the length."""
         if self.end_reason not in ("stop", "length") or not self.num_tokens:
             return
         if self.prediction and self.prediction.length and self.prediction.source != "given":
@@ -136,8 +137,8 @@ class RequestStats:
             self._tier.length_error.observe(error)
 
     def _judge(self) -> None:
-        """Counts whether its objectives were met. A request whose client leaves misses none; a batch line that its
-        deadline ends is counted by its job, with those that never began."""
+        """Counts whether its objectives were met. A request of a client that disconnects misses none. A batch line that
+        ends by its deadline is counted by its job, together with the lines that never began."""
         if self.end_reason in ("abort", "rejected"):
             return
         request, met = self.request, self._tier.objectives

@@ -1,4 +1,4 @@
-"""What this gateway reports about its work: metrics, and traces where they are enabled."""
+"""Metrics, and traces if they are enabled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from alignedserve.protocol.messages import Request
 
 class Traces(Protocol):
     def around(self, call: HttpCall) -> AbstractContextManager[object]:
-        """Makes the call's span, which ends with the block."""
+        """Opens the call's span, which ends with the block."""
 
     def ended(self, stats: RequestStats) -> None:
-        """Makes a request's spans, all at once."""
+        """Makes all spans of an ended request."""
 
     def close(self) -> None:
-        """Sends what has not been sent yet."""
+        """Sends the remaining spans."""
 
 
 class NoTraces:

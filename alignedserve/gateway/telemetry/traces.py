@@ -1,12 +1,12 @@
-"""OpenTelemetry: a span for each HTTP call, and in it one for each stage that a request of it went through.
+"""OpenTelemetry: a span per HTTP call, with a span for each stage of its requests.
 
     POST /v1/chat/completions
-      gateway                      read, tokenised, checked
+      gateway                      reading, tokenising, checking
       request
-        queue -> prefill -> pool (-> stage) -> admit -> decode        and again from where it was lost or evicted
+        queue -> prefill -> pool (-> stage) -> admit -> decode        repeated after a loss or an eviction
 
-A request's spans are made when it has ended, from the router's timeline and the times that the gateway noted. The
-router's clock is not compared with ours: its timeline begins when the gateway submitted the request.
+A request's spans are made at its end, from the router's timeline and the times that the gateway recorded. The router's
+clock is not compared with the gateway's: the timeline begins when the gateway submitted the request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import alignedserve
 from alignedserve.gateway.http.request_id import HttpCall
 from alignedserve.gateway.telemetry.request_stats import RequestStats
 
-# The router's states are a request's stages; the last stage is over with the request, and has no state.
+# The router's states as stages of a request. The last stage ends with the request, and has no state.
 STAGES = {
     "queued": "queue",
     "reserving": "queue",
@@ -49,7 +49,7 @@ class OtelTraces:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("alignedserve", alignedserve.__version__)
-        # The nanoseconds between the epoch and the start of time.monotonic().
+        # Nanoseconds between the Unix epoch and the start of time.monotonic().
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     @contextmanager
@@ -106,7 +106,7 @@ class OtelTraces:
 
 class OtlpTraces(OtelTraces):
     def __init__(self, endpoint: str) -> None:
-        """`endpoint` is that of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
+        """`endpoint` is the URL of an OTLP receiver over HTTP, such as http://127.0.0.1:4318."""
         path = "" if endpoint.rstrip("/").endswith("/v1/traces") else "/v1/traces"
         super().__init__(
             BatchSpanProcessor(OTLPSpanExporter(endpoint.rstrip("/") + path, timeout=EXPORT_TIMEOUT_S))
@@ -118,7 +118,7 @@ def stages(stats: RequestStats) -> list[tuple[str, float, float]]:
     begins: list[tuple[str, float]] = []
     for state, offset_s in stats.timeline:
         name, begin_s = STAGES.get(state, state), stats.submitted_s + offset_s
-        # What the router did after the request's end, before it knew of that, is not part of it.
+        # States after the request's end, before the router learned of it, do not count.
         is_after = bool(begins) and begin_s >= stats.end_s
         if not is_after and (not begins or begins[-1][0] != name):
             begins.append((name, begin_s))

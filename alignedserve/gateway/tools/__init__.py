@@ -1,1 +1,1 @@
-"""Tool calls: the tools of a client, how chat templates write calls, and how calls are parsed from text."""
+"""Tool calls: the tools of a request, how models write calls, and how calls are parsed from text."""

@@ -1,8 +1,8 @@
-"""Tool calls: the tools of a client, how the output is constrained to them, and how calls are parsed from text.
+"""The tools and the tool choice of a request, and how they constrain the output.
 
-A call that has to be made is a structured output: the arguments alone if the tool is named, else a list of calls. If
-the model may choose, its text is parsed as its chat template writes calls (families.py). With a function that is
-`strict`, or if there may be only one call, a grammar constrains it too, unless the client asks for another format.
+A forced call is a structured output: the arguments if the tool is named, and a list of calls otherwise. If the model
+may choose, its text is parsed by the format of its chat template (families.py). A grammar constrains it too if a
+function is `strict` or at most one call is allowed, unless the client asks for another format.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class AllowedFunctions(Fields):
 
 
 class AllowedTools(Fields):
-    """OpenAI's: a choice among some of the tools. The model is not told of the others."""
+    """OpenAI's field: a choice among some of the tools. The prompt omits the others."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedFunctions
 
     def of(self, tools: Sequence[Tool]) -> list[Tool]:
-        """Raises InvalidRequest."""
+        """Returns the allowed tools. Raises InvalidRequest."""
         return allowed(tools, {each.function.name for each in self.allowed_tools.tools})
 
 
 def allowed(tools: Sequence[Tool], names: Set[str]) -> list[Tool]:
-    """Raises InvalidRequest."""
+    """Returns the tools with these names. Raises InvalidRequest."""
     if unknown := names - {tool.function.name for tool in tools}:
         raise InvalidRequest(f"tool_choice={min(unknown)!r}: is none of the tools")
     return [tool for tool in tools if tool.function.name in names]
@@ -74,7 +74,7 @@ def _kind_of(choice: Any) -> str | None:
     return kind if kind in ("function", "allowed_tools") else None
 
 
-# By its kind, so that a wrong one is told what is wrong about this kind, and not about the others.
+# Discriminated by type, so that an error is only about the type that was sent.
 AnyChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], PydanticTag("mode")]
     | Annotated[ChosenTool, PydanticTag("function")]
@@ -90,7 +90,7 @@ AnyChoice = Annotated[
 def offered(
     tools: Sequence[Tool] | None, choice: ToolChoice | AllowedTools | None
 ) -> tuple[Sequence[Tool], ToolChoice]:
-    """Returns the tools that the model is told of, and the choice among them. Raises InvalidRequest."""
+    """Returns the tools that the prompt describes, and the choice among them. Raises InvalidRequest."""
     if choice not in (None, "none") and tools is None:
         raise InvalidRequest("tool_choice: there are no tools")
     if isinstance(choice, AllowedTools):
@@ -98,13 +98,13 @@ def offered(
     return [] if tools is None or choice == "none" else tools, choice or "auto"
 
 
-# ---- what the output has to look like ----
+# ---- constraints on the output ----
 
 
 def structure_of(
     tools: Sequence[Tool], choice: ToolChoice, one_at_most: bool
 ) -> StructuredOutputsParams | None:
-    """Returns None if the model may write what it likes. Raises InvalidRequest."""
+    """Returns None if the output is not constrained. Raises InvalidRequest."""
     if isinstance(choice, ChosenTool):
         schemas = {tool.function.name: tool.function.parameters for tool in tools}
         name = choice.function.name
@@ -122,7 +122,7 @@ def structure_of(
 
 def _call_schema(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
     parameters = dict(function.parameters or {"type": "object"})
-    # References point to the whole schema's definitions.
+    # References point to the definitions of the whole schema.
     own = parameters.pop("$defs", {})
     for name, schema in own.items() if isinstance(own, dict) else ():
         if definitions.setdefault(name, schema) != schema:

@@ -1,4 +1,4 @@
-"""Tool calls, in pieces: the name first, then the arguments as they come; and where both are in a model's text."""
+"""Streamed tool calls, the name first and then the arguments in pieces; and JSON calls in a model's text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Never
 
 from alignedserve.gateway.tools.tags import Rest, beginnings, spelt
 
-# The beginning of a call as templates write it, up to its arguments.
+# The start of a call as templates write it, up to its arguments.
 HEAD = re.compile(
     r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([a-zA-Z0-9_.-]+)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _NAME = re.compile("[a-zA-Z0-9_.-]+")
-# The most characters of a head, so that a text that goes on without one is not searched again and again.
+# Longest head, in characters. It bounds how often a text without a complete head is searched again.
 MAX_HEAD_CHARS = 1024
 
 
@@ -27,7 +27,7 @@ def _head(keys: Sequence[str]) -> list[str]:
     return [part for token in tokens for part in (*token, r"\s*")]
 
 
-# What may become a head if there is more text.
+# Matches text that may become a head.
 HEAD_BEGUN = beginnings(
     *(
         _head([*kind, '"name"', ":", key])
@@ -39,25 +39,25 @@ HEAD_BEGUN = beginnings(
 
 @dataclass
 class Piece:
-    """A piece with a `name` begins a call; one without it goes on with the last call."""
+    """A piece with a `name` begins a call. One without it continues the last call."""
 
     name: str | None
-    # The beginning of the JSON, as far as it has come.
+    # The start of the JSON, as far as it has arrived.
     arguments: str = ""
-    # The call's id where the model has written one; None: it gets one.
+    # The call's id, if the model has written one. None: it will get one.
     id: str | None = None
 
 
 @dataclass
 class Content:
-    """A piece of the text that answers."""
+    """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass
 class Thought:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the reasoning."""
 
     text: str
 
@@ -67,7 +67,7 @@ ReadPart = Content | Thought | Piece
 
 @dataclass
 class Read:
-    """What a reader has newly found, in the order in which the model has written it."""
+    """The new parts that a reader has found, in the order in which the model has written them."""
 
     parts: list[ReadPart] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Read:
         self.parts.append(Piece(name, arguments, call_id))
 
     def go_on(self, arguments: str) -> None:
-        """Goes on with the last call: nothing else has come since."""
+        """Continues the last call, which must be the last part."""
         last = self.parts[-1] if self.parts else None
         if isinstance(last, Piece):
             last.arguments += arguments
@@ -128,7 +128,7 @@ class Read:
 
 
 class CollectedText:
-    """A choice's thoughts, content and calls, put together from what was read bit by bit."""
+    """The reasoning, content and calls of a choice, collected from what was read."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -159,11 +159,11 @@ class CollectedText:
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """Returns names and arguments."""
+        """Names and arguments."""
         return [(name, "".join(parts)) for name, parts in self._calls]
 
 
-# The rest of a JSON string, with what comes after one.
+# The rest of a JSON string, and what follows it.
 _IN_STRING = r'[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*'
 STRING = Rest(
     re.compile(rf'{_IN_STRING}"\s{{0,64}}[,:\]}}]'), re.compile(rf'{_IN_STRING}(?:\\|"\s{{0,64}})?')
@@ -171,19 +171,19 @@ STRING = Rest(
 
 
 class Nesting:
-    """Finds where a JSON object ends. A `<` outside of a string ends it too: JSON has none. With `is_strict`, so does
-    a string that begins or ends where JSON has none: a quotation mark is missing, or there is one too many."""
+    """Finds the end of a JSON object. A `<` outside of strings ends it too, since JSON has none. With `is_strict`, so
+    does a string that begins or ends in a wrong place, because a quotation mark is missing or superfluous."""
 
     def __init__(self, depth: int = 0, *, is_strict: bool = False) -> None:
         self._depth = depth
         self._is_strict = is_strict
         self._is_string = False
         self._is_escaped = False
-        # The last letter outside of strings that is no blank; the object's own bracket, if nothing has come yet.
+        # The last character outside of strings that is no blank. At first, the object's own bracket.
         self._last = "{"
 
     def end(self, text: str, start: int, stop: int | None = None) -> int | None:
-        """Reads `text` from `start` to `stop`, or its end, and returns where the object ends; None if it goes on."""
+        """Reads `text` from `start` to `stop`, or to its end. Returns where the object ends. None: it continues."""
         for place in range(start, len(text) if stop is None else stop):
             letter = text[place]
             if self._is_string:
@@ -199,7 +199,7 @@ class Nesting:
         return self._is_string
 
     def _is_odd(self, letter: str) -> bool:
-        """Whether a string has ended before this letter, or begins with it, in a place where JSON has none."""
+        """Whether a string ends before this character, or begins at it, in a place where JSON has none."""
         if letter in " \t\n\r":
             return False
         last, self._last = self._last, letter
@@ -225,15 +225,15 @@ class Nesting:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Returns a call's arguments as the object that APIs and templates need. What is no JSON object is the value of a
-    field of its own."""
+    """Returns a call's arguments as the object that APIs and templates need. If `text` is no JSON object, it becomes
+    the value of a field "arguments"."""
     found = _object_in(text)
     return {"arguments": text} if found is None else found
 
 
 def _object_in(text: str) -> dict[str, Any] | None:
-    """Returns the JSON object that the text is, or that a JSON string in it is: some models and clients write the
-    latter. No text is an object without fields."""
+    """Returns the JSON object in the text, also if it is inside a JSON string, as some models and clients write it.
+    Blank text is an empty object. None: there is no object."""
     if not text.strip():
         return {}
     found = _json_in(text)
@@ -243,7 +243,7 @@ def _object_in(text: str) -> dict[str, Any] | None:
 
 
 def _json_in(text: str) -> Any:
-    """Returns None for what is no JSON."""
+    """Returns None if the text is no JSON."""
     try:
         return json_of(text)
     except (ValueError, RecursionError):
@@ -251,9 +251,9 @@ def _json_in(text: str) -> Any:
 
 
 def json_of(text: str, *, is_kept: bool = False) -> Any:
-    """Returns the value that the text is in JSON. Raises ValueError and RecursionError for what is none, or can't be
-    written in an answer: half of a surrogate pair, and numbers that JSON has not. Numbers that are too large for a
-    float are JSON, but can't be written again: they are refused too, unless the text `is_kept` as it is."""
+    """Returns the value of a JSON text. Raises ValueError or RecursionError if it is no JSON, or has half of a
+    surrogate pair or a number that JSON lacks. Numbers too large for a float can't be written again, so they are
+    refused, too, unless the text `is_kept` unchanged."""
     found = (DECODER if is_kept else _FINITE).decode(text)
     if "\\u" in text:
         json.dumps(found, ensure_ascii=False).encode()
@@ -276,13 +276,13 @@ _FINITE = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def object_of(values: Mapping[str, str]) -> str:
-    """`values` are JSON, which stays as it is written."""
+    """Returns the JSON object of these values, which are JSON and stay unchanged."""
     fields = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items())
     return f"{{{', '.join(fields)}}}"
 
 
 def calls_in(text: str) -> list[tuple[str, str]]:
-    """Returns names and arguments of the calls in a text that holds nothing else; otherwise, nothing."""
+    """Returns names and arguments of the calls, if the text has nothing else. Otherwise, nothing."""
     found = _json_in(text)
     calls = [_call(each) for each in (found if isinstance(found, list) else [found])]
     return [call for call in calls if call] if all(calls) else []

@@ -1,5 +1,5 @@
-"""A reader that goes through the text as it comes: text, the place where a call may begin, the call, what closes it,
-and text again."""
+"""The base of readers that go through the text as it arrives: text before a call, the call, its closing marks, text
+again."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from alignedserve.gateway.tools.tags import Rest
 
 
 class Cursor(Reader):
-    """Goes one step at a time. A step that needs more text than there is waits for it, so that what it does follows
-    from the text alone.
+    """Advances step by step. A step that needs more text waits for it, so the result does not depend on how the text is
+    cut.
 
-    Blanks beside calls, with no other text between them, are no content: clients would show an empty message."""
+    Blanks beside calls, without other text, are no content: clients would show an empty message."""
 
     def __init__(self) -> None:
-        # The text that has come; it has been processed up to `_at`.
+        # Received text, which is processed up to `_at`.
         self._text = ""
         self._at = 0
-        # The number of characters before `_text`.
+        # Number of characters before `_text`.
         self._num_before = 0
-        # What goes one step: returns False if more text is needed.
+        # The next step. It returns False if it needs more text.
         self._phase: Callable[[Read], bool] = self._find
-        # What may be the beginning of a call, and is content if it is none.
+        # Text that may be the start of a call, and is content otherwise.
         self._opened: list[str] = []
         # Finds the end of the arguments that are being sent.
         self._arguments = Nesting()
-        # Whether there is no more text, and whether it was not the model that ended it.
+        # Whether the text has ended, and whether a limit, rather than the model, ended it.
         self._is_ended = self._is_cut = False
-        # The content that `read` has not got yet; the blanks since the last call, or the beginning; whether there were
-        # only blanks.
+        # Content that `read` does not have yet; the blanks since the last call, or since the start; and whether there
+        # were only blanks.
         self._content: list[str] = []
         self._blanks: list[str] = []
         self._is_blank = True
@@ -64,18 +64,18 @@ class Cursor(Reader):
 
     @abstractmethod
     def _find(self, read: Read) -> bool:
-        """Shows the text up to where a call may begin."""
+        """Shows the text up to the next possible call."""
 
     @abstractmethod
     def _open(self, read: Read) -> bool:
-        """Begins the call that stands here, or gives up."""
+        """Begins the call at this place, or gives up."""
 
     @abstractmethod
     def _close(self, read: Read) -> bool:
-        """Goes past what closes a call whose arguments have ended."""
+        """Passes what closes a call after its arguments."""
 
     def _send(self, read: Read) -> bool:
-        """Goes on with the arguments of a call."""
+        """Continues the arguments of a call."""
         end = self._arguments.end(self._text, self._at)
         read.go_on(self._take(end))
         if end is not None:
@@ -83,12 +83,12 @@ class Cursor(Reader):
         return end is not None
 
     def _take(self, end: int | None = None) -> str:
-        """Takes the text up to `end`, or all there is."""
+        """Takes the text up to `end`, or all of it."""
         start, self._at = self._at, len(self._text) if end is None else end
         return self._text[start : self._at]
 
     def _put_back(self, text: str) -> None:
-        """`text` is what was taken last."""
+        """Puts back `text`, which was taken last."""
         if len(text) <= self._at:
             self._at -= len(text)
             return
@@ -120,17 +120,17 @@ class Cursor(Reader):
         self._is_blank = self._has_calls = True
 
     def _wait(self) -> bool:
-        """A call may begin here if there is more text."""
+        """Waits for more text, which may begin a call here."""
         return self._is_ended and self._give_up()
 
     def _drop_rest(self) -> bool:
-        """What stands here may be the beginning of what closes a call. If there is no more, it is not shown."""
+        """Waits for the rest of a closing mark that may begin here. It is not shown if the text ends before that."""
         if self._is_ended:
             self._take()
         return False
 
     def _give_up(self) -> bool:
-        """No call begins here."""
+        """No call begins here: shows the text as content."""
         self._show("".join(self._opened))
         self._opened.clear()
         self._phase = self._find

@@ -1,9 +1,9 @@
-"""How a model writes calls that it may make or not, by what its chat template shows of them.
+"""How models write optional calls, recognised by what their chat templates show.
 
-A grammar holds the calls of functions that are `strict`, and holds where there may be one call only: text is free, and
-once a call begins, it is of one of the tools, with arguments as its schema has them (any, for a tool that is not
-strict). A call begins where its reader finds one. Arguments that are written one by one, not as a JSON object, are held
-in keyed_grammar.py.
+A grammar constrains calls of `strict` functions, and limits the output to one call. Text is free; once a call begins,
+it has to be of one of the tools, with arguments that follow its schema. If the tool is not strict, any arguments may
+follow. A call begins where the family's reader finds one. keyed_grammar.py constrains arguments that are written one by
+one rather than as a JSON object.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HermesFamily(Family):
 
 
 class LlamaFamily(Family):
-    """A bare JSON object. A grammar allows no call after other text, so with a grammar such text stays text."""
+    """A bare JSON object. The grammar allows no call after other text, so with a grammar such text remains text."""
 
     name = "json-in-text"
     held_name = "json"
@@ -46,7 +46,7 @@ class LlamaFamily(Family):
         return [
             rule("start", f'TEXT | call | "[" (LISTED | BLANKS call {more} BLANKS "]")'),
             rule("TEXT", r"/(\s*[^\s{\[](.|\n)*)?/"),
-            # A text that begins with a bracket. What stands between calls may come before the first one too.
+            # A text that begins with a bracket. Characters that separate calls may also precede the first one.
             rule("LISTED", r"/[\s\[\],;]*([^\s\[\],;{](.|\n)*)?/"),
             BLANKS,
         ]
@@ -56,9 +56,9 @@ class LlamaFamily(Family):
 
 
 class SectionFamily(Family):
-    """A mark that begins the section of calls, and one that begins each call. Models leave the first one out at times.
+    """A mark before the section of calls, and one before each call. Models sometimes omit the former.
 
-    `marks` are: the section's, the call's, that before the arguments, and those that end the call and the section."""
+    `marks` are those before the section, the call and the arguments, and those after the call and the section."""
 
     def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
         section, call, _, end, last = self.marks
@@ -78,8 +78,7 @@ class SectionFamily(Family):
 
 
 class DeepSeekFamily(SectionFamily):
-    """`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>…`: the name, and JSON. V3.1 writes less around it than V3 and R1
-    do."""
+    """`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>…`: the name, and JSON. V3.1 writes less around it than V3 and R1."""
 
     name = "deepseek"
     marks = (
@@ -116,10 +115,10 @@ class KimiFamily(SectionFamily):
 
 
 class ListFamily(Family):
-    """A mark, and then a list of calls in JSON, or a single one; a mark may close it."""
+    """A mark, and then a JSON list of calls or a single call. A mark may close it."""
 
-    # Each of them may begin calls. One that is no token begins them only with a bracket behind it: a text may well
-    # have a word that is a mark.
+    # Marks that may begin calls. One that is no special token begins them only before a bracket, since it may be a word
+    # of the text.
     openings: ClassVar[Sequence[str]]
     closings: ClassVar[Sequence[str]] = ()
 
@@ -156,7 +155,7 @@ class GraniteFamily(ListFamily):
 
 
 class PhiFamily(ListFamily):
-    """The same, or `functools` in place of the mark."""
+    """As Granite, or `functools` in place of the mark."""
 
     name = "phi"
     marks = ("<|tool_call|>", "<|/tool_call|>")
@@ -216,8 +215,8 @@ class HarmonyFamily(Family):
         return f'{head} (" " | " "? {constrain} "json" | " json")? {message}', ""
 
 
-# What a template shows of a family. The first of which all is found counts: later ones are parts of earlier ones, or
-# occur in their templates too.
+# Texts by which a template shows its family. The first row with all its texts in the template counts: texts of later
+# rows occur in templates of earlier families, too.
 SHOWN: Sequence[tuple[Sequence[str], type[Family]]] = (
     (harmony.SHOWN, HarmonyFamily),
     (("<function=",), QwenCoderFamily),
@@ -238,11 +237,12 @@ SHOWN: Sequence[tuple[Sequence[str], type[Family]]] = (
 
 
 def family_of(template: str, special_id: SpecialId) -> Family:
-    """`template` is the model's for chats with tools. Raises InvalidRequest for one that shows no calls."""
+    """Returns the model's family, by its chat template for tools. Raises InvalidRequest if the template shows no known
+    format of calls."""
     for shown, family in SHOWN:
         if all(text in template for text in shown):
             return family(special_id)
     raise InvalidRequest(
-        "tool_choice='auto': how this model's chat template writes tool calls is not known; "
-        "say required, or name the tool"
+        "tool_choice='auto': the tool-call format of this model's chat template is unknown; "
+        "use required, or name the tool"
     )

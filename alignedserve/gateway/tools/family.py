@@ -1,4 +1,4 @@
-"""A family of models that write calls in the same way, and the grammar that holds them."""
+"""The base of families of models that write calls in one format, and the grammar that constrains those calls."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from alignedserve.gateway.tools.schemas import Document
 from alignedserve.structured_outputs import StructuredOutputsParams
 from alignedserve.types import InvalidRequest
 
-# Returns the id of a text that is a token which an answer's text leaves out; None if it is no such token.
+# Returns the id of a text that is one special token. None: it is not.
 SpecialId = Callable[[str], int | None]
 
 
 class Family(ABC):
-    # The name by which a prepared call asks for the reader (reading.py).
+    # The name of the family's reader in a prepared call (reading.py).
     name: ClassVar[str]
-    # The marks of calls, which a vocabulary may have as special tokens.
+    # The marks around calls, which may be special tokens.
     marks: ClassVar[Sequence[str]] = ()
-    # The name of the reader where a grammar holds the text, if that is another one.
+    # The reader's name if a grammar constrains the text, if it differs.
     held_name: ClassVar[str] = ""
 
     def __init__(self, special_id: SpecialId) -> None:
@@ -36,7 +36,7 @@ class Family(ABC):
     def structure(
         self, tools: Sequence[Tool], one_at_most: bool, max_bytes: int
     ) -> StructuredOutputsParams | None:
-        """Returns the grammar of the text, or None if it needs or has none. Raises InvalidRequest."""
+        """Returns the grammar of the text. None: it needs or has none. Raises InvalidRequest."""
         if not one_at_most and not any(tool.function.strict for tool in tools):
             return None
         names = [tool.function.name for tool in tools]
@@ -61,10 +61,10 @@ class Family(ABC):
 
     @abstractmethod
     def _rules(self, one_at_most: bool, names: Sequence[str]) -> list[str]:
-        """Returns the rules of the grammar around `call`. `names` are those of the functions."""
+        """Returns the grammar's rules around `call`. `names` are the functions' names."""
 
     def _call_rules(self, number: int, function: Function, shared: JsonRules) -> Iterable[str]:
-        """Returns the rules of the calls of one function, which is that of this number."""
+        """Returns the rules of calls of the function with this number."""
         before, after = self._around(function.name)
         asked: dict[str, Any] = {"type": "object"}
         if function.strict and function.parameters:
@@ -75,16 +75,16 @@ class Family(ABC):
         ]
 
     def _around(self, name: str) -> tuple[str, str]:
-        """Returns what stands for a call's text before and after its arguments."""
+        """Returns the grammar of a call's text before and after its arguments."""
         return json.dumps(f'{{"name": "{name}", "arguments": '), '"}"'
 
     def _mark(self, mark: str) -> str:
-        """Returns what stands for the mark in a rule."""
+        """Returns the mark as it is written in a rule."""
         token_id = self._special_id(mark)
         return json.dumps(mark) if token_id is None else f"<[{token_id}]>"
 
     def _marked(self, calls: Sequence[tuple[str, str]], is_repeated: bool) -> list[str]:
-        """Returns the rules of free text in which each of `calls` may begin, with a mark and what comes after it."""
+        """Returns the rules of free text in which any of `calls` may begin: a mark, and what follows it."""
         begun = " | ".join(f"opening_{n} {after}" for n, (_, after) in enumerate(calls))
         return [
             rule("start", f"({begun})* text" if is_repeated else f"{begun} | text"),
@@ -95,14 +95,15 @@ class Family(ABC):
         ]
 
     def _up_to(self, name: str, mark: str, free: str = "TEXT") -> str:
-        """Returns the rule of this name: free text up to the mark, and the mark. A mark between slashes is an
+        """Returns the rule `name`: free text up to the mark, and the mark. A mark between slashes is a regular
         expression."""
         if mark.startswith("/"):
             return rule(f"{name}[lazy]", f"{free} {mark}")
-        # A token ends free text wherever it comes; a text does so where it comes first.
+        # A special token ends free text wherever it occurs; a text does so at its first occurrence.
         lazy = "" if self._special_id(mark) is not None else "[lazy]"
         return rule(f"{name}{lazy}", f"{free} {self._mark(mark)}")
 
 
-# What models write between marks and calls, or leave out. It has an end: a small model could go on with it for ever.
+# Blanks that models write between marks and calls, or omit. They are bounded, because a small model could repeat them
+# without end.
 BLANKS = rule("BLANKS", r"/[ \n]{0,8}/")

@@ -1,18 +1,20 @@
-"""Takes apart what gpt-oss models write: messages, each of a header and a text between marks (OpenAI's harmony format).
+"""Parses the output of gpt-oss models: messages, each a header and a text between marks (OpenAI's harmony format).
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
 
-The prompt ends with `<|start|>assistant`, so the first header has no beginning. A header may name a recipient, before
-or after its channel, and the message is a call then:
+The prompt ends with `<|start|>assistant`, so the first header lacks its start. A header may name a recipient, before or
+after its channel. The message is then a call:
 
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
 
-The text of each message is thoughts (`analysis`), arguments of a call, or content (every other channel, or none). No
-text is lost where marks are not as they should be. A header is over as soon as something comes that no header has. If
-it has named a channel, its message begins there, as if `<|message|>` had come; otherwise it was no header, but text of
-the message before it. A header that ends without a text, because the output ends or because another mark comes, is
-left out. A model may also spell a mark out in its text, which can't be told from the mark: it stays in the text unless
-a header, another mark or the end of the output follows it.
+The text of a message is reasoning (`analysis`), arguments of a call, or content (any other channel, or none).
+
+No text is lost if marks are wrong. A header is over at the first character that no header can have there. If it has
+named a channel, its message begins there, as if `<|message|>` had come. Otherwise it was no header, but text of the
+message before it. A header without a text, because the output ends or another mark comes, is left out.
+
+A model may also spell out a mark in its text, which can't be told from the mark. It stays in the text unless a header,
+another mark or the end of the output follows it.
 """
 
 from __future__ import annotations
@@ -30,16 +32,17 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>")
 MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 FINAL = f"{CHANNEL}final{MESSAGE}"
-# What a template shows of the format.
+# Marks by which a template shows the format.
 SHOWN = (START, CHANNEL, MESSAGE)
 
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _CHANNELS = ("analysis", "commentary", "final")
 _FUNCTIONS = "functions."
 _WORD = r"[\w.-]{0,80}"
-# Every beginning of a header matches it too, if marks are whole. A header is the end of the message before, a role, a
-# recipient, a channel, a recipient, and the type of a call's text. After a call, models write a channel's name without
-# any mark at times.
+# Matches a header, and every start of one if its marks are complete.
+#
+# A header is the end of the message before, a role, a recipient, a channel, a recipient, and the type of a call's text.
+# After a call, models sometimes write a channel's name without any mark.
 _BARE = beginnings(*map(spelt, _CHANNELS)).pattern
 _HEADER = re.compile(
     rf"(?:<\|(?:end|return)\|>\s{{0,8}}|<\|call\|>\s{{0,8}}(?P<bare>{_BARE}))?"
@@ -48,7 +51,7 @@ _HEADER = re.compile(
     rf"(?(early) ?{_WORD})(?(late) ?{_WORD}))?(?:<\|constrain\|>{_WORD} ?)?",
     re.ASCII,
 )
-# The template writes any level into the prompt; these are what the models know it by, who always think.
+# The template accepts any effort; these map others to those that the models were trained with. They always reason.
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
@@ -61,26 +64,26 @@ def is_harmony(template: str) -> bool:
 
 
 def thoughts_before(opening: str) -> Thoughts:
-    """Returns the thoughts that may come before a structured output, which `opening` then opens."""
+    """Returns the reasoning that may come before a structured output, which `opening` then opens."""
     return Thoughts(f"{ENDS[0]}{START}assistant", ANALYSIS, opening)
 
 
 class HarmonyReader(Reader):
-    """`tools` are the names of those that may be called; without any, what is said to one is text of its channel."""
+    """`tools` are the names of tools that may be called. Without any, a message to a tool is text of its channel."""
 
     def __init__(self, tools: Collection[str], stop_reason: str = "tool_calls") -> None:
         self.stop_reason = stop_reason
         self._tools = tools
-        # The header as far as it has come; None inside a text.
+        # The header so far. None inside a text.
         self._header: str | None = ""
-        # What the text is: "reasoning", "content" or "call".
+        # The kind of the text: "reasoning", "content" or "call".
         self._kind = "content"
-        # Whether the message has no text yet, and of which kinds there were texts before.
+        # Whether the message has no text yet, and the kinds of earlier texts.
         self._is_new = True
         self._kinds: set[str] = set()
-        # Finds the end of the arguments of a call; None when they have ended.
+        # Finds the end of a call's arguments. None after their end.
         self._arguments: Nesting | None = None
-        # The end of the text that has come, if it may be the beginning of a mark.
+        # The end of the received text, if it may be the start of a mark.
         self._held = ""
 
     @property
@@ -130,10 +133,10 @@ class HarmonyReader(Reader):
             self._header += letter
 
     def _leave_header(self, header: str, text: str, read: Read) -> None:
-        """The text can't be a part of the header."""
+        """Handles text that can't be part of the header."""
         found = _HEADER.fullmatch(header)
         assert found
-        # Within a text, a channel's mark without more is one that the model has spelt out.
+        # Within a text, a channel mark alone is one that the model has spelled out.
         is_opened = not header.startswith(CHANNEL) or not self._kinds
         if is_opened and found["channel"] in _CHANNELS:
             has_more = found["early"] or found["late"] or CONSTRAIN in header
@@ -142,7 +145,7 @@ class HarmonyReader(Reader):
         else:
             self._header = None
             if self._kind == "call" and self._arguments is None and header.startswith(ENDS[1]):
-                # The call is over, and so is its mark: what follows is none of the arguments.
+                # The call is over, and so is its mark: the following text is not part of the arguments.
                 self._kind, self._is_new, header = "content", True, header.removeprefix(ENDS[1])
             self._say(header + text, read)
 
@@ -153,7 +156,7 @@ class HarmonyReader(Reader):
             self._say(header, read)
 
     def _begin(self, header: str, read: Read) -> None:
-        """Begins the text of the message that has this header."""
+        """Begins the text of the message with this header."""
         found = _HEADER.fullmatch(header)
         assert found
         self._header, self._is_new = None, True
@@ -166,7 +169,7 @@ class HarmonyReader(Reader):
             self._kind = "reasoning" if channel == "analysis" else "content"
 
     def _called(self, recipient: str) -> str:
-        """Returns the name of the tool; empty if it is none."""
+        """Returns the name of the tool. Empty: no tool is called."""
         if recipient in self._tools:
             return recipient
         return recipient.removeprefix(_FUNCTIONS) if self._tools and recipient.startswith(_FUNCTIONS) else ""
@@ -179,7 +182,7 @@ class HarmonyReader(Reader):
                 self._arguments = None
             read.go_on(text)
             return
-        # Messages that come into the same field are paragraphs of it.
+        # Messages in the same field are paragraphs of it.
         gap = "\n\n" if self._is_new and self._kind in self._kinds else ""
         self._is_new = False
         self._kinds.add(self._kind)

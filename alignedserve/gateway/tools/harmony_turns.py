@@ -1,5 +1,5 @@
-"""A chat's turns as gpt-oss's template reads them, which would leave others out, or refuse them: instructions are one
-message, the first; thoughts are `thinking`; and a turn makes one call."""
+"""Adapts a chat's turns to gpt-oss's template, which would omit or refuse some. Instructions become one message, the
+first. Reasoning becomes `thinking`. Each turn makes one call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ Message = Mapping[str, Any]
 
 
 def turns_of(messages: Sequence[Message]) -> list[Message]:
-    """The template renders the first call of a turn alone, and takes what tools say after it for its result. So each
-    call becomes a turn of its own, with its results after it. Instructions that come later are the user's."""
+    """Returns the turns for the template. It renders only the first call of a turn, and takes the tool message after it
+    for its result. So each call becomes a turn of its own, followed by its results. Later instructions become user
+    messages."""
     first = list(takewhile(_instructs, messages))
     rest = deque(messages[len(first) :])
     turns: list[Message] = first
@@ -36,7 +37,7 @@ def _instructs(message: Message) -> bool:
 
 
 def _turns(message: Message, results: Sequence[Message]) -> Iterator[Message]:
-    """Yields what the assistant's turn becomes, with the results that came after it."""
+    """Yields the turns that replace an assistant's turn, with the results that followed it."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         yield _thinking({key: value for key, value in message.items() if key != "tool_calls"})
@@ -65,7 +66,8 @@ def _thinking(message: Message) -> Message:
 
 
 def _in_one(turn: Message) -> Message:
-    """Before a call the template takes thoughts or a content, which it shows as thoughts, but not both."""
+    """Joins reasoning and content of a turn with a call: the template takes either, and shows content there as
+    reasoning."""
     thoughts = turn.get("thinking")
     if not thoughts or not turn.get("content"):
         return turn
@@ -73,7 +75,7 @@ def _in_one(turn: Message) -> Message:
 
 
 def _parts(message: Message) -> list[Any]:
-    """Returns the message's content as a list, whose texts become lines."""
+    """Returns the message's content as a list. Its texts become lines."""
     content = message.get("content")
     return content if isinstance(content, list) else [_part(content)]
 

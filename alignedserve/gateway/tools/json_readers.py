@@ -1,4 +1,4 @@
-"""Reads calls that are JSON objects, alone or in lists: all of the text, or somewhere in it."""
+"""Readers of calls that are JSON objects, alone or in lists, as the whole text or within it."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ from alignedserve.gateway.tools.calls import (
 from alignedserve.gateway.tools.cursor import Cursor
 from alignedserve.gateway.tools.tags import Rest, Tags
 
-# What stands before a call, the beginning of a list, and after one.
+# Blanks and brackets before a call, which may begin a list, and separators after one.
 _BEFORE = re.compile(r"[\s\[]*")
 _AFTER = re.compile(r"[\s,;\]}]*")
-# The beginning of a list, at the end of a text.
+# The start of a list, at the end of a text.
 _LIST = re.compile(r"\[[\s\[]{0,16}\Z")
 _MAX_LIST_CHARS = 17
-# What may begin a call in text, as far as it has come.
+# The start of a possible call in text.
 _BEGUN = re.compile(r'\{\s*(?:\Z|"(?:\Z|[nt]))')
-# The most characters of a call in another form. It is kept until its end, and read again if it is none, which takes
-# 10 ms for this length: a longer one is text. Once as many characters have been read again, no more calls in another
-# form are looked for.
+# Longest call in another form, in characters. Such a call is held until its end, and read again if it is none. That
+# takes 10 ms for this length, and a longer one is text. Once the same number of characters has been read again, no more
+# calls in other forms are looked for.
 MAX_OBJECT_CHARS = 1 << 15
 
 
 class JsonCalls(Cursor):
-    # What opens calls, and what closes them and is no content; None: nothing does.
+    # Marks that open calls, and marks that close them and are no content. None: there are none.
     openings: Tags | None = None
     closings: Tags | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        # Finds the end of an object: of one that may be a call in another form, and of one around arguments that have
-        # been sent.
+        # Finds the end of an object, which is a possible call in another form or encloses arguments that were sent.
         self._nesting = Nesting()
         self._object: list[str] = []
         self._num_object_chars = 0
-        # Up to this place of the whole text, no object is looked at as a whole again.
+        # No object before this place of the whole text is tried as a whole again.
         self._seen_to = 0
-        # The characters of objects that were read again.
+        # Characters of objects that were read again.
         self._num_dropped_chars = 0
 
     @property
@@ -85,7 +84,7 @@ class JsonCalls(Cursor):
 
     @property
     def _takes_whole(self) -> bool:
-        """Whether a call in another form may stand here."""
+        """Whether a call in another form may begin here."""
         is_new = self._num_before + self._at >= self._seen_to
         return is_new and self._num_dropped_chars < MAX_OBJECT_CHARS
 
@@ -95,7 +94,7 @@ class JsonCalls(Cursor):
         return super()._give_up()
 
     def _begin_object(self, read: Read) -> bool:
-        """Every call has a name, and so a string comes first."""
+        """Reads the start of an object. Every call has a name, so a string has to come first."""
         blanks = len(self._text) - len(self._text[self._at :].lstrip())
         self._add(self._take(blanks))
         if self._is_empty and not self._is_ended:
@@ -106,7 +105,7 @@ class JsonCalls(Cursor):
         return True
 
     def _go_on(self, read: Read) -> bool:
-        """A mark that closes calls is text where it stands in a string."""
+        """Reads the rest of an object. A closing mark within a string is text."""
         room = max(0, MAX_OBJECT_CHARS - self._num_object_chars)
         stop = min(len(self._text), self._at + room)
         end = self._nesting.end(self._text, self._at, stop)
@@ -127,7 +126,7 @@ class JsonCalls(Cursor):
         self._num_object_chars += len(text)
 
     def _drop_object(self) -> bool:
-        """The object is no call, but there may be some in it, and any after what closes it."""
+        """The object is no call, but there may be calls in it, and after what closes it."""
         text = "".join(self._object)
         closing = self.closings.whole.search(text) if self.closings else None
         num_seen = closing.start() if closing else len(text)
@@ -137,12 +136,12 @@ class JsonCalls(Cursor):
         return self._give_up()
 
     def _close(self, read: Read) -> bool:
-        """The arguments have ended: so does the object around them."""
+        """The arguments have ended, so the object around them has to end, too."""
         self._nesting, self._phase = Nesting(depth=1), self._skip
         return True
 
     def _skip(self, read: Read) -> bool:
-        """Goes past the rest of the object. What closes calls ends it, even in a string: nothing is lost by that."""
+        """Skips the rest of the object. A closing mark ends it even inside a string, which loses nothing."""
         start, stop = self._at, len(self._text)
         if self.closings and not self._is_ended:
             stop = self.closings.held(self._text, start)
@@ -160,7 +159,7 @@ class JsonCalls(Cursor):
         return end is not None
 
     def _after(self, read: Read) -> bool:
-        """Goes on after a call."""
+        """Continues after a call."""
         after = _AFTER.match(self._text, self._at)
         assert after
         self._at = after.end()
@@ -176,7 +175,7 @@ class JsonCalls(Cursor):
 
     @property
     def _may_open(self) -> bool:
-        """Whether another call may stand here."""
+        """Whether another call may begin here."""
         return self._text[self._at] in "{["
 
     @property
@@ -186,7 +185,7 @@ class JsonCalls(Cursor):
         )
 
     def _leave(self, read: Read) -> bool:
-        """Goes past the line breaks after a closing mark."""
+        """Skips the line breaks after a closing mark."""
         while self._text[self._at : self._at + 1] == "\n":
             self._at += 1
         if self._is_empty:
@@ -196,7 +195,7 @@ class JsonCalls(Cursor):
 
 
 class JsonReader(JsonCalls):
-    """Reads a call, or a list of calls, and what comes after it; or plain text."""
+    """Reads a call or a list of calls and the text after it, or plain text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,8 +207,8 @@ class JsonReader(JsonCalls):
 
 
 class JsonInTextReader(JsonReader):
-    """Reads calls after some text, too, as small Llamas write them. These are of the tools that are known: a text may
-    well show what a call looks like."""
+    """Also reads calls after some text, as small Llama models write them. Those have to be of known tools, since a text
+    may show an example of a call."""
 
     def __init__(self, tools: Container[str]) -> None:
         super().__init__()

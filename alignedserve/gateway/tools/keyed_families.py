@@ -1,4 +1,4 @@
-"""Families whose models write arguments one by one, and not as a JSON object."""
+"""Families of models that write arguments one by one, and not as a JSON object."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class TaggedFamily(Family):
 
 
 class QwenCoderFamily(TaggedFamily):
-    """`<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>`. Models leave the first tag out
-    at times."""
+    """`<tool_call><function=NAME><parameter=KEY>…</parameter></function></tool_call>`. Models sometimes omit the first
+    tag."""
 
     name = "qwen-coder"
     marks = (HERMES_OPEN, HERMES_CLOSE)
@@ -102,9 +102,9 @@ class PythonicFamily(Family):
         return [
             rule("start", f'TEXT | {start} "[" {calls} | OPENING (LISTED | {calls})'),
             rule("OPENING", rf"/[{BLANKS}]*\[/"),
-            # A text that begins like a mark, or like the list of calls, is none.
+            # Text must not begin like a mark or like the list of calls.
             rule("TEXT", rf"/[{BLANKS}]*(<|([^{BLANKS}\[<]|<[^|])(.|\n)*)?/"),
-            # A word may stand there too, with anything else than a bracket after it.
+            # A word may follow the bracket, too, unless an opening parenthesis follows it.
             rule(
                 "LISTED",
                 rf"/[{BLANKS}]*([{LETTERS}]*[{BLANKS}]*|"

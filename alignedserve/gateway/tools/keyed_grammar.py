@@ -1,6 +1,8 @@
-"""The rules of arguments that are written one by one. A grammar holds their names, their order, and that none is
-missing. A value that may be no text follows its schema, and so does one of texts that are listed; other texts are
-free."""
+"""Grammar rules of arguments that are written one by one. The grammar constrains their names and order, and requires
+all that the schema requires.
+
+A value that can't be a string follows its schema, as does one of an enumeration. Other strings are free.
+"""
 
 from __future__ import annotations
 
@@ -26,54 +28,54 @@ from alignedserve.types import InvalidRequest, is_text
 class Tags:
     """How an argument is written."""
 
-    # Returns what stands before a value; the name is given as it stands in a rule.
+    # Returns the text before a value, as rule. The name is given as it stands in a rule.
     before: Callable[[str], str]
-    # The mark that ends a value, and what stands after it.
+    # The mark that ends a value, and what follows it.
     closing: str
     after: str
-    # Marks that end a value too, which a free text may not have.
+    # Marks that end a value too, and that a free text may not have.
     barred: Sequence[str]
-    # What stands around a value in JSON, or one that is listed, and is no part of it.
+    # Text around a value that is JSON or of an enumeration, and not part of it.
     edge: str = ""
 
 
-# Returns what stands for a mark.
+# Returns a mark as it stands in a rule.
 Mark = Callable[[str], str]
 
-# Names that readers can find between tags, and within Python.
+# Names that the readers can parse: between tags, and in the pythonic format.
 _TAGGED_NAME = r"[^<>\s]([^<>\n]{0,254}[^<>\s])?"
 _PYTHONIC_NAME = r"[a-zA-Z_][a-zA-Z0-9_.-]{0,255}"
 _READABLE_IN_PYTHONIC = re.compile(r"""[^\s=()\[\]{},"']{1,256}""")
 
 
-# The most bytes of schemas that are gone through for a grammar, per byte that it may have. Schemas may be spelt in many
-# ways that are found to be equal only when they are written, and each of them takes its time.
+# Bytes of schemas that are examined for a grammar, per byte that the grammar may have. Different spellings of one
+# schema are only found to be equal when they are written, and each takes time.
 _LOOKED_AT_PER_BYTE = 64
 
 
 class JsonRules:
-    """The rules of JSON of one grammar: there is one for all arguments that have the same schema."""
+    """The JSON rules of a grammar: one for all arguments with the same schema."""
 
     def __init__(self, max_bytes: int) -> None:
-        """`max_bytes` is what the grammar may have."""
-        # Their numbers by their bodies.
+        """`max_bytes` is the largest size of the grammar."""
+        # Numbers of rules by their bodies.
         self._numbers: dict[str, int] = {}
         self._room = _LOOKED_AT_PER_BYTE * max_bytes
 
     def written(self, schema: Mapping[str, Any]) -> str:
-        """Returns the body of a rule. Raises InvalidRequest when it is one too many."""
+        """Returns the body of a rule. Raises InvalidRequest if all schemas together are too large."""
         body = json_rule(schema)
         self.look_at(body)
         return body
 
     def look_at(self, text: str) -> None:
-        """Counts the text. Raises InvalidRequest when it is one too many."""
+        """Counts the text. Raises InvalidRequest if all schemas together are too large."""
         self._room -= len(text)
         if self._room < 0:
-            raise InvalidRequest("tools: their schemas are too large, with what they refer to")
+            raise InvalidRequest("tools: their schemas, with all that they refer to, are too large")
 
     def new(self, bodies: Iterable[str]) -> Iterator[str]:
-        """Yields the rules with these bodies that the grammar does not have yet."""
+        """Yields the rules with these bodies that the grammar lacks."""
         for body in bodies:
             if body not in self._numbers:
                 self._numbers[body] = len(self._numbers)
@@ -84,17 +86,17 @@ class JsonRules:
 
 
 def free_value(tags: Tags) -> str:
-    """Returns the body of a terminal of texts that a value may be where no schema holds it."""
+    """Returns the body of the terminal of free values."""
     barred = "|".join(re.escape(mark).replace("/", r"\/") for mark in tags.barred)
     return rf"/(.|\n)*/ & ~/(.|\n)*({barred})(.|\n)*/"
 
 
 def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark, shared: JsonRules) -> Iterator[str]:
-    """Yields the rule `name` of a function's arguments, and those that it needs. `value` is that of a free text, up to
-    the mark that ends it. Raises InvalidRequest."""
+    """Yields the rule `name` of a function's arguments, and the rules that it needs. The rule `value` is a free text,
+    up to the mark that ends it. Raises InvalidRequest."""
     values = _Values(function, shared)
     key, found = f"{name.upper()}_KEY", []
-    # What stands for the values of an argument, by the alternatives that it has.
+    # References to the values of an argument, by the id of its alternatives.
     written: dict[int, str] = {}
     for each in values.arguments.known:
         if not re.fullmatch(_TAGGED_NAME, each.name):
@@ -106,7 +108,7 @@ def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark, shared: 
         found.append(part if each.is_required else f"({part})?")
     others = values.arguments.others
     if others is not None:
-        # The reader doesn't know their types.
+        # The reader does not know their types.
         texts, parts = values.alternatives(others, ALL_KINDS)
         value = yield from _tagged(texts, parts, tags, mark, shared)
         yield rule(key, values.other_names(_TAGGED_NAME))
@@ -117,8 +119,8 @@ def tagged_rules(name: str, function: Function, tags: Tags, mark: Mark, shared: 
 def _tagged(
     texts: Sequence[str], parts: Sequence[str] | None, tags: Tags, mark: Mark, shared: JsonRules
 ) -> Generator[str, None, str]:
-    """Yields the rules of a value that the grammar does not have yet, and returns what stands for it, and for the mark
-    that ends it."""
+    """Yields the rules of a value that the grammar lacks. Returns the rule's text for the value and the mark that ends
+    it."""
     if parts is None:
         return "value"
     for text in texts:
@@ -128,7 +130,7 @@ def _tagged(
     bodies = [*map(literal, texts), *(shared.name_of(part) for part in parts)]
     value = bodies[0]
     if len(bodies) > 1:
-        # Each argument that has these alternatives refers to one rule of them.
+        # Each argument with these alternatives refers to one rule.
         either = " | ".join(bodies)
         yield from shared.new([either])
         value = shared.name_of(either)
@@ -137,7 +139,7 @@ def _tagged(
 
 
 def pythonic_rules(name: str, function: Function, shared: JsonRules) -> Iterator[str]:
-    """Yields the rule `name` of a function's arguments as Python has them, with values as JSON has them."""
+    """Yields the rule `name` of a function's arguments in pythonic format, with values in JSON."""
     values = _Values(function, shared)
     known, others = values.arguments.known, values.arguments.others
     more = ""
@@ -174,7 +176,7 @@ class _Values:
         self._document = Document(function.parameters or {})
         self._shared = shared
         self.arguments = self._document.arguments() if function.strict else Arguments(others=True)
-        # What was found, by the schemas' keys: many arguments may have equal ones.
+        # Results by the schemas' keys: many arguments may have equal schemas.
         self._bodies: dict[str, str] = {}
         self._alternatives: dict[tuple[str, frozenset[str] | None], _Alternatives] = {}
 
@@ -185,15 +187,15 @@ class _Values:
         return self._bodies[key]
 
     def alternatives(self, schema: Any, kinds: frozenset[str] | None = None) -> _Alternatives:
-        """Returns the texts that a value may be, and the bodies of rules of JSON; None in place of those if any text
-        is allowed. `kinds` are the types by which it is read, if not by the schema."""
+        """Returns the texts that a value may be, and the bodies of JSON rules. None in place of those: any text is
+        allowed. `kinds` are the types by which the value is read, if not by its schema."""
         key = self._document.key(schema), kinds
         if key not in self._alternatives:
             self._alternatives[key] = self._found(schema, kinds)
         return self._alternatives[key]
 
     def _found(self, schema: Any, kinds: frozenset[str] | None) -> _Alternatives:
-        # Each stands once, in the order in which they are found.
+        # Each once, in order.
         texts: dict[str, None] = {}
         parts: dict[str, None] = {}
         kinds = self._document.kinds(schema) if kinds is None else kinds
@@ -211,18 +213,18 @@ class _Values:
         return read_back, [*parts] if read_back or parts else [self.json(schema)]
 
     def other_names(self, allowed: str) -> str:
-        """Returns the body of a terminal of the names that arguments may have beside the known ones."""
+        """Returns the body of the terminal of further argument names."""
         names = " | ".join(literal(each.name) for each in self.arguments.known)
         return f"/{allowed}/" + (f" & ~({names})" if names else "")
 
 
 def _is_other_value(text: str, kinds: frozenset[str]) -> bool:
-    """Whether the text, of a value that may be of these types, would be read as something else."""
+    """Whether the text of a value with these types would be read as something else."""
     try:
         found = json_of(text, is_kept=True)
     except (ValueError, RecursionError):
         return False
-    # Where anything is allowed, JSON is read as such.
+    # If anything is allowed, JSON is read as JSON.
     return kinds == ALL_KINDS or kind_of(found) in kinds - {"string"}
 
 
@@ -230,21 +232,21 @@ def rule(name: str, body: str) -> str:
     return f"{name}: {body}"
 
 
-# A grammar with `::=` would be taken for GBNF. In a string it may be escaped.
+# A grammar with `::=` would be taken for GBNF. In a string, an escape avoids that.
 _ESCAPED = ("::=", ":\\u003a=")
 
 
 def literal(text: str) -> str:
-    """Returns what stands for the text in a rule. Raises InvalidRequest."""
+    """Returns the text as it stands in a rule. Raises InvalidRequest."""
     if not is_text(text):
         raise InvalidRequest(f"tools: {text!r}: no text may have half of a surrogate pair")
     return json.dumps(text).replace(*_ESCAPED)
 
 
-# Whitespace is as text/grammar.py has it for schemas.
+# Whitespace as text/grammar.py has it for schemas.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """Returns the body of a rule of JSON."""
+    """Returns the body of a JSON rule."""
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS}).replace(*_ESCAPED)

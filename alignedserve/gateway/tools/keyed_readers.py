@@ -1,8 +1,8 @@
-"""Reads calls whose arguments are written one by one between tags, as Qwen3-Coder and GLM write them.
+"""Reads calls with arguments one by one between tags, as Qwen3-Coder and GLM write them.
 
-A value is text; what it is in JSON follows from the tool's parameters. So a call is sent when it is complete. The
-models leave tags out at times, and a value may have tags in it: it goes up to the tag that closes it if there is one
-before the next argument, and else to the first that ends a call.
+A value is text, and the tool's parameters determine its JSON. So a call is sent when it is complete. Models sometimes
+omit tags, and a value may contain tags. It ends at its closing tag, if there is one before the next argument, and
+otherwise at the first tag that ends a call.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from alignedserve.gateway.tools.marked_readers import BLANKS, HERMES_CLOSE, Herm
 from alignedserve.gateway.tools.schemas import ALL_KINDS, Document, kind_of
 from alignedserve.gateway.tools.tags import Rest
 
-# The types of each tool's parameters, by names; "" where the schema says nothing simple.
+# Types of each tool's parameters, by tool and parameter name. "": no simple type.
 Types = Mapping[str, Mapping[str, str]]
 
 
 class KeyedReader(HermesReader):
-    """Reads a call in JSON as well, which a model of these families writes at times."""
+    """Also reads calls in JSON, which models of these families sometimes write."""
 
     def __init__(self, keyed: Keyed, types: Types) -> None:
         super().__init__()
         self._keyed = keyed
         self._types = types
-        # The call that is being read: its name, its arguments so far in JSON, and whether something else than blanks
-        # has come since its last tag.
+        # The call that is being read: its name, its arguments so far in JSON, and whether there was more than blanks
+        # since its last tag.
         self._name = ""
         self._values: dict[str, str] = {}
         self._has_more = False
@@ -42,7 +42,7 @@ class KeyedReader(HermesReader):
         return self._keyed.value if self._phase == self._in_value else super().open_text
 
     def _find(self, read: Read) -> bool:
-        """A call without a mark is of a tool that is known: a text may well show what a call looks like."""
+        """A call without a mark has to be of a known tool, since a text may show an example of a call."""
         tags = self._keyed.openings
         found = tags.whole.search(self._text, self._at)
         if found is None:
@@ -72,14 +72,14 @@ class KeyedReader(HermesReader):
         return super()._open(read)
 
     def _between(self, read: Read) -> bool:
-        """Goes on in a call, outside of values."""
+        """Continues a call, outside of values."""
         tags = self._keyed.tags
         found = tags.whole.search(self._text, self._at)
         more = self._take(found.start() if found else tags.held(self._text, self._at))
         self._opened.append(more)
         self._has_more |= bool(more.strip())
         if self._keyed.argument_opening in more or (self._has_more and not self._values):
-            # A text about calls, and none.
+            # This is text about calls, and no call.
             return self._give_up()
         if found is None:
             return self._is_ended and self._end(read)
@@ -96,7 +96,7 @@ class KeyedReader(HermesReader):
         return True
 
     def _end(self, read: Read) -> bool:
-        """The output ends in a call. If the model has ended it after an argument, the call is whole."""
+        """The output ends inside a call. The call is complete if the model ended it after an argument."""
         rest = self._take()
         is_closing = any(tag.startswith(rest.strip()) for tag in self._keyed.closings)
         if self._values and is_closing and not self._has_more and not self._is_cut:
@@ -149,8 +149,8 @@ class KeyedReader(HermesReader):
 
 
 def _value(text: str, kind: str) -> str:
-    """Returns the JSON of the value that the text stands for: that of a string, also where it is no JSON, or the text
-    itself."""
+    """Returns the JSON of a value. It is a string if the text is no JSON, or if the type asks for that. Otherwise it is
+    the text itself."""
     kinds = kind.split()
     if kinds == ["string"]:
         return _string(text)
@@ -171,7 +171,7 @@ def _string(text: str) -> str:
 
 
 def types_of(schemas: Mapping[str, Mapping[str, Any] | None]) -> dict[str, dict[str, str]]:
-    """`schemas` are those of the tools' parameters, by the tools' names."""
+    """Returns the types of the tools' parameters. `schemas` are by tool name."""
     return {name: _types_in(schema or {}) for name, schema in schemas.items()}
 
 
@@ -184,7 +184,8 @@ def _types_in(schema: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _type_in(schema: Any, document: Document) -> str:
-    """Returns the type; several, with blanks between them, for a text or a value of the other ones."""
+    """Returns the type. Several, separated by blanks, stand for a text or a value of the other types. Empty:
+    unknown."""
     kinds = document.kinds(schema)
     if kinds == {"number", "integer"}:
         return "number"

@@ -1,4 +1,4 @@
-"""How Qwen3-Coder and GLM write a call: its arguments one by one, between tags."""
+"""How Qwen3-Coder and GLM write a call: arguments one by one, between tags."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from alignedserve.gateway.tools.tags import Rest, Tags, beginnings, spelt
 
 @dataclass(frozen=True)
 class Keyed:
-    # What begins a call: a mark, or a head whose group is the name.
+    # The start of a call: a mark, or a head with the name as its group.
     openings: Tags
-    # What comes after a mark; its group is the name.
+    # The head after a mark, with the name as its group.
     head: Head
-    # What comes outside of values: an argument, up to its value, with the group `key`; the end of the call, `end`; or
-    # what begins the next.
+    # Tags outside of values: an argument up to its value, with the group `key`; the end of the call, with the group
+    # `end`; or the start of the next call.
     tags: Tags
-    # What may end a value: what closes it, or the next argument, with the group `key`.
+    # Ends of a value: its closing tag, or the next argument, with the group `key`.
     value_ends: Tags
     # The rest of a value that is closed before another argument or call begins.
     value: Rest
-    # Finds the end of the call in a value that nothing closes.
+    # Finds the end of the call in a value without a closing tag.
     call_end: re.Pattern[str]
-    # What closes calls.
+    # Tags that close calls.
     closings: Sequence[str]
-    # What begins an argument. A call with one that goes on in another way is none: it would lack that argument.
+    # The start of an argument. If it continues in an unknown way, the call is text: it would lack that argument.
     argument_opening: str
-    # What begins a further call, beside the mark.
+    # The start of a further call, besides the mark.
     bare_opening: str | None = None
-    # Whether a value stands in lines of its own.
+    # Whether a value is on lines of its own.
     has_lines: bool = False
 
 
-# A tool's name, as clients may give it.
+# A tool's name, as clients may define it.
 _NAME = "[a-zA-Z0-9_.-]{1,64}"
 
 
@@ -78,7 +78,7 @@ QWEN_CODER = Keyed(
     has_lines=True,
 )
 
-# A model may write something between a key and its value; it is left out, as it is between arguments.
+# Text between a key and its value is left out, as between arguments.
 _ARGUMENT = r"<arg_key>(?P<key>[^<]{0,256})</arg_key>[^<]{0,64}<arg_value>"
 _ARGUMENT_BEGUN = [
     *spelt("<arg_key>"),

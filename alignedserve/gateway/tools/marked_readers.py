@@ -1,5 +1,5 @@
-"""Reads calls that begin with a mark: a name and its arguments, as DeepSeek, Kimi and newer Mistral models write them,
-or JSON, as Hermes, Qwen, older Mistral models, Granite, Phi and Hunyuan do. Text may come before and after them."""
+"""Reads calls that begin with a mark, with text before and after them. DeepSeek, Kimi and newer Mistral models write a
+name and its arguments. Hermes, Qwen, older Mistral models, Granite, Phi and Hunyuan write JSON."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 
 @dataclass(frozen=True)
 class Head:
-    """What comes between a mark and the arguments. The group `name` is the name; a group `id` is the call's id."""
+    """The text between a mark and the arguments. The group `name` is the name, and a group `id` the call's id."""
 
     whole: re.Pattern[str]
-    # What may become one.
+    # Matches text that may become a head.
     begun: re.Pattern[str]
 
 
 @dataclass(frozen=True)
 class Marks:
-    # Each of them may begin a call, or the section in which calls are.
+    # Marks that may begin a call, or the section of calls.
     openings: Sequence[str]
     # None: the calls are JSON, alone or in a list.
     head: Head | None = None
-    # What comes after the arguments, and is no content.
+    # Marks after the arguments, which are no content.
     closings: Sequence[str] = ()
 
     @cached_property
@@ -62,7 +62,7 @@ DEEPSEEK = Marks(
 KIMI = Marks(
     ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     Head(
-        # The index, with which names become ids, is there at times only.
+        # The index that makes a name an id is not always present.
         re.compile(
             rf"(?=(?P<id>{NAME}:\d+)?)(?:functions\.)?(?P<name>{NAME}?)(?::\d+)?"
             rf"\s*{re.escape(_KIMI_ARGUMENTS)}\s*(?=\{{)"
@@ -124,12 +124,12 @@ class HermesReader(MarkedListReader):
 
 
 class MarkedReader(Marked):
-    """Reads calls that have a head each."""
+    """Reads calls that each have a head."""
 
     def __init__(self, marks: Marks, head: Head) -> None:
         super().__init__(marks)
         self._head = head
-        # More of what begins calls: blanks, and the mark of a call in a section.
+        # More that may precede a call: blanks, and the mark of a call in a section.
         self._more = re.compile(rf"(?:\s|{marks.opening_tags.whole.pattern})+")
 
     def _open(self, read: Read) -> bool:
@@ -150,7 +150,7 @@ class MarkedReader(Marked):
         return self._give_up()
 
     def _close(self, read: Read) -> bool:
-        """Goes past what closes a call, and blanks."""
+        """Passes what closes a call, and blanks."""
         blanks = BLANKS.match(self._text, self._at)
         assert blanks
         self._at = blanks.end()

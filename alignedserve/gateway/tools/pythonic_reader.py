@@ -1,6 +1,6 @@
-"""Parses calls that are written as Python: `[weather(city="Rome"), clock()]`, as Llama 4 and some of Llama 3.2 do.
+"""Parses calls in Python's syntax: `[weather(city="Rome"), clock()]`, as Llama 4 and some Llama 3.2 models write them.
 
-A value is JSON, or one of Python's literals. What has come is parsed in 5 ms at most: a list with more in it is text.
+A value is JSON, or a literal of Python. Parsing takes at most 5 ms: a longer list is text.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from alignedserve.gateway.tools.calls import DECODER, MAX_HEAD_CHARS, Read, obje
 from alignedserve.gateway.tools.readers import Reader
 from alignedserve.gateway.tools.tags import beginnings, spelt
 
-# The most characters of a list of calls; the most calls and arguments in it; and the most characters of Python's
-# literals in it that are no JSON, without the texts among them.
+# Limits of a list: its characters; its calls and arguments; and the characters of Python literals that are not JSON,
+# without the strings in them.
 MAX_CHARS, MAX_PARTS, MAX_PYTHON_CHARS = 1 << 16, 1 << 10, 1 << 11
-# Each such literal takes the time of this number of characters besides its own, and each text in one that of these.
+# Each such literal costs as much as this number of characters besides its own, and each string in it this number.
 _CHARS_OF_A_LITERAL, _CHARS_OF_A_TEXT = 8, 2
 _AROUND = ("<|python_start|>", "<|python_end|>")
-# Blanks, and the letters of names, for expressions; the grammar has the same (keyed_families.py).
+# Blanks and characters of names, for regular expressions. The grammar has the same (keyed_families.py).
 BLANKS, LETTERS = r" \t\n\r\f\v", "a-zA-Z0-9_.-"
 _BLANKS = " \t\n\r\f\v"
-# How calls begin, and what may become that.
+# The start of calls, and what may become it.
 _FIRST = [r"\[", f"[{BLANKS}]*", f"[{LETTERS}]+", f"[{BLANKS}]*", r"\("]
 _HEAD = re.compile(rf"(?:{re.escape(_AROUND[0])}[{BLANKS}]*)?{''.join(_FIRST)}")
 _HEAD_BEGUN = beginnings(_FIRST, [*spelt(_AROUND[0]), f"[{BLANKS}]*", *_FIRST])
 
 
 class PythonicReader(Reader):
-    """The whole of the text is a list of calls, or it is text."""
+    """Either the whole text is a list of calls, or it is text."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
         self._num_chars = 0
-        # Its first letters, without the blanks before them, until they say whether calls may come.
+        # Its first characters without leading blanks, until they decide whether calls may follow.
         self._first = ""
         self._is_text = self._is_list = False
 
@@ -64,7 +64,7 @@ class PythonicReader(Reader):
 
 
 def _calls_in(text: str) -> list[tuple[str, str]]:
-    """Returns names and arguments; nothing if the text is anything else than calls."""
+    """Returns names and arguments. Empty if the text has anything else."""
     text = text.strip(_BLANKS).removeprefix(_AROUND[0]).removesuffix(_AROUND[1]).strip(_BLANKS)
     try:
         return _Calls(text).all()
@@ -80,7 +80,7 @@ _VALUE_END = re.compile(r"\s*[,)]")
 
 
 class _Calls:
-    """Reads a list of calls. Names need be none of Python's: `[f(from="x", a-b=1)]`."""
+    """Parses a list of calls. Names need not be valid in Python: `[f(from="x", a-b=1)]`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -88,7 +88,7 @@ class _Calls:
         self._num_parts = self._num_python_chars = 0
 
     def all(self) -> list[tuple[str, str]]:
-        """Raises ValueError, or what `ast` raises, for anything else."""
+        """Returns the calls. Raises ValueError, or an error of `ast`, if there is anything else."""
         calls: list[tuple[str, str]] = []
         self._past(_BRACKET)
         while self._has_next(_CLOSING, is_first=not calls):
@@ -106,7 +106,7 @@ class _Calls:
         return name, object_of(values)
 
     def _has_next(self, end: re.Pattern[str], is_first: bool) -> bool:
-        """Goes past the comma before the next one, or past the end."""
+        """Passes the comma before the next item, or the end. Returns whether there is an item."""
         if self._may_pass(end):
             return False
         if not is_first:
@@ -119,7 +119,7 @@ class _Calls:
         return True
 
     def _value(self) -> str:
-        """Returns the value as JSON: as it is written, where it is that."""
+        """Returns the value as JSON. If it is JSON, it stays as written."""
         start = self._at
         try:
             _, end = DECODER.raw_decode(self._text, start)
@@ -166,7 +166,7 @@ class _Calls:
         return found is not None
 
 
-# A part of a literal: a text, what is around values, or anything else. What is in an f-string would be parsed.
+# A part of a literal: a string, punctuation, or anything else. F-strings are excluded: their contents would be parsed.
 _PART = re.compile(
     r"(?P<text>[a-zA-Z]{0,2}(?:"
     r'"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*"""|'
@@ -181,7 +181,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 class _AsPython(ast.NodeTransformer):
-    """JSON's names for what Python calls True, False and None, and surrogate pairs written as two escapes."""
+    """Replaces JSON's names of True, False and None, and joins surrogate pairs that are written as two escapes."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node

@@ -1,11 +1,11 @@
-"""Reads a model's text, while it is written: what of it is content, and what are calls.
+"""Parses a model's text as it arrives, into content and calls.
 
-A call is streamed from its name on if name and arguments come in this order, as templates write them; a call in
-another form is sent when it is complete. What was sent can't be taken back: arguments that end in the middle, or are
-no JSON, are sent as they were written, as OpenAI does.
+A call is streamed from its name on, if name and arguments come in this order, as templates write them. A call in
+another form is sent when it is complete. What was sent can't be taken back: arguments that end early, or are no JSON,
+are sent as written, as OpenAI does.
 
-However the text is cut, it is read in the same way, and what is found has the order in which it was written. Each
-letter is read a few times at most, however long the text becomes: a client may have made the model write it.
+The result does not depend on how the text is cut, and keeps its order. Each character is read a few times at most,
+however long the text becomes, since a client may have provoked it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from alignedserve.gateway.tools.tags import Rest
 
 
 class Reader(ABC):
-    """Reads the text of one choice."""
+    """Parses the text of one choice."""
 
-    # The finish reason that replaces "stop" when calls were made.
+    # The finish reason that replaces "stop" if calls were made.
     stop_reason = "tool_calls"
-    # Whether the text is inside thoughts; None: this reader knows none.
+    # Whether the text is inside reasoning. None: this reader does not separate reasoning.
     is_thinking: bool | None = None
-    # Whether marks begin calls, so that these can be told from thoughts.
+    # Whether marks begin calls, so that calls within reasoning can be recognised.
     is_marked = False
 
     @property
     def open_text(self) -> Rest | None:
-        """The rest of a text within a call, if one is open: a tag could be a part of it."""
+        """The rest of a string within a call, if one is open: a tag could be part of it."""
         return None
 
     @abstractmethod
@@ -36,11 +36,12 @@ class Reader(ABC):
 
     @abstractmethod
     def end(self, *, is_cut: bool = False) -> Read:
-        """The text has ended. With `is_cut` it was not the model that ended it: what is not closed is not whole."""
+        """Called at the end of the text. `is_cut`: a limit or stop string ended it, so unclosed parts are
+        incomplete."""
 
 
 class TextReader(Reader):
-    """All of the text is content."""
+    """The whole text is content."""
 
     def feed(self, text: str) -> Read:
         return Read.of(text)
@@ -50,9 +51,9 @@ class TextReader(Reader):
 
 
 class NamedReader(Reader):
-    """All of the text is the arguments of one call."""
+    """The whole text is the arguments of one call."""
 
-    # OpenAI returns "stop" for a call that had to be made.
+    # OpenAI returns "stop" for a forced call.
     stop_reason = "stop"
 
     def __init__(self, name: str) -> None:

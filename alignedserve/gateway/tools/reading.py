@@ -1,4 +1,4 @@
-"""The reader of a choice's text, by the name that a prepared call has for it."""
+"""The readers of a choice's text, by their names in a prepared call."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ _READERS: Mapping[str, Callable[[str, Types], Reader]] = {
     "qwen-coder": lambda tool, types: KeyedReader(keyed_tags.QWEN_CODER, types),
     "glm": lambda tool, types: KeyedReader(keyed_tags.GLM, types),
     "pythonic": lambda tool, types: PythonicReader(),
-    # As with a named reader, a call that had to be made ends with "stop".
+    # As with a named reader, a forced call ends with "stop".
     HARMONY: lambda tool, types: HarmonyReader(types.keys(), "stop" if tool else "tool_calls"),
 }
 
-# The readers that need the types of the tools' parameters, and those that need the tools' names alone.
+# Readers that need the types of the tools' parameters, and readers that need only the tools' names.
 _TYPED = (QwenCoderFamily.name, GlmFamily.name)
 _NAMING = (LlamaFamily.name, HARMONY)
 
 
 def types_for(name: str, tools: Sequence[Tool]) -> dict[str, dict[str, str]]:
-    """Returns what the reader of this name needs to know of the tools, as `types` of its Reading."""
+    """Returns what the named reader needs of the tools: `types` of its Reading."""
     if name in _TYPED:
         return types_of({tool.function.name: tool.function.parameters for tool in tools})
     return {tool.function.name: {} for tool in tools} if name in _NAMING else {}
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """How the text of a choice is read."""
+    """How the text of a choice is parsed."""
 
-    # The name of the reader of what comes after the thoughts.
+    # The name of the reader for the text after the reasoning.
     name: str = TEXT
-    # The only tool that can be called, if one was named.
+    # The only tool that can be called, if one is forced.
     tool: str = ""
-    # The types of the tools' parameters by the tools' names, as far as the reader needs them (types_for).
+    # Types of the tools' parameters by tool name, as far as the reader needs them (types_for).
     types: dict[str, dict[str, str]] = {}
-    # How thoughts are marked in the output, if it may have any.
+    # How reasoning is marked in the output. None: there is none.
     thinking: Thinking | None = None
 
     def new_reader(self) -> Reader:

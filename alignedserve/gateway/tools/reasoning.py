@@ -1,8 +1,7 @@
-"""What a model thinks before it answers: text between tags that its chat template knows, as Qwen3 and DeepSeek-R1 write
-it.
+"""Separates a model's reasoning from its answer, by tags that its chat template has, as for Qwen3 and DeepSeek-R1.
 
-Some templates open the thoughts in the prompt, and the output has the closing tag only; some let the model open them,
-or answer at once; and a template that was told not to think closes them in the prompt.
+Some templates open the reasoning in the prompt, so the output has only the closing tag. With others the model opens it,
+or answers at once. If reasoning is off, the template closes it in the prompt.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from alignedserve.gateway.tools.calls import CollectedText, Read
 from alignedserve.gateway.tools.readers import Reader, TextReader
 from alignedserve.gateway.tools.tags import overlap
 
-# The tags of the models that are known. A template has both where it strips the thoughts of earlier turns.
+# Known pairs of tags. A template has both if it strips the reasoning of earlier turns.
 TAGS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("<reasoning>", "</reasoning>"))
-# A closing tag in a text within a call is a part of the text if the text ends within this number of characters.
+# A closing tag within a call's string is part of the string if the string ends within this number of characters.
 MAX_WAIT_CHARS = 1 << 10
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """How the thoughts of an output are marked."""
+    """How reasoning is marked in an output."""
 
     open: str
     close: str
-    # Whether the prompt has opened them.
+    # Whether the prompt has opened it.
     is_open: bool
 
 
 def thinking_of(template: str, prompt_end: str) -> Thinking | None:
-    """`prompt_end` is the last text of the prompt. Returns None if the output has no thoughts."""
+    """Returns None if the output has no reasoning. `prompt_end` is the end of the prompt's text."""
     for opening, closing in TAGS:
         if closing in template:
             end = prompt_end.rstrip()
@@ -40,13 +39,13 @@ def thinking_of(template: str, prompt_end: str) -> Thinking | None:
 
 
 class _Trail:
-    """Holds the blanks at the end of a text back."""
+    """Holds back the blanks at the end of a text."""
 
     def __init__(self) -> None:
         self.blanks: list[str] = []
 
     def add(self, text: str) -> str:
-        """Returns what is not at the end any more, or no blank."""
+        """Adds text. Returns what can be shown, which is all but the blanks at the end."""
         certain = text.rstrip()
         if not certain:
             self.blanks.append(text)
@@ -57,26 +56,27 @@ class _Trail:
 
 
 class ReasoningReader(Reader):
-    """Separates thoughts from what comes after them, which another reader reads.
+    """Separates reasoning from the answer, which another reader parses.
 
-    A call in thoughts that are closed later is a draft. If the model ends them without closing them, calls in them are
-    calls, and what else there is are thoughts. A closing tag in a text within a call closes nothing."""
+    A call within reasoning that is closed later is a draft. If the model ends its output without closing the reasoning,
+    calls in it count, and the rest is reasoning. A closing tag in a string within a call does not close the
+    reasoning."""
 
     def __init__(self, thinking: Thinking, new_answer: Callable[[], Reader]) -> None:
         self._thinking = thinking
         self._answer = new_answer()
         self._is_thinking = thinking.is_open
-        # Whether the thoughts have ended, or there are none.
+        # Whether the reasoning has ended, or there is none.
         self._is_over = False
-        # The blanks before the first text, and the text that has come and is not read yet: it may be a part of a tag.
+        # Blanks before the first text, and text that may be part of a tag and is not read yet.
         self._space: list[str] = []
         self._text = ""
-        # Whether space is skipped: before thoughts, and between thoughts and answer.
+        # Whether blanks are skipped: before the reasoning, and between reasoning and answer.
         self._skips_space = True
-        # Reads the thoughts, for calls in them.
+        # Finds calls within the reasoning.
         self._draft = new_answer() if self._answer.is_marked else TextReader()
-        # The thoughts that are not shown, since a call may begin there, or has begun; and what was read of them since
-        # the first call.
+        # Reasoning that is not shown, since a call may begin there or has begun; and what was parsed of it since the
+        # first call.
         self._held: list[str] = []
         self._drafted = CollectedText()
         self._num_calls = 0
@@ -120,19 +120,19 @@ class ReasoningReader(Reader):
         return read
 
     def _has_called(self, is_cut: bool) -> bool:
-        """The output has ended in thoughts. Returns whether calls in them are calls."""
+        """Called if the output ends within reasoning. Returns whether calls in it count."""
         self._held.append(self._text)
         self._drafted.add(self._draft.feed(self._text))
         self._drafted.add(self._draft.end(is_cut=is_cut))
         return bool(self._drafted.calls) and not is_cut
 
     def _open(self, is_end: bool) -> None:
-        """Decides whether the output opens thoughts."""
+        """Decides whether the output opens reasoning."""
         tag, begun = self._thinking.open, self._text.lstrip()
         if begun.startswith(tag):
             self._is_thinking, self._text = True, begun[len(tag) :]
         elif is_end or not tag.startswith(begun):
-            # It does not: all of the text is the answer, the space before it too.
+            # It does not: the whole text is the answer, with the blanks before it.
             self._text = "".join(self._space) + self._text
             self._is_over, self._skips_space = True, False
         elif not begun:
@@ -162,8 +162,8 @@ class ReasoningReader(Reader):
         self._text = self._text[end:]
 
     def _is_closing(self, after: str, is_end: bool) -> bool | None:
-        """Returns whether the closing tag that stands before `after` closes the thoughts, or is a part of a text within
-        a call in them. None: more text decides."""
+        """Returns whether the closing tag before `after` closes the reasoning, rather than being part of a string
+        within a call. None: more text decides."""
         rest = self._draft.open_text
         if rest is None:
             return True
@@ -173,7 +173,7 @@ class ReasoningReader(Reader):
         return None if may_go_on else True
 
     def _consider(self, text: str, read: Read) -> None:
-        """Shows the thoughts up to where a call may begin."""
+        """Shows the reasoning up to the next possible call."""
         draft = self._draft.feed(text)
         self._held.append(text)
         if self._num_calls or draft.pieces:

@@ -1,7 +1,7 @@
-"""What the JSON schema of a function's parameters says of each argument.
+"""What the JSON schema of a function's parameters determines for each argument.
 
-A reference is followed where it is local (`#/$defs/NAME`). One place may be referred to in many spellings, so places
-are told apart by the schemas that are there. What is not understood restricts nothing here.
+Local references (`#/$defs/NAME`) are followed. A place can be referred to in several spellings, so places are
+identified by the schemas at them. Keywords that are not understood here restrict nothing.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from urllib.parse import unquote
 from alignedserve.types import InvalidRequest
 
 ALL_KINDS = frozenset(("string", "integer", "number", "boolean", "array", "object", "null"))
-# The most references and alternatives within each other that are followed.
+# Nesting depth to which references and alternatives are followed.
 _MAX_DEPTH = 32
 _DEFINITIONS = ("$defs", "definitions")
-# The most that is taken from a document, for each unit of its own size, and the most if it is small. Arguments that all
-# refer to one large definition could take the square of its size.
+# Bounds of what is taken from a document, in units: _MAX_TIMES its own size, but at least _MIN_TAKEN. Arguments that
+# all refer to one large definition could otherwise take the square of its size.
 _MAX_TIMES = 16
 _MIN_TAKEN = 128 << 10
-# The characters of a text, or bits of a number, that count as one unit more.
+# Characters of a text, or bits of a number, that count as one more unit.
 _UNIT = 64
-# These restrict no value.
+# Keywords that restrict no value.
 _NOTES = ("$comment", "$schema", "default", "deprecated", "description", "example", "examples", "title")
-# Their fields are names, each with a schema.
+# Keywords with a schema for each name.
 _NAMED = ("properties", "patternProperties", "dependentSchemas")
-# Their values are no schemas.
+# Keywords with values that are no schemas.
 _DATA = ("const", "enum", "required", "type", "dependentRequired")
-# Where one of them stands, arguments may have other names than those of `properties`, or not all of them.
+# With one of these keywords, arguments may have other names than those of `properties`, or may lack some of them.
 _UNHELD = (
     *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "const", "enum", "patternProperties", "propertyNames"),
     *("minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
@@ -51,7 +51,7 @@ class Argument:
 class Arguments:
     # In the order in which they are written.
     known: Sequence[Argument] = ()
-    # The schema of arguments of other names; None if there may be none.
+    # The schema of arguments with other names. None: there may be none.
     others: Any = None
 
 
@@ -60,13 +60,13 @@ class Document:
 
     def __init__(self, whole: Any) -> None:
         self._whole = whole
-        # The kinds of values that the references allow, as far as that is known.
+        # The types that references allow, as far as known, by the id of their target.
         self._kinds: dict[int, frozenset[str]] = {}
         # The keys of schemas, by the ids of these.
         self._keys: dict[int, str] = {}
-        # The schemas to which references point, and whether they point to one.
+        # The targets of references, and whether they exist.
         self._targets: dict[str, tuple[Any, bool]] = {}
-        # The size of all that has been taken so far.
+        # The size of all that was taken so far.
         self._taken = 0
 
     @cached_property
@@ -74,14 +74,14 @@ class Document:
         return max(_MIN_TAKEN, _MAX_TIMES * _size_of(self._whole))
 
     def _take(self, size: int) -> None:
-        """Raises InvalidRequest."""
+        """Counts `size`. Raises InvalidRequest if the sum exceeds the bound."""
         self._taken += size
         if self._taken > self._max_taken:
-            raise InvalidRequest("tools: a schema refers to large parts of it too often")
+            raise InvalidRequest("tools: a schema refers to large parts of itself too often")
 
     @property
     def top(self) -> dict[str, Any]:
-        """The schema of the parameters, behind references."""
+        """The schema of the parameters, after following references."""
         found: Any = self._whole
         for _ in range(_MAX_DEPTH):
             if not isinstance(found, dict) or set(found) - {*_NOTES, *_DEFINITIONS, "type"} != {"$ref"}:
@@ -90,7 +90,7 @@ class Document:
         return found if isinstance(found, dict) else {}
 
     def arguments(self) -> Arguments:
-        """Raises InvalidRequest."""
+        """Returns the arguments that the schema describes. Raises InvalidRequest."""
         top = self.top
         if any(key in top for key in _UNHELD):
             return Arguments(others=True)
@@ -98,7 +98,7 @@ class Document:
         others = top.get("additionalProperties", not isinstance(properties, dict))
         schemas = dict(properties) if isinstance(properties, dict) else {}
         given = required if isinstance(required, list) else []
-        # (As a dict: each of the properties is looked up in it.)
+        # A dict, because each property is looked up in it.
         names = {name: None for name in given if isinstance(name, str)}
         for name in names:
             if others is False and name not in schemas:
@@ -108,7 +108,7 @@ class Document:
         return Arguments(known, None if others is False else others)
 
     def kinds(self, schema: Any, depth: int = 0) -> frozenset[str]:
-        """Returns the types of the values that the schema may allow, and never too few."""
+        """Returns the types that a value may have. Types may be too many, but never too few."""
         if schema is False:
             return frozenset()
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
@@ -131,18 +131,17 @@ class Document:
     def _kinds_behind(self, reference: str, depth: int) -> frozenset[str]:
         target = self._target(reference)
         if id(target) not in self._kinds:
-            # A reference that leads back to itself restricts nothing.
+            # A circular reference restricts nothing.
             self._kinds[id(target)] = ALL_KINDS
             self._kinds[id(target)] = self.kinds(target, depth + 1)
         return self._kinds[id(target)]
 
     def alternatives(self, schema: Any) -> list[Any]:
-        """Returns schemas without `anyOf` around them; the schema allows what one of them does. Raises
-        InvalidRequest."""
+        """Returns schemas without `anyOf`; the schema allows what any of them allows. Raises InvalidRequest."""
         found: list[Any] = []
         left: list[Any] = [schema]
         seen: set[int] = set()
-        # (It grows meanwhile.)
+        # `left` grows during the loop.
         for each in left:
             keys = set(each) - set(_NOTES) if isinstance(each, dict) else set()
             key = keys.pop() if len(keys) == 1 else ""
@@ -164,14 +163,14 @@ class Document:
         return found or [True]
 
     def key(self, schema: Any) -> str:
-        """Returns the same text for schemas of this document that are equal but for what restricts no value. What they
-        refer to is not looked at: equal ones refer to the same places, however these are spelt."""
+        """Returns the same text for schemas of this document that restrict values equally. References count as equal if
+        they point to the same place, in whatever spelling; their targets are not compared."""
         if id(schema) not in self._keys:
             self._keys[id(schema)] = json.dumps(_stripped(schema, self._place))
         return self._keys[id(schema)]
 
     def part(self, schema: Any) -> dict[str, Any]:
-        """Returns the schema for itself: with the definitions that it needs, and without what restricts no value.
+        """Returns the schema as a document of its own, with the definitions that it needs and without annotations.
         Raises InvalidRequest."""
         names: dict[int, str] = {}
         targets: list[Any] = []
@@ -186,7 +185,7 @@ class Document:
             return f"#/$defs/{names[id(target)]}"
 
         found = _stripped(schema, named)
-        # (They become more meanwhile.)
+        # `targets` grows during the loop.
         definitions = {names[id(target)]: _stripped(target, named) for target in targets}
         known = found if isinstance(found, dict) else {} if found is True else {"allOf": [found]}
         whole = known | ({"$defs": definitions} if definitions else {})
@@ -194,12 +193,13 @@ class Document:
         return whole
 
     def _place(self, reference: str) -> str:
-        """Returns the same text for references to the same schema, however they are spelt."""
+        """Returns the same text for references to the same schema, in whatever spelling."""
         target, is_there = self._found(reference)
         return f"#{id(target)}" if is_there else reference
 
     def _target(self, reference: Any, is_needed: bool = False) -> Any:
-        """Returns the schema to which a local reference points; one that allows anything where there is none."""
+        """Returns the target of a local reference. If it does not exist, returns a schema that allows anything, or, if
+        it `is_needed`, raises InvalidRequest."""
         target, is_there = self._found(str(reference))
         if is_needed and not is_there:
             raise InvalidRequest(f"tools: $ref={reference!r} points to nothing")
@@ -225,7 +225,7 @@ class Document:
 
 
 def texts_and_values(schema: Any) -> tuple[list[str], list[Any]] | None:
-    """Returns the texts and the other values that the schema lists; None if it lists none."""
+    """Returns the texts and the other values that the schema enumerates. None: it enumerates none."""
     if not isinstance(schema, dict):
         return None
     lists = _listed(schema)
@@ -246,7 +246,7 @@ def _listed(schema: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _size_of(value: Any) -> int:
-    """Returns the size of a value in JSON, in units that take about the same time to walk through and to write."""
+    """Returns the size of a JSON value, in units that take about the same time to visit and to write."""
     size, left = 0, [value]
     while left:
         each = left.pop()
@@ -264,7 +264,7 @@ def _size_of(value: Any) -> int:
 
 
 def kind_of(value: Any) -> str:
-    """Returns the type of a value; empty for a number that JSON has not."""
+    """Returns the type of a value. Empty for a number that JSON lacks."""
     match value:
         case bool():
             return "boolean"
@@ -285,7 +285,7 @@ def _with_integers(kinds: Sequence[Any]) -> frozenset[str]:
 
 
 def _stripped(schema: Any, named: Callable[[str], str]) -> Any:
-    """Returns the schema without notes and definitions, and with its references renamed."""
+    """Returns the schema without annotations and definitions, and with its references renamed."""
     if isinstance(schema, list):
         return [_stripped(each, named) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Tags in text that comes bit by bit."""
+"""Finds tags in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from dataclasses import dataclass
 
 
 def overlap(text: str, start: int, tag: str) -> int:
-    """Returns how many letters at the end of `text`, from `start` on, may be the beginning of `tag`."""
+    """Returns the number of characters at the end of `text`, after `start`, that may be the start of `tag`."""
     longest = min(len(text) - start, len(tag) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(tag[:size])), 0)
 
 
 def spelt(text: str) -> list[str]:
-    """Returns the patterns of a text's letters."""
+    """Returns a pattern for each character of the text."""
     return [re.escape(letter) for letter in text]
 
 
 def beginnings(*tags: Sequence[str]) -> re.Pattern[str]:
-    """Returns the pattern of what may become one of the tags if there is more text. A tag is given as the patterns of
-    its parts: nothing but the end of the text may end the tag within a part."""
+    """Returns the pattern of texts that may become one of the tags. A tag is given as the patterns of its parts. Only
+    the end of the text may cut a tag within a part."""
     return re.compile("|".join("".join(f"(?:{part}" for part in tag) + ")?" * len(tag) for tag in tags))
 
 
 @dataclass(frozen=True)
 class Rest:
-    """How a text within a call may go on to its end."""
+    """How a string within a call may continue to its end."""
 
-    # Matches it, with what ends it.
+    # Matches the rest and what ends it.
     whole: re.Pattern[str]
-    # Matches what may become one, up to the end of what has come.
+    # Matches a part of the rest, up to the end of the received text.
     begun: re.Pattern[str]
 
 
 @dataclass(frozen=True)
 class Tags:
-    """Finds the first of some tags."""
+    """Finds the first of several tags."""
 
     whole: re.Pattern[str]
-    # Matches what may become one of them.
+    # Matches text that may become one of them.
     begun: re.Pattern[str]
-    # The letters that they begin with.
+    # Their first characters.
     first: str
-    # The most characters of one.
+    # Length of the longest one.
     max_len: int
 
     @classmethod
@@ -53,7 +53,7 @@ class Tags:
         return cls(whole, beginnings(*map(spelt, tags)), first, max(map(len, tags)))
 
     def held(self, text: str, start: int) -> int:
-        """Returns where the end of the text may be the beginning of a tag; if nowhere, the text's length."""
+        """Returns where a tag may begin at the end of the text. Otherwise, the text's length."""
         for place in range(max(start, len(text) - self.max_len), len(text)):
             if text[place] in self.first and self.begun.fullmatch(text, place):
                 return place

@@ -1,1 +1,1 @@
-"""Webhooks: who asked for it is told, by an HTTP request, that a batch or a response in the background has ended."""
+"""Webhooks: HTTP requests that report the end of a batch or a background response to configured URLs."""

@@ -1,4 +1,4 @@
-"""Where webhooks go, and how often that is tried. The text beside a field is its help on the command line."""
+"""Where webhooks are sent, and how often they are retried. The text beside a field is its help on the command line."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ MIN_SECRET_BYTES, MAX_SECRET_BYTES = 24, 64
 @dataclass(frozen=True)
 class WebhookConfig:
     url: Annotated[
-        tuple[str, ...], "is told when a batch or a background response has ended; repeat for several"
+        tuple[str, ...], "URL to post to when a batch or a background response has ended; repeat for several"
     ] = ()
     allowed_urls: Annotated[
-        tuple[str, ...], "a batch may name a URL of its own that begins like this; repeat for several"
+        tuple[str, ...], "URL prefix that a batch's own webhook URL must have; repeat for several"
     ] = ()
     secret_file: Annotated[
-        str | None, f"file of the secrets (whsec_…), one a line, that sign it [default: ${SECRET_VARIABLE}]"
+        str | None,
+        f"file of secrets (whsec_…) that sign webhooks, one per line [default: ${SECRET_VARIABLE}]",
     ] = None
-    allow_private: Annotated[bool, "let these lead to loopback, private and link-local addresses, too"] = (
-        False
-    )
-    # The seconds that a try may take, from the look-up of the name to the status of the answer.
+    allow_private: Annotated[bool, "allow webhooks to loopback, private and link-local addresses"] = False
+    # Seconds that an attempt may take, from the DNS lookup to the status of the answer.
     try_s: float = 15.0
-    # The seconds until a delivery that failed is tried again, at first and at most; each time it is three times as
-    # long.
+    # Seconds until a failed delivery is retried: first and longest delay. Each delay is three times the one before.
     retry_s: float = 5.0
     max_retry_s: float = 3600.0
-    # The seconds after which it is given up.
+    # Seconds after which a delivery is given up.
     give_up_s: float = 86400.0
-    # The seconds between two looks for deliveries.
+    # seconds between two searches of the store for deliveries
     look_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -79,7 +77,7 @@ def _lines(file: str) -> list[str]:
 
 
 def _secret(text: str, name: str) -> bytes:
-    # The message does not repeat what may be a secret.
+    # The message does not repeat the text, which may be a secret.
     try:
         secret = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
     except (binascii.Error, ValueError):

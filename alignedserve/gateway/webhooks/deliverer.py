@@ -1,7 +1,7 @@
-"""Delivers webhooks: each at least once, until the receiver says 2xx, or it is given up after a day.
+"""Delivers webhooks, each at least once, until the receiver answers 2xx or a day has passed.
 
-A delivery is in the store until then. The gateway that tries it holds its lease meanwhile; when it dies, the lease
-lapses and another one tries.
+Until then, a delivery is in the store. The gateway that attempts it holds its lease. If that gateway dies, the lease
+expires and another one takes over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from alignedserve.store.retry import retried
 
 log = logging.getLogger(__name__)
 
-# The most that are tried at a time, so that receivers that hang do not hold up the others too soon.
+# Deliveries that are attempted at a time: enough that some receivers that hang do not hold up the others.
 MAX_AT_A_TIME = 32
 _FACTOR = 3
 
@@ -44,14 +44,14 @@ class Deliverer:
         name: str,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`counts` counts tries by outcome, and deliveries that are dropped; `name` is the gateway's, for people to
-        read."""
+        """`counts` counts attempts by outcome, and dropped deliveries. `name` is this gateway's name as a holder of
+        leases, for people to read."""
         self._store = store
         self._config = config
         self._secrets = secrets
         self._counts = counts
         self._name = name
-        # It follows no redirects, knows no proxies, and keeps no connections.
+        # Follows no redirects, uses no proxies, keeps no connections.
         self._http = httpcore.AsyncConnectionPool(
             ssl_context=tls or httpx.create_ssl_context(),
             max_connections=MAX_AT_A_TIME,
@@ -62,7 +62,7 @@ class Deliverer:
         self._looking = Looking(self._look, config.look_s, "webhooks")
 
     def stop(self) -> None:
-        """What is under way is tried again after the next start, or by another gateway."""
+        """Stops. Deliveries in progress are attempted again after the next start, or by another gateway."""
         self._looking.stop()
 
     async def run(self) -> None:
@@ -77,7 +77,7 @@ class Deliverer:
 
     async def _look(self) -> None:
         if free := MAX_AT_A_TIME - len(self._tasks):
-            # Twice the time that a try may take, for what comes after it.
+            # Twice the time of an attempt, to leave time for what follows it.
             lease_s = 2 * self._config.try_s
             for lease in await self._store.take(self._name, lease_s, time.time(), free):
                 task = asyncio.create_task(self._work(lease))
@@ -85,7 +85,7 @@ class Deliverer:
                 task.add_done_callback(self._over)
         if refused := await self._store.refused():
             self._counts["dropped"] += refused
-            log.warning("webhooks: %d are dropped, since too many are pending", refused)
+            log.warning("webhooks: %d dropped, because too many are pending", refused)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -110,11 +110,11 @@ class Deliverer:
                 await self._store.release(lease)
             raise
         except Exception:
-            # It is not released but its lease lapses, so that it is not tried again at once.
-            log.exception("a webhook failed, and is tried again")
+            # The lease is not released but expires, so that the delivery is not attempted again at once.
+            log.exception("a webhook failed, and will be tried again")
 
     async def _tried(self, delivery: Delivery) -> str | None:
-        """Posts the event; returns what went wrong, and None if it was delivered."""
+        """Posts the event. Returns what went wrong. None: it was delivered."""
         headers = signed_headers(delivery.event_id, time.time(), delivery.body, self._secrets)
         headers |= {
             "content-type": "application/json",
@@ -125,7 +125,7 @@ class Deliverer:
         try:
             async with (
                 asyncio.timeout(self._config.try_s),
-                # The body of the answer is not read.
+                # The answer's body is not read.
                 self._http.stream("POST", delivery.url, headers=sent, content=delivery.body) as answer,
             ):
                 return None if 200 <= answer.status < 300 else f"it answers {answer.status}"

@@ -1,4 +1,4 @@
-"""The events, as in OpenAI's API, and to whom they are told."""
+"""The events of webhooks, as in OpenAI's API, and their receivers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from alignedserve.store import Delivery, DeliveryId, JobRecord, ResponseHead
 
 class Events:
     def __init__(self, urls: Sequence[str] = ()) -> None:
-        """`urls` are told of everything."""
+        """`urls` receive all events."""
         self._urls = urls
 
     def of_job(self, job: JobRecord) -> list[Delivery]:
-        """Returns the deliveries for a job that is over."""
+        """Returns the deliveries for a job that has ended."""
         urls = list(self._urls)
         if job.webhook_url is not None and job.webhook_url not in urls:
             urls.append(job.webhook_url)
         return _deliveries(f"batch.{job.status}", job.id, urls)
 
     def of_response(self, head: ResponseHead) -> list[Delivery]:
-        """Returns the deliveries for a background response; there are none as long as it is not over."""
+        """Returns the deliveries for a background response. There are none before it has ended."""
         return _deliveries(f"response.{head.status}", head.id, self._urls) if head.is_over else []
 
 

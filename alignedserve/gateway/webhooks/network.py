@@ -1,8 +1,7 @@
-"""Connects to addresses that anyone can reach, and to no others, so that nobody can make the server call what only it
-can reach.
+"""Connects only to public addresses, so that webhooks can't reach services that only this server can reach.
 
-A name is looked up once for each connection. Its addresses are checked, and the connection goes to one of them: a name
-that leads elsewhere a moment later (DNS rebinding) makes no difference. TLS still checks the name.
+A name is looked up once per connection. Its addresses are checked, and the connection goes to one of them, so DNS
+rebinding has no effect. TLS still checks the name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpcore
 
-# IPv6 addresses that stand for IPv4 addresses, which a gateway translates (NAT64).
+# IPv6 addresses that stand for IPv4 addresses and are translated by a gateway (NAT64).
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
@@ -40,7 +39,7 @@ class PublicNetwork(httpcore.AsyncNetworkBackend):
         addresses = await _addresses_of(host, port)
         if not self._allows_private and not all(map(is_public, addresses)):
             raise AddressNotAllowed("its address is not public")
-        error = httpcore.ConnectError("its name leads to no address")
+        error = httpcore.ConnectError("its name has no address")
         for address in addresses:
             try:
                 return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
@@ -58,13 +57,13 @@ async def _addresses_of(host: str, port: int) -> list[str]:
     except OSError as error:
         raise httpcore.ConnectError(f"its name can't be looked up: {error.strerror}") from None
     except UnicodeError:
-        # A part of it is empty, or has more than 63 letters.
-        raise httpcore.ConnectError("its name is none that could be looked up") from None
+        # A label of it is empty, or has more than 63 characters.
+        raise httpcore.ConnectError("its name is not valid") from None
     return [str(address[0]) for *_, address in found]
 
 
 def is_public(address: str) -> bool:
-    """Returns whether the address is one that anyone can reach."""
+    """Returns whether the address is public."""
     try:
         found = _plain(ip_address(address))
     except ValueError:
@@ -75,7 +74,7 @@ def is_public(address: str) -> bool:
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Returns the IPv4 address that the address stands for, if it does."""
+    """Returns the IPv4 address that an IPv6 address stands for, or else the address itself."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped:
             return address.ipv4_mapped

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def signed_headers(event_id: str, now: float, body: bytes, secrets: Sequence[bytes]) -> dict[str, str]:
-    """Returns the headers. Each secret signs: a receiver may know the older or the newer one."""
+    """Returns the headers. Each secret signs, because a receiver may have the older or the newer one."""
     text = f"{event_id}.{int(now)}.".encode() + body
     signatures = [
         base64.b64encode(hmac.new(each, text, hashlib.sha256).digest()).decode() for each in secrets

@@ -1,4 +1,4 @@
-"""Which URLs a webhook may have. What they lead to is checked when it is connected to (network.py)."""
+"""Which URLs a webhook may have. The addresses behind them are checked on connecting (network.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_URL_CHARS = 2048
 
 
 def check_url(url: str) -> SplitResult:
-    """Returns the URL in parts. Raises ValueError for what is not a plain URL of HTTP."""
+    """Returns the parts of the URL. Raises ValueError if it is no plain HTTP URL."""
     if not 0 < len(url) <= MAX_URL_CHARS or any(not "!" <= letter <= "~" for letter in url) or "\\" in url:
         raise ValueError(f"must be a URL of at most {MAX_URL_CHARS} ASCII letters")
     parts = urlsplit(url)
@@ -17,9 +17,9 @@ def check_url(url: str) -> SplitResult:
         raise ValueError("must begin with https:// or http:// and a host")
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise ValueError("must have no user and no fragment")
-    # It raises ValueError for a port that is none.
+    # This raises ValueError for an invalid port.
     parts.port  # noqa: B018
-    # A receiver may take such a path for another one.
+    # A receiver may resolve such a path to another one.
     plain = unquote(parts.path)
     if plain.count("/") != parts.path.count("/") or "\\" in plain or {".", ".."} & {*plain.split("/")}:
         raise ValueError("must have a path without . and .. and without escaped slashes")
@@ -27,8 +27,8 @@ def check_url(url: str) -> SplitResult:
 
 
 def is_allowed(url: str, prefixes: Iterable[str]) -> bool:
-    """Returns whether one of the prefixes has the same scheme, host and port, and a path that the URL's path begins
-    with, up to a slash. Raises ValueError for what is no URL."""
+    """Returns whether one of the prefixes has the same scheme, host and port, and a path that is the URL's or a parent
+    of it. Raises ValueError if `url` is no URL."""
     asked = check_url(url)
     return any(_begins(asked, check_url(prefix)) for prefix in prefixes)
 

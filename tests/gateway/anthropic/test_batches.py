@@ -330,7 +330,7 @@ def test_results_that_are_gone_are_not_found() -> None:
         assert output.expires_at == output.created_at + KEPT_S
         await at.client.files.delete(output.id)
         response = await http.get(batch["results_url"])
-        assert response.status_code == 404 and "results are gone" in response.json()["error"]["message"]
+        assert response.status_code == 404 and "results were deleted" in response.json()["error"]["message"]
 
     play(scenario)
 

@@ -320,7 +320,7 @@ def test_a_template_that_hangs_with_any_chat_is_refused(monkeypatch: pytest.Monk
             ):
                 await preparer.start()
             # One that is started later fails its calls.
-            with pytest.raises(ApiError, match="no process reads bodies") as raised:
+            with pytest.raises(ApiError, match="no process can read bodies") as raised:
                 await preparer.call(CHAT_ENDPOINT, chat("x"), "")
             assert raised.value.status == 503
 
@@ -337,7 +337,7 @@ def test_a_machine_without_a_process_to_spare_is_not_the_models_fault(
                 with pytest.raises(FileNotFoundError, match="/nothing/here"):
                     await preparer.start()
                 for _ in range(3):
-                    with pytest.raises(ApiError, match="no process reads bodies"):
+                    with pytest.raises(ApiError, match="no process can read bodies"):
                         await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")
             await preparer.start()
 
@@ -425,7 +425,7 @@ def test_whoever_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPa
         first = asyncio.create_task(preparer.call(COMPLETION_ENDPOINT, [SHORT], ""))
         while not preparer._small.child._at_work:
             await asyncio.sleep(0)
-        with pytest.raises(ApiError, match="others' bodies"):
+        with pytest.raises(ApiError, match="bodies of other API keys"):
             await preparer.call(COMPLETION_ENDPOINT, [SHORT], "")
         os.kill(process.pid, signal.SIGCONT)
         assert num_given(await first) == 1

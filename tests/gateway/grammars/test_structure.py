@@ -253,7 +253,7 @@ def children_of(pid: int) -> list[int]:
 def test_a_model_without_text_has_no_grammars() -> None:
     async def scenario() -> None:
         compiler = Compiler(None, MODEL.vocabulary)
-        with pytest.raises(InvalidRequest, match="needs a tokenizer and an end of sequence"):
+        with pytest.raises(InvalidRequest, match="needs a tokenizer and an end-of-sequence token"):
             await compiler.check(StructuredOutputsParams(regex="a"), 1)
         await compiler.aclose()
 

@@ -115,7 +115,7 @@ def test_keys_come_from_the_command_line_and_from_a_file(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])  # noqa: S104
 def test_nobody_listens_to_the_world_without_keys_by_mistake(host: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"host={host!r}: anyone who reaches it")):
+    with pytest.raises(ValueError, match=re.escape(f"host={host!r}: reachable from other machines")):
         listening_on(host)
     listening_on(host, api_key=("k",))
     listening_on(host, api_key_file="/keys")

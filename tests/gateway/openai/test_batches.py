@@ -344,7 +344,7 @@ def test_the_input_of_a_running_batch_stays() -> None:
     async def scenario(at: System) -> None:
         at.router.allowed = 0
         batch = await at.gateway.submit(questions(1))
-        with pytest.raises(openai.BadRequestError, match="is the input of a batch that is not over"):
+        with pytest.raises(openai.BadRequestError, match="is the input of an unfinished batch"):
             await at.client.files.delete(batch.input_file_id)
         at.router.allow(None)
         await at.gateway.until(batch, "completed")

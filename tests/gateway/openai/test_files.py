@@ -141,8 +141,8 @@ def test_what_is_no_form_is_refused(kind: str, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (5, "file: comes without a filename"),
-        (MAX_FIELD_BYTES + 1, "what has no filename has more than 65536"),
+        (5, "file: must have a filename"),
+        (MAX_FIELD_BYTES + 1, "fields without a filename have more than 65536"),
     ],
 )
 def test_a_file_without_a_name_is_told_so(size: int, message: str) -> None:

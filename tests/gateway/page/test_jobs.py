@@ -32,7 +32,7 @@ def test_a_job_that_runs_says_when_it_is_done_and_how_much_of_its_window_is_gone
         job = f"li[data-job='{batch['id']}']"
         browser.open(host.url)
         browser.until(lambda: browser.find_all(f"{job} .estimate"))
-        browser.until_text(f"{job} .estimate", "not known yet when it is done; its window ends in 59 min")
+        browser.until_text(f"{job} .estimate", "no estimate yet; its window ends in 59 min")
         is_over = threading.Event()
 
         def answer_now_and_then() -> None:
@@ -119,7 +119,7 @@ def test_a_job_against_its_window(page: Browser) -> None:
     assert (late["due"], late["late"]) == ("100%", "true")
     assert late["text"].endswith("; after its window, which ends in 45 min")
     unknown = shown(page, alignedserve={"progress": 0, "estimated_completion_at": None})
-    assert unknown["text"] == "not known yet when it is done; its window ends in 45 min"
+    assert unknown["text"] == "no estimate yet; its window ends in 45 min"
     assert shown(page, status="completed")["hidden"]
 
 

@@ -52,7 +52,7 @@ def page(chromium: Browser, host: Hosted) -> Iterator[Browser]:
         ({"status": "degraded", "store": "down", "reason": "…"}, "◐ Degraded: the store down"),
         (
             {"status": "degraded", "down": ["decode-0"], "files": "down", "reason": "…"},
-            "◐ Degraded: decode-0, the place of files down",
+            "◐ Degraded: decode-0, the file storage down",
         ),
         ({"status": "unavailable", "reason": "the router is down"}, "✕ Unavailable: the router is down"),
     ],

@@ -167,7 +167,7 @@ def test_it_waits_for_a_server_that_is_away(browser: Browser) -> None:
         browser.open(host.url)
         browser.until_text("#state", "Ready")
         cut(browser, True)
-        browser.until_text("#state", "asking again every 2 s")
+        browser.until_text("#state", "retrying every 2 s")
         cut(browser, False)
         browser.until_text("#state", "Ready")
 

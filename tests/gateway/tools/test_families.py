@@ -497,7 +497,7 @@ def test_any_text_is_read_to_its_end(name: str, data: st.DataObject) -> None:
 
 def test_every_family_that_a_template_can_show_is_tried() -> None:
     assert {family.name for _, family in SHOWN} == {case[0] for case in CASES}
-    with pytest.raises(InvalidRequest, match="not known"):
+    with pytest.raises(InvalidRequest, match="is unknown"):
         family_of("{{ messages }}", no_token)
 
 

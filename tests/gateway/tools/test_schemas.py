@@ -91,7 +91,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("parameters", SHARED.values(), ids=SHARED)
 def test_what_is_read_again_and_again_is_bounded(parameters: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="refers to large parts of it too often"):
+    with pytest.raises(InvalidRequest, match="refers to large parts of itself too often"):
         grammar("qwen-coder", parameters, max_bytes=1 << 30)
 
 

@@ -526,7 +526,7 @@ def test_a_call_that_went_wrong_does_not_end_the_conversation(arguments: str | N
     ("template", "fields", "param", "message"),
     [
         (None, {"tool_choice": "required", "stream": True}, "tools", "no place for tools"),
-        (TEMPLATE.replace("<tool_call>", ""), {}, "tool_choice", "is not known"),
+        (TEMPLATE.replace("<tool_call>", ""), {}, "tool_choice", "is unknown"),
         (TEMPLATE, {"tools": None, "tool_choice": "required"}, "tool_choice", "there are no tools"),
         (TEMPLATE, {"tool_choice": allowed("auto", "clock", "x")}, "tool_choice", "is none of the tools"),
         (

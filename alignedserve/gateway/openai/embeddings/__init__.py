@@ -1,1 +1,1 @@
-"""Embeddings as OpenAI has them, and what vLLM makes of them: scores and rankings. Nothing is generated."""
+"""OpenAI's embeddings, and the scores and rankings that vLLM derives from them. Nothing is generated."""

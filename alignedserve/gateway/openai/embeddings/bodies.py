@@ -12,25 +12,25 @@ from alignedserve.gateway.generation.body import FIRST_ERROR, MAX_SALT_CHARS
 from alignedserve.gateway.generation.service import ServiceTier, Slo
 from alignedserve.gateway.openai.bodies import Prompt
 
-# OpenAI's limit, of a call.
+# OpenAI's limit per call.
 MAX_INPUTS = 2048
 
 Texts = str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class EmbeddingBody(Fields):
-    """What the three have in common."""
+    """The fields that embeddings, scores and rankings share."""
 
     refused: ClassVar[Mapping[str, str]] = {"truncate_prompt_tokens": ""}
 
     model: str | None = None
     service_tier: ServiceTier | None = None
-    # Of these, the time to the first token is that to the answer.
+    # The time to the first token is the time to the answer.
     slo: Slo | None = None
     # vLLM's fields.
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     add_special_tokens: bool = True
-    # This is accepted, and changes nothing.
+    # Accepted without effect.
     user: str | None = None
 
 
@@ -60,6 +60,6 @@ class ScoreBody(EmbeddingBody):
 class RerankBody(EmbeddingBody):
     query: str
     documents: Annotated[list[str], Field(min_length=1), FIRST_ERROR]
-    # The number of results; 0 or null: as many as there are documents.
+    # The number of results. 0 or null: one per document.
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool | None = None

@@ -1,6 +1,8 @@
-"""One call for embeddings: a request to the router for each of its inputs, a bounded number of them at a time. What the
-calls of one owner have open in real time is bounded together: eight calls of 2,048 texts kept a chat from its first
-token for eight seconds."""
+"""Runs one call for embeddings: a request to the router for each input, with a bounded number of them open at a time.
+
+In real time, the calls of one owner share that bound. Otherwise, eight calls of 2,048 texts delayed the first token of
+a chat by eight seconds.
+"""
 
 from __future__ import annotations
 
@@ -21,35 +23,36 @@ from alignedserve.protocol.messages import PromptProgress, Rejected, Request
 from alignedserve.protocol.pooling import NO_SAMPLING
 from alignedserve.types import RequestKey
 
-# The most requests that an owner's calls have open together in real time, and each call of best effort: enough for
-# instances to have work, and few enough for others to have room in the router's queue, and to be computed soon. A call
-# that comes when others have all of these opens a few more, its share of NUM_AT_ONCE: so n calls have
-# NUM_AT_ONCE * (1/2 + 1/3 + ... + 1/n) more of them open, at most, or one for each.
+# Requests that are open at a time, at most, for all real-time calls of an owner together and for each best-effort call.
+# That suffices to keep instances busy, and leaves room in the router's queue for others.
+#
+# A call that arrives when the others have all of these may still open its share of NUM_AT_ONCE. So n calls have at most
+# NUM_AT_ONCE * (1/2 + 1/3 + ... + 1/n) more requests open, or one each.
 MAX_OPEN = 4 * NUM_AT_ONCE
 
 
 @dataclass
 class _Calls:
-    """Calls that share what they have open."""
+    """Calls that share a bound of open requests."""
 
     num_calls: int = 0
-    # The number of calls that have requests left to begin.
+    # The number of calls with requests that are not begun.
     num_beginning: int = 0
-    # The number of their requests that are open.
+    # The number of their open requests.
     num_open: int = 0
 
     @property
     def share(self) -> int:
-        """A call with this many open requests begins no more."""
+        """A call with this number of open requests begins no more."""
         return max(1, MAX_OPEN // max(1, self.num_beginning))
 
     @property
     def least(self) -> int:
-        """The number of requests that each call may have open, whatever the others have."""
+        """The number of requests that each call may have open, regardless of the others."""
         return max(1, NUM_AT_ONCE // max(1, self.num_calls))
 
 
-# The calls in real time, by owner; of each gateway.
+# Real-time calls by owner, for each gateway.
 _in_real_time: WeakKeyDictionary[Islands, dict[str, _Calls]] = WeakKeyDictionary()
 
 
@@ -63,19 +66,19 @@ class Embedding:
     # See messages.Request.
     cache_salt: str = ""
     adapter: str = ""
-    # That of the call's key.
+    # The owner of the call's API key.
     owner: str = ""
     _open: dict[int, RequestKey] = field(default_factory=dict)
     _num_begun: int = 0
     _news: asyncio.Queue[tuple[int, News]] = field(default_factory=asyncio.Queue)
 
     _calls: _Calls | None = None
-    # Whether it counts among those that have requests left to begin.
+    # Whether it counts among the calls with requests that are not begun.
     _is_beginning: bool = False
 
     async def vectors(self) -> list[bytes]:
-        """Returns the embedding of each prompt, in order. Raises ApiError as soon as one can't be had; `close` then
-        ends the others."""
+        """Returns the embedding of each prompt, in order. Raises ApiError as soon as one fails; `close` then ends the
+        others."""
         found, calls = [b""] * len(self.prompts), self._joined()
         while self._open or self._num_begun < len(self.prompts):
             while self._num_begun < len(self.prompts) and self._has_room(calls):
@@ -86,7 +89,7 @@ class Embedding:
             if isinstance(news, Rejected):
                 raise rejection(news, "input")
             if isinstance(news, PromptProgress) or news.finish_reason is None:
-                # A router that was known before says again what it has said, which is nothing yet.
+                # A router that comes back repeats its last report, which has no embedding yet.
                 continue
             if not news.embedding:
                 raise ApiError(500, f"embedding failed: {news.error or news.finish_reason}")
@@ -109,7 +112,7 @@ class Embedding:
         self.islands.close_all(keys)
 
     def _joined(self) -> _Calls:
-        """Returns the calls among which this one is: its owner's in real time, or itself."""
+        """Returns the group of this call: the owner's real-time calls, or the call alone."""
         calls = _Calls()
         if self.service.tier == "rt":
             calls = _in_real_time.setdefault(self.islands, {}).setdefault(self.owner, calls)
@@ -123,19 +126,19 @@ class Embedding:
         self._is_beginning = False
 
     def _has_room(self, calls: _Calls) -> bool:
-        """Whether some more may be begun: few at a time would cost more."""
+        """Whether further requests may be begun. They begin in groups, since single ones would cost more."""
         if len(self._open) <= calls.least // 2:
             return True
         return calls.num_open <= MAX_OPEN - NUM_AT_ONCE and len(self._open) < calls.share
 
     async def _begin_some(self, calls: _Calls) -> None:
-        """Raises ApiError when there is no router."""
+        """Begins some requests. Raises ApiError if there is no router."""
         async with self.islands.opening(self.service.tier) as turn:
             if self._num_begun or self.service.tier != "rt":
                 await turn()
             num_tokens = 0
             left = max(MAX_OPEN - calls.num_open, calls.least - len(self._open))
-            # It had room before it waited for its turn, and others may have taken that.
+            # Other calls may have used the room while this one waited for its turn.
             most = max(1, min(NUM_AT_ONCE, left))
             for prompt in islice(self.prompts, self._num_begun, self._num_begun + most):
                 self._begin(calls)

@@ -1,4 +1,4 @@
-"""From valid bodies to calls for embeddings."""
+"""Makes calls for embeddings from valid bodies."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ Input = str | list[int]
 
 
 def embeddings(body: EmbeddingsBody, model: ServedModel, limits: Limits) -> PreparedEmbeddings:
-    """Raises ApiError and InvalidRequest."""
+    """Returns the call for embeddings. Raises ApiError and InvalidRequest."""
     most = model.embedding_size
     if body.dimensions is not None and most is not None and body.dimensions > most:
-        raise InvalidRequest(f"dimensions={body.dimensions}: must be at most {most}, which the model has")
+        raise InvalidRequest(
+            f"dimensions={body.dimensions}: must be at most {most}, the model's embedding size"
+        )
     return PreparedEmbeddings(
         **_fields(body, {"input": body.inputs}, model, limits),
         is_base64=body.encoding_format == "base64",
@@ -40,17 +42,17 @@ def embeddings(body: EmbeddingsBody, model: ServedModel, limits: Limits) -> Prep
 
 
 def score(body: ScoreBody, model: ServedModel, limits: Limits) -> PreparedScore:
-    """Raises ApiError and InvalidRequest."""
+    """Returns the call for scores. Raises ApiError and InvalidRequest."""
     ones, others = _listed(body.text_1), _listed(body.text_2)
     if len(ones) not in (1, len(others)):
-        message = f"{len(ones)} texts, for {len(others)} in text_2; must be one, or as many as there"
+        message = f"{len(ones)} texts, for {len(others)} in text_2; must be one, or the same number"
         raise _wrong("text_1", message)
     fields = _fields(body, {"text_1": ones, "text_2": others}, model, limits)
     return PreparedScore(**fields, num_ones=len(ones))
 
 
 def rerank(body: RerankBody, model: ServedModel, limits: Limits) -> PreparedRerank:
-    """Raises ApiError and InvalidRequest."""
+    """Returns the call for a ranking. Raises ApiError and InvalidRequest."""
     fields = _fields(body, {"query": [body.query], "documents": body.documents}, model, limits)
     shows_documents = body.return_documents is not False
     return PreparedRerank(
@@ -69,7 +71,7 @@ def _wrong(name: str, message: str, code: str | None = None) -> ApiError:
 def _fields(
     body: EmbeddingBody, inputs: dict[str, Sequence[Input]], model: ServedModel, limits: Limits
 ) -> dict[str, Any]:
-    """Returns the fields that every prepared call has. `inputs`: those of each parameter of the body."""
+    """Returns the fields that every prepared call has. `inputs` are by the body's parameter."""
     model.check_name(body.model)
     num_inputs = sum(map(len, inputs.values()))
     if num_inputs > MAX_INPUTS:

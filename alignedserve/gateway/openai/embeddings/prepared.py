@@ -1,4 +1,4 @@
-"""Calls for embeddings, and what each kind of them makes of its vectors."""
+"""Calls for embeddings, and the answer that each kind makes of the vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from alignedserve.gateway.http.json_pieces import Piece, array_of, encode, objec
 from alignedserve.gateway.openai.embeddings.embedding import Embedding
 from alignedserve.protocol.pooling import DTYPE
 
-# An embedding, as it came: see protocol/pooling.py.
+# An embedding as it arrives from the router: see protocol/pooling.py.
 Vector = bytes
 
 
@@ -64,7 +64,7 @@ class PreparedEmbeddings(PreparedEmbedding, frozen=True, kw_only=True):
 
 
 class PreparedScore(PreparedEmbedding, frozen=True, kw_only=True):
-    # The number of texts that the others are compared with; they come first among the prompts.
+    # The number of texts with which the others are compared. They come first among the prompts.
     num_ones: int
 
     def pieces(self, vectors: Sequence[Vector], model: str, usage: Mapping[str, int]) -> Iterator[Piece]:
@@ -78,14 +78,14 @@ class PreparedScore(PreparedEmbedding, frozen=True, kw_only=True):
 
 
 class PreparedRerank(PreparedEmbedding, frozen=True, kw_only=True):
-    # 0: as many as there are documents.
+    # 0: one per document.
     num_results: int
     # None: they are not shown.
     documents: list[str] | None
 
     def pieces(self, vectors: Sequence[Vector], model: str, usage: Mapping[str, int]) -> Iterator[Piece]:
         scores = [similarity(vectors[0], other) for other in vectors[1:]]
-        # Of documents that are equally relevant, the first comes first.
+        # Equally relevant documents keep their order.
         in_order = sorted(range(len(scores)), key=lambda index: -scores[index])
         body = {"id": f"rerank-{secrets.token_hex(12)}", "model": model, "usage": usage}
         shown = in_order[: self.num_results or None]
@@ -99,13 +99,13 @@ class PreparedRerank(PreparedEmbedding, frozen=True, kw_only=True):
 
 
 def similarity(one: Vector, other: Vector) -> float:
-    """Returns the cosine of the angle between them, which have length 1."""
+    """Returns the cosine of the angle between two vectors of length 1."""
     cosine = np.dot(_numbers(one).astype(np.float64), _numbers(other).astype(np.float64))
     return float(np.clip(cosine, -1.0, 1.0))
 
 
 def _shortened(vector: Vector, num_dimensions: int) -> Vector:
-    """Returns the first so many numbers, scaled to length 1."""
+    """Returns the first `num_dimensions` numbers, scaled to length 1."""
     numbers = _numbers(vector)[:num_dimensions].astype(np.float64)
     length = np.linalg.norm(numbers)
     return (numbers / length if length else numbers).astype(DTYPE).tobytes()

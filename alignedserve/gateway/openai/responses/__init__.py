@@ -1,1 +1,1 @@
-"""OpenAI's Responses: a chat whose turns are items, kept in the store, and if so asked answered in the background."""
+"""OpenAI's Responses: chats with items as turns, stored, and answered in the background if so requested."""

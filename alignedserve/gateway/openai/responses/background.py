@@ -1,5 +1,5 @@
-"""Responses in the background: a gateway takes those that nobody works on, and answers them. What dies with a gateway
-another one begins again."""
+"""Answers background responses. A gateway leases those that no gateway works on. If the gateway dies, another one
+starts them again."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ from alignedserve.types import InvalidRequest
 
 log = logging.getLogger(__name__)
 
-# The most responses that a gateway works on at a time, and those of one owner: turns alone would let one have all
-# places, for as long as its responses take.
+# Responses that a gateway works on at a time, and those of one owner. Without the latter, one owner could hold all
+# places for as long as its responses take.
 MAX_AT_A_TIME = 128
 MAX_OF_OWNER = 64
-# A call that was refused for one of these is tried again, as often as needed.
+# Statuses after which a call is retried without limit.
 _NOT_NOW = (429, 503)
 
 
@@ -69,8 +69,8 @@ class BackgroundResponses:
         config: BatchConfig | None = None,
         deliveries_of: Callable[[ResponseHead], Sequence[Delivery]] = lambda head: (),
     ) -> None:
-        """`name` is this process's, by which its places are counted; calls that are read have shares in `memory`;
-        `deliveries_of` tell of the end of a response."""
+        """`name` is this process's name as a holder of leases. Calls that are read have shares in `memory`.
+        `deliveries_of` returns the webhook deliveries for the end of a response."""
         self._store = store
         self._request_builder = request_builder
         self._endpoint = endpoint
@@ -83,7 +83,7 @@ class BackgroundResponses:
         self._is_leaving = False
         self._looking = Looking(self._look, self._config.look_s, "responses")
 
-    # ---- what routes call ----
+    # ---- called by routes ----
 
     async def begin(
         self, call: PreparedResponse, body: Sequence[bytes], owner: str, before: Conversation
@@ -98,7 +98,7 @@ class BackgroundResponses:
         return head
 
     async def cancel(self, head: ResponseHead) -> ResponseHead:
-        """Returns the response after the cancellation; as it is, if it is over."""
+        """Cancels the response and returns it. If it has ended, returns it unchanged."""
         while not head.is_over:
             changed = _changed(head, "cancelled", status="cancelled")
             if await self._store.replace(head, changed, None, self._deliveries_of(changed)):
@@ -110,11 +110,11 @@ class BackgroundResponses:
     # ---- the work ----
 
     def stop(self) -> None:
-        """What runs is begun again after the next start, or by another gateway."""
+        """Stops. Running responses are started again after the next start, or by another gateway."""
         self._looking.stop()
 
     async def leave(self) -> None:
-        """Takes no more calls: other gateways do. Returns when those that it has are answered."""
+        """Leases no more responses: other gateways do. Returns when the leased ones are answered."""
         self._is_leaving = True
         while self._held:
             await asyncio.wait(self._held.values())
@@ -173,11 +173,11 @@ class BackgroundResponses:
             await self._let_go(lease)
             raise
         except Exception:
-            # It is not released but its lease lapses, so that it is not tried again at once.
-            log.exception("a response failed, and is tried again")
+            # The lease is not released but expires, so that the response is not tried again at once.
+            log.exception("a background response failed, and will be tried again")
 
     async def _begun(self, head: ResponseHead, lease: Lease) -> ResponseHead | None:
-        """Says that the response is in progress. Returns None if it has changed meanwhile."""
+        """Sets the response in progress. Returns None if it was changed meanwhile."""
         changed = _changed(head, head.status, status="in_progress")
         return changed if await retried(self._store.replace, head, changed, lease) else None
 
@@ -202,7 +202,7 @@ class BackgroundResponses:
             pause_s = min(2 * pause_s, self._config.max_retry_s)
 
     async def _answered(self, head: ResponseHead) -> tuple[Json, Output]:
-        """Returns the state of the response, and its output. Raises ApiError, InvalidRequest and ResponseGone."""
+        """Runs the call. Returns the final state and the output. Raises ApiError, InvalidRequest and ResponseGone."""
         request_builder = self._request_builder
         call = await retried(self._prepared, head)
         slo = Slo(ttft_ms=call.ttft_ms, tbt_ms=call.tbt_ms)
@@ -217,7 +217,7 @@ class BackgroundResponses:
         return state | {"id": head.id, "created_at": head.created_at}, builder.output
 
     async def _prepared(self, head: ResponseHead) -> Prepared:
-        """Returns the call without what is stored of it already."""
+        """Returns the call without the parts that are stored already."""
         with self._memory.share(head.owner) as share:
             share.add(head.size_of("call"))
             body = [piece async for piece in self._kept.pieces(head, "call")]
@@ -228,7 +228,7 @@ class BackgroundResponses:
         return msgspec.structs.replace(call, repeated=b"{}", input_items=b"", item_index=b"")
 
     async def _end(self, head: ResponseHead, state: Json, lease: Lease, output: Output | None = None) -> None:
-        """Raises ApiError if there is no room for it in its conversation."""
+        """Stores the final state and the output. Raises ApiError if the conversation has no room for the output."""
         parts = output_parts(output) if output else {}
         changed = msgspec.structs.replace(
             head,
@@ -240,7 +240,7 @@ class BackgroundResponses:
         turn = None
         if head.conversation_id is not None and output and changed.status in ("completed", "incomplete"):
             turn = self._kept.conversations.turn_of(head.conversation_id, output)
-        # If it has changed it was cancelled or deleted meanwhile.
+        # If the response was changed, it was cancelled or deleted meanwhile.
         deliveries = self._deliveries_of(changed)
         try:
             await retried(self._store.replace, head, changed, lease, deliveries, parts, turn)
@@ -265,13 +265,13 @@ class BackgroundResponses:
 
 
 def _needed(head: ResponseHead) -> Needed | None:
-    """Returns what the response goes on with."""
+    """Returns what the response continues. None: nothing."""
     if head.conversation_id is not None:
         return Needed("conversation", head.conversation_id)
     return None if head.previous_id is None else Needed("previous_response_id", head.previous_id)
 
 
 def _changed(head: ResponseHead, status: ResponseStatus, /, **state: Any) -> ResponseHead:
-    """Returns the response with this status, and with other fields of its state, which is small."""
+    """Returns the response with this status and these changes of its state, which is small."""
     fields = msgspec.json.decode(head.state) | state
     return msgspec.structs.replace(head, status=status, state=encode(fields))

@@ -1,4 +1,4 @@
-"""The body of a response's creation."""
+"""The body of a new response."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ LOGPROBS = "message.output_text.logprobs"
 
 class Reasoning(Fields):
     effort: str | None = None
-    # These are accepted; thoughts are shown whole.
+    # Accepted without effect: reasoning is shown in full.
     summary: str | None = None
     generate_summary: str | None = None
 
 
 class TextFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
-    # Of a JSON schema.
+    # Fields of a JSON schema.
     name: str | None = None
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    # The output follows the schema in any case.
+    # Without effect: the output follows the schema in any case.
     strict: bool | None = None
 
 
 class TextConfig(Fields):
     format: TextFormat | None = None
-    # This is accepted, and changes nothing.
+    # Accepted without effect.
     verbosity: str | None = None
 
 
@@ -46,9 +46,9 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
-# No id of a response here is longer.
+# Longest id of a response, in characters.
 MAX_RESPONSE_ID_CHARS = 128
-# Names and values that the caller gives to a thing.
+# Names and values that a client attaches to an object.
 Key = Annotated[str, Field(max_length=64)]
 Value = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[Key, Value], Field(max_length=16)]
@@ -61,14 +61,14 @@ class ConversationName(Fields):
 class ResponseBody(ConversationBody):
     refused: ClassVar[Mapping[str, str]] = {
         **GenerationBody.refused,
-        "context_management": ": it writes no summaries of conversations",
-        "prompt": ": it keeps no prompts",
+        "context_management": ": this server does not summarise conversations",
+        "prompt": ": this server stores no prompts",
     }
 
     input: str | list[Any]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    # With a length, a text is also checked for halves of surrogate pairs.
+    # Validating a length also finds halves of surrogate pairs.
     previous_response_id: Annotated[str, Field(max_length=MAX_RESPONSE_ID_CHARS)] | None = None
     conversation: ConversationName | Annotated[str, Field(max_length=MAX_RESPONSE_ID_CHARS)] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -79,12 +79,12 @@ class ResponseBody(ConversationBody):
     include: list[str] | None = None
     top_logprobs: int | None = None
     metadata: Metadata | None = None
-    # A response is kept unless this is false.
+    # A response is stored unless this is false.
     store: bool | None = None
     background: bool | None = None
     stream_options: StreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    # These are accepted, and change nothing.
+    # Accepted without effect.
     max_tool_calls: int | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -115,16 +115,16 @@ class ResponseBody(ConversationBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """The likeliest tokens that are shown with each token; None: no log-probabilities."""
+        """The number of top tokens with each token. None: no log-probabilities."""
         return self.top_logprobs or 0 if self.top_logprobs or LOGPROBS in (self.include or ()) else None
 
     @property
     def num_kept_logprobs(self) -> int | None:
-        # A streamed answer ends with all of it, too.
+        # A streamed answer also ends with the whole of it.
         return self.num_logprobs
 
     def conversation_of(self, items: Sequence[Item]) -> Conversation:
-        """`items` are all of the conversation."""
+        """Returns the chat. `items` are all items of the conversation."""
         messages = messages_of(items)
         if self.instructions is not None:
             messages.insert(0, {"role": "developer", "content": self.instructions})
@@ -142,14 +142,13 @@ class ResponseBody(ConversationBody):
 
     @property
     def functions(self) -> list[Tool]:
-        """Returns the functions among the tools. Others are what OpenAI's servers do themselves, and are not offered to
-        the model."""
+        """The functions among the tools. Others are tools that OpenAI's servers run, and the prompt omits them."""
         given = [tool for tool in self.tools or [] if tool.get("type") == "function"]
         return [Tool(type="function", function=_function(tool)) for tool in given]
 
     @property
     def other_tools(self) -> list[str]:
-        """Returns the types of the other tools."""
+        """The types of the other tools."""
         return [str(tool.get("type")) for tool in self.tools or [] if tool.get("type") != "function"]
 
     def sampling_params(self) -> SamplingParams:
@@ -166,7 +165,7 @@ class ResponseBody(ConversationBody):
         return StructuredOutputsParams(json_object=True)
 
     def _allowed(self) -> list[Tool]:
-        """Returns the functions that the model is told of."""
+        """Returns the functions that the prompt describes."""
         match self.tool_choice:
             case {"type": "allowed_tools", "tools": [*found]}:
                 return allowed(self.functions, {name for each in found if (name := _function_name(each))})
@@ -186,7 +185,7 @@ class ResponseBody(ConversationBody):
 
 
 def _function_name(tool: Any) -> str | None:
-    """Returns None for a tool of another kind: these are not offered to the model."""
+    """Returns None for a tool of another type."""
     match tool:
         case {"type": "function", "name": str(name)}:
             return name

@@ -1,4 +1,4 @@
-"""OpenAI's response object, complete or as its sequence of events."""
+"""Builds OpenAI's response object, whole or as a sequence of events."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def new_response_id() -> str:
 @dataclass
 class ResponsesBuilder(ResponseBuilder):
     answering: Answering
-    # What the response repeats of its call, as a JSON object.
+    # The fields of the call that the response repeats, as a JSON object.
     repeated: bytes
     new_reader: Callable[[], Reader]
-    # The number of likeliest tokens that are shown with each token; None: no log-probabilities.
+    # The number of top tokens with each token. None: no log-probabilities.
     num_logprobs: int | None = None
     shows_reasoning: bool = True
     id: str = field(default_factory=new_response_id)
@@ -39,7 +39,7 @@ class ResponsesBuilder(ResponseBuilder):
     _number: int = 0
     _num_reasoning_tokens: int = 0
     _finish_reason: str | None = None
-    # It is asked for twice, for what is kept and for what is sent, which have to be the same.
+    # Stored once, because the response that is kept and the one that is sent have to be equal.
     _completed_at: int | None = None
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class ResponsesBuilder(ResponseBuilder):
         yield from self._pieces(self.finished(usage))
 
     def finished(self, usage: Usage) -> Json:
-        """Returns the state of the response, after everything has been added."""
+        """Returns the final state of the response, after all deltas were added."""
         is_cut = self._finish_reason == "length"
         found = self.state("incomplete" if is_cut else "completed")
         found["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
@@ -85,7 +85,7 @@ class ResponsesBuilder(ResponseBuilder):
     # ---- both ----
 
     def state(self, status: str) -> Json:
-        """Returns the response as it is now, without its output and what it repeats."""
+        """Returns the response as it is now, without its output and without the fields that it repeats."""
         return {
             "id": self.id,
             "object": "response",
@@ -102,14 +102,14 @@ class ResponsesBuilder(ResponseBuilder):
 
     def _pieces(self, state: Json) -> Iterator[Piece]:
         pieces = response_pieces(encode(state), self.output.items, memoryview(self.repeated)[1:])
-        # Nothing of it is in the store.
+        # No piece is in the store.
         return cast(Iterator[Piece], pieces)
 
     def _response(self, state: Json) -> Written:
         return Written([*self._pieces(state)])
 
     def _events(self, delta: Delta) -> Iterator[Event]:
-        """Must be iterated to its end."""
+        """Yields the events of a delta. Must be iterated to its end."""
         logprobs, steps, read = self._logprobs(delta), [*delta.steps()], Read()
         for number, (text, num_tokens) in enumerate(steps, 1):
             was_thinking, is_last = self._reader.is_thinking, number == len(steps)
@@ -138,7 +138,7 @@ class ResponsesBuilder(ResponseBuilder):
         num_input, num_output = usage.num_prompt_tokens, usage.num_completion_tokens
         return {
             "input_tokens": num_input,
-            # clients that check what they read need the second; a prefix that is kept costs nothing here
+            # Clients that validate responses need the second field. Nothing is charged for a cached prefix here.
             "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},

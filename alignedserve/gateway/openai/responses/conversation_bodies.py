@@ -1,4 +1,4 @@
-"""The bodies of conversations, and what is kept of them."""
+"""The bodies of conversations, and the parts of them that are stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from alignedserve.gateway.openai.responses.body import Metadata
 from alignedserve.gateway.openai.responses.items import Items, index_of, kept_json, messages_of
 from alignedserve.types import InvalidRequest
 
-# OpenAI takes as many at a time.
+# OpenAI's limit per call.
 MAX_NEW_ITEMS = 20
 NewItems = Annotated[list[Any], Field(max_length=MAX_NEW_ITEMS)]
 
@@ -36,16 +36,16 @@ class ConversationAddition(Fields):
 
 
 class Given(Answered, frozen=True):
-    """What is kept of a body."""
+    """The parts of a body that are stored."""
 
-    # JSON with commas between them, and a line for each: where it ends there, and its id as JSON.
+    # JSON with commas between the items; and a line per item: its end in that JSON, and its id as JSON.
     items: bytes = b""
     index: bytes = b""
     metadata: bytes = b"{}"
 
 
 def given(body: Any, model: ServedModel, limits: Limits) -> Given:
-    """Raises ApiError and InvalidRequest."""
+    """Returns the parts of a body that are stored. Raises ApiError and InvalidRequest."""
     items, index = _kept(getattr(body, "items", None) or [], limits)
     metadata = kept_json("metadata", getattr(body, "metadata", None) or {})
     return Given(memoryview(b""), [], items, index, metadata)
@@ -55,15 +55,15 @@ def _kept(found: Sequence[Any], limits: Limits) -> tuple[bytes, bytes]:
     items = Items()
     try:
         kept = items.add(found, in_full=True)
-        # What a response could not go on with is not taken.
+        # Raises InvalidRequest for items that no response could continue.
         messages_of(items.all)
     except InvalidRequest as error:
         message = str(error).removeprefix("input").replace("a text, or a list", "a list")
         raise InvalidRequest(f"items{message}") from None
     written = b",".join(item for _, item in kept)
     if len(written) > limits.max_body_bytes:
-        # A number of three letters may be written as twenty.
-        raise too_large(limits.max_body_bytes, "as it would be kept, ")
+        # A number of three characters may become one of twenty.
+        raise too_large(limits.max_body_bytes, "as it would be stored, ")
     return written, index_of([(name, len(item)) for name, item in kept])
 
 

@@ -1,4 +1,4 @@
-"""/v1/conversations, as in OpenAI's API."""
+"""`/v1/conversations`, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from alignedserve.store import ConversationHead, NewItems
 from alignedserve.store.responses import ItemPage
 
 ONE = "/v1/conversations/{conversation_id}"
-# More of the items than is shown: nothing that could be included is ever in them.
+# Further contents of items. Accepted without effect: items here never have any.
 Include = Annotated[list[str] | None, Query()]
 
 
@@ -30,7 +30,7 @@ def add_conversation_routes(
     routes: APIRouter, kept: KeptConversations, request_builder: RequestBuilder
 ) -> None:
     async def read(http: Request, endpoint: Endpoint) -> tuple[Given, dict[str, str]]:
-        """Returns what is kept of the body, and headers. Raises ApiError."""
+        """Returns the parts of the body that are stored, and headers. Raises ApiError."""
         found = await request_builder.preparer.answer(endpoint, await json_body(http), owner_of(http))
         assert isinstance(found, Given)
         return found, dict(request_builder.ignored_parameters.note(found.ignored))
@@ -114,7 +114,7 @@ def add_conversation_routes(
 
 
 def _name(item_id: str) -> bytes | None:
-    """Returns the id as JSON; None for one that no item can have."""
+    """Returns the id as JSON. None: no item can have it."""
     try:
         return encode(item_id)
     except UnicodeEncodeError:

@@ -1,5 +1,4 @@
-"""The conversations that are kept. Their items can be large, so they are only moved here, in pieces, and never
-decoded."""
+"""Stored conversations. Their items can be large, so they are only moved here, in pieces, and never decoded."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ from alignedserve.store import (
 from alignedserve.store.responses import Span
 from alignedserve.store.retry import repeated
 
-# They are kept as long as responses are, from their last addition on.
+# Seconds that a conversation is stored after its last addition: as long as responses.
 KEPT_S = 30 * 86400
-# How often one is looked at again which changes while it is read.
+# How often a conversation is read again if it changes while it is read.
 MAX_LOOKS = 3
-# The items and the bytes that responses may add, in multiples of what a conversation may have to go on. One turn is
-# never refused at its end, unless others have ended meanwhile.
+# Items and bytes that responses may add, in multiples of what a conversation may have to be continued. So a single turn
+# is never refused at its end, unless others have ended meanwhile.
 MAX_GROWTH = 2
 _ID = re.compile(rf"conv_[a-zA-Z0-9_-]{{1,{MAX_RESPONSE_ID_CHARS}}}")
 
@@ -44,19 +43,19 @@ Result = TypeVar("Result")
 
 class KeptConversations:
     def __init__(self, store: ConversationStore | None, max_body_bytes: int) -> None:
-        """`max_body_bytes` is what a body may have together with the conversation before it."""
+        """`max_body_bytes` is the largest size of a body together with the conversation before it."""
         self._store = store
         self._max_body_bytes = max_body_bytes
 
     @property
     def store(self) -> ConversationStore:
-        """Raises ApiError."""
+        """The store. Raises ApiError if there is none."""
         if self._store is None:
-            raise ApiError(400, "This server keeps no conversations.")
+            raise ApiError(400, "This server stores no conversations.")
         return self._store
 
     async def add(self, given: Given, owner: str) -> ConversationHead:
-        """Raises ApiError."""
+        """Stores a new conversation. Raises ApiError."""
         name, now = ConversationId(f"conv_{secrets.token_hex(24)}"), int(time.time())
         head = ConversationHead(name, owner, now, state_of(name, now, given.metadata))
         try:
@@ -68,7 +67,7 @@ class KeptConversations:
     async def find(
         self, conversation_id: str, owner: str, param: str = "conversation_id"
     ) -> ConversationHead:
-        """Raises ApiError, which is the same for a conversation that does not exist and for another owner's."""
+        """Returns the conversation. Raises the same ApiError for one that does not exist and for another owner's."""
         head = None
         if self._store is not None and _ID.fullmatch(conversation_id):
             head = await self._store.head(ConversationId(conversation_id))
@@ -77,22 +76,22 @@ class KeptConversations:
         return head
 
     async def append(self, head: ConversationHead, new: Sequence[NewItems]) -> None:
-        """Raises ApiError and StoreAway."""
+        """Adds items. Raises ApiError and StoreAway."""
         if not await self._append(head, new, secrets.token_hex(12), growth=1):
             raise not_found(head.id)
 
     async def append_turn(
         self, conversation_id: str, owner: str, new: Sequence[NewItems], response_id: str
     ) -> None:
-        """Adds what a response adds that is not stored itself; nothing if the conversation is gone. Raises ApiError and
-        StoreAway."""
+        """Adds the items of a response that is not stored itself. Does nothing if the conversation was deleted. Raises
+        ApiError and StoreAway."""
         head = await repeated(self.store.head, ConversationId(conversation_id))
         if head is not None and head.owner == owner:
             await self._append(head, new, response_id, MAX_GROWTH)
 
     async def _append(self, head: ConversationHead, new: Sequence[NewItems], name: str, growth: int) -> bool:
-        """`name` is that of this addition, which is repeated by it while the store is away. Returns False if the
-        conversation is gone. Raises ApiError and StoreAway."""
+        """Adds items. `name` identifies this addition when it is retried while the store is away. Returns False if the
+        conversation was deleted. Raises ApiError and StoreAway."""
         until, most = int(time.time()) + KEPT_S, (growth * MAX_ITEMS, growth * self._max_body_bytes)
         try:
             return await repeated(self.store.append, head, new, name, until, *most)
@@ -102,7 +101,7 @@ class KeptConversations:
             raise self.full() from None
 
     async def put_metadata(self, head: ConversationHead, metadata: bytes) -> ConversationHead:
-        """Returns the conversation as it is then. Raises ApiError."""
+        """Replaces the metadata, and returns the conversation. Raises ApiError."""
         try:
             await self.store.put_state(head, state_of(head.id, head.created_at, metadata))
         except StoreFull as error:
@@ -116,8 +115,8 @@ class KeptConversations:
         look: Callable[[ConversationHead], Awaitable[Result]],
         param: str = "conversation_id",
     ) -> Result:
-        """Returns what `look` makes of the conversation. If that raises ResponseGone, it looks at it again. Raises
-        ApiError."""
+        """Returns the result of `look` on the conversation. If that raises ResponseGone, the conversation is read
+        again. Raises ApiError."""
         for _ in range(MAX_LOOKS):
             head = await self.find(conversation_id, owner, param)
             try:
@@ -129,8 +128,8 @@ class KeptConversations:
     async def items(
         self, conversation_id: str, owner: str, share: Share, num_body_bytes: int
     ) -> tuple[list[Piece], int]:
-        """Returns all items as a JSON array, in pieces, for a call whose body has `num_body_bytes`; and their size. It
-        is counted in `share` before they are read. Raises ApiError."""
+        """Returns all items as a JSON array, in pieces, and their size. The size is added to `share` before they are
+        read. The call's body has `num_body_bytes`. Raises ApiError."""
 
         async def read(head: ConversationHead) -> tuple[list[Piece], int]:
             self._check_size(head, num_body_bytes)
@@ -172,14 +171,14 @@ class KeptConversations:
 
 
 def said_in(output: Output) -> list[Span]:
-    """Returns where the items are in their bytes, without log-probabilities."""
+    """Returns the spans of the items in the output's bytes, without log-probabilities."""
     if not output.num_logprob_bytes:
         return [(0, output.num_bytes)] if output.num_bytes else []
     return [*spans_without_logprobs(output.places, output.num_bytes)]
 
 
 def said_pieces(output: Output) -> list[Piece]:
-    """Returns the same bytes."""
+    """Returns the bytes of these spans."""
     found: list[Piece] = []
     spans, at = iter(said_in(output)), 0
     begin, end = next(spans, (0, 0))
@@ -195,7 +194,7 @@ def said_pieces(output: Output) -> list[Piece]:
 
 
 def state_of(name: ConversationId, created_at: int, metadata: bytes) -> bytes:
-    """Returns OpenAI's object. `metadata` are JSON, and so are all letters of an id."""
+    """Returns OpenAI's object. `metadata` is JSON, and an id needs no escaping."""
     head = b'{"id":"%b","object":"conversation","created_at":%d' % (name.encode(), created_at)
     return b'%b,"metadata":%b}' % (head, metadata)
 

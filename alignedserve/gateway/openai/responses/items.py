@@ -1,5 +1,5 @@
-"""The items of a conversation, as clients send them: messages, calls and their outputs, thoughts. As messages of a chat
-they go into the template."""
+"""The items of a conversation as clients send them: messages, calls and their outputs, reasoning; and their conversion
+to chat messages for the template."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from alignedserve.types import InvalidRequest
 
 Item = dict[str, Any]
 
-# The most items of a conversation, earlier turns included.
+# Items of a conversation, at most, including earlier turns.
 MAX_ITEMS = 4096
-# The most characters of an item's id: OpenAI's have 64 at most.
+# Longest id of an item, in characters. OpenAI's have up to 64.
 MAX_ID_CHARS = 256
 _REFERENCE = "item_reference"
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _ID_IN_PATH = re.compile(r"(?!\.{1,2}\Z)[^/?#%\x00-\x1f\x7f]+")
 _ROLES = ("user", "assistant", "system", "developer")
-# An id begins with what it is of.
+# Prefixes of ids, by the item's type.
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
@@ -32,25 +32,25 @@ def new_id(kind: str) -> str:
 
 
 class Items:
-    """The items of a conversation. A reference is kept as such: what it refers to may be large, and there may be
-    thousands of them."""
+    """The items of a conversation. References are stored as references, because their targets may be large and there
+    may be thousands of them."""
 
     def __init__(self, earlier: Sequence[Item] = ()) -> None:
-        """`earlier` are those that were kept of the turns before."""
-        # All items, with those that are referred to in the place of references.
+        """`earlier` are the stored items of earlier turns."""
+        # All items, with references replaced by their targets.
         self.all: list[Item] = []
-        # The sizes in bytes of what references add.
+        # Bytes that references add.
         self.num_added_bytes = 0
         self._known: dict[str, Item] = {}
         self._sizes: dict[str, int] = {}
         for item in earlier:
-            # What a reference was to may have been deleted since.
+            # The target of a reference may have been deleted since.
             if item["type"] != _REFERENCE or item["id"] in self._known:
                 self._add(item)
 
     def add(self, given: str | Sequence[Any], in_full: bool = False) -> list[tuple[str, bytes]]:
-        """Adds the items that a client sends. Returns the id of each, and what is kept of it, as JSON: as it was sent,
-        or `in_full`, as a conversation lists it. Raises InvalidRequest."""
+        """Adds items that a client sends. Returns the id of each and its stored form in JSON: unchanged, or `in_full`
+        as a conversation lists it. Raises InvalidRequest."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
         kept = []
@@ -63,7 +63,7 @@ class Items:
         return kept
 
     def _add(self, item: Item) -> None:
-        """References are to earlier items."""
+        """Adds an item. A reference is to an earlier item. Raises InvalidRequest."""
         name = item["id"]
         if item["type"] != _REFERENCE:
             self._known[name] = item
@@ -78,7 +78,7 @@ class Items:
 
 
 def kept_json(name: str, value: Any) -> bytes:
-    """Returns JSON that can be kept of what came in the parameter `name`. Raises InvalidRequest."""
+    """Returns the JSON in which the value of the parameter `name` is stored. Raises InvalidRequest."""
     try:
         return encode(value)
     except UnicodeEncodeError:
@@ -88,7 +88,7 @@ def kept_json(name: str, value: Any) -> bytes:
 
 
 def index_of(kept: Sequence[tuple[str, int]]) -> bytes:
-    """Returns a line for each of these items, which are written with commas between them: where it ends, and its id as
+    """Returns the index of items that are written with commas between them: a line per item with its end and its id as
     JSON. `kept` has the id and the size of each."""
     ends = accumulate((size + 1 for _, size in kept), initial=-1)
     lines = (
@@ -98,11 +98,12 @@ def index_of(kept: Sequence[tuple[str, int]]) -> bytes:
 
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Raises InvalidRequest for an item that a chat of texts can't have."""
+    """Returns the chat's messages. Raises InvalidRequest for an item that a text chat can't have."""
     messages: list[dict[str, Any]] = []
-    # The thoughts of assistant's turns, by the turns' places: they are joined once, as a turn can have thousands.
+    # Reasoning of the assistant's turns, by the turn's place. It is joined once, since a turn may have thousands of
+    # pieces.
     turns: dict[int, list[str]] = {}
-    # Thoughts belong to the assistant's turn that they come before.
+    # Reasoning belongs to the assistant's turn after it.
     thoughts: list[str] = []
     for item in items:
         match item["type"]:
@@ -155,7 +156,7 @@ def _item(item: Any) -> Item:
 
 
 def _in_full(item: Item) -> Item:
-    """Returns the item with all that OpenAI's types of it need. Raises InvalidRequest."""
+    """Returns the item with all fields that OpenAI's types require. Raises InvalidRequest."""
     if not _ID_IN_PATH.fullmatch(item["id"]):
         raise InvalidRequest(
             "input: an item's id is a part of a path: it must not be empty, '.' or '..', nor contain / ? # % or control"
@@ -195,7 +196,7 @@ def _parts(content: Sequence[Any], name: str) -> Iterator[str]:
                 yield text
             case {"type": str(kind)}:
                 raise InvalidRequest(
-                    f"{name}: a part of type {kind!r} is not supported: the model reads text"
+                    f"{name}: a part of type {kind!r} is not supported: the model takes text only"
                 )
             case _:
                 raise InvalidRequest(f"{name}: a content must be a text, or a list of parts")
@@ -207,7 +208,7 @@ def _thoughts(item: Item) -> str:
 
 
 def _add_call(messages: list[dict[str, Any]], item: Item) -> None:
-    """Adds a call to the assistant's turn, which may have begun."""
+    """Adds a call to the assistant's turn, which may have begun already."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     function = {"name": item["name"], "arguments": item["arguments"]}

@@ -1,6 +1,6 @@
-"""Responses that are kept: the conversation before a response, and what is stored of one that has ended.
+"""Stored responses: the conversation before a response, and the stored parts of one that has ended.
 
-What is stored can be large, so it is only moved here, in pieces, and never decoded.
+Stored parts can be large, so they are only moved here, in pieces, and never decoded.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from alignedserve.store.retry import repeated
 
 log = logging.getLogger(__name__)
 
-# OpenAI keeps them as long.
+# Seconds that a response is stored: as long as at OpenAI.
 KEPT_S = 30 * 86400
-# The most responses that a conversation may have, each of which is read for its next turn.
+# Responses that a conversation may have. Each of them is read for its next turn.
 MAX_TURNS = 512
-# The ids that responses can have here.
+# Ids that responses can have here.
 _ID = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_RESPONSE_ID_CHARS}}}")
 
 
-# What a turn adds to a conversation.
+# The parts that a turn adds to a conversation.
 _TURN: tuple[Part, ...] = ("input_items", "output")
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What goes before a call."""
+    """What precedes a call."""
 
-    # A JSON array of items, in pieces; None: there is nothing.
+    # Items as a JSON array, in pieces. None: there are none.
     items: list[Piece] | None = None
     num_bytes: int = 0
     # The number of responses in it.
@@ -69,7 +69,7 @@ class Conversation:
 
 class KeptResponses:
     def __init__(self, store: ResponseStore | None, max_body_bytes: int) -> None:
-        """`max_body_bytes` is what a body may have together with the conversation before it."""
+        """`max_body_bytes` is the largest size of a body together with the conversation before it."""
         self._store = store
         self._max_body_bytes = max_body_bytes
         self.conversations = KeptConversations(store.conversations if store else None, max_body_bytes)
@@ -77,9 +77,8 @@ class KeptResponses:
     async def keep(
         self, call: PreparedResponse, owner: str, before: Conversation, builder: ResponseBuilder, usage: Usage
     ) -> None:
-        """Stores the response, which has ended, and adds it to its conversation. If that is not possible, the response
-        says that it is not stored. Raises ApiError if it has a conversation: the next turn would be answered without
-        it."""
+        """Stores a response that has ended, and adds it to its conversation. If it can't be stored, its `store` becomes
+        false. Raises ApiError if it has a conversation, because the next turn would otherwise lack this one."""
         assert isinstance(builder, ResponsesBuilder)
         output, name = builder.output, call.conversation_id
         if self._store is None or not call.is_stored:
@@ -100,7 +99,7 @@ class KeptResponses:
         except StoreFull as error:
             if turn is not None:
                 raise storage_full(error) from None
-            self._is_not_kept(builder, "there is no room")
+            self._is_not_kept(builder, "the store is full")
         except StoreAway as error:
             if turn is not None:
                 raise _no_turn(error) from None
@@ -109,17 +108,17 @@ class KeptResponses:
     @staticmethod
     def _is_not_kept(builder: ResponsesBuilder, reason: str) -> None:
         builder.is_stored = False
-        log.warning("a response is not kept: %s", reason)
+        log.warning("a response is not stored: %s", reason)
 
     async def before(self, needed: Needed, owner: str, share: Share, num_body_bytes: int) -> Conversation:
-        """Returns what a call goes on with whose body has `num_body_bytes`. It is counted in `share` before it is read.
+        """Returns what precedes a call with a body of `num_body_bytes`. Its size is added to `share` before it is read.
         Raises ApiError."""
         if needed.param == "previous_response_id":
             return await self.conversation(needed.id, owner, share, num_body_bytes)
         return Conversation(*await self.conversations.items(needed.id, owner, share, num_body_bytes))
 
     async def find(self, response_id: str, owner: str) -> ResponseHead:
-        """Raises ApiError, which is the same for a response that does not exist and for another owner's."""
+        """Returns the response. Raises the same ApiError for one that does not exist and for another owner's."""
         head = await self._head(response_id)
         if head is None or head.owner != owner:
             raise not_found(response_id)
@@ -128,8 +127,8 @@ class KeptResponses:
     async def conversation(
         self, response_id: str, owner: str, share: Share, num_body_bytes: int
     ) -> Conversation:
-        """Returns the conversation up to this response, its output included, for a call whose body has
-        `num_body_bytes`. What it takes is counted in `share` before it is read. Raises ApiError."""
+        """Returns the conversation up to the end of this response, for a call with a body of `num_body_bytes`. Its size
+        is added to `share` before it is read. Raises ApiError."""
         heads = await self._heads_up_to(response_id, owner, num_body_bytes)
         num_bytes = heads[0].num_conversation_bytes
         share.add(num_bytes)
@@ -173,7 +172,7 @@ class KeptResponses:
     async def item_page(
         self, head: ResponseHead, after: str | None, limit: int, order: Order
     ) -> ItemPage | None:
-        """Returns None if there is no item `after`."""
+        """Returns a page of the input's items. None: there is no item `after`."""
         assert self._store
         try:
             name = None if after is None else encode(after)
@@ -182,7 +181,7 @@ class KeptResponses:
         return await self._store.item_page(head.id, name, limit, order)
 
     async def _append(self, call: PreparedResponse, owner: str, name: str, builder: ResponsesBuilder) -> None:
-        """Adds a response that is not stored to its conversation, unless that is deleted by then. Raises ApiError."""
+        """Adds a response that is not stored to its conversation, unless that was deleted. Raises ApiError."""
         said = NewItems(said_pieces(builder.output), builder.output.index())
         new = [NewItems([call.input_items], call.item_index), said]
         try:
@@ -191,7 +190,7 @@ class KeptResponses:
             raise _no_turn(error) from None
 
     async def _spans(self, head: ResponseHead, part: Part) -> list[tuple[int, int]]:
-        """Returns the places between which the conversation has the part: without log-probabilities."""
+        """Returns the spans of a part that belong to the conversation: all but log-probabilities."""
         num_bytes = head.size_of(part)
         if part == "output" and head.num_logprob_bytes:
             places = await self.read(head, "places", 0, head.size_of("places"))
@@ -234,7 +233,7 @@ def not_found(response_id: str) -> ApiError:
 
 def _no_turn(error: StoreAway) -> ApiError:
     log.warning("a turn is not added to its conversation: %s", error)
-    # (The reason is for the operator only.)
+    # The reason is only for the operator.
     return unavailable("conversation: the store can't be reached now")
 
 
@@ -244,7 +243,7 @@ def _no_previous(response_id: str) -> ApiError:
 
 
 def parts_of(call: PreparedResponse) -> dict[Part, Pieces]:
-    """Returns what is stored of a call, whatever its answer."""
+    """Returns the stored parts of a call, which do not depend on its answer."""
     return {
         "input_items": [call.input_items],
         "item_index": [call.item_index],

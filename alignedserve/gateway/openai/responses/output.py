@@ -1,4 +1,4 @@
-"""The output of a response while it comes: items, one after the other, and the events that tell of them."""
+"""The output of a response as it grows: its items, one after another, and their events."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from alignedserve.gateway.openai.responses.written import Event, Stored, object_
 from alignedserve.gateway.tools import calls
 from alignedserve.gateway.tools.calls import Content, Read, Thought
 
-# The places that are kept of an item, in the bytes of all items: where it begins, where its text begins and ends, the
-# same of its log-probabilities (both at the end of the text if it has none), and where it ends.
+# Places per item, in the bytes of all items: its start, start and end of its text, start and end of its
+# log-probabilities (both at the text's end if there are none), and its end.
 PLACES = 6
-# Their type: they are kept as eight bytes each.
+# Their type: eight bytes each.
 PLACE: Final = "q"
 
 
@@ -30,10 +30,10 @@ class Output:
         self._ids: list[str] = []
         self._num_bytes = 0
         self._open: OutputItem | None = None
-        # The log-probabilities of tokens that have no text yet, as JSON without the brackets.
+        # Log-probabilities of tokens without text so far, as JSON without the brackets.
         self._waiting = bytearray()
         self._call_ids: set[str] = set()
-        # The size in bytes of those in items that have ended.
+        # Bytes of log-probabilities in the items that have ended.
         self.num_logprob_bytes = 0
 
     @property
@@ -42,7 +42,7 @@ class Output:
         return self._done
 
     def index(self) -> bytes:
-        """Returns the index of these without their log-probabilities. See items.index_of."""
+        """Returns the index of the items without log-probabilities. See items.index_of."""
         kept = []
         for number, name in enumerate(self._ids):
             at = PLACES * number
@@ -52,19 +52,20 @@ class Output:
 
     @property
     def num_bytes(self) -> int:
-        """The size of these."""
+        """Bytes of the items that have ended."""
         return self._num_bytes
 
     @property
     def places(self) -> bytes:
-        """Where everything is in these: PLACES numbers of each item."""
+        """The places in these: PLACES numbers per item."""
         return self._places.tobytes()
 
     def add(self, read: Read, logprobs: Sequence[Json], is_thought: bool = False) -> Iterator[Event]:
-        """`logprobs` are those of the tokens that were read: each belongs to the message that has its text, which may
-        come later, or to none if it `is_thought`. Must be iterated to its end."""
+        """Adds what was read, and yields its events. `logprobs` are those of the tokens that were read. Each belongs to
+        the message with its text, which may come later, or to no message if it `is_thought`. Must be iterated to its
+        end."""
         if is_thought:
-            # What has waited is the mark that thoughts begin with.
+            # The waiting log-probabilities are those of the mark that opens the reasoning.
             self._waiting.clear()
         is_said = any(isinstance(part, Content) for part in read.parts)
         for part in read.parts:
@@ -85,7 +86,7 @@ class Output:
             self._waiting.clear()
 
     def end(self, status: str) -> Iterator[Event]:
-        """Ends the item that is open. Must be iterated to its end."""
+        """Ends the open item, and yields its events. Must be iterated to its end."""
         if self._open:
             waiting, self._waiting = bytes(self._waiting), bytearray()
             if waiting and isinstance(self._open, Message):
@@ -121,7 +122,7 @@ class Output:
 
     def _call(self, piece: calls.Piece) -> Iterator[Event]:
         if piece.name is not None:
-            # What has waited is of the call.
+            # The waiting log-probabilities belong to the call.
             self._waiting.clear()
             yield from self.end("completed")
             item_id, call_id = new_id("function_call"), self._call_id(piece.id)
@@ -130,8 +131,8 @@ class Output:
             yield self._open.add(_json_text(piece.arguments))
 
     def _call_id(self, written: str | None) -> str:
-        """An id that the model has written goes back to it with the call's result: its template may show nothing else.
-        Each is there once."""
+        """Keeps an id that the model has written, once per response. The client sends it back with the call's result,
+        and the template may show nothing else of the call."""
         call_id = f"call_{secrets.token_hex(12)}" if written is None or written in self._call_ids else written
         self._call_ids.add(call_id)
         return call_id
@@ -149,7 +150,7 @@ class Output:
 
 
 def spans_without_logprobs(places: Piece, num_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields the places between which items without their log-probabilities are, in output of `num_bytes`."""
+    """Yields the spans of the items without their log-probabilities, in output of `num_bytes`."""
     found, begin = array(PLACE), 0
     found.frombytes(places)
     for first in range(0, len(found), PLACES):

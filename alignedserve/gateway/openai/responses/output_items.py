@@ -1,7 +1,7 @@
-"""The items of a response's output: they grow as the text comes, and each has the events that tell of it.
+"""The items of a response's output. They grow as text arrives, and each has its events.
 
-Log-probabilities are kept as JSON from the moment they come, and large events are written in pieces: a message can have
-tens of megabytes of them, which are in four of its events.
+Log-probabilities are JSON from the start, and large events are written in pieces: a message may have tens of megabytes
+of log-probabilities, which are in four of its events.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class OutputItem(ABC):
     def begun(self) -> Iterator[Event]: ...
 
     def add(self, text: bytes, logprobs: bytes = b"") -> Event:
-        """Adds to an item that is not stored. `text` is JSON without its quotes, `logprobs` are JSON without the
-        brackets."""
+        """Extends an item that is not stored, and returns the event. `text` is JSON without its quotes, `logprobs` is
+        JSON without the brackets."""
         assert isinstance(self.text, bytearray) and isinstance(self.logprobs, bytearray)
         self.text += text
         if self.logprobs and logprobs:
@@ -56,7 +56,7 @@ class OutputItem(ABC):
         return self._delta(Raw(b'"%b"' % text), Raw(b"[%b]" % logprobs))
 
     def added(self) -> Event:
-        """Returns the event that adds all of it."""
+        """Returns the event that adds the whole text."""
         return self._delta(self.whole_text, self.all_logprobs)
 
     @abstractmethod
@@ -70,9 +70,9 @@ class TextItem(OutputItem):
     """An item with one part, which is text."""
 
     kind: ClassVar[str]
-    # What it has besides that part.
+    # Its fields besides that part.
     more: ClassVar[Json]
-    # The name of the events of its text, and the type of its part.
+    # The prefix of its text's events, and the type of its part.
     events: ClassVar[str]
     part_kind: ClassVar[str]
 
@@ -84,7 +84,7 @@ class TextItem(OutputItem):
         return {"type": self.part_kind, "text": text}
 
     def beside_text(self, logprobs: Raw | Written) -> dict[str, Any]:
-        """Returns what events of its text have besides."""
+        """Returns further fields of its text's events."""
         return {}
 
     def body(self, status: str) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Call(OutputItem):
 
 
 def restored(item: Json, index: int, text: bytearray | Stored, logprobs: bytearray | Stored) -> OutputItem:
-    """Returns an item that was kept. `item` is all of it but its text and its log-probabilities."""
+    """Returns a stored item. `item` has all of it but the text and the log-probabilities."""
     match item["type"]:
         case "message":
             return Message(index, item["id"], text, logprobs)

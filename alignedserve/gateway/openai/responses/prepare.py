@@ -1,4 +1,4 @@
-"""From a valid body to the call of a response."""
+"""Makes the call of a response from a valid body."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from alignedserve.types import InvalidRequest
 
 
 class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
-    # What the response repeats of the call, as JSON.
+    # The fields of the call that the response repeats, as JSON.
     repeated: bytes
     # The items of the call's input, as JSON with commas between them.
     input_items: bytes
-    # A line for each of them: where it ends in the bytes of these, and its id as JSON.
+    # A line per item: its end in `input_items`, and its id as JSON.
     item_index: bytes
     is_stored: bool
     is_background: bool
@@ -43,15 +43,15 @@ class PreparedResponse(PreparedChat, frozen=True, kw_only=True):
 
 
 def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> PreparedResponse:
-    """Raises ApiError, InvalidRequest and Expands."""
+    """Returns the call of a response. Raises ApiError, InvalidRequest and Expands."""
     with body.naming():
         if body.background and body.store is False:
             raise InvalidRequest("background: a response in the background has to be stored")
         items, kept = _items_of(body, beside)
         input_items, repeated = b",".join(item for _, item in kept), _written(_repeated(body))
         if len(input_items) + len(repeated) > limits.max_body_bytes:
-            # A number of three letters may be written as twenty.
-            raise too_large(limits.max_body_bytes, "as it would be kept, ")
+            # A number of three characters may become one of twenty.
+            raise too_large(limits.max_body_bytes, "as it would be stored, ")
         found = chat_fields(body, body.conversation_of(items.all), model, limits)
         found["ignored"] += _foreign_tools(body)
         return PreparedResponse(
@@ -68,8 +68,8 @@ def response(body: ResponseBody, model: ServedModel, limits: Limits, beside: Bes
 
 
 def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside: Beside) -> Answered:
-    """Returns the number of tokens that the prompt of this call would have, which need not fit. Raises ApiError,
-    InvalidRequest and Expands."""
+    """Returns the number of tokens of the prompt of this call, which need not fit. Raises ApiError, InvalidRequest and
+    Expands."""
     with body.naming():
         items, _ = _items_of(body, beside)
         num_tokens, ignored = count_prompt(body, body.conversation_of(items.all), model)
@@ -78,11 +78,11 @@ def input_tokens(body: ResponseBody, model: ServedModel, limits: Limits, beside:
 
 
 def _items_of(body: ResponseBody, beside: Beside) -> tuple[Items, list[tuple[str, bytes]]]:
-    """Returns the items of the conversation with those of the call, and what is kept of the latter. Raises
+    """Returns the items of the conversation with those of the call, and the stored form of the latter. Raises
     ConversationNeeded, InvalidRequest and Expands."""
     if beside.earlier is None and (needed := _needed(body)):
         raise ConversationNeeded(needed)
-    # What was kept came from clients, and is read as they are.
+    # Stored items came from clients, and are parsed like theirs.
     items = Items(json.loads(beside.earlier or b"[]"))
     kept = items.add(body.input, in_full=body.conversation is not None)
     if beside.room is not None and items.num_added_bytes > beside.room:
@@ -96,7 +96,7 @@ def _foreign_tools(body: ResponseBody) -> list[str]:
 
 
 def _needed(body: ResponseBody) -> Needed | None:
-    """Raises InvalidRequest."""
+    """Returns what the call continues. Raises InvalidRequest."""
     if body.conversation_id is None:
         previous = body.previous_response_id
         return None if previous is None else Needed("previous_response_id", previous)

@@ -1,5 +1,5 @@
-"""The events of a response that is kept: the sequence that a stream would have had, with each text in one piece. What
-is large is read when it is sent, once for each event that has it."""
+"""The events of a stored response: those that its stream would have had, with each text in one piece. Large parts are
+read when they are sent, once for each event that has them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from alignedserve.gateway.openai.responses.written import (
 )
 from alignedserve.store import Part, ResponseHead
 
-# Larger things are not read before they are sent.
+# Parts above this size are not read before they are sent.
 SMALL_BYTES = 64 << 10
-# The bytes of places that are read at a time.
+# Bytes of places that are read at a time.
 _STEP_BYTES = 1024 * PLACES * array(PLACE).itemsize
 
 # Returns the bytes of a part between two places.
@@ -31,7 +31,7 @@ Read = Callable[[Part, int, int], Awaitable[bytes]]
 
 
 async def written(head: ResponseHead, read: Read, after: int = -1) -> AsyncIterator[Sequence[AnyPiece]]:
-    """Yields the events with higher numbers than `after`, of a response which is over."""
+    """Yields the events of a response that has ended, with numbers above `after`."""
     number = 0
     async for event in _events_of(head, read):
         if number > after:

@@ -1,4 +1,4 @@
-"""/v1/responses, as in OpenAI's API."""
+"""`/v1/responses`, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ RESPONSES = Endpoint(
     "/v1/responses", ResponseBody, response, PreparedResponse, in_batches=True, has_conversations=True
 )
 INPUT_TOKENS = Endpoint("/v1/responses/input_tokens", ResponseBody, input_tokens, has_conversations=True)
-# A larger body is not decoded here to find the response before it: if there is one, the call takes two turns at the
-# process for bodies.
+# Larger bodies are not decoded here to look up the response before them. If there is one, such a call takes two turns
+# in the child process for bodies.
 MAX_LOOKED_AT_BYTES = 8 << 10
 
 
@@ -45,7 +45,7 @@ def response_routes(
     store: ResponseStore | None = None,
     background: BackgroundResponses | None = None,
 ) -> APIRouter:
-    """Without a store, responses are answered and not kept."""
+    """Without a store, responses are answered and not stored."""
     routes, kept = APIRouter(), KeptResponses(store, request_builder.limits.max_body_bytes)
     add_conversation_routes(routes, kept.conversations, request_builder)
 
@@ -58,7 +58,7 @@ def response_routes(
         if not call.is_background:
             return await respond(http, call, request_builder, partial(kept.keep, call, owner, before))
         if background is None:
-            raise ApiError(400, "background: this server keeps no responses", param="background")
+            raise ApiError(400, "background: this server stores no responses", param="background")
         headers = request_builder.ignored_parameters.note(call.ignored)
         try:
             head = await background.begin(call, body, owner, before)
@@ -137,14 +137,14 @@ async def _result(
     kept: KeptResponses,
     preparer: Preparer,
 ) -> tuple[Result, Conversation]:
-    """Returns what the endpoint makes of a body, and the conversation before it without its items, which are in that.
-    Raises ApiError."""
+    """Returns the result of the endpoint for a body, and the conversation before it without its items, which are in the
+    result. Raises ApiError."""
     num_bytes, before, missing = sum(map(len, body)), Conversation(), None
     if (looked_up := _looked_up(body, num_bytes)) is not None:
         try:
             before = await kept.before(looked_up, owner, share, num_bytes)
         except ApiError as error:
-            # What is wrong with the body, which has not been checked, comes first.
+            # Errors of the body, which is not validated yet, take precedence.
             missing = error
     try:
         found = await preparer.result(endpoint, body, owner, before.items)
@@ -170,8 +170,8 @@ class _Chained(msgspec.Struct):
 
 
 def _looked_up(body: Sequence[bytes], num_bytes: int) -> Needed | None:
-    """Returns what the call goes on with, so that it takes one turn at the process for bodies; None if that is nothing,
-    or only that process can tell."""
+    """Returns what the call continues, so that it takes one turn in the child process. None: nothing, or only that
+    process can tell."""
     if num_bytes > MAX_LOOKED_AT_BYTES:
         return None
     whole = b"".join(body)
@@ -184,6 +184,6 @@ def _looked_up(body: Sequence[bytes], num_bytes: int) -> Needed | None:
     previous_id, conversation = chained.previous_response_id, chained.conversation
     if conversation is None:
         return None if previous_id is None else Needed("previous_response_id", previous_id)
-    # Both together are refused.
+    # Both together are refused later.
     name = conversation.id if isinstance(conversation, _Named) else conversation
     return None if previous_id is not None else Needed("conversation", name)

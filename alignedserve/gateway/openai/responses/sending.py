@@ -1,4 +1,4 @@
-"""How a kept response is sent: read in pieces while it is sent, whole or as events, and never decoded."""
+"""Sends a stored response, whole or as events. It is read in pieces while it is sent, and never decoded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Block = bytes | memoryview
 # Yields the bytes between two places. Raises ResponseGone.
 Pieces = Callable[[int, int], AsyncIterator[bytes]]
-# The seconds between two looks at a response in the background, while a stream waits for it.
+# seconds between two reads of a background response while a stream waits for it
 LOOK_S = 0.5
 
 
@@ -41,14 +41,14 @@ async def response_of(
 
 
 async def page_of(page: ItemPage, pieces: Pieces) -> Response:
-    """Returns OpenAI's list of these items, which are read by `pieces`. Raises ResponseGone."""
+    """Returns OpenAI's list of these items, which `pieces` reads. Raises ResponseGone."""
     return await in_pieces(_listed(page, pieces), _page_bytes(page))
 
 
 def stream_of(
     head: ResponseHead, kept: KeptResponses, after: int = -1, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns the events with higher numbers than `after`, when the response is over."""
+    """Returns the events with numbers above `after`, once the response has ended."""
     headers = {"Cache-Control": "no-cache", **(headers or {})}
     return Stream(_events(head, kept, after), media_type="text/event-stream", headers=headers)
 
@@ -56,8 +56,7 @@ def stream_of(
 async def in_pieces(
     pieces: AsyncIterator[bytes], num_bytes: int, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns an answer of JSON that has `num_bytes` and is read while it is sent, unless it is small. Raises
-    ResponseGone."""
+    """Returns a JSON answer of `num_bytes`, which is read while it is sent, unless it is small. Raises ResponseGone."""
     kind = "application/json"
     if num_bytes > BLOCK_BYTES:
         headers = {**(headers or {}), "Content-Length": str(num_bytes)}
@@ -66,7 +65,7 @@ async def in_pieces(
 
 
 async def _unbroken(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Raises BrokenOff when the rest can't be had: the length was announced."""
+    """Raises BrokenOff if the rest can't be read, since the length was announced."""
     try:
         async for piece in pieces:
             if piece:
@@ -80,7 +79,7 @@ async def _listed(page: ItemPage, pieces: Pieces) -> AsyncIterator[bytes]:
     yield before
     begin, end = min(page.spans, default=(0, 0))[0], max(page.spans, default=(0, 0))[1]
     if all(last + 1 == first for (_, last), (first, _) in pairwise(page.spans)):
-        # With what is between them, which are commas.
+        # Includes the commas between them.
         async for piece in pieces(begin, end):
             yield piece
     elif end - begin <= BLOCK_BYTES:
@@ -100,26 +99,26 @@ def _page_bytes(page: ItemPage) -> int:
 
 
 def _around(page: ItemPage) -> tuple[bytes, bytes]:
-    """Returns what is before and after the items of a page."""
+    """Returns the JSON before and after the items of a page."""
     return around(page.first_id, page.last_id, page.has_more)
 
 
 def around(first_id: bytes | None, last_id: bytes | None, has_more: bool) -> tuple[bytes, bytes]:
-    """The ids are JSON."""
+    """Returns the JSON before and after the items of a list. The ids are JSON."""
     ends = [b"null" if each is None else each for each in (first_id, last_id)]
     more = b"true" if has_more else b"false"
     return b'{"object":"list","data":[', b'],"first_id":%b,"last_id":%b,"has_more":%b}' % (*ends, more)
 
 
 async def _events(head: ResponseHead, kept: KeptResponses, after: int) -> AsyncIterator[Block]:
-    """Yields the events of a response when it is over. Raises BrokenOff when the rest of an event can't be had."""
+    """Yields the events of a response once it has ended. Raises BrokenOff if the rest of an event can't be read."""
     is_within = False
     try:
         while not head.is_over:
-            # A line that clients skip, so that neither side takes the other for dead.
+            # A comment line, so that neither side considers the connection dead.
             yield b": waiting\n\n"
             await asyncio.sleep(LOOK_S)
-            # While the store is away it goes on waiting.
+            # Continues to wait while the store is away.
             with contextlib.suppress(StoreAway):
                 head = await kept.find(head.id, head.owner)
         async for event in written(head, partial(kept.read, head), after):
@@ -136,7 +135,7 @@ async def _events(head: ResponseHead, kept: KeptResponses, after: int) -> AsyncI
 async def _read_in(
     pieces: Iterable[AnyPiece], head: ResponseHead, kept: KeptResponses
 ) -> AsyncIterator[Block]:
-    """Yields the pieces, those that are stored too."""
+    """Yields the pieces, and reads those that are stored."""
     for is_stored, some in groupby(pieces, lambda piece: isinstance(piece, Stored)):
         if not is_stored:
             for block in await blocks_of(cast(Iterable[Piece], some)):
@@ -154,15 +153,15 @@ def _reason(error: ResponseGone | ApiError | StoreAway, head: ResponseHead) -> A
             return error
         case ResponseGone():
             return not_found(head.id)
-    log.warning("a kept response can't be read: %s", error)
+    log.warning("a response can't be read: %s", error)
     return unavailable("the store can't be reached now")
 
 
 def _broken_off(error: Exception) -> BrokenOff:
-    return BrokenOff(f"a kept response can't be read: {error}")
+    return BrokenOff(f"a response can't be read: {error}")
 
 
 def _failure(error: ApiError) -> bytes:
-    """Returns the event that ends a stream whose response can't be had."""
+    """Returns the event that ends the stream of a response that can't be read."""
     fields = {"code": error.code or "server_error", "message": error.message, "param": error.param}
     return event_named("error", {"type": "error", "sequence_number": 0, **fields})

@@ -1,4 +1,4 @@
-"""JSON of any size as it is sent: in pieces, some of which may still be in the store."""
+"""JSON of any size on its way to a client: in pieces, some of which may still be in the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alignedserve.store import Part
 
 @dataclass(frozen=True)
 class Stored:
-    """Bytes of a response's part, which are read when they are sent."""
+    """Bytes of a response's stored part, which are read when they are sent."""
 
     part: Part
     begin: int
@@ -24,17 +24,17 @@ AnyPiece = Piece | Stored
 
 @dataclass(frozen=True)
 class Written:
-    """JSON that is written already, in pieces. They are joined only when they are sent."""
+    """JSON text in pieces, which are joined only when they are sent."""
 
     pieces: Sequence[AnyPiece]
 
 
-# The type of an event, and its fields besides the number in the sequence.
+# The type of an event, and its fields besides the sequence number.
 Event = tuple[str, dict[str, Any]]
 
 
 def object_pieces(fields: dict[str, Any]) -> Iterator[AnyPiece]:
-    """Writes an object whose values may be Written, or objects that have such values."""
+    """Writes an object with values that may be Written, or objects with such values."""
     yield b"{"
     for number, (name, value) in enumerate(fields.items()):
         yield b"," * (number > 0) + encode(name) + b":"
@@ -48,7 +48,7 @@ def object_pieces(fields: dict[str, Any]) -> Iterator[AnyPiece]:
 
 
 def event_pieces(event: Event, number: int) -> Iterator[AnyPiece]:
-    """Writes a server-sent event: in one go, if all of it is small, as there is such an event for each token."""
+    """Writes a server-sent event. Small events, of which there is one per token, are encoded at once."""
     name, fields = event
     given = {"type": name, "sequence_number": number, **fields}
     yield b"event: " + name.encode() + b"\ndata: "
@@ -60,8 +60,8 @@ def event_pieces(event: Event, number: int) -> Iterator[AnyPiece]:
 
 
 def response_pieces(state: bytes, output: Sequence[AnyPiece], repeated: AnyPiece) -> Iterator[AnyPiece]:
-    """Writes OpenAI's object. `state` is a JSON object, `output` is JSON without the brackets, and `repeated` an object
-    without the bracket that it begins with."""
+    """Writes OpenAI's object. `state` is a JSON object, `output` is JSON without the brackets, and `repeated` is an
+    object without its opening bracket."""
     yield state[:-1] + b',"output":['
     yield from output
     yield b"],"
