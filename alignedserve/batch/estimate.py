@@ -23,7 +23,7 @@ from typing import NamedTuple
 # Cost of a generated token in prompt tokens, until it has been measured. It was 5 to 10 on GPUs, and 2 to 27 with the
 # demo model on two CPU cores.
 USUAL_OUTPUT_WORK = 10.0
-# Clamp of the measured cost: at most 10×, and at least 1/10, of the usual one.
+# Clamp of the measured cost: at most 10 times, and at least 1/10, of the usual one.
 _MOST_UNUSUAL = 10.0
 # Ridge penalty on the second coefficient, relative to its sum of squares. It keeps that coefficient near 0 while the
 # two regressors are almost collinear. Tuned on two jobs of the demo model: one with prompts that grow tenfold, one with

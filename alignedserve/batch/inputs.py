@@ -21,8 +21,7 @@ class Inputs:
         self._placed = placed
 
     def chunks(self, job: JobRecord) -> AsyncIterator[bytes]:
-        """Yields the chunks of the job's input file. Raises FileGone; or InputChanged for a file that is read in place.
-        """
+        """Yields the chunks of the job's input file. Raises FileGone, and InputChanged for a file in place."""
         return self._placed_chunks(job.placed_input) if job.placed_input else self._uploaded_chunks(job)
 
     async def _uploaded_chunks(self, job: JobRecord) -> AsyncIterator[bytes]:

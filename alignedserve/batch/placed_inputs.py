@@ -139,8 +139,7 @@ def _stat(root: Path, path: Path) -> tuple[int, str]:
 
 
 def _opened(root: Path, path: Path) -> int:
-    """Opens a regular file, one component of the path at a time; none may be a symbolic link. Raises FileNotFoundError.
-    """
+    """Opens a regular file, one path component at a time; none may be a symbolic link. Raises FileNotFoundError."""
     *folders, name = path.relative_to(root).parts or (".",)
     plain = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:

@@ -98,8 +98,7 @@ class BatchRunner:
         self._looking.wake()
 
     def cancel(self, job_id: JobId) -> None:
-        """Stops the lines of a job that is being cancelled, on this gateway. Other gateways notice at their next look.
-        """
+        """Stops this gateway's lines of a job that is being cancelled. Other gateways notice at their next look."""
         for lease, (run, _) in self._held.items():
             if lease.job_id == job_id:
                 run.cancel()

@@ -156,7 +156,7 @@ def test_limits_are_each_owners_own() -> None:
             own = (await upload(at, "alone", jsonl(questions(1)))).json()["id"]
             assert (await submit(at, "alone", own)).status_code == 200
             refused = await submit(at, "alone", own)
-            assert refused.status_code == 429 and "3 batches are not over" in refused.text
+            assert refused.status_code == 429 and "there are 3 open batches" in refused.text
             # bytes: the whole upload is refused, and nothing of it is left
             before = await ids(at, "alone", "/v1/files")
             refused = await upload(at, "alone", b"x" * 10_001)
