@@ -26,6 +26,9 @@ FOLDERS: list[str] = [
     "alignedserve/process",
     "alignedserve/store",
     "alignedserve/transport",
+    "decode_worker",
+    "kvpool",
+    "prefill_worker",
 ]
 # Strings that have to be as they are, such as texts that are not ours.
 AS_THEY_ARE: set[str] = set()
