@@ -152,7 +152,7 @@ def test_limits_are_each_owners_own() -> None:
             refused = await submit(at, "one", file_id)
             error = refused.json()["error"]
             assert (refused.status_code, error["code"]) == (429, "too_many_batches")
-            assert "2 of your batches" in error["message"]
+            assert "you have 2 open batches" in error["message"]
             own = (await upload(at, "alone", jsonl(questions(1)))).json()["id"]
             assert (await submit(at, "alone", own)).status_code == 200
             refused = await submit(at, "alone", own)
