@@ -4,7 +4,7 @@
     python -m benchmarks.cpu_vs_vllm --vllm-python VENV/bin/python --cpu x86-64-v3 --dtype float32 --cases d
 
 The model is a random-weight Llama with 125M parameters, by default in bfloat16. With `--cpu x86-64-v3` neither side
-uses more than AVX2: ours is built for it, vLLM uses its library for such processors, and torch's libraries are limited
+uses more than AVX2. Ours is built for it, vLLM uses its library for such processors, and torch's libraries are limited
 by environment variables. vLLM is measured with its defaults, which reserve one core for itself, and with all cores for
 its computation (VLLM_CPU_OMP_THREADS_BIND), which is how ours runs. Ratios are computed per round.
 """

@@ -6,13 +6,13 @@
 A scenario consists of instances with a model and device, traffic with its rate, and objectives (`regimes.py`). Options:
 
     --regime objectives=tight   only scenarios with this value, the next ones from N on
-    --given pace=1.3            all scenarios have this value, whatever their numbers draw; here iterations take 1.3 times
-                                what policies expect
+    --given pace=1.3            all scenarios have this value, whatever their numbers draw; here iterations take
+                                1.3 times what policies expect
     --curve 7                   only scenario 7, at loads from half to twice the capacity
     --baselines                 also the papers' own baselines (`baselines.py`)
     --traces DIR                a quarter of the scenarios take arrivals and lengths from a trace in that directory
-    --again NAME                recomputes that policy's scores; others are computed if DIR has none of the same scenario
-                                and code
+    --again NAME                recomputes that policy's scores; others are computed if DIR has none of the same
+                                scenario and code
     --gate                      recomputes the default's scores; exit status 1 if it is too far behind (`gate.py`)
 
 Scores are written to DIR/arena.jsonl as soon as they are known. Writes arena.md and arena.png, or curve-N.md and
