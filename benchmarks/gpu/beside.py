@@ -1,9 +1,9 @@
 """Measures real time beside best effort on one GPU, live: one instance of Llama-3.1-8B's shape, policy by policy.
 
-Chats with prompts of 400 to 1,200 tokens and answers of 64 to 128 arrive at random. A batch job, whose lines have 300
-to 800 tokens and answers of 150 to 350, uses the rest of the capacity. The cases are those of `benchmarks.rt_with_be`:
-best effort alone, real time alone, both. Targets relative to real time alone: TTFT p50 1.05 and p99 1.10, gaps p99
-1.05. Best effort keeps 0.90 of the capacity that is left.
+Chats with prompts of 400 to 1,200 tokens and answers of 64 to 128 arrive at random. The lines of a batch job, which
+have 300 to 800 tokens and answers of 150 to 350, use the rest of the capacity. The cases are those of
+`benchmarks.rt_with_be`: best effort alone, real time alone, both. Targets relative to real time alone: TTFT p50 1.05
+and p99 1.10, gaps p99 1.05. Best effort keeps 0.90 of the capacity that is left.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def engine_for(
         block_size=BLOCK_SIZE,
         use_tqdm=False,
         **kernel_option(decode_kernel or bench.options.decode_kernels[0]),
-        # Of the usual sizes, only those that are measured.
+        # Only the sizes that are measured.
         **optional("cudagraph_capture_sizes", tuple(sorted(set(map(len, batches))))),
         **options,
     )

@@ -2,9 +2,9 @@
 
     exposed = duration of a step - time in which the GPU worked on it
 
-The GPU's time is measured twice: as the union of the activities in a profile (of other steps than the timed ones,
-because the profiler slows the host down), and as a check from events on an empty stream around a step. A tiny model
-shows the whole cost, since its GPU has almost nothing to do. The target is for the 8B: 0.3 ms at batch 256.
+The GPU's time is measured as the union of the activities in a profile. Other steps are timed, because the profiler
+slows the host down. As a check, events on an empty stream around a step measure it too. A tiny model shows the whole
+cost, since its GPU has almost nothing to do. The target is for the 8B: 0.3 ms at batch 256.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns what was measured into a page: python -m benchmarks.gpu.page GPU_JSON ... --out benchmarks/results
 
-Writes gpu.md, with gpu-*.png beside it, and from several files one gpu.json. Of a case that was measured twice it takes
-the last measurement that did not fail. Needs matplotlib.
+Writes gpu.md, with gpu-*.png beside it, and from several files one gpu.json. If a case was measured several times, it
+takes the last measurement that did not fail. Needs matplotlib.
 """
 
 from __future__ import annotations

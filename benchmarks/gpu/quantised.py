@@ -1,5 +1,6 @@
-"""Measures linear layers with weights in 8 and 4 bits alone: bytes per second, as a share of what a copy reaches on this
-GPU, and the speedup over the same layer in bfloat16.
+"""Measures linear layers with weights in 8 and 4 bits alone.
+
+The results are bytes per second, as a share of what a copy reaches on this GPU, and the speedup over bfloat16.
 
 These are layers of Llama-3.1-8B, computed as a step with that number of rows would (alignedserve/ops/cuda_linear.py).
 "in pieces" computes few rows in the way meant for many, to find the right MAX_CODED_ROWS. Weights are random. Calls
