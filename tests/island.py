@@ -1,4 +1,4 @@
-"""A prefill and a decode instance with real engines and a pool, in one process, with a few rules in place of the router.
+"""A prefill and a decode instance with real engines and a pool in one process, and a few rules in place of the router.
 
 Every request is prefilled, saved, offered and admitted. A test may interfere between reports: `meddle` sees the island
 after every turn. The tokens that a request has received are checked on the way: none may be missing or come twice.

@@ -1,4 +1,4 @@
-"""What is too much is said with the limit that it is above."""
+"""An error for an exceeded limit names the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses on a real Redis: kept, replaced by whoever holds them, counted, and gone in the end."""
+"""Responses on a real Redis: stored, replaced by their holder, counted, and finally gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store against a real Redis: what is answered is kept, what is half done is nowhere."""
+"""The store against a real Redis: what is confirmed is kept, and partial writes are nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose files and batches there are: a key's, or those of its group, and nobody else learns of them."""
+"""Files and batches belong to a key or its group, and other keys learn nothing about them."""
 
 from __future__ import annotations
 
