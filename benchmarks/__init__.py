@@ -1,1 +1,1 @@
-"""Commands that measure: `python -m benchmarks.NAME --help`. What they measured is in results/."""
+"""Measuring commands: `python -m benchmarks.NAME --help`. Their results are in results/."""

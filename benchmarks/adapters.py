@@ -1,7 +1,7 @@
-"""What adapters (LoRA) cost on a CPU: an engine without any, one that serves none of its own, and one that serves them.
+"""Measures the cost of LoRA adapters on a CPU: without any, with adapters loaded but unused, and with adapters used.
 
-Each kind of iteration is timed in turn, several times, so that a machine that others use too is slow for all of them.
-Weights and adapters are random. Printed are milliseconds of an iteration, the best of all rounds, and ratios.
+The kinds of iterations are timed in turn over several rounds, so that other load on the machine slows all of them.
+Weights and adapters are random. It prints milliseconds per iteration, the best of all rounds, and ratios.
 
     python -m benchmarks.adapters [--model qwen3-0.6b] [--num-layers 8] [--rank 16] [--rounds 8]
 """
@@ -30,14 +30,14 @@ from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import RequestId
 
 NAMES = ("one", "two", "three", "four")
-# (name, requests, tokens of each): decodes, and a prompt.
+# (name, requests, tokens per request): decodes, and a prompt.
 BATCHES = (("1 decode", 1, 1), ("8 decodes", 8, 1), ("64 decodes", 64, 1), ("a prompt of 512", 1, 512))
 CONTEXT = 64
 PARAMS = SamplingParams(temperature=0, ignore_eos=True, max_tokens=10_000)
 
 
 class Recorder(ListedSource):
-    """Takes note of the shapes of linear layers."""
+    """Records the shapes of linear layers."""
 
     def __init__(self) -> None:
         super().__init__(torch.float32, None)
@@ -66,7 +66,7 @@ def write_adapters(directory: Path, model: ModelConfig, rank: int) -> tuple[str,
 
 
 def iteration_s(engine: Engine, num_requests: int, num_tokens: int, adapters: tuple[str, ...]) -> float:
-    """The time of one iteration, after one that is not counted."""
+    """Returns the seconds of one iteration, after one that is not counted."""
     num_before = 0 if num_tokens > 1 else CONTEXT
     requests = []
     for number in range(num_requests):
@@ -92,7 +92,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="qwen3-0.6b", help="a preset")
-    parser.add_argument("--num-layers", type=int, default=8, help="of the model's; fewer are measured sooner")
+    parser.add_argument("--num-layers", type=int, default=8, help="number of layers; fewer take less time")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=8)
     args = parser.parse_args()

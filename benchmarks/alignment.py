@@ -54,18 +54,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """How long one takes on one rank, by what it attends to."""
+    """The duration of a step on one rank, as a function of the attended lengths."""
 
     base_s: float
     token_s: float
-    # It is 0 for the balanced kernel.
+    # 0 for the balanced kernel.
     num_filling: float = 0.0
 
     def seconds(self, lengths: Sequence[int]) -> float:
         return self.base_s + self.token_s * plain_cost(lengths, self.num_filling)
 
     def of_rank(self, num_ranks: int, all_reduce_s: float) -> Step:
-        """Of one of so many tensor-parallel ranks; `all_reduce_s`: of a step's all-reduces together."""
+        """Returns the step of one of `num_ranks` tensor-parallel ranks. `all_reduce_s`: seconds of all all-reduces of a
+        step."""
         waits_s = all_reduce_s if num_ranks > 1 else 0.0
         return Step(self.base_s / num_ranks + waits_s, self.token_s / num_ranks, self.num_filling * num_ranks)
 
@@ -76,9 +77,9 @@ class Case:
     kernel: str
     batch: int
     step: Step
-    # Of the groups that were measured. It is None where only attention was.
+    # The measured gain of the groups; None if only attention was measured.
     gain: float | None
-    # What is modelled to what was measured: steps, or attention by itself.
+    # Relative errors of the model: for steps, or for attention alone.
     errors: tuple[float, ...]
 
     @property
@@ -95,21 +96,21 @@ def groups_of(lengths: Sequence[int]) -> dict[str, Groups]:
 
 
 def measured_groups(batch: int) -> dict[str, Groups]:
-    """Those of `benchmarks.gpu.alignment`; `gpu.json` has only their sums."""
+    """The groups of `benchmarks.gpu.alignment`. `gpu.json` has only their sums."""
     return groups_of(heavy_tailed(batch * NUM_GROUPS, LONGEST))
 
 
 def longer_groups(batch: int) -> dict[str, Groups]:
-    """With as heavy a tail, eight times as long."""
+    """Groups with an equally heavy tail, and eight times the lengths."""
     return groups_of([8 * length for length in heavy_tailed(batch * NUM_GROUPS, LONGEST)])
 
 
-# --- what was measured, as a model
+# --- a model of the measurements
 
 
 def fitted(points: Sequence[tuple[Sequence[int], float, float]], is_plain: bool) -> tuple[float, float]:
-    """`token_s` and `num_filling` with the least sum of squares of the errors of `points`: lengths, the seconds of
-    attention, and the seconds that an error is seen relative to."""
+    """Returns the `token_s` and `num_filling` that minimise the squared relative errors. Each point is lengths, the
+    seconds of attention, and the seconds to which an error is relative."""
 
     def fit(num_filling: float) -> tuple[float, float]:
         weighed = [
@@ -135,7 +136,8 @@ def cases_of(rows: Sequence[Row]) -> list[Case]:
 
 
 def _measured_cases(rows: Sequence[Row]) -> list[Case]:
-    """Each has a base of its own, as measured; the constants are those of all batches of a model and kernel."""
+    """Returns a case per row. Each has its own measured base. The constants are common to all batches of a model and
+    kernel."""
     steps = {
         row["batch"]: [
             (group, seconds)
@@ -157,7 +159,8 @@ def _measured_cases(rows: Sequence[Row]) -> list[Case]:
 
 
 def _flash_cases(rows: Sequence[Row], bases: dict[int, float]) -> list[Case]:
-    """Of the mixes with at least 30 sequences: it splits those of smaller batches, as the balanced kernel does."""
+    """Uses the mixes with at least 30 sequences. For smaller batches FlashAttention splits sequences, as the balanced
+    kernel does."""
     layers = NUM_LAYERS[ATTENTION_MODEL]
     timed = [(MIXES[row["mix"]], layers * row["median_s"]) for row in rows if len(MIXES[row["mix"]]) >= 30]
     token_s, num_filling = fitted([(lengths, took_s, took_s) for lengths, took_s in timed], is_plain=True)
@@ -170,7 +173,7 @@ def _flash_cases(rows: Sequence[Row], bases: dict[int, float]) -> list[Case]:
     ]
 
 
-# --- data-parallel ranks: each plan gives, for each step, the batch of each rank
+# --- data-parallel ranks: each plan returns the batch of each rank, for each step
 
 
 def at_random(lengths: Sequence[int], num_ranks: int, batch: int) -> list[Groups]:
@@ -180,24 +183,24 @@ def at_random(lengths: Sequence[int], num_ranks: int, batch: int) -> list[Groups
 
 
 def like_at_once(lengths: Sequence[int], num_ranks: int, batch: int) -> list[Groups]:
-    """Aligned in each rank, and all ranks have like lengths in the same step."""
+    """Aligned in each rank, and all ranks have similar lengths in the same step."""
     return [evened(step, batch) for step in by_step(cut(sorted(lengths), batch), num_ranks)]
 
 
 def rank_for_each_length(lengths: Sequence[int], num_ranks: int, batch: int) -> list[Groups]:
-    """Aligned in each rank, and one rank always has the long ones."""
+    """Aligned in each rank, and one rank always has the longest requests."""
     groups = cut(sorted(lengths), batch)
     num_steps = len(groups) // num_ranks
     return [groups[step::num_steps] for step in range(num_steps)]
 
 
 def equal_sums(lengths: Sequence[int], num_ranks: int, batch: int) -> list[Groups]:
-    """Steps of the same requests as at random."""
+    """Steps with the same requests as at random."""
     return [evened(step, batch) for step in at_random(lengths, num_ranks, batch)]
 
 
 def evened(ranks: Groups, batch: int) -> Groups:
-    """The same requests, each, the longest first, with the rank that has least so far."""
+    """Assigns each request, the longest first, to the rank with the smallest sum."""
     evened_ranks: Groups = [[] for _ in ranks]
     for length in sorted((each for rank in ranks for each in rank), reverse=True):
         min((rank for rank in evened_ranks if len(rank) < batch), key=sum).append(length)
@@ -221,7 +224,7 @@ def by_step(groups: Groups, num_ranks: int) -> list[Groups]:
 
 
 def together_s(step: Step, plan: Sequence[Groups]) -> float:
-    """All steps, each as long as its slowest rank."""
+    """Returns the duration of all steps. Each lasts as long as its slowest rank."""
     return sum(max(map(step.seconds, ranks)) for ranks in plan)
 
 
@@ -229,7 +232,7 @@ def together_s(step: Step, plan: Sequence[Groups]) -> float:
 
 
 def filled(lengths: Sequence[int], num_kv_tokens: int) -> Groups:
-    """In this order, as many at once as fit."""
+    """Groups the requests in this order, each group with as many as fit at once."""
     groups: Groups = []
     room = 0
     for length in lengths:
@@ -316,9 +319,12 @@ def _memory(case: Case) -> tuple[str, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the page there too")
+    parser.add_argument("--out", type=Path, help="also write the page to this file")
     parser.add_argument(
-        "--all-reduce-us", type=float, default=10.0, help="one all-reduce of a step's activations"
+        "--all-reduce-us",
+        type=float,
+        default=10.0,
+        help="microseconds of one all-reduce of a step's activations",
     )
     options = parser.parse_args()
     text = page(cases_of(json.loads((RESULTS / "gpu.json").read_text())["rows"]), options.all_reduce_us)

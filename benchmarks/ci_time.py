@@ -1,11 +1,11 @@
-"""How long CI, `make test-all` and `make test` take, from a clean checkout of the commit.
+"""Measures CI, `make test-all` and `make test` from a clean checkout of the commit.
 
     python -m benchmarks.ci_time [--runs 3] [--skip-ci] [--out FILE]
 
-Each run clones the commit, runs `.ci/run` there, which runs `make test-all` and says how long that took, and then
-`make test`. The environments of clients are made anew, from what pip, uv and npm have downloaded before. What the tests
-of each folder took is kept too: tests/budget.toml is held to it. `--skip-ci`: only `make test`. Nothing else may run on
-the machine.
+Each run clones the commit and runs `.ci/run` there, which runs `make test-all` and reports its duration. Then it runs
+`make test`. The clients' environments are created again, from the caches of pip, uv and npm. The time of each folder of
+tests is recorded as well, since tests/budget.toml limits it. With `--skip-ci` only `make test` is measured. Nothing
+else may run on the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CI, TEST_ALL, TEST = ".ci/run", "make test-all", "make test"
 
 
 def run(checkout: Path, command: str, **environment: str) -> float:
-    """Returns the seconds that it took. Raises CalledProcessError if it fails."""
+    """Returns the seconds that the command took. Raises CalledProcessError if it fails."""
     begun_s = time.monotonic()
     subprocess.run(command.split(), cwd=checkout, env=os.environ | environment, check=True, stdout=sys.stderr)
     return time.monotonic() - begun_s
@@ -37,7 +37,7 @@ def run(checkout: Path, command: str, **environment: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Seconds by command, and of `make test-all` by folder of tests/."""
+    """Seconds per command, and seconds of `make test-all` per folder of tests/."""
 
     commands_s: dict[str, float]
     folders_s: dict[str, float]

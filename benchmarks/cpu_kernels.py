@@ -2,8 +2,8 @@
 
     python -m benchmarks.cpu_kernels [--threads N] [--seconds S] [SCENARIO ...]
 
-Every time is the median over repetitions. GFLOP/s count multiplications and additions of unpadded values,
-GB/s weights and KV, read once per operation. Peaks are the machine's, for the shares: measure your own.
+Times are medians over repetitions. GFLOP/s count multiplications and additions of unpadded values. GB/s count weights
+and KV, read once per operation. The peaks, for the shares, depend on the machine: measure yours.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def main() -> None:
     )
     parser.add_argument("scenario", nargs="*", help=", ".join(s.name for s in SCENARIOS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="per measurement")
     parser.add_argument("--peak-gflops", type=float, default=1150.0)
     parser.add_argument("--peak-gbs", type=float, default=100.0)
     args = parser.parse_args()

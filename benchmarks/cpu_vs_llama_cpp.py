@@ -1,10 +1,11 @@
-"""One stream on a CPU, beside llama.cpp: the same model, prompt and cores, in turn (A B A B ...), by bits of weights.
+"""Compares one stream on a CPU with llama.cpp: same model, prompt and cores, in turn, for several weight formats.
 
     python -m benchmarks.cpu_vs_llama_cpp --llama-python VENV/bin/python [--rounds 5] [--out FILE]
 
-The venv has llama-cpp-python and gguf, built for this processor. The model is a random-weight Llama of 500M parameters
-in bfloat16; llama.cpp gets it as BF16, Q8_0 and Q4_0, and we make int8 and int4 of it. Both use all cores. A rate is
-without the time to the first token; ratios are taken round by round. In bfloat16 both begin with the same tokens.
+The venv has llama-cpp-python and gguf, built for this processor. The model is a random-weight Llama with 500M
+parameters in bfloat16. llama.cpp gets it as BF16, Q8_0 and Q4_0; this engine quantises it to int8 and int4. Both use
+all cores. Rates exclude the time to first token. Ratios are computed per round. In bfloat16 both begin with the same
+tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SHAPE = {
     "num_attention_heads": 24,
     "num_key_value_heads": 8,
 }
-# Our quantization, and llama.cpp's format.
+# Our quantization and llama.cpp's format.
 PAIRS: tuple[tuple[str | None, str], ...] = ((None, "bf16"), ("int8", "q8_0"), ("int4", "q4_0"))
 PROMPT = list(range(100, 132))
 NUM_TOKENS = 64
@@ -65,7 +66,7 @@ def main() -> int:
     parser.add_argument("--llama-python", required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
-    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     options = parser.parse_args()
     result: dict[str, Any] = {
         "date": str(date.today()),

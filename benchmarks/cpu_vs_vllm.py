@@ -1,12 +1,12 @@
-"""Offline generation on a CPU, beside vLLM for CPU: the same model, prompts and cores, in turn (A B A B ...).
+"""Compares offline generation on a CPU with vLLM for CPU: same model, prompts and cores, in turn (A B A B ...).
 
     python -m benchmarks.cpu_vs_vllm --vllm-python VENV/bin/python [--rounds 3] [--cases abc]
     python -m benchmarks.cpu_vs_vllm --vllm-python VENV/bin/python --cpu x86-64-v3 --dtype float32 --cases d
 
-The model is a random-weight Llama of 125M parameters, in bfloat16 by default. With `--cpu x86-64-v3` neither side uses
-more than AVX2: ours is built for it, vLLM takes its library for such processors, and torch's are told so. vLLM is
-measured as it starts by default, where it keeps one core free for itself, and with all cores given to its computation
-(VLLM_CPU_OMP_THREADS_BIND), as ours has. Ratios are taken round by round.
+The model is a random-weight Llama with 125M parameters, by default in bfloat16. With `--cpu x86-64-v3` neither side
+uses more than AVX2. Ours is built for it, vLLM uses its library for such processors, and torch's libraries are limited
+by environment variables. vLLM is measured with its defaults, which reserve one core for itself, and with all cores for
+its computation (VLLM_CPU_OMP_THREADS_BIND), which is how ours runs. Ratios are computed per round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from alignedserve.cli.bench import prompt_lengths
 from benchmarks.linear_vs_torch import AVX2
 from benchmarks.progress import progress, say
 
-# case: (prompts, prompt tokens, mix, output tokens, ratio to reach)
+# case: (prompts, prompt tokens, mix, output tokens, target ratio)
 CASES: dict[str, tuple[int, int, str | None, int, float]] = {
     "a": (32, 128, None, 128, 1.7),
     "b": (1, 128, None, 128, 2.2),
@@ -56,7 +56,7 @@ MODEL_CONFIG = {
 
 
 def make_model(directory: Path, **changes: Any) -> None:
-    """Written with transformers, as any checkpoint is."""
+    """Writes the model with transformers, as for any checkpoint."""
     config = MODEL_CONFIG | changes
     code = (
         "import sys, torch; from transformers import LlamaConfig, LlamaForCausalLM; torch.manual_seed(0);"
@@ -75,7 +75,8 @@ def run(command: list[str], environment: dict[str, str], out: Path) -> float:
     return float(line["output_tokens_per_s"])
 
 
-# What keeps vLLM to AVX2, beside its own --avx2: its engine in the process that is told so, and torch's libraries.
+# Limits vLLM to AVX2, in addition to our --avx2: the engine must run in the process that sets it; torch needs
+# variables.
 VLLM_AVX2 = AVX2 | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHINDUCTOR_CPP_SIMDLEN": "256"}
 
 
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cpu", default="native", choices=["native", "x86-64-v3"])
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     args = parser.parse_args()
     result: dict[str, Any] = {
         "date": str(date.today()),

@@ -1,11 +1,11 @@
-"""What the host does around the model's forward call in a step of decodes, greedy ones, all requests running.
+"""Measures the host's work around the model's forward call, in steps of greedy decodes with all requests running.
 
-Engine, sampler and decode worker are the real ones; the model returns at once and answers with a constant. Printed are
+Engine, sampler and decode worker are real. The model returns immediately with a constant. It prints:
 
-    a step    all of it, from call to return;
-    exposed   from the tokens' arrival to the next launch: a GPU has nothing to do meanwhile. Also in between:
-              `execute`'s caller, which here does nothing, and a decode worker's schedule and report
-    hidden    from the launch to the wait for the tokens: a GPU computes meanwhile
+    a step    the whole step, from call to return
+    exposed   from the arrival of the tokens to the next launch, when a GPU would be idle. It includes the caller of
+              `execute`, which does nothing here, and a decode worker's schedule and report
+    hidden    from the launch to the wait for the tokens, while a GPU would compute
 
     python -m benchmarks.engine_overhead [--batch 64] [--context 1000] [--steps 400]
 """
@@ -41,7 +41,7 @@ TOKEN = 7
 
 
 class InstantModel(CompiledModel):
-    """Takes note of when it is launched, and of when its tokens are waited for."""
+    """Records when it is launched, and when its tokens are awaited."""
 
     def __init__(self, max_rows: int) -> None:
         self._tokens = np.full(max_rows, TOKEN, dtype=np.int32)
@@ -67,7 +67,7 @@ class InstantModel(CompiledModel):
 
 
 def build(args: argparse.Namespace) -> tuple[Engine, InstantModel]:
-    # prompts are computed by some steps, in which those that are done decode
+    # The prompts take several steps, in which finished ones already decode.
     max_len = args.context + 2 * args.steps + args.batch * args.context // 1024 + 100
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(CONFIG.format(max_len=max_len))
@@ -114,7 +114,7 @@ def working(engine: Engine, args: argparse.Namespace) -> Callable[[], int]:
     for _ in range(args.batch):
         pulled.acquire()
     worker.step()
-    # ends the thread that copied
+    # Ends the thread that copies.
     worker.leave_pool()
 
     def step() -> int:

@@ -1,4 +1,4 @@
-"""What a server has of processes and files, and what is left of that when it has ended."""
+"""Records a server's processes and files, and what is left of them after it has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOOK_S = 0.05
 
 
 class Footprint:
-    """What a running server has of processes and files, and has had whenever it was noted."""
+    """All processes and files of a running server that were present whenever it was noted."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -27,7 +27,7 @@ class Footprint:
         self.paths |= {path for path in paths if path.exists()}
 
     def left(self, timeout_s: float = GONE_S) -> list[str]:
-        """What is still there after so many seconds."""
+        """Returns what is still present after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while (found := self._found()) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -43,7 +43,7 @@ class Footprint:
 
 
 def files_of(pid: int) -> set[Path]:
-    """The system's own among the files that a process has mapped or open: in /dev/shm, and directories in /tmp."""
+    """Returns a process's own files among those it has mapped or open: in /dev/shm, and directories in /tmp."""
     try:
         mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
         opened = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
@@ -55,7 +55,7 @@ def files_of(pid: int) -> set[Path]:
 
 
 def start_of(pid: int) -> int | None:
-    """Returns when it started, in clock ticks; None if there is none, or it has ended and nobody has asked how."""
+    """Returns the process's start in clock ticks; None if there is no such process, or it is a zombie."""
     try:
         rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,15 +1,15 @@
-"""What the gateway itself costs: a stub engine says tokens at a steady rate, and clients listen to streams of them.
+"""Measures the gateway's own cost: a stub engine produces tokens at a steady rate, and clients read the streams.
 
-Three processes: the router's hub with the stub behind it, a gateway as `alignedserve serve` runs it, on a core of its
-own, and this one, the client. The gateway's CPU time per token tells what a core can carry, whoever else uses the
-machine; the wall says whether the streams kept up. At low load (one request at a time, answered by the stub at once)
-the time to first token is all the gateway's, the sockets' and the client's.
+There are three processes: the router's hub with the stub, a gateway as in `alignedserve serve` on its own core, and
+this client. The gateway's CPU time per token shows what a core can carry, whatever else the machine does. The wall time
+shows whether the streams kept up. At low load (one request at a time, answered immediately), the time to first token
+consists of the gateway, the sockets and the client.
 
     python -m benchmarks.gateway [--streams 64] [--rate 8000] [--tokens 1000] [--api chat] [--gateways 1] [--out FILE]
 
-The time to first token is measured of every API, in turns; the load is that of one. With several gateways, at one port,
-the first has a core of its own, the second shares the other one with the rest, and so on; what they could carry with a
-core each is what one of them carries with its CPU time, times their number.
+The time to first token is measured for every API, in turn. The load uses one API. With several gateways at one port,
+the first has its own core, the second shares the other core with the rest, and so on. The estimate for one core each is
+what one gateway carries with its CPU time, times their number.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from alignedserve.types import Epoch, InstanceId, RequestKey, island_gateway
 
 HOST, TOKEN = "127.0.0.1", "secret"
 QUESTION = "How much is 12 plus 30? " * 4
-# of a chunked body; no longer than an event's beginning
+# The end of a chunked body. It is no longer than the beginning of an event.
 END = b"0\r\n\r\n"
-# tokens that are words to the demo model
+# Tokens that are words in the demo model.
 FIRST_WORD, LAST_WORD = 264, 340
 START_S = 60.0
-# the requests of each API in a turn
+# Requests per API and turn.
 TURN = 20
 
 
@@ -63,9 +63,9 @@ TURN = 20
 class Api:
     path: str
     body: dict[str, Any]
-    # the name of the field that limits the tokens
+    # The field that limits the tokens.
     limit: str
-    # in each event that has text, and as often before the first of these
+    # Occurs in each event with text, and `num_before` times before the first of them.
     event: bytes
     num_before: int = 0
 
@@ -95,7 +95,7 @@ class _Stream:
 
 
 class StubRouter:
-    """Of every open request one token an iteration, in one message, as a decode instance's report brings them."""
+    """Produces one token per open request and iteration, in one message, like a decode instance's report."""
 
     def __init__(self, tokens_per_s: float) -> None:
         self.hub = Hub(TOKEN, self)
@@ -162,7 +162,7 @@ def _gateway(port: int, router_port: int, core: int, number: int) -> None:
     address = RouterAddress(HOST, router_port, TOKEN)
     engine = EngineConfig(str(demo.MODEL_DIR))
     GatewayProcess(
-        # Those on islands' hosts let others listen at their port.
+        # Gateways on islands' hosts share their port.
         GatewayConfig(island_gateway(number), (address,), engine, "demo", HttpConfig(HOST, port))
     ).run()
 
@@ -170,7 +170,7 @@ def _gateway(port: int, router_port: int, core: int, number: int) -> None:
 async def _ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, api: Api, num_tokens: int
 ) -> tuple[float, int]:
-    """Seconds to the first token, and events with text in them."""
+    """Returns the seconds to the first token, and the number of events with text."""
     body = json.dumps({"model": "demo", "stream": True, api.limit: num_tokens} | api.body).encode()
     head = (
         f"POST {api.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -188,7 +188,7 @@ async def _ask(
 
 
 async def _ask_once(port: int, api: Api, num_tokens: int) -> int:
-    """Events with text in them."""
+    """Returns the number of events with text."""
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
         return (await _ask(reader, writer, api, num_tokens))[1]
@@ -197,7 +197,7 @@ async def _ask_once(port: int, api: Api, num_tokens: int) -> int:
 
 
 async def _firsts(port: int, num_requests: int) -> dict[str, list[float]]:
-    """Over one connection, as clients keep it: a new one is forgiven much by the kernel."""
+    """Uses one connection, as clients do. The kernel is more lenient with a new one."""
     reader, writer = await asyncio.open_connection(HOST, port)
     found: dict[str, list[float]] = {name: [] for name in APIS}
     try:
@@ -224,7 +224,7 @@ async def _until_up(port: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all its threads, in user and kernel mode."""
+    """Returns the CPU seconds of all its threads, in user and kernel mode."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -261,12 +261,14 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=8000, help="tokens/s of all streams together")
-    parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
-    parser.add_argument("--requests", type=int, default=200, help="one by one, for the time to first token")
+    parser.add_argument("--rate", type=float, default=8000, help="tokens per second, over all streams")
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens per stream")
+    parser.add_argument(
+        "--requests", type=int, default=200, help="for the time to first token, one at a time"
+    )
     parser.add_argument("--api", choices=APIS, default="chat")
     parser.add_argument("--gateways", type=int, default=1)
-    parser.add_argument("--out", help="append the JSON line to this file too")
+    parser.add_argument("--out", help="also append the JSON line to this file")
     args = parser.parse_args()
     gateway_core, *others = sorted(os.sched_getaffinity(0))
     other_core = others[0] if others else gateway_core

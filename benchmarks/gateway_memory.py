@@ -1,9 +1,9 @@
-"""What a gateway holds in memory while files and batch jobs go through it, beyond what it held before.
+"""Measures the additional memory of a gateway while files and batch jobs pass through it.
 
-A file of the largest size there may be is uploaded, validated, run a little, and cancelled; a job of the most lines
-there may be is run to its end, and its output downloaded. A stub engine answers each line at once, or at a rate at
-which as many lines as may be are in flight; the store is a real Redis. What is told is the highest resident size in
-each phase less that before the first one, in MiB; and what Redis has in use after it, less what it had before.
+A file of the largest allowed size is uploaded, validated, run partly and cancelled. A job with the most allowed lines
+is run to its end, and its output is downloaded. A stub engine answers each line immediately, or at a rate that keeps
+the maximum number of lines in flight. The store is a real Redis. It prints the highest resident size in each phase
+minus the size before the first phase, in MiB, and likewise the memory that Redis uses after the phase.
 
     python -m benchmarks.gateway_memory [--lines 50000] [--megabytes 200] [--rate 1e6] [--files-at DIR] [--out FILE]
 """
@@ -42,9 +42,9 @@ from benchmarks.progress import progress
 ENDPOINT = "/v1/chat/completions"
 START_S = 60.0
 LOOK_S = 0.2
-# of the large file's lines, so many are answered before it is cancelled
+# Lines of the large file that are answered before it is cancelled.
 NUM_ANSWERED = 500
-# room for what is around the padding
+# Bytes of a line without its padding.
 LINE_BYTES = 200
 OVER = ("completed", "cancelled", "failed", "expired")
 
@@ -70,7 +70,7 @@ def _stub(port: int, tokens_per_s: float) -> None:
 
 
 def lines_of(count: int, num_bytes: int) -> Iterator[bytes]:
-    """So many requests, together of so many bytes at most."""
+    """Yields `count` requests with at most `num_bytes` bytes in total."""
     padding = "x" * max(0, num_bytes // count - LINE_BYTES)
     for number in range(count):
         body = {"messages": [{"role": "user", "content": "How far?"}], "max_tokens": 2, "user": padding}
@@ -83,7 +83,7 @@ class Measured:
     client: httpx.AsyncClient
     pid: int
     redis: Redis
-    # shows the phase, and how many lines of its job are answered
+    # Shows the phase, and the number of answered lines.
     bar: tqdm[Any]
     base_bytes: int = 0
     base_redis_bytes: int = 0
@@ -91,7 +91,7 @@ class Measured:
 
     @asynccontextmanager
     async def phase(self, name: str) -> AsyncIterator[None]:
-        # sets the peak back to what is held now
+        # Resets the peak to the current size.
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         self.bar.reset()
         self.bar.set_description(name)
@@ -104,7 +104,7 @@ class Measured:
         tqdm.write(f"{name}: {peak:.1f} MiB, Redis {redis:.1f} MiB", file=sys.stderr)
 
     async def redis_bytes(self) -> int:
-        """What Redis has in use at the end of a phase."""
+        """Returns the memory that Redis uses at the end of a phase."""
         return int((await self.redis.info("memory"))["used_memory"])
 
     def resident(self, key: str) -> int:
@@ -139,7 +139,7 @@ class Measured:
             await asyncio.sleep(LOOK_S)
 
     async def download(self, file_id: str) -> int:
-        """Its lines."""
+        """Returns the number of lines."""
         async with self.client.stream("GET", f"/v1/files/{file_id}/content") as response:
             return sum([data.count(b"\n") async for data in response.aiter_bytes()])
 
@@ -227,8 +227,8 @@ async def _until_up(client: httpx.AsyncClient) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lines", type=int, default=50_000)
-    parser.add_argument("--megabytes", type=int, default=200, help="of the file that is uploaded")
-    parser.add_argument("--rate", type=float, default=1e6, help="tokens/s that the stub says")
+    parser.add_argument("--megabytes", type=int, default=200, help="size of the uploaded file")
+    parser.add_argument("--rate", type=float, default=1e6, help="tokens per second from the stub")
     parser.add_argument("--files-at", help="directory or s3://BUCKET/PREFIX [default: in Redis]")
     parser.add_argument("--out", help="append the JSON line to this file too")
     args = parser.parse_args()

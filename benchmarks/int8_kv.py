@@ -1,11 +1,11 @@
-"""What int8 KV in the pool costs in answers, and what it saves in bytes, with the demo model on CPU.
+"""Measures what int8 KV in the pool costs in correct answers and saves in bytes, with the demo model on a CPU.
 
     python -m benchmarks.int8_kv [--num-per-task 200] [--num-forced 40] [--dtype bfloat16] [--out FILE]
 
-Answers: `alignedserve serve` with one prefill and one decode instance, link host, so that all of a prompt's KV goes
-through the pool; held-out prompts of all demo tasks, greedy, once with each `--pool-kv-dtype`. Perplexity: of the right
-answers, token by token given those before (teacher-forced), over KV of the prompt that was saved to memory in the
-pool's format and loaded from there. What is printed is written to FILE.md and FILE.json as well.
+Answers: `alignedserve serve` runs one prefill and one decode instance with link host, so that all KV of a prompt passes
+through the pool. It answers held-out prompts of all demo tasks, greedily, once with each `--pool-kv-dtype`. Perplexity:
+that of the right answers, teacher-forced, over KV of the prompt that was saved in the pool's format and loaded again.
+The printed page is also written to FILE.md, with all figures in FILE.json.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from benchmarks.progress import progress, say
 from benchmarks.rt_with_be.served import running
 
 HOST, START_S, AT_ONCE = "127.0.0.1", 300.0, 24
-# the aim, in points of exact answers
+# The largest loss that meets the aim, in percentage points of exact answers.
 MOST_LOST = 0.3
 MAX_MODEL_LEN = 2048
-# blocks of 16 and more, of models whose KV has two bytes a value and four
+# For the table of sizes.
 BLOCK_SIZES = (16, 32, 64)
 
 
@@ -63,7 +63,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of answers with int8 with those without."""
+    """Agreement between the answers with int8 and those without."""
 
     num_same_answers: int
     num_answers: int
@@ -129,7 +129,8 @@ def agreement(tokenizer: Tokenizer, ours: Sequence[Answered], theirs: Sequence[A
 
 
 class Forced:
-    """One request at a time: its prompt is computed, leaves for the pool, comes back, and the answer is scored."""
+    """Scores one request at a time: its prompt is computed, saved to the pool and loaded again, and then the answer is
+    scored."""
 
     def __init__(self, engine: Engine, pool_kv_dtype: str) -> None:
         form = engine.format.in_pool(pool_kv_dtype)
@@ -140,7 +141,7 @@ class Forced:
 
     def nll(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         """Returns the sum of the answer's negative log-probabilities."""
-        # the prompt's last token is computed after the load: the answer's first is predicted then
+        # The prompt's last token is computed after the load, which predicts the answer's first token.
         num_away = len(prompt) - 1
         self._compute_and_save(prompt, num_away)
         request = self._adopt([*prompt, *answer], num_away)
@@ -161,7 +162,7 @@ class Forced:
         self._engine.execute([(request, num_tokens)])
         self._engine.part(request)
         self._copy(request, num_tokens, is_save=True)
-        # what came back must not be what is still there
+        # Clears the blocks, so that a failed load can't go unnoticed.
         self._engine.cache.blocks[self._engine.blocks_of(request)] = 0
         self._engine.release(request)
 
@@ -258,10 +259,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--num-per-task", type=int, default=200)
-    parser.add_argument("--num-forced", type=int, default=40, help="of each task, for perplexity")
+    parser.add_argument("--num-forced", type=int, default=40, help="examples per task for perplexity")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
     by_task = held_out(options.num_per_task, options.seed)
     examples = [example for each in by_task.values() for example in each]

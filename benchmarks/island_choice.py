@@ -1,11 +1,11 @@
-"""Islands chosen by load and what they have of a prompt, beside the one with the fewest open requests, in simulation.
+"""Compares two choices of islands in simulation: by load and cached prefix, and by the fewest open requests.
 
     python -m benchmarks.island_choice [--seconds 200] [--out DIR]
 
-OPT-13B on A100s by its cost model, prefix caches on prefill instances. A chat has six turns: each prompt has all before
-it, behind one of four system prompts. Two gateways take them in turn, and each knows of its own requests and of what
-routers say four times a second. Everything but the choice is the same, the arrivals too. Writes island_choice.md and
-island_choice.json.
+It simulates OPT-13B on A100s by its cost model, with prefix caches on prefill instances. A chat has six turns. Each
+prompt contains everything before it, after one of four system prompts. Two gateways take turns. Each knows its own
+requests, and the loads that routers report four times a second. All else is the same, including the arrivals. Writes
+island_choice.md and island_choice.json.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ NUM_GATEWAYS = 2
 NUM_TURNS, THINK_S = 6, 8.0
 NUM_SYSTEM_PROMPTS, SYSTEM_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 4, 400, 60, 150
 SLO = Slo(ttft_s=0.5, tpot_s=0.1)
-# Later than this after the last chat has begun, nothing is open.
+# Seconds after the last chat's begin until nothing is open.
 REST_S = 600.0
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
-    # The number of prefill and decode instances of each island.
+    # (prefill instances, decode instances) per island.
     islands: tuple[tuple[int, int], ...]
-    # Chats that begin in a second.
+    # New chats per second.
     rate: float
 
 
@@ -66,17 +66,17 @@ CASES = (
 class Row:
     case: str
     choice: str
-    # Of the tokens of all prompts, the share that was found in prefix caches.
+    # Share of all prompt tokens that were found in prefix caches.
     found: float
     ttft_p50_ms: float
     ttft_p99_ms: float
-    # The share of requests that kept both objectives.
+    # Share of requests that met both objectives.
     in_time: float
     num_requests: int
 
 
 class Seen:
-    """An island as one gateway sees it."""
+    """An island as seen by one gateway."""
 
     is_up, is_given_up, is_leaving = True, False, False
 
@@ -225,7 +225,7 @@ def make_island(sizes: tuple[int, int], clock: Clock) -> Island:
 
 
 def hash_ms(num_tokens: int = 100_000, num_rounds: int = 20) -> float:
-    """How long a gateway hashes a prompt of so many tokens: the median."""
+    """Returns the median milliseconds in which a gateway hashes a prompt of `num_tokens` tokens."""
     request = replace(make_request(1, 1, 1, 0.0), prompt=list(range(num_tokens)))
     times = []
     for _ in range(num_rounds):

@@ -1,11 +1,11 @@
-"""What KV in 8 bits (`--kv-cache-dtype`) costs in answers, and what it saves in attention's time and in bytes, on CPU.
+"""Measures what 8-bit KV (`--kv-cache-dtype`) costs in answers and saves in attention time and bytes, on a CPU.
 
     python -m benchmarks.kv_cache_dtype [--num-per-task 200] [--rounds 25] [--threads 1,2] [--out FILE]
 
-Answers: held-out prompts of all demo tasks, greedy; perplexity of the right answers, each token given those before; and
-the share of tokens that are the same, at the same place, as in float32. Speed: the attention of one new token for each
-sequence, over random KV in shuffled blocks, of all a model's layers; all kinds in turn, and quoted is the least of all
-rounds, since what else runs on a machine only adds. What is printed is written to FILE.md and FILE.json as well.
+Answers: held-out prompts of all demo tasks, greedy; the perplexity of the right answers, teacher-forced; and the share
+of tokens that equal float32's at the same position. Speed: attention of one new token per sequence, over random KV in
+shuffled blocks, in all layers of a model. All kinds run in turn. The least time of all rounds is reported, since other
+load on the machine only adds time. The printed page is also written to FILE.md, with all figures in FILE.json.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from benchmarks.progress import say
 from benchmarks.quantization import perplexity
 from tests.kernels.tiny_model import Chunk, LlamaLike, Shape, fill_step
 
-# A kind is a dtype and a kv_cache_dtype; the first is what the others are compared with.
+# (dtype, kv_cache_dtype); the others are compared with the first.
 ANSWERED = (("float32", "auto"), *(("bfloat16", each) for each in KV_CACHE_DTYPES))
 BLOCK_SIZE = 16
-# Of a Llama of 125 M parameters, of Qwen3 0.6B and of Llama 3.1 8B: attention's own, and fewer layers of the larger.
+# Shapes of a 125M Llama, of Qwen3 0.6B and of Llama 3.1 8B in attention. The larger ones have fewer layers.
 SHAPES = {
     "12 heads, 4 of KV, 64 wide, 12 layers": Shape(256, 256, 12, 12, 4, 64, 100, 20000),
     "16 heads, 8 of KV, 128 wide, 4 layers": Shape(256, 256, 4, 16, 8, 128, 100, 20000),
     "32 heads, 8 of KV, 128 wide, 4 layers": Shape(256, 256, 4, 32, 8, 128, 100, 20000),
 }
-# Sequences, and the tokens that each attends to.
+# (sequences, tokens that each attends to).
 LOADS = ((1, 4096), (4, 4096), (1, 16384))
 
 
@@ -54,7 +54,7 @@ class Answers:
     num_right: int
     num_asked: int
     perplexity: float
-    # At the same place in float32's answer.
+    # Share of tokens that equal float32's at the same position.
     same_tokens: float
 
 
@@ -66,7 +66,7 @@ class Speed:
     num_threads: int
     kv_cache_dtype: str
     kv_bytes: int
-    # Of attention in all layers, of each round.
+    # Attention in all layers, per round.
     seconds: list[float]
 
 
@@ -76,7 +76,7 @@ class Speed:
 def answers_of(
     dtype: str, kv_cache_dtype: str, examples: Sequence[Example], exact: list[list[int]]
 ) -> tuple[Answers, list[list[int]]]:
-    """`exact`: what float32 has answered, or nothing."""
+    """`exact`: float32's answers, or empty."""
     llm = LLM(str(demo.MODEL_DIR), dtype=dtype, kv_cache_dtype=kv_cache_dtype, use_tqdm=False)
     tokenizer = Tokenizer.from_directory(demo.MODEL_DIR)
     prompts = [tokenizer.chat_ids([{"role": "user", "content": each.prompt}]) for each in examples]
@@ -191,11 +191,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-per-task", type=int, default=200, help="0: no answers")
+    parser.add_argument("--num-per-task", type=int, default=200, help="prompts per task; 0 skips the answers")
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--threads", default="1,2", help="separated by commas")
+    parser.add_argument("--threads", default="1,2", help="numbers of threads, separated by commas")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
     answers: list[Answers] = []
     exact: list[list[int]] = []

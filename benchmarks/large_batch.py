@@ -1,10 +1,10 @@
-"""A job of the largest file that OpenAI allows, on a live server whose processes are killed meanwhile.
+"""Runs a job with OpenAI's largest allowed file on a live server, and kills processes meanwhile.
 
-Lines ask one question of several about a document of two kilobytes, as much as the demo model reads, and have metadata
-besides; what they have to be answered is what the engine alone says. Once the job runs, a process is killed (SIGKILL)
-now and then, of every role in turn, the store's included, and the next one only when the system is whole again. At the
-end each line must have one answer, and the right one. The router's event logs tell how many lines were begun again: at
-most those that ran when a gateway or the store died.
+Each line asks one of several questions about a document of two kilobytes, which is as much as the demo model reads, and
+carries metadata. The expected answers come from the engine alone. While the job runs, a process is killed (SIGKILL) now
+and then, of each role in turn, including the store's. The next kill waits until the system has recovered. At the end
+each line must have exactly one answer, the right one. The router's event logs show how many lines were run again: at
+most those that were running when a gateway or the store died.
 
     python -m benchmarks.large_batch [--lines 50000] [--megabytes 200] [--kills 20] [--seed N] [--out DIR]
         [--serve "OPTIONS OF SERVE"]
@@ -50,11 +50,11 @@ OVER = ("completed", "failed", "expired", "cancelled")
 ROLES = ("gateway", "decode", "store", "prefill", "router", "kvpool")
 INSTANCES = ("router", "kvpool-0", "gateway-0", "prefill-0", "decode-0")
 NUM_DOCUMENTS, NUM_QUESTIONS, MAX_TOKENS = 8, 6, 8
-# room for what is around a line's document and its metadata
+# Bytes of a line without its document and metadata.
 LINE_BYTES = 420
-# The demo model's tokens are short: these are 1,600 of the 2,048 that it reads.
+# The demo model's tokens are short: this is 1,600 of the 2,048 tokens that it can read.
 MAX_DOCUMENT_BYTES = 2_000
-# OpenAI takes sixteen pieces of metadata, of so many characters.
+# OpenAI allows sixteen metadata values of this length.
 PIECE_CHARACTERS = 512
 
 
@@ -66,11 +66,11 @@ class Report:
     seconds: float = 0.0
     kills: list[str] = field(default_factory=list)
     num_right: int = 0
-    # runs of lines beyond one each
+    # Runs of lines beyond one each.
     num_again: int = 0
-    # at most so many lines run at a time, at each death of a gateway or the store
+    # Upper limit of that: the most running lines, for each death of a gateway or the store.
     num_may_again: int = 0
-    # highest less what there was before the upload, in MiB, of the process that grew most, by role
+    # Highest growth since before the upload, in MiB, of the process that grew most, by role.
     grown_mib: dict[str, float] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
@@ -119,7 +119,7 @@ class Job:
 
 
 def make_questions(seed: int, num_bytes: int) -> list[Question]:
-    """About documents of so many bytes."""
+    """Makes questions about documents of `num_bytes` bytes."""
     dice = random.Random(f"documents {seed}")
     found = []
     for _ in range(NUM_DOCUMENTS):
@@ -195,7 +195,7 @@ class Run:
         raise RuntimeError(f"the job is not over after {JOB_S:g} s: {batch}")
 
     async def _strike(self, batch_id: str, num_kills: int, dice: random.Random) -> None:
-        """Spread over the job's lines."""
+        """Spreads the kills over the job's lines."""
         for number in range(num_kills):
             due = (number + dice.random()) / num_kills
             while await self._share_done(batch_id) < due:
@@ -212,7 +212,7 @@ class Run:
         return float(counts["completed"] / self._report.num_lines)
 
     async def _get(self, path: str) -> httpx.Response:
-        """Asks again while something is killed."""
+        """Retries while a process is being replaced."""
         while True:
             with contextlib.suppress(httpx.TransportError):
                 found = await self._http.get(path)
@@ -239,7 +239,7 @@ class Run:
 
 
 def num_runs(event_logs: Path) -> int:
-    """How many lines were begun, over all routers. A gateway gives each run of a line a key of its own."""
+    """Returns the number of started lines, over all routers. A gateway gives each run of a line its own key."""
     keys = set()
     for path in event_logs.iterdir():
         for step in LogReader(path).steps():
@@ -254,7 +254,7 @@ def carry_out(args: argparse.Namespace) -> Report:
     questions = make_questions(args.seed, min(num_bytes, MAX_DOCUMENT_BYTES))
     job = Job(questions, answers_to(questions), args.lines, make_metadata(num_bytes - MAX_DOCUMENT_BYTES))
     port = free_port(HOST)
-    # a socket's path must be short
+    # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="large-", dir="/tmp", ignore_cleanup_errors=True) as name:
         events = Path(name) / "events"
         own = ["--host", HOST, "--port", str(port), "--shutdown-timeout", "5", "--log-level", "warning"]
@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=200.0)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--serve", default="", metavar="OPTIONS", help="of `alignedserve serve`")
+    parser.add_argument("--serve", default="", metavar="OPTIONS", help="options of `alignedserve serve`")
     parser.add_argument("--out", type=Path, default=Path())
     args = parser.parse_args()
     report = carry_out(args)

@@ -1,9 +1,9 @@
-"""What it brings, in the same memory, that layers with a window free what they have passed, in a model where others
-attend to all tokens: blocks of groups of layers, beside blocks of all layers, which are held to a request's end.
+"""Measures the benefit of freeing passed KV of sliding-window layers, in a model with full-attention layers as well.
 
-The model has the shape of Qwen3-0.6B's layers, of which five in six slide, as in Gemma 3. All requests are there at the
-start. Each kind runs in turn, several times; printed are the medians of output tokens a second, the most requests
-that ran at once, and how often one had to leave for host memory.
+It compares blocks of layer groups with blocks of all layers, which are held to a request's end, in the same memory. The
+model has the shape of Qwen3-0.6B's layers; five in six slide, as in Gemma 3. All requests are present at the start. The
+kinds run in turn, several times. It prints the median output tokens per second, the most requests that ran at once, and
+the number of evictions to host memory.
 
     python -m benchmarks.layer_groups [--num-layers 12] [--window 512] [--prompt 1500] [--output 200] [--requests 16]
         [--room 4] [--rounds 3] [--out FILE]
@@ -33,7 +33,7 @@ from benchmarks.pages import command_of, publish
 from benchmarks.progress import say
 
 MODEL = "qwen3-0.6b"
-# Logits are no part of this.
+# Small, because logits are not measured here.
 VOCABULARY = 8192
 FULL_EVERY = 6
 GROUPS, WHOLE = "groups of layers", "all layers"

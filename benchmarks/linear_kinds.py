@@ -1,8 +1,8 @@
-"""Linear layers by what their weights are in: milliseconds of a layer, on one core, by the thread's own time.
+"""Times linear layers by the format of their weights: milliseconds per layer on one core, by the thread's own clock.
 
     python -m benchmarks.linear_kinds [--cpu x86-64-v3] [--dtype bfloat16] [--rows 1,4,32] [--rounds 10] [--out FILE]
 
-A program multiplies rows by four layers of 2,880 to 5,760, the experts' shape of gpt-oss-20b, with random weights.
+A program multiplies rows by four layers of 2,880 to 5,760, the shape of gpt-oss-20b's experts, with random weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_IN, NUM_OUT, NUM_LAYERS = 2880, 5760, 4
 @dataclass(frozen=True)
 class Taken:
     kind: str
-    # Milliseconds of a layer, by the number of rows.
+    # Milliseconds per layer, by number of rows.
     ms: dict[int, float]
 
 
@@ -98,13 +98,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cpu", default="native", help="what the kernels are built for, such as x86-64-v3")
+    parser.add_argument("--cpu", default="native", help="target of the kernels' build, such as x86-64-v3")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--rows", default="1,4,32", help="separated by commas")
+    parser.add_argument("--rows", default="1,4,32", help="numbers of rows, separated by commas")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
-    # It is read when the library is loaded, which is not yet.
+    # Set before the library is loaded, which reads it.
     os.environ["ALIGNEDSERVE_CPU"] = options.cpu
     from benchmarks.cpu_vs_vllm import cpu_name
     from benchmarks.pages import command_of, publish

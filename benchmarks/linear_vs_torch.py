@@ -1,10 +1,10 @@
-"""How fast linear layers are on this processor, or built for another one, beside torch's product in float32.
+"""Compares linear layers, built for this processor or another, with torch's product in float32.
 
     python -m benchmarks.linear_vs_torch [--cpu x86-64-v3] [--rows 1,8,32,64] [--rounds 20] [--out FILE]
 
-One thread; the least time of all rounds, by the thread's own clock, so that what runs beside it counts little. Layers
-of 2,048 x 2,048, eight in turn, with random weights. With `--cpu x86-64-v3` (AVX2) torch's libraries are told to use no
-more than AVX2 as well; what they make of that on a processor of another maker, is theirs.
+It runs on one thread and takes the least time of all rounds, by the thread's own clock, so that other load counts
+little. Eight layers of 2,048 x 2,048 with random weights run in turn. With `--cpu x86-64-v3` (AVX2), torch's libraries
+are limited to AVX2 by environment variables. Libraries may interpret these differently on another maker's processors.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WIDTH, NUM_LAYERS = 2048, 8
-# What keeps torch's libraries to AVX2.
+# Limits torch's libraries to AVX2.
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
 
 @dataclass(frozen=True)
 class Rates:
     rows: int
-    # Gigaflops a second.
+    # GFLOP per second.
     ours_float32: float
     ours_bfloat16: float
     torch_float32: float
@@ -104,12 +104,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cpu", default="native", help="what the kernels are built for, such as x86-64-v3")
-    parser.add_argument("--rows", default="1,8,32,64", help="separated by commas")
+    parser.add_argument("--cpu", default="native", help="target of the kernels' build, such as x86-64-v3")
+    parser.add_argument("--rows", default="1,8,32,64", help="numbers of rows, separated by commas")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
-    # Both are read when the libraries are loaded, which is not yet.
+    # Set before the libraries are loaded, which read these.
     os.environ["ALIGNEDSERVE_CPU"] = options.cpu
     if options.cpu == "x86-64-v3":
         os.environ.update(AVX2)

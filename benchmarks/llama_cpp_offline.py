@@ -1,5 +1,5 @@
-"""llama.cpp's side of cpu_vs_llama_cpp.py, run with its Python: `convert MODEL --to OUT`, or `rate GGUF`, which appends
-one JSON line to a file."""
+"""llama.cpp's side of cpu_vs_llama_cpp.py, run with its Python: `convert MODEL --to OUT`, or `rate GGUF`. The latter
+appends one JSON line to a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-# llama.cpp's names of formats, and its numbers for them.
+# llama.cpp's formats and its numbers for them.
 FORMATS = {"bf16": 32, "q8_0": 7, "q4_0": 2}
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -31,7 +31,7 @@ OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_h
 
 
 def convert(model: Path, out: Path) -> None:
-    """Writes the bfloat16 Llama in a Hugging Face directory in all formats: OUT-bf16.gguf and so on."""
+    """Writes the bfloat16 Llama in a Hugging Face directory in all formats: OUT-bf16.gguf etc."""
     config = json.loads((model / "config.json").read_text())
     whole = Path(f"{out}-bf16.gguf")
     writer = gguf.GGUFWriter(whole, "llama")
@@ -69,7 +69,7 @@ def convert(model: Path, out: Path) -> None:
 
 
 def tensors(path: Path) -> list[tuple[str, Any]]:
-    """Their bits, as uint16."""
+    """Returns the tensors' bits as uint16."""
     with path.open("rb") as file:
         num_header = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(num_header))
@@ -90,13 +90,13 @@ def new_name(name: str) -> str:
 
 
 def rotated(bits: Any, num_heads: int) -> Any:
-    """llama.cpp rotates neighbours, where Hugging Face rotates halves of a head."""
+    """Reorders rows: llama.cpp rotates neighbours, and Hugging Face rotates halves of a head."""
     halves = bits.reshape(num_heads, 2, bits.shape[0] // num_heads // 2, bits.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(bits.shape))
 
 
 def rate(path: str, prompt: list[int], num_tokens: int, num_threads: int, out: str) -> None:
-    """Tokens a second of one stream, without the time to the first; and the tokens."""
+    """Writes the tokens per second of one stream, without the time to first token, and the tokens."""
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
@@ -105,7 +105,7 @@ def rate(path: str, prompt: list[int], num_tokens: int, num_threads: int, out: s
     num_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 
     def next_token(tokens: list[int]) -> int:
-        # The batch only points at them.
+        # Keeps the array alive: the batch only points to it.
         ids = (llama_cpp.llama_token * len(tokens))(*tokens)
         batch = llama_cpp.llama_batch_get_one(ids, len(tokens))
         assert llama_cpp.llama_decode(context, batch) == 0

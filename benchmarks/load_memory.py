@@ -1,11 +1,11 @@
-"""Peak memory of loading a checkpoint, over the size of the loaded model.
+"""Measures the peak memory of loading a checkpoint, relative to the size of the loaded model.
 
     python -m benchmarks.load_memory --gigabytes 2 [--mixture [FORM] [--quantization int8]]
 
-The checkpoint is float32 in two shards, with layers of about 16 MB and an embedding of an eighth of it.
-The model copies each tensor as it takes it. With --mixture it is Qwen3-MoE's, of experts of 3 MB, or gpt-oss's, which
-has all experts of a layer in one tensor, also in MXFP4; and the model is that of the CPU backend. What the process held
-before loading is subtracted.
+The checkpoint is float32 in two shards, with layers of about 16 MB and an embedding of an eighth of the whole. The
+model copies each tensor as it takes it. With --mixture the checkpoint is Qwen3-MoE's, with experts of 3 MB, or
+gpt-oss's, with one tensor for all experts of a layer, optionally in MXFP4; the model is then the CPU backend's. The
+memory that the process held before loading is subtracted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def shapes(num_bytes: int) -> dict[str, tuple[int, int]]:
 
 
 def mixture(num_bytes: int, form: str) -> ModelConfig:
-    """Of layers of 32 experts, each of 3 * 512 * 512 values."""
+    """Layers with 32 experts of 3 * 512 * 512 values each."""
     is_coded = form.endswith("mxfp4")
     bytes_each = 0.5 + 1 / 32 if is_coded else 4
     config = {
@@ -75,7 +75,7 @@ def mixture(num_bytes: int, form: str) -> ModelConfig:
 
 
 class Listed(ListedSource):
-    """Keeps the shapes that a model takes."""
+    """Records the shapes that a model takes."""
 
     def __init__(self, quantised: QuantisedConfig | None) -> None:
         super().__init__(torch.float32, None)
@@ -122,12 +122,12 @@ def load_and_report(
 ) -> None:
     config = mixture(num_bytes, form) if form else None
     if config:
-        # The native library is there.
+        # Loads the native library before the measurement.
         CpuOps(dtype, quantization=quantization).linear_weight([torch.ones(64, 64)])
-    # threads, allocator and code are there before the measurement
+    # Creates threads, allocator and code before the measurement.
     torch.ones(1000, 1000).to(dtype).clone()
     baseline = status_bytes("VmRSS")
-    # sets the peak back to what is held now
+    # Resets the peak to the current size.
     Path("/proc/self/clear_refs").write_text("5")
     start = time.perf_counter()
     source = SafetensorsSource(directory, dtype, "cpu", False, config.quantised if config else None)
@@ -159,13 +159,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the checkpoint")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--directory", type=Path, help="checkpoint to load; used for the child process")
     parser.add_argument(
-        "--directory", type=Path, help="load the checkpoint that is there; for the child process"
+        "--mixture",
+        nargs="?",
+        const="qwen3-moe",
+        choices=[*ARCHITECTURES],
+        help="measure a mixture of experts of this form",
     )
-    parser.add_argument(
-        "--mixture", nargs="?", const="qwen3-moe", choices=[*ARCHITECTURES], help="of experts"
-    )
-    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of the mixture")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="quantization of the mixture")
     arguments = parser.parse_args()
     num_bytes = int(arguments.gigabytes * 1e9)
     if arguments.directory:
@@ -175,7 +177,7 @@ def main() -> None:
     wanted = shapes_of(mixture(num_bytes, arguments.mixture)) if arguments.mixture else shapes(num_bytes)
     with tempfile.TemporaryDirectory() as directory:
         write_checkpoint(Path(directory), wanted)
-        # in a fresh process: the peak of this one is that of writing
+        # A fresh process, because writing the checkpoint raised this one's peak.
         subprocess.run(
             [sys.executable, "-m", "benchmarks.load_memory", *sys.argv[1:], "--directory", directory],
             check=True,

@@ -1,13 +1,13 @@
-"""A step of decodes of a mixture of experts on a CPU: this engine beside transformers on the same cores, and the floor.
+"""Compares decode steps of a mixture of experts on a CPU with transformers on the same cores, and with a lower bound.
 
     python -m benchmarks.mixture [--experts 16 --top-k 2 --hidden 1024 --inner 512 --layers 8] [--batches 1,32]
         [--quantizations none,int8,int4] [--threads N] [--rounds 3] [--steps 8] [--no-transformers]
 
-Random weights in bfloat16, the same ones in both. Each round measures every engine at every batch size, in turn.
-Quoted of each is the least step, which others on the machine disturb least, and the median. The floor is what has to be
-read of weights, the experts that such a batch is expected to hit among them, at the rate at which these cores read or
-copy memory, whichever is more (a small model may be read faster, out of a cache); --profile says which operations
-take how long.
+Both have the same random weights in bfloat16. Each round measures every engine at every batch size, in turn. It prints
+each one's shortest step, which other load disturbs least, and the median. The lower bound is the time to read the
+necessary weights, including the experts that such a batch is expected to hit, at the rate at which these cores read or
+copy memory, whichever is higher. (A small model may be faster, since a cache may hold it.) With --profile it prints the
+time of each operation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.gpu.roofline import expert_values, hit_experts, matrix_values
 PROMPT_LEN = 64
 VOCAB_SIZE = 4096
 THEIRS = "transformers"
-# The seconds of one step.
+# Runs one step and returns its seconds.
 StepOnce = Callable[[], float]
 
 
@@ -62,7 +62,7 @@ def save_model(args: argparse.Namespace, directory: Path) -> None:
 
 
 def floor_bytes(config: ModelConfig, batch: int, quantization: str | None) -> float:
-    """Of all weights that a step reads. The head has eight bits where the others have fewer."""
+    """Returns the bytes of all weights that a step reads. The head has eight bits if the others have fewer."""
     head = config.vocab_size * config.hidden_size
     each = BYTES_PER_WEIGHT[quantization] if quantization else 2.0
     layers = matrix_values(config) - head + expert_values(config) * hit_experts(config, batch)
@@ -70,7 +70,7 @@ def floor_bytes(config: ModelConfig, batch: int, quantization: str | None) -> fl
 
 
 def bytes_per_second(rounds: int = 10) -> float:
-    """The best rate at which torch's threads read what no cache holds, or read it and write it elsewhere."""
+    """Returns the best rate at which torch's threads read uncached memory, or copy it."""
     values = torch.ones(32 << 20, dtype=torch.float64)
     target = torch.empty_like(values)
     reading = min(_seconds(values.sum) for _ in range(rounds))
@@ -115,13 +115,13 @@ def theirs(model: Any, batch: int) -> StepOnce:
             state.update(next=out.logits[:, -1:].argmax(-1), cache=out.past_key_values)
         return time.perf_counter() - begin
 
-    # The prompt.
+    # Computes the prompt.
     step()
     return step
 
 
 def profiled(built: BuiltEngine, batch: int, num_steps: int) -> dict[str, float]:
-    """The least seconds of each kind of operation in a step."""
+    """Returns the least seconds of each kind of operation in a step."""
     model = built.engine._runner._model
     if not isinstance(model, CpuModel):
         raise TypeError(f"a profile is of the cpu backend, not of {type(model).__name__}")

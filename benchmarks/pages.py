@@ -1,4 +1,4 @@
-"""What a benchmark leaves: a page to read, and all figures beside it."""
+"""Publishes a benchmark's results: a page for readers, and all figures as JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.progress import say
 
 
 def command_of(module: str) -> str:
-    """The command line that this process was started with. `module`: its name in `benchmarks`."""
+    """Returns the command line of this process. `module` is its name in `benchmarks`."""
     return shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
 
 
 def publish(text: str, command: str, figures: Mapping[str, Sequence[Any]], out: Path | None) -> None:
-    """Prints the page, and writes it to `out`.md and the figures, which are dataclasses, to `out`.json."""
+    """Prints the page and writes it to `out`.md. Writes the figures, which are dataclasses, to `out`.json."""
     say(text)
     if out is None:
         return

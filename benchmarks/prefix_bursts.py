@@ -1,10 +1,11 @@
-"""Prompts that begin alike and come at once, with prefix caching and without, and beside vLLM for CPU, in turn.
+"""Measures simultaneous prompts with a common prefix, with and without prefix caching, and on vLLM for CPU, in turn.
 
     python -m benchmarks.prefix_bursts [--vllm-python VENV/bin/python] [--rounds 2] [--out FILE]
 
-- choices: one prompt, eight answers (`n=8`);
-- lines: 16 calls behind one system prompt, as a batch job's lines or the users of one page have it.
-The model is that of `prefix_caching.py`. Each case is asked three times, each time in words that were not there before.
+- choices: one prompt with eight answers (`n=8`)
+- lines: 16 calls with one system prompt, like the lines of a batch job or the users of one page
+
+The model is that of `prefix_caching.py`. Each case runs three times, with new words each time.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from benchmarks.prefix_caching import NAME, in_turn, words
 
 NUM_TIMES = 3
 NUM_CHOICES, NUM_LINES = 8, 16
-# words of the system prompt and of each question, and tokens of each answer
+# Words of the system prompt and of each question, and tokens per answer.
 SYSTEM, QUESTION, ANSWER = 100, 10, 4
 
-# seconds until all is answered
+# Returns the seconds until everything is answered.
 Measure = Callable[[openai.AsyncOpenAI, random.Random], Awaitable[float]]
 
 
@@ -68,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--vllm-python")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     in_turn("prefix_bursts", parser.parse_args(), measure, line_of, "seconds")
 
 

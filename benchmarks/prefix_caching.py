@@ -1,10 +1,10 @@
-"""Chats that grow turn by turn behind one system prompt: how soon the first token comes, with and without the KV of
-earlier prompts, and beside vLLM for CPU, in turn.
+"""Measures time to first token in chats that grow by turns, with and without prefix caching, and on vLLM for CPU.
 
     python -m benchmarks.prefix_caching [--vllm-python VENV/bin/python] [--rounds 2] [--out FILE]
 
-The model is a random-weight Llama of 76M parameters in bfloat16, with the demo model's tokenizer and chat
-template. Answers are the model's own, as in a real chat: the next turn's prompt has them in it.
+All chats have the same system prompt. The servers run in turn. The model is a random-weight Llama with 76M parameters
+in bfloat16, with the demo model's tokenizer and chat template. As in a real chat, the next turn's prompt contains the
+model's answer.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from benchmarks.rt_with_be.served import running
 
 HOST, NAME = "127.0.0.1", "chat"
 NUM_CHATS, NUM_TURNS, AT_ONCE = 8, 6, 2
-# words of the system prompt and of each question, and tokens of each answer
+# Words of the system prompt and of each question, and tokens per answer.
 SYSTEM, QUESTION, ANSWER = 120, 20, 48
 LIMITS = ("--max-model-len", "4096", "--max-num-seqs", "16")
-# both measure or compile something first
+# Seconds; both servers first measure or compile something.
 START_S = 600.0
 PEER_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 
-# of each turn, of each chat: seconds to the first token
+# Per turn, per chat: seconds to the first token.
 Waited = list[list[float]]
 Measured = TypeVar("Measured")
 
@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--vllm-python")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     in_turn("prefix_caching", parser.parse_args(), chats, line_of, "ttft_s")
 
 
@@ -134,7 +134,7 @@ def in_turn(
     line_of: Callable[[str, list[Measured]], str],
     unit: str,
 ) -> None:
-    """Each server in each round. `name`: of the benchmark. `measure`: of a URL, with a seed."""
+    """Measures each server in each round. `name`: the benchmark's. `measure`: a function of a URL and a seed."""
     found: dict[str, list[Measured]] = {}
     with tempfile.TemporaryDirectory() as directory, progress(None, "server") as bar:
         model = Path(directory, "model")
@@ -147,7 +147,7 @@ def in_turn(
                 head = f"{server_name}, round {number}"
                 bar.set_description(f"{head}: starting")
                 with server as url:
-                    # with other words
+                    # Other words than in the measurement.
                     bar.set_description(f"{head}: warming")
                     asyncio.run(measure(url, 1000 + number))
                     bar.set_description(f"{head}: measuring")

@@ -1,11 +1,10 @@
-"""What weights in fewer bits cost in answers, and what they save in time and bytes, on CPU.
+"""Measures what quantised weights cost in answers, and save in time and bytes, on a CPU.
 
     python -m benchmarks.quantization [--num-per-task 200] [--models opt-125m,qwen3-0.6b] [--rounds 5] [--out FILE]
 
-Answers: held-out prompts of all demo tasks, greedy; perplexity of the right answers, each token given those before; and
-the share of tokens that are the same, at the same place, as in float32. Speed: presets with random weights, all schemes
-in one process, in turn; quoted are medians, and their ratios. What is printed is written to FILE.md and FILE.json as
-well.
+Answers: held-out prompts of all demo tasks, greedy; the perplexity of the right answers, teacher-forced; and the share
+of tokens that equal float32's at the same position. Speed: presets with random weights, all schemes in one process, in
+turn. It reports medians and their ratios. The printed page is also written to FILE.md, with all figures in FILE.json.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.pages import command_of, publish
 from benchmarks.progress import say
 
-# A scheme is a dtype and a quantization; the first is what the others are compared with.
+# A scheme is (dtype, quantization); the others are compared with the first.
 EXACT = ("float32", None)
 ANSWERED = (EXACT, ("bfloat16", None), *(("bfloat16", each) for each in QUANTIZATIONS))
 TIMED: tuple[str | None, ...] = (None, *QUANTIZATIONS)
-# Requests at once, and the tokens that each yields.
+# (simultaneous requests, tokens that each yields).
 LOADS = ((1, 64), (4, 48), (32, 32))
 PROMPT_TOKENS, MAX_MODEL_LEN = 32, 2048
 
@@ -48,7 +47,7 @@ class Answers:
     num_right: int
     num_asked: int
     perplexity: float
-    # At the same place in float32's answer.
+    # Share of tokens that equal float32's at the same position.
     same_tokens: float
 
 
@@ -58,7 +57,7 @@ class Speed:
     quantization: str | None
     weight_bytes: int
     num_requests: int
-    # Of each round.
+    # Per round.
     tokens_per_s: list[float]
 
 
@@ -68,7 +67,7 @@ class Speed:
 def answers_of(
     dtype: str, quantization: str | None, examples: Sequence[Example], exact: list[list[int]]
 ) -> tuple[Answers, list[list[int]]]:
-    """`exact`: what float32 has answered, or nothing."""
+    """`exact`: float32's answers, or empty."""
     llm = LLM(str(demo.MODEL_DIR), dtype=dtype, quantization=quantization, use_tqdm=False)
     tokenizer = Tokenizer.from_directory(demo.MODEL_DIR)
     prompts = [tokenizer.chat_ids([{"role": "user", "content": each.prompt}]) for each in examples]
@@ -95,7 +94,7 @@ def answers_of(
 def perplexity(
     llm: LLM, tokenizer: Tokenizer, prompts: Sequence[list[int]], examples: Sequence[Example]
 ) -> float:
-    """Of the right answers."""
+    """Returns the perplexity of the right answers."""
     assert tokenizer.eos_token_id is not None
     wholes = [
         [*prompt, *tokenizer.encode(each.answer, False), tokenizer.eos_token_id]
@@ -143,7 +142,7 @@ def speeds_of(model: str, num_rounds: int) -> list[Speed]:
 
 
 def rate_of(llm: LLM, num_requests: int, num_tokens: int) -> float:
-    """Tokens a second, without the time to the first."""
+    """Returns tokens per second, without the time to first token."""
     prompts = [{"prompt_token_ids": [number + 5] * PROMPT_TOKENS} for number in range(num_requests)]
     times = []
     for count in (1, num_tokens + 1):
@@ -196,7 +195,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
     examples = [each for task in held_out(options.num_per_task, options.seed).values() for each in task]
     answers: list[Answers] = []

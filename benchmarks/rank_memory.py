@@ -1,8 +1,8 @@
-"""What each of two ranks holds at most while a model is loaded, in times of its share of the weights.
+"""Measures each rank's peak memory while a model is loaded, relative to its share of the weights.
 
     python -m benchmarks.rank_memory
 
-A small model and a large one are loaded: the processes are the same but for the weights.
+There are two ranks. It loads a small and a large model, which differ only in their weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALL, LARGE = 1, 21
 
 
 def write(directory: Path, num_layers: int) -> int:
-    """Returns the bytes of the weights."""
+    """Writes a model, and returns the bytes of its weights."""
     config = LlamaConfig(
         hidden_size=1536,
         intermediate_size=4096,
@@ -40,7 +40,7 @@ def write(directory: Path, num_layers: int) -> int:
 
 
 def load(directory: Path) -> list[int]:
-    """Returns the most bytes that each rank has held, the leading one first."""
+    """Returns the peak bytes of each rank, the leading one first."""
     llm = LLM(
         str(directory),
         dtype="bfloat16",
@@ -79,7 +79,7 @@ def measure(num_layers: int) -> tuple[int, list[int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, help="load what is there; for the child process")
+    parser.add_argument("--directory", type=Path, help="model to load; used for the child process")
     directory = parser.parse_args().directory
     if directory:
         print(*load(directory))

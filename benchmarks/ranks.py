@@ -1,14 +1,14 @@
-"""What ranks cost beside compute on this machine, and what a step should take on GPUs, on paper.
+"""Measures the overhead of tensor-parallel ranks on this machine, and estimates steps on GPUs.
 
     python -m benchmarks.ranks [--models opt-125m,qwen3-0.6b] [--sizes 1,2] [--rounds 5] [--out FILE]
 
-Measured: presets with random weights in bfloat16, the same threads in all, divided among ranks; decode steps of one
-request and of 32, in turn. What a step takes beyond that of one rank is what orders, meetings and sums cost: ranks meet
-twice in each layer, and once for logits.
+Measured: presets with random weights in bfloat16, with the same total number of threads, divided among ranks. It runs
+decode steps of one and of 32 requests, in turn. The additional time over one rank is the cost of orders,
+synchronisation and sums. Ranks synchronise twice per layer, and once for logits.
 
-On paper: the bytes that a rank reads in a step over its GPU's memory bandwidth, and two sums a layer over NVLink. The
-bandwidths are those of data sheets, with the part of the memory's that one H200 reached here (docs/gpu.md); that a sum
-takes ten microseconds at the least is an assumption. Nothing of this was run on several GPUs.
+Estimated: the bytes that a rank reads in a step divided by its GPU's memory bandwidth, and two sums per layer over
+NVLink. Bandwidths are from data sheets; for memory, the share that one H200 reached here (docs/gpu.md) is used. The
+minimum of ten microseconds per sum is an assumption. None of this ran on several GPUs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.cpu_vs_vllm import cpu_name
 from benchmarks.pages import command_of, publish
 from benchmarks.quantization import rate_of
 
-# Requests at once, and the tokens that each yields.
+# (simultaneous requests, tokens that each yields).
 LOADS = ((1, 64), (32, 24))
 
 
@@ -41,7 +41,7 @@ class Measured:
     num_ranks: int
     threads_of_each: int
     num_requests: int
-    # Of each round.
+    # Per round.
     step_s: list[float]
 
 
@@ -66,11 +66,11 @@ class OnPaper:
 
 H100 = Gpu("H100 80 GB", 80e9, 3.35e12, 450e9)
 H200 = Gpu("H200", 141e9, 4.8e12, 450e9)
-# The part of the memory's bandwidth that decode steps reach.
+# Share of the memory bandwidth that decode steps reach.
 REACHED = 0.75
-# Seconds that a sum takes at the least, however small it is.
+# Minimum seconds of a sum, however small it is.
 SMALLEST_SUM_S = 10e-6
-# Of the memory, for weights and KV.
+# Share of the memory for weights and KV.
 USED = 0.90
 CASES = [
     ("llama-3.1-8b", H100, (1, 2)),
@@ -78,7 +78,7 @@ CASES = [
     ("llama-3.1-70b", H100, (2, 4, 8)),
     ("llama-3.1-70b", H200, (2, 4)),
 ]
-# Requests at once on paper, and the tokens that each attends to.
+# Simultaneous requests in the estimates, and the tokens that each attends to.
 BATCH, CONTEXT = 64, 2048
 
 
@@ -108,7 +108,7 @@ def measure(model: str, sizes: Sequence[int], num_rounds: int) -> list[Measured]
 
 
 def on_paper(model: str, gpu: Gpu, size: int) -> OnPaper | None:
-    """None if the weights do not fit."""
+    """Returns the estimate, or None if the weights do not fit."""
     config = PRESETS[model]
     weights = num_weight_bytes(config, torch.bfloat16, None, shard=Shard(0, size))
     kv_heads = max(config.num_kv_heads // size, 1)
@@ -117,7 +117,7 @@ def on_paper(model: str, gpu: Gpu, size: int) -> OnPaper | None:
     if num_kv_tokens < config.max_position:
         return None
     batch = min(BATCH, num_kv_tokens // CONTEXT)
-    # Of the embeddings few rows are read.
+    # Only a few rows of the embeddings are read.
     read = weights - 2 * config.vocab_size * config.hidden_size + batch * CONTEXT * token_bytes
     summed = 2 * batch * config.hidden_size
     sums = 2 * config.num_layers * (SMALLEST_SUM_S + 2 * summed / gpu.link_bytes_per_s) if size > 1 else 0.0
@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--models", default="opt-125m,qwen3-0.6b", help="presets, separated by commas")
     parser.add_argument("--sizes", default="1,2", help="numbers of ranks, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="FILE of FILE.md and FILE.json")
+    parser.add_argument("--out", type=Path, help="base name of FILE.md and FILE.json")
     options = parser.parse_args()
     sizes = [int(each) for each in options.sizes.split(",")]
     models = [each for each in options.models.split(",") if each]

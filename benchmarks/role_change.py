@@ -1,10 +1,11 @@
-"""Instances that change between prefill and decode beside fixed proportions and colocated instances, in simulation.
+"""Compares instances that change roles with fixed proportions and with colocated instances, in simulation.
 
     python -m benchmarks.role_change --conversations AzureLLMInferenceTrace_conv.csv [--seconds 300] [--out DIR]
 
-OPT-13B on four A100s by its cost model. Conversations are Azure's, from the trace; code is made with the means that
-Azure's code traffic has (2,139 tokens in, 26 out), in bursts; "in turn" is conversations and code, a minute each. The
-objectives are 1 s to the first token and 0.1 s for each further one. Writes role_change.md and role_change.json.
+It simulates OPT-13B on four A100s by its cost model. Conversations are from Azure's trace. Code is generated in bursts,
+with the means of Azure's code traffic (2,139 tokens in, 26 out). "In turn" alternates conversations and code by the
+minute. The objectives are 1 s to the first token and 0.1 s for each further one. Writes role_change.md and
+role_change.json.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ COST = "opt-13b/a100-80gb"
 MAX_MODEL_LEN = 8192
 POOL_BYTES = 400e9
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
-# Medians, of lengths whose means are Azure's.
+# Medians of lengths. The resulting means are Azure's.
 CODE = LognormalLengths(1740, 18, spread=1.9, max_prompt=7000, max_output=500)
 CODE_CV = 4.0
 TURN_S = 60.0
-# What `in turn` has of code, for each conversation.
+# Code requests in `in turn`, per conversation.
 CODE_IN_TURN = 0.5
 
 
@@ -76,7 +77,7 @@ SETTINGS = (
 @dataclass(frozen=True)
 class Case:
     name: str
-    # Requests a second.
+    # Requests per second.
     rate: float
 
     def workload(self, conversations: Sequence[Arrival], seconds: float) -> list[Arrival]:
@@ -107,7 +108,7 @@ class Row:
     case: str
     rate: float
     setting: str
-    # The share of requests that kept both objectives.
+    # Share of requests that met both objectives.
     in_time: float
     ttft_p99_s: float
     tpot_p99_s: float
@@ -168,7 +169,7 @@ def page(rows: Sequence[Row], seconds: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--conversations", type=Path, required=True, help="a trace of the Azure format")
+    parser.add_argument("--conversations", type=Path, required=True, help="trace in Azure's format")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

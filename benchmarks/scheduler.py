@@ -1,11 +1,11 @@
-"""What scheduling decisions cost: upkeep of the pool's quad-tree, searches in it, and the router's part.
+"""Measures scheduling decisions: maintenance of the pool's quad-tree, searches in it, and the router's work.
 
     python -m benchmarks.scheduler [--rounds 200]
 
-Lengths are drawn log-normally (median 1000, as in published chat traces), evenly over 1 .. 65536, or all near 2000.
-Each search is timed from the root and for an urgent request of any length, where batches have to be expanded. Aims are
-for the median. Not part of a search: removing what it found. The router's part is to take in the report of an
-iteration in which every running request got a token, with as many again waiting in the pool.
+Lengths are log-normal (median 1000, as in published chat traces), uniform over 1 .. 65536, or all near 2000. Searches
+are timed from the root, and for an urgent request of any length, for which batches must be expanded. The aims apply to
+the median. A search does not include removing the found requests. The router's work is to process the report of an
+iteration in which every running request got a token, with as many requests waiting in the pool.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from alignedserve.types import Epoch, InstanceId, PoolBlockId, RequestKey
 
 BLOCK_SIZE = 16
 SIZES = (4096, 100_000)
-# 40 % of 50,000 blocks, and of 10,000
+# 40 % of 50,000 and of 10,000 blocks.
 LIMITS = (BatchLimits(20_000, 256, 36), BatchLimits(4_000, 256, 36))
 PAIR_AIM_S = 15e-6
 SEARCH_AIM_S = {4096: 0.3e-3, 100_000: 1e-3}
@@ -104,7 +104,7 @@ def measure_taking(
     draw: Callable[[random.Random], int],
     dice: random.Random,
 ) -> Iterable[float]:
-    """From the question to the batch that has left the tree; as many others come in its place."""
+    """Yields the time from the search to the removal of the batch from the tree. New requests replace it."""
     for round_number in range(rounds):
         start = time.perf_counter()
         keys = form_batch(tree, limits)
@@ -121,7 +121,7 @@ def measure_near(tree: QuadTree, limits: BatchLimits, rounds: int, dice: random.
 
 
 class RunningRouter:
-    """Brought by events to where so many requests run on one decode instance, and as many wait in the pool."""
+    """A router with `num_running` requests on one decode instance and as many in the pool, brought there by events."""
 
     def __init__(self, policy: str, num_running: int, dice: random.Random) -> None:
         self._router = Router(RouterConfig(link="host"), Epoch(1), SchedulingConfig(policy))
@@ -138,7 +138,7 @@ class RunningRouter:
         self.num_tokens = 1
 
     def report(self) -> DecodeReport:
-        """Of an iteration that gave every request one more token."""
+        """Returns the report of an iteration that gave every request one more token."""
         news = [NewTokens(key, self.num_tokens, [1]) for key in self._keys]
         self.num_tokens += 1
         return self._report(news, admitted=[])

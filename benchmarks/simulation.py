@@ -1,13 +1,14 @@
-"""What batches of similar length are worth: policies `aligned` and `fcfs` in simulation, by a cost model.
+"""Measures the benefit of batches with similar lengths: policies `aligned` and `fcfs` in simulation, by a cost model.
 
     python -m benchmarks.simulation --trace AzureLLMInferenceTrace_conv.csv --long-prompts arxiv_summarization_stats.csv
 
-- goodput: the highest rate at which 90 % of requests meet the SLO (first token in 1 s, 0.1 s per token);
-- saturation: decode throughput when far more arrives than can be decoded, with prefill instances to spare, until the
-  last request is admitted;
-- knobs: the same on the trace alone, with one setting changed at a time.
-Each with three kernels for decode attention (timing/cost.py): what unequal lengths cost differs between them.
-For traffic and a cluster of one's own there is `alignedserve simulate`.
+- goodput: the highest rate at which 90 % of requests meet the SLO (first token in 1 s, 0.1 s per token)
+- saturation: decode throughput under far more load than can be decoded, with ample prefill instances, until the last
+  request is admitted
+- knobs: saturation on the trace alone, with one setting changed at a time
+
+Each runs with three kernels for decode attention (timing/cost.py), which differ in the cost of unequal lengths. For
+your own traffic and cluster, use `alignedserve simulate`.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from benchmarks.progress import progress, say
 
 KERNELS: tuple[Attention, ...] = get_args(Attention)
 POLICIES = ("fcfs", "aligned")
-# as the paper's server: 800 GB of host memory
+# 800 GB of host memory, like the paper's server.
 POOL_BYTES = 800e9
 MAX_MODEL_LEN = 16_384
-# prefill and decode instances whose goodput is measured
+# (prefill instances, decode instances) for goodput.
 ISLANDS = ((1, 1), (2, 1), (8, 4))
-# no instance decodes that many requests per second
+# Requests per second that no instance can decode.
 SATURATING_RATE = 20.0
 NUM_SATURATING_PREFILLS = 4
 NEVER_S = 1e9
@@ -53,7 +54,7 @@ class Setting:
     num_prefill: int
     num_decode: int = 1
     link: str = "nccl"
-    # These fields of SchedulingConfig are not as they are by default.
+    # Changed fields of SchedulingConfig.
     knobs: tuple[tuple[str, object], ...] = ()
 
     def scenario(self, cost: str) -> Scenario:
@@ -71,7 +72,8 @@ class Setting:
 
 
 def with_long_prompts(workload: list[Arrival], path: Path, share: float) -> list[Arrival]:
-    """Some of the requests, drawn by chance, have lengths of the file: num_prefill_tokens, num_decode_tokens."""
+    """Replaces the lengths of a random share of the requests by those in the file: num_prefill_tokens,
+    num_decode_tokens."""
     dice = random.Random(1)
     with path.open(newline="") as file:
         rows = [
@@ -86,7 +88,7 @@ def with_long_prompts(workload: list[Arrival], path: Path, share: float) -> list
 
 
 def short_and_long(num_requests: int, share_of_long: float) -> list[Arrival]:
-    """The paper's synthetic workload: prompts below a thousand tokens, and some of one to eight thousand."""
+    """The paper's synthetic workload: prompts of less than a thousand tokens, and some of one to eight thousand."""
     dice = random.Random(1)
 
     def lengths() -> Lengths:
@@ -169,9 +171,11 @@ def line(record: Record) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--trace", type=Path, required=True, help="of the Azure format")
-    parser.add_argument("--long-prompts", type=Path, help="lengths of long prompts and their summaries")
-    parser.add_argument("--cost", default="opt-13b/a100-80gb", help="a cost model's name or file")
+    parser.add_argument("--trace", type=Path, required=True, help="trace in Azure's format")
+    parser.add_argument(
+        "--long-prompts", type=Path, help="file with lengths of long prompts and their summaries"
+    )
+    parser.add_argument("--cost", default="opt-13b/a100-80gb", help="name or file of a cost model")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -1,13 +1,14 @@
-"""How much processor time `alignedserve simulate` takes, on fixed scenarios under each policy.
+"""Measures the processor time of `alignedserve simulate` on fixed scenarios, under each policy.
 
     python -m benchmarks.simulator_speed [--policy NAME ...] [--scenario NAME ...] [--requests 200]
     python -m benchmarks.simulator_speed --against CHECKOUT [--rounds 2]
 
-Each line has a digest of what happened: the time of each event of the router with the kinds of messages in and out,
-each token with its time, and the figures in `FIGURES`. A change that only makes the simulator quicker leaves it as it
-is. The digest does not cover what else is in messages. `--against` runs this file with the modules of another checkout
-too, in turns; it says how many times as fast this checkout is, and fails if a digest differs. The other checkout need
-not have this command.
+Each line has a digest of the run: the time of each of the router's events with the kinds of its messages, each token
+with its time, and the figures in `FIGURES`. A change that only affects speed leaves the digest unchanged. Other content
+of messages is not included.
+
+`--against` also runs this file with the modules of another checkout, in turn. It prints the ratio of the speeds, and
+fails if a digest differs. The other checkout need not have this command.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SCENARIOS = {
     for suffix, backlog in (("", {}), (", backlog", _BACKLOG))
     for name, island in _ISLANDS.items()
 }
-# Those of an `Outcome`; the other checkout may have others besides.
+# Figures of `Outcome`. The other checkout's may have more.
 FIGURES = (
     *("num_be_complete", "num_refused", "num_open", "prefill_busy", "mean_batch", "num_batches", "mixed"),
     *("scheduled_soon", "pool_peak", "window_s"),
@@ -68,7 +69,7 @@ class Run:
     # Seconds of processor time.
     cpu_s: float
     num_tokens: int
-    # A hash of what happened.
+    # A hash of the run.
     digest: str
 
 
@@ -76,8 +77,7 @@ class Events:
     """An observer of the router."""
 
     def __init__(self) -> None:
-        # The time of each event, its kind, the kind and the sender of its message, and the receivers and the kinds of
-        # those that it sends.
+        # Per event: its time and kind, its message's kind and sender, and the receivers and kinds of the messages sent.
         self.seen: list[tuple[float, str, str, str, list[tuple[InstanceId, str]]]] = []
 
     def __call__(self, now: float, event: Event, sends: list[Send]) -> None:
@@ -117,8 +117,8 @@ def digest(events: Events, streams: Sequence[Stream], outcome: Outcome) -> str:
 
 
 def measure_in(checkout: Path, scenario: str, policies: Sequence[str], num_requests: int) -> list[Run]:
-    """In a process of its own that runs this file, with the checkout's modules."""
-    # With -P the folder of this file is none of those where modules are looked for.
+    """Runs this file in its own process, with the checkout's modules."""
+    # With -P, modules are not looked up in this file's folder.
     command = [sys.executable, "-P", __file__, "--as-json"]
     command += ["--scenario", scenario, "--requests", str(num_requests)]
     command += [f"--policy={policy}" for policy in policies]
@@ -130,7 +130,7 @@ def measure_in(checkout: Path, scenario: str, policies: Sequence[str], num_reque
 def compare(
     other: Path, scenarios: Sequence[str], policies: Sequence[str], num_requests: int, rounds: int
 ) -> bool:
-    """Prints the least time of all rounds in each checkout. Returns whether all digests are equal."""
+    """Prints the least time of all rounds for each checkout. Returns whether all digests are equal."""
     totals_s, are_equal = [0.0, 0.0], True
     for scenario in scenarios:
         turns = [
@@ -158,13 +158,23 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--policy", action="append", choices=[*POLICIES], help="repeat for several; default: all"
+        "--policy",
+        action="append",
+        choices=[*POLICIES],
+        help="policy to run; repeat for several [default: all]",
     )
-    parser.add_argument("--scenario", action="append", choices=[*SCENARIOS], help="likewise")
-    parser.add_argument("--requests", type=int, default=200, help="of each scenario, but for its backlog")
-    parser.add_argument("--against", type=Path, help="another checkout")
-    parser.add_argument("--rounds", type=int, default=2, help="of both checkouts in turn")
-    parser.add_argument("--as-json", action="store_true", help="a line of JSON for each run")
+    parser.add_argument(
+        "--scenario",
+        action="append",
+        choices=[*SCENARIOS],
+        help="scenario to run; repeat for several [default: all]",
+    )
+    parser.add_argument(
+        "--requests", type=int, default=200, help="requests per scenario, without its backlog"
+    )
+    parser.add_argument("--against", type=Path, help="directory of another checkout")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds over both checkouts")
+    parser.add_argument("--as-json", action="store_true", help="print a line of JSON per run")
     options = parser.parse_args()
     scenarios, policies = options.scenario or [*SCENARIOS], options.policy or [*POLICIES]
     if options.against:

@@ -1,14 +1,18 @@
-"""Times how KV blocks move on a CPU, against what memcpy of this machine does in the same run.
+"""Times copies of KV blocks on a CPU, compared with this machine's memcpy in the same run.
 
     python -m benchmarks.transport [--block-kib N] [--blocks N] [--rounds N] [--threads N] [--busy] [--no-links]
                                    [--pool-kv-dtype int8]
 
-save, load: `Mover`, between a KV cache and memory shared as the pool's is, blocks in no order, so that each is a copy
-of its own; the time is from the call to the outcome. memcpy: libc's, as many bytes of private memory in one call, and
-in one call per core at the same time. They take turns, A B A B; printed are medians, and medians of the ratios of
-neighbours. numpy, ctypes, torch: the same copies on the calling thread (torch takes more), for the choice that
-`copiers.py` made. --busy: while another thread computes with torch. gloo, ipc: pulls from another process, blocks in
-order. --pool-kv-dtype int8: save and load, to a pool of that format and back; GiB/s are of the cache's bytes.
+- save, load: a `Mover` between a KV cache and shared memory like the pool's. Blocks are in random order, so each is a
+  separate copy. The time is from the call to the outcome.
+- memcpy: libc's, of as many bytes of private memory, in one call, and in one call per core at the same time. These take
+  turns with save and load (A B A B). It prints medians, and medians of the ratios of neighbours.
+- numpy, ctypes, torch: the same copies on the calling thread (torch uses more), as the basis of the choice in
+  `copiers.py`.
+- gloo, ipc: pulls from another process, with blocks in order.
+
+With --busy another thread computes with torch meanwhile. With --pool-kv-dtype int8, save and load convert to and from
+that format; GiB/s then refer to the cache's bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ Memory = NDArray[np.uint8]
 
 @contextmanager
 def shared_memory(num_blocks: int, block_bytes: int) -> Iterator[Memory]:
-    """A file in memory that is mapped, as the pool's segment is; it has no name by the time it is used."""
+    """Yields a mapped memory file, as the pool's segment is. It has no name when it is used."""
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
         os.posix_fallocate(file.fileno(), 0, num_blocks * block_bytes)
         mapped = mmap.mmap(file.fileno(), num_blocks * block_bytes)
@@ -61,13 +65,13 @@ def shared_memory(num_blocks: int, block_bytes: int) -> Iterator[Memory]:
 
 
 def written_blocks(num_blocks: int, block_bytes: int, transport: str = "host") -> torch.Tensor:
-    """Each page of it exists. `transport`: by which they can be sent."""
+    """Returns blocks with all pages touched. `transport` is the one that can send them."""
     shape = (num_blocks, block_bytes // 2)
     return allocator(transport)(shape, dtype=torch.bfloat16, device=torch.device("cpu")).fill_(1)
 
 
 class Ways:
-    """What is timed; each moves every block once and returns when that is done."""
+    """The measured ways. Each moves every block once, and returns when that is done."""
 
     def __init__(
         self, cache: torch.Tensor, pool: Memory, private: Memory, mover: Mover, completions: Completions
@@ -148,7 +152,7 @@ def seconds(way: Callable[[], None]) -> float:
 
 
 def compare(name: str, ways: Ways, num_bytes: int, rounds: int) -> float:
-    """Returns the ratio to the memcpy of all cores."""
+    """Returns the ratio to memcpy on all cores."""
     turns = [ways.memcpy, getattr(ways, name), ways.memcpy_all_cores]
     times = [[seconds(way) for way in turns] for _ in range(rounds + 1)][1:]
     one, own, every = (num_bytes / GIB / statistics.median(column) for column in zip(*times, strict=True))
@@ -159,7 +163,8 @@ def compare(name: str, ways: Ways, num_bytes: int, rounds: int) -> float:
 
 
 def format_of(block_bytes: int) -> BlockFormat:
-    """As a model's in bfloat16 with 8 KV heads of 128, of as many layers as make blocks of this size."""
+    """Returns the format of a bfloat16 model with 8 KV heads of 128, with as many layers as give blocks of this
+    size."""
     layer = BlockFormat(1, 16, 8, 128, "bfloat16")
     if block_bytes % layer.block_bytes:
         raise ValueError(f"block_kib: must be a multiple of {layer.block_bytes >> 10} for int8")

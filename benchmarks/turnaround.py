@@ -1,10 +1,10 @@
-"""How far off the estimates of batch jobs are: jobs on a server of its own with the demo model, asked on the way.
+"""Measures the error of batch jobs' estimates: runs jobs on its own server with the demo model, and polls them.
 
     python -m benchmarks.turnaround [--lines 1000] [--only CASE] [--out FILE]
 
-Printed for each job: when it was done, and by how much the estimates at a quarter, at half and at three quarters
-of its time were off, as a share of what was left then. The cases: a job alone; one whose lines grow; three that begin
-together; one beside chats that come in bursts.
+For each job it prints the duration, and the errors of the estimates at a quarter, a half and three quarters of it, as
+shares of the time that was then left. The cases are a single job, a job with growing lines, three jobs that begin
+together, and a job beside bursts of chats.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def growing(count: int, dice: random.Random) -> Lines:
 
 
 async def job(http: httpx.AsyncClient, lines: Lines) -> list[float]:
-    """Returns its seconds, and the estimates' errors at each of SHARES."""
+    """Returns the job's seconds, and the estimates' errors at each of SHARES."""
     content = b"".join(json.dumps(each).encode() + b"\n" for each in lines)
     file = await _ok(http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)}))
     asked = {"input_file_id": file["id"], "endpoint": CHATS, "completion_window": "24h"}
     batch = await _ok(http.post("/v1/batches", json=asked))
     begun_s = time.time()
-    # (when, when it is estimated to be done)
+    # (time, estimated completion at that time).
     said: list[tuple[float, float]] = []
     while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
         await asyncio.sleep(POLL_S)
@@ -80,7 +80,7 @@ async def _ok(call: Any) -> Any:
 
 
 async def bursts(http: httpx.AsyncClient, dice: random.Random) -> None:
-    """A few seconds with chats, and a few without, in turn."""
+    """Alternates a few seconds with chats and a few without."""
     while True:
         for _ in range(20):
             body = line(0, 10, dice)["body"]
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--only", choices=CASES)
-    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     args = parser.parse_args()
     with own_server([], lambda said: print(said, file=sys.stderr)) as url:
         found = asyncio.run(measure(url, args.lines, args.only))

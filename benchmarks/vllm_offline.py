@@ -1,6 +1,6 @@
 """vLLM's side of cpu_vs_vllm.py, run with vLLM's Python: appends one JSON line to a file.
 
-With --avx2 it takes the library that vLLM has for processors without AVX-512, in this process alone.
+With --avx2 it uses vLLM's library for processors without AVX-512, in this process only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.avx2:
         torch.cpu._is_avx512_supported = lambda: False
-    # It looks at the processor when it is imported.
+    # vLLM checks the processor when it is imported.
     from vllm import LLM, SamplingParams
 
     llm = LLM(

@@ -1,4 +1,4 @@
-"""The Ray shells of decode and colocated instances. See instance/actor.py."""
+"""Ray actors of decode and colocated instances. See instance/actor.py."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""Which requests hold this instance's blocks and slots, how many are free, and how many will be needed soon. Pure: it
+"""Which requests hold this instance's blocks and slots, how many are free, and how many will soon be needed. Pure: it
 only counts.
 
 An admitted request is in one state at a time:
 
-    pulling (its blocks are taken, its KV is on its way) -> running -> leaving (its KV goes to the pool) -> gone
-    a prompt of which there is no KV is running at once
+    pulling (it has its blocks; its KV is being copied) -> running -> leaving (its KV is copied to the pool) -> gone
+    a prompt without any KV is running at once
 
-Abort takes a request from any state. Blocks under a copy are held until the copy is reported, whatever became of the
-request: a method that reports an outcome returns False if the request was aborted meanwhile, and the request is gone
-then.
+Abort removes a request in any state. Blocks under a copy are held until the copy is reported, even if the request was
+aborted. A method that reports an outcome returns False if the request was aborted meanwhile; the request is then gone.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class BlockTable:
         """`max_parts`: see `SharedEnds`."""
         self._limits = limits
         self._span = limits.span
-        # Whether a request has a block for each column.
+        # Whether each request has exactly one block per column.
         self._is_plain = not limits.window and self._span.num_groups == 1
         self.ends = SharedEnds(limits.block_size, max_parts)
         needed = self._span.num_held(0, limits.max_model_len)
@@ -39,9 +38,9 @@ class BlockTable:
         self._pulling: ScheduledRequests = {}
         self._running: ScheduledRequests = {}
         self._leaving: ScheduledRequests = {}
-        # These requests were aborted under a copy, and hold their blocks until it ends.
+        # Requests that were aborted under a copy. They hold their blocks until it ends.
         self._dying: ScheduledRequests = {}
-        # Others may read these, and change none.
+        # Read-only views for other code.
         self.pulling: Mapping[RequestKey, ScheduledRequest] = self._pulling
         self.running: Mapping[RequestKey, ScheduledRequest] = self._running
         self.leaving: Mapping[RequestKey, ScheduledRequest] = self._leaving
@@ -112,7 +111,7 @@ class BlockTable:
 
     @property
     def computing(self) -> list[ScheduledRequest]:
-        """The running prompts which still compute some of the blocks that others may share."""
+        """The running prompts that will still compute blocks that others may share."""
         return [
             request for request in self._running.values() if request.block_hashes and request.num_pending > 1
         ]
@@ -120,13 +119,13 @@ class BlockTable:
     # ---- blocks and slots -------------------------------------------------------------------------------------------
 
     def needed(self, request: ScheduledRequest, keeps_inputs: bool = False) -> int:
-        """The number of blocks that a request which holds none begins with."""
+        """Returns the number of blocks that a request without any needs to begin."""
         num_columns = self._columns_for(request.num_tokens, keeps_inputs)
         return self._span.num_blocks(self._span.num_passed(request.num_cached), num_columns)
 
     def free_passed(self) -> list[RequestKey]:
-        """Frees what running requests have passed, and gives them those blocks that they get in place of it: never more
-        than become free. Returns these requests."""
+        """Frees the blocks that running requests have passed, and gives them the blocks that replace these: never more
+        than were freed. Returns these requests."""
         found: list[RequestKey] = []
         if not self._span.window:
             return found
@@ -144,8 +143,8 @@ class BlockTable:
         return num_tokens <= request.end * tokens_per_block(self._limits.block_size, request.keeps_inputs)
 
     def grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
-        """Makes the request hold blocks for the KV of its first `num_tokens` tokens, to be written in the iteration
-        that is planned. Returns False and changes nothing if too few are free or lent."""
+        """Gives the request blocks for the KV of its first `num_tokens` tokens, which the planned iteration writes.
+        Returns False and changes nothing if too few are free or lendable."""
         num_columns = max(request.num_columns, self._columns_for(num_tokens, request.keeps_inputs))
         count = self._num_blocks(request.num_passed, num_columns) - request.num_blocks
         if request.shares and not request.is_rt:
@@ -171,17 +170,18 @@ class BlockTable:
 
     @property
     def num_lendable(self) -> int:
-        """The number of blocks of best effort that real time may share."""
+        """The number of BE blocks that RT may share."""
         return self.ends.num_lendable(self._running.values())
 
     def num_lendable_to(self, request: ScheduledRequest) -> int:
-        """KV from the pool fills whole blocks, so a request that brings some borrows none until it is here."""
+        """Returns the number of blocks that the request may borrow. KV from the pool fills whole blocks, so a request
+        with such KV borrows none until it has arrived."""
         is_borrower = request.is_rt and request.key not in self._pulling
         return self.num_lendable if is_borrower else 0
 
     @property
     def num_blocks_to_come(self) -> int:
-        """The number of blocks under copies, which become free when those end."""
+        """The number of blocks that become free when the running copies end."""
         if not (self._leaving or self._dying):
             return 0
         return sum(request.num_blocks for request in (*self._leaving.values(), *self._dying.values()))
@@ -199,8 +199,8 @@ class BlockTable:
         return self._hold(request, num_columns)
 
     def _hold(self, request: ScheduledRequest, num_columns: int) -> int:
-        """Makes the request hold what it needs for so many columns. Returns how many blocks more that is than it
-        had, less than none where it has passed some."""
+        """Gives the request the blocks that it needs for `num_columns` columns. Returns the number of additional
+        blocks, negative if it has passed some."""
         request.num_columns = request.end = num_columns
         if not self._is_plain:
             request.end = self._span.end(request.num_passed, num_columns)
@@ -213,13 +213,13 @@ class BlockTable:
         return num_columns if self._is_plain else self._span.num_blocks(num_passed, num_columns)
 
     def _borrow(self, request: ScheduledRequest, num_lent: int) -> None:
-        """So many of the blocks that the request has just got are others'."""
+        """Borrows `num_lent` of the blocks that the request has just got."""
         if num_lent:
             self.num_free += num_lent
             self.ends.lend(self._running.values(), request, num_lent)
 
     def num_freed(self, request: ScheduledRequest) -> int:
-        """The number of blocks that become free when the request leaves."""
+        """Returns the number of blocks that become free when the request leaves."""
         return request.num_blocks - (self.ends.num_not_freed(request) if request.shares else 0)
 
     def _free(self, request: ScheduledRequest) -> None:
@@ -228,8 +228,8 @@ class BlockTable:
             self.ends.leave(request)
 
     def _cut(self, lender: ScheduledRequest) -> None:
-        """Leaves the lender the tokens before the first one that it misses, and its first block in any case, which is
-        never lent. If the eviction fails the lender runs again, and all that runs holds a block."""
+        """Reduces the lender to the tokens before the first one that is away, and to at least its first block, which is
+        never lent. If the eviction fails, the lender runs again, and every running request holds a block."""
         lender.num_cached = self.ends.num_whole(lender)
         num_columns = max(1, self._columns_for(lender.num_cached))
         self.num_free += self.ends.cut(lender, num_columns)
@@ -241,8 +241,8 @@ class BlockTable:
     # ---- what will be needed ----------------------------------------------------------------------------------------
 
     def growth_of(self, request: ScheduledRequest, num_iterations: int, keeps_inputs: bool = False) -> int:
-        """The number of blocks that the request needs for so many iterations beyond those it holds. A request that is
-        to be admitted holds none; `keeps_inputs` says what would be kept of it."""
+        """Returns the number of additional blocks that the request needs for `num_iterations` iterations. A request
+        that may be admitted holds none; `keeps_inputs` says what would be kept of it."""
         num_cached = min(request.num_tokens + num_iterations - 1, request.max_cached)
         num_columns = max(
             request.num_columns, self._columns_for(num_cached, keeps_inputs or request.keeps_inputs)
@@ -254,8 +254,8 @@ class BlockTable:
         return num_more
 
     def growth(self, requests: Iterable[ScheduledRequest], num_iterations: int) -> int:
-        """The sum of `growth_of` over the requests, without calling it where a request has a block for each column:
-        every iteration asks for all requests."""
+        """Returns the sum of `growth_of` over the requests. Avoids calling it for requests with one block per column,
+        because every iteration needs this sum over all requests."""
         growth, num_more, block_size = 0, num_iterations - 1, self._limits.block_size
         for request in requests:
             if request.shares:

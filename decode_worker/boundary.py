@@ -1,6 +1,6 @@
-"""A decode instance between two iterations, as its policy sees it, and the plan that the policy's calls make.
+"""A decode instance between two iterations, as its policy sees it, and the plan that the policy's calls build.
 
-What does not fit is not planned: a call returns False, or raises an error that names both numbers where the policy is
+Only what fits is planned. A call that does not fit returns False, or raises an error with both numbers if the policy is
 wrong.
 """
 
@@ -23,7 +23,7 @@ from alignedserve.types import RequestKey
 
 
 class Boundary:
-    """See `scheduling.boundary.DecodeBoundary` for what each method promises."""
+    """See `scheduling.boundary.DecodeBoundary` for the contract of each method."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Boundary:
         self._num_planned = 0
 
     def begin(self, now: float) -> None:
-        """Begins the next boundary, with an empty plan."""
+        """Begins the next boundary with an empty plan."""
         self._begin(now, self._evicted)
         self._num_planned += 1
         self._block_table.ends.begin(self._num_planned)
@@ -51,11 +51,11 @@ class Boundary:
     def _begin(self, now: float, evicted: frozenset[RequestKey]) -> None:
         self.now = now
         self.plan = DecodePlan()
-        # The requests whose eviction was wanted at the last boundary, and those at this one.
+        # The requests to evict according to the last boundary, and to this one.
         self._were_evicted, self._evicted = evicted, frozenset[RequestKey]()
         self.num_tokens_left = self.limits.max_num_batched_tokens
-        # What the iteration computes, for the cost model: (tokens computed before, tokens to compute) of each chunk,
-        # the length of each decode in tokens, and how many tokens' KV is restored from inputs.
+        # The content of the iteration, for the cost model: per chunk (tokens computed before, tokens to compute), per
+        # decode its length in tokens, and the number of tokens with KV restored from inputs.
         self.chunks: list[tuple[int, int]] = []
         self.lengths: list[int] = []
         self.num_restored = 0
@@ -189,11 +189,11 @@ class Boundary:
             self.plan.pulls.append(scheduled.work)
             return
         if keeps_inputs:
-            # It has no KV that others could share, nor that is shared with it.
+            # It neither uses nor provides shared KV.
             scheduled.keeps_inputs, scheduled.block_hashes = True, ()
             self.plan.keep_inputs.add(scheduled.key)
         else:
-            # With a window it holds no more blocks of those than it needs in any case.
+            # With a window it holds no more of those blocks than it needs in any case.
             max_blocks = None if self.limits.window else self.num_free_blocks
             scheduled.num_cached = self._lookup.take(scheduled.work, max_blocks)
         self._block_table.start(scheduled)
@@ -257,7 +257,7 @@ class Boundary:
         self.plan.hold_s = seconds
 
     def _grow(self, request: ScheduledRequest, num_tokens: int) -> bool:
-        """Returns False if too few blocks are free, and for requests to be evicted: those are about to free their own
+        """Returns False if too few blocks are free, and for requests to be evicted, which are about to free their
         blocks."""
         has_blocks = self._block_table.has_blocks(request, num_tokens)
         if not request.shares and has_blocks:

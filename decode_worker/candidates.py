@@ -1,4 +1,4 @@
-"""Requests which were offered and are not admitted yet: candidate requests, which may join the running batch, and the
+"""Requests that were offered and not admitted yet: candidate requests, which may join the running batch, and the
 candidate batch, which runs next."""
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Candidates:
         self._lookup = lookup or NoPrefixCache()
         self._requests: ScheduledRequests = {}
         self._batch: ScheduledRequests = {}
-        # The number of the running batch.
+        # Number of the running batch.
         self.running_batch = 0
-        # Batches with smaller numbers are to leave.
+        # Batches with smaller numbers must leave.
         self.first_batch_to_stay = 0
 
     def add(self, work: Work, is_batch: bool, batch: int, source: InstanceId | None) -> None:
@@ -33,7 +33,7 @@ class Candidates:
         into[work.request.key] = scheduled_request(work, source, batch, self._max_model_len, block_hashes)
 
     def take(self, scheduled: ScheduledRequest) -> None:
-        """The request is admitted. One of the candidate batch makes that the running batch."""
+        """Removes an admitted request. If it is in the candidate batch, that becomes the running batch."""
         if self._batch.pop(scheduled.key, None):
             self.running_batch = scheduled.batch
         else:
@@ -60,7 +60,7 @@ class Candidates:
         return (request for request in self if request.is_rt)
 
     def __iter__(self) -> Iterator[ScheduledRequest]:
-        """Yields candidate requests first."""
+        """Iterates over candidate requests first."""
         return chain(self._requests.values(), self._batch.values())
 
     def __len__(self) -> int:

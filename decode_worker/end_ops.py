@@ -1,4 +1,4 @@
-"""Carries out what a plan says of blocks that two requests fill from both ends, and counts the bytes."""
+"""Carries out a plan's operations on blocks that two requests fill from both ends, and counts the copied bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EndOps:
     def __init__(self, engine: Executor, requests: Mapping[RequestKey, Request]) -> None:
         self._engine = engine
         self._requests = requests
-        # The bytes copied since `take_bytes`, by what for.
+        # Bytes copied since `take_bytes`, by purpose.
         self._num_bytes = {"checkpoint": 0, "restore": 0}
 
     def carry_out(self, ops: Iterable[EndOp]) -> None:
@@ -35,7 +35,7 @@ class EndOps:
                     self._num_bytes["restore"] += engine.restore(lender, index, first, end)
 
     def take_bytes(self) -> dict[str, int]:
-        """Returns what was copied since the last call; what was not copied is not there."""
+        """Returns the bytes copied since the last call, without purposes that had none."""
         found = {what: num_bytes for what, num_bytes in self._num_bytes.items() if num_bytes}
         self._num_bytes = dict.fromkeys(self._num_bytes, 0)
         return found

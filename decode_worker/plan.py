@@ -1,4 +1,4 @@
-"""What a decode instance does at an iteration boundary, as its schedule decides."""
+"""The actions of a decode instance at an iteration boundary, as decided by its schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alignedserve.types import RequestKey
 
 @dataclass(frozen=True, slots=True)
 class Lend:
-    """The lender's block is the borrower's block `at` as well: it has as many before."""
+    """Makes the lender's block also the borrower's block `at`. The borrower has `at` blocks before it."""
 
     borrower: RequestKey
     lender: RequestKey
@@ -22,7 +22,7 @@ class Lend:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Tokens `first` to `end` of the lender's block are copied to host memory: others overwrite them."""
+    """Copies tokens `first` to `end` of the lender's block to host memory, before they are overwritten."""
 
     lender: RequestKey
     index: int
@@ -32,7 +32,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The lender has no block of this index any more: it is the borrower's alone."""
+    """Removes the block from the lender. It now belongs only to the borrower."""
 
     lender: RequestKey
     index: int
@@ -40,7 +40,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """The lender has a fresh block of this index, with what was in the one that it shared."""
+    """Gives the lender a new block in place of the shared one, with the same content."""
 
     lender: RequestKey
     index: int
@@ -48,7 +48,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Tokens `first` to `end` of the lender's block are copied back from host memory."""
+    """Copies tokens `first` to `end` of the lender's block back from host memory."""
 
     lender: RequestKey
     index: int
@@ -56,39 +56,39 @@ class Restore:
     end: int
 
 
-# What becomes of blocks that two requests share from both ends: see `shared_ends.py`.
+# Operations on blocks that two requests share from both ends: see `shared_ends.py`.
 EndOp = Lend | Checkpoint | GiveUp | Renew | Restore
 
 
 class DecodePlan(msgspec.Struct):
-    """It is a struct, which takes less time to make than a dataclass: there is one for each iteration."""
+    """A struct, because it is faster to create than a dataclass, and each iteration creates one."""
 
-    # These requests leave at once, with their KV: their blocks are free before anybody takes any.
+    # Requests that leave immediately without saving KV. Their blocks are freed before any others are allocated.
     drops: list[RequestKey] = []
-    # These requests have passed blocks, which are free even before that.
+    # Requests that have passed blocks. These are freed even before drops.
     passing: list[RequestKey] = []
-    # The KV of these requests is to be copied here; their blocks are taken. `pulled` or `pull_failed` follows.
+    # Requests with KV to copy here. They have their blocks. `pulled` or `pull_failed` follows.
     pulls: list[Work] = []
-    # These prompts, of which there is no KV, start: their blocks are taken, and they may run at once.
+    # Prompts without KV that start. They have their blocks and may run in this iteration.
     new_prompts: list[Work] = []
-    # Those of the new prompts of which the inputs of layers are kept in place of KV.
+    # New prompts that keep the inputs of layers in place of KV.
     keep_inputs: set[RequestKey] = set()
-    # These requests compute all their pending tokens, usually one, and sample the next: `sampled` follows.
+    # Requests that compute all pending tokens, usually one, and sample the next. `sampled` follows.
     run: list[RequestKey] = []
-    # These requests compute so many tokens, fewer than they have pending: `computed` follows.
+    # Requests that compute a part of their pending tokens, and the number of these. `computed` follows.
     chunks: list[tuple[RequestKey, int]] = []
-    # All requests whose eviction is wanted now, whether an earlier plan wanted it or not.
+    # All requests to evict, including those of earlier plans.
     wants_evicted: list[RequestKey] = []
-    # These come before the iteration, in this order, after new prompts have their own blocks.
+    # Operations before the iteration, in order, after new prompts have their own blocks.
     ends: list[EndOp] = []
-    # For so many seconds nothing runs, unless something happens before: real time is about to join.
+    # Seconds for which nothing runs unless an event occurs, because RT is about to arrive.
     hold_s: float = 0.0
 
     def num_lent(self, key: RequestKey) -> int:
-        """The number of blocks that the request is lent."""
+        """Returns the number of blocks that the request is lent."""
         return sum(isinstance(op, Lend) and op.borrower == key for op in self.ends)
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next plan can be made at once, without waiting for a wake."""
+        """Whether the next plan can be made immediately, without waiting for a wake."""
         return bool(self.run or self.chunks or self.new_prompts)

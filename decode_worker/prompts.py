@@ -1,8 +1,8 @@
-"""Prompts that a colocated instance computes: what it keeps of each besides its blocks, until the first token is sent.
+"""The state of prompts on a colocated instance, except for their blocks, until the first token is sent.
 
-A grammar is compiled before the prompt is offered to the schedule (`instance/preparation.py`). Prompts share KV with
-others that have the same prefix (`instance/prefix_cache.py`). The log-probabilities of a prompt come chunk by chunk,
-and are sent with its first token.
+A grammar is compiled before the schedule gets the prompt (`instance/preparation.py`). Prompts with the same prefix
+share KV (`instance/prefix_cache.py`). The log-probabilities of a prompt are collected chunk by chunk and sent with its
+first token.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Prompts:
     def __init__(
         self, engine: Executor, compiling: Compiling, enable_prefix_caching: bool, shares_blocks: bool = False
     ) -> None:
-        """`shares_blocks`: best effort fills its blocks from the last slot down, and no other prompt uses its KV."""
+        """`shares_blocks`: BE fills its blocks from the last slot down, and no other prompt uses its KV."""
         self._engine = engine
         self.preparation = Preparation(engine, compiling)
         self.prefix_cache = PrefixCache(engine, enable_prefix_caching, rt_only=shares_blocks)
         self._shares_blocks = shares_blocks
-        # The block hashes and counts of prompts that have started, until they leave.
+        # Block hashes and counts of started prompts, until they leave.
         self._prefixes: dict[RequestKey, HashedPrefix] = {}
         self._logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
-        # The prompts that have started and have not yielded a token here yet.
+        # Started prompts that have not yielded a token here yet.
         self._computing: set[RequestKey] = set()
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Prompts:
         return bool(self._computing)
 
     def forget(self, key: RequestKey) -> None:
-        """Forgets a request which will not start; safe to call again."""
+        """Forgets a request that will not start. Safe to repeat."""
         self.preparation.forget(key)
         self.prefix_cache.forget(key)
 
@@ -56,7 +56,7 @@ class Prompts:
     # ---- prompts that have started -----------------------------------------------------------------------------------
 
     def start(self, work: Work, num_lent: int = 0, keeps_inputs: bool = False) -> Request:
-        """`num_lent` and `keeps_inputs`: see `Engine.adopt`."""
+        """Starts the prompt and returns the engine's request. `num_lent` and `keeps_inputs`: see `Engine.adopt`."""
         key = work.request.key
         prefix = self._prefixes[key] = self.prefix_cache.start(work, is_shared=not keeps_inputs)
         matcher, is_reversed = self.preparation.take(key), self.is_reversed(work)
@@ -70,18 +70,18 @@ class Prompts:
         return self._shares_blocks and not work.deadlines.is_rt
 
     def num_found(self, key: RequestKey) -> int:
-        """Returns the number of the prompt's tokens whose KV came from earlier prompts."""
+        """Returns the number of the prompt's tokens with KV from earlier prompts."""
         prefix = self._prefixes.get(key)
         return prefix.num_found if prefix else 0
 
     def computed(self, requests: Iterable[Request]) -> None:
-        """More of each request is computed than before, and others may share it."""
+        """Shares the blocks that each request has computed since the last call."""
         for request in requests:
             if prefix := self._prefixes.get(key_of(request.request_id)):
                 self.prefix_cache.computed(request, prefix)
 
     def take_output(self, output: TokenOutput, news: NewTokens | None) -> None:
-        """Takes a request's output of one iteration, with the report of the token if it yielded one."""
+        """Takes a request's output of one iteration, and the report of its token if it yielded one."""
         key = key_of(output.request_id)
         if output.prompt_logprobs and key in self._logprobs:
             self._logprobs[key] += output.prompt_logprobs
@@ -97,18 +97,18 @@ class Prompts:
                 news.prompt_logprobs = pack([*map(plain, logprobs)])
 
     def resumed(self, work: Work, request: Request) -> None:
-        """The request's KV was pulled back from the pool."""
+        """Registers a request after its KV was pulled from the pool."""
         if self.prefix_cache.is_enabled:
             prefix = self._prefixes[work.request.key] = self.prefix_cache.start(work)
             self.prefix_cache.computed(request, prefix)
 
     def ended(self, request: Request) -> None:
-        """The request ended because it was done, so others may share its KV."""
+        """Shares the KV of a request that has completed."""
         if prefix := self._prefixes.get(key_of(request.request_id)):
             self.prefix_cache.ended(request, prefix)
 
     def left(self, key: RequestKey) -> None:
-        """Forgets a request which holds no blocks any more; safe to call again."""
+        """Forgets a request that holds no blocks any more. Safe to repeat."""
         self._computing.discard(key)
         self._prefixes.pop(key, None)
         self._logprobs.pop(key, None)

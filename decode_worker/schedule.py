@@ -1,8 +1,9 @@
-"""What a decode instance does at its next iteration boundary. Pure: no tensors, no clock, counts of blocks only.
+"""Decides what a decode instance does at its next iteration boundary. Pure: it has no tensors and no clock, and only
+counts blocks.
 
-The running batch R, the candidate requests Q (which may join R) and the candidate batch B (which runs next) are kept
-here, and which blocks each request holds (`candidates.py`, `block_table.py`). After each iteration the policy decides
-which requests leave, join and run (`boundary.py`); what became of that is reported to the methods here.
+The state is the running batch R, the candidate requests Q (which may join R), the candidate batch B (which runs next),
+and the blocks of each request (`candidates.py`, `block_table.py`). After each iteration the policy decides which
+requests leave, join and run (`boundary.py`). The outcomes are reported to the methods here.
 """
 
 from __future__ import annotations
@@ -33,11 +34,9 @@ class DecodeSchedule:
         lookup: PrefixLookup | None = None,
         max_parts: int = 0,
     ) -> None:
-        """`estimate` predicts how long iterations take; None if nothing does.
-        `lookup` finds KV that prompts may share; None if they share none.
-        `max_parts`: of how many blocks host memory has room for overwritten KV; 0 if blocks are not shared from both
-        ends (`shared_ends.py`).
-        """
+        """`estimate` predicts the duration of iterations; None if nothing does. `lookup` finds KV that prompts may
+        share; None if they share none. `max_parts` is the number of blocks for which host memory has room for
+        overwritten KV; 0 if blocks are not shared from both ends (`shared_ends.py`)."""
         self.limits = replace(limits, enable_prefix_caching=lookup is not None)
         lookup = lookup or NoPrefixCache()
         self._policy = policy
@@ -48,13 +47,13 @@ class DecodeSchedule:
         )
         self._dedup = PrefixDedup(limits.block_size, lookup, policy.is_ahead)
         self._boundary = Boundary(limits, self._candidates, self._block_table, lookup, self._dedup)
-        # The predicted seconds of the iteration that was planned last.
+        # Predicted seconds of the last planned iteration.
         self._predicted_s = 0.0
         # When the last iteration was planned.
         self._planned_s = 0.0
 
     def plan(self, now: float) -> DecodePlan:
-        """Plans the next iteration, and takes the blocks that the plan needs. What it plans fits."""
+        """Plans the next iteration, and allocates the blocks that it needs. The plan always fits."""
         at = self._boundary
         self._planned_s = now
         at.begin(now)
@@ -76,7 +75,7 @@ class DecodeSchedule:
         batch: int = 0,
         replaces: bool = False,
     ) -> None:
-        """Makes the requests candidates. `batch` and `replaces`: see Offer. Raises if one is here already."""
+        """Makes the requests candidates. `batch` and `replaces`: see Offer. Raises if one is already here."""
         if replaces:
             self._candidates.first_batch_to_stay = batch
         for work in works:
@@ -86,42 +85,41 @@ class DecodeSchedule:
             self._candidates.add(work, is_batch, batch, source)
 
     def expect(self, num_prefilling: int, num_ready: int, now: float) -> None:
-        """Real time will be offered in a moment: so many of its prompts are being computed, and so many are
-        computed."""
+        """Announces that RT will soon be offered: the numbers of its prompts that are being computed and that are
+        complete."""
         self._policy.expect(num_prefilling, num_ready, now)
 
     def drop_candidates(self) -> list[RequestKey]:
-        """Forgets all candidates. Returns the requests which are being pulled: the caller aborts those."""
+        """Forgets all candidates. Returns the requests that are being pulled, which the caller must abort."""
         self._candidates.clear()
         return list(self._block_table.pulling)
 
     def evict(self, key: RequestKey) -> bool:
-        """Stops running the request; its blocks are held until `evicted`. Returns False and changes nothing if it does
-        not run. If blocks are shared from both ends, best effort keeps only `num_cached_of` tokens, and their
-        blocks."""
+        """Stops running the request. Its blocks are held until `evicted`. Returns False and changes nothing if it is
+        not running. If blocks are shared from both ends, BE keeps only `num_cached_of` tokens and their blocks."""
         return self._block_table.evict(key)
 
     def num_cached_of(self, key: RequestKey) -> int:
-        """The number of tokens whose KV a leaving request has."""
+        """Returns the number of tokens of a leaving request with KV."""
         return self._block_table.leaving[key].num_cached
 
     def abort(self, key: RequestKey) -> bool:
-        """Forgets the request in any state. Returns True if its blocks are held until the copy under way is
-        reported."""
+        """Forgets the request in any state. Returns True if its blocks are held until a running copy is reported."""
         return not self._candidates.drop(key) and self._block_table.abort(key)
 
     # ---- what came of plans -----------------------------------------------------------------------------------------
 
     def pulled(self, key: RequestKey) -> bool:
-        """The request's KV has arrived. Returns True if it runs from here on, False if it was aborted meanwhile and is
-        gone."""
+        """Reports that the request's KV has arrived. Returns True if it now runs, False if it was aborted meanwhile and
+        is gone."""
         return self._block_table.pulled(key)
 
     def pull_failed(self, key: RequestKey) -> None:
         self._block_table.pull_failed(key)
 
     def evicted(self, key: RequestKey) -> bool:
-        """The request's KV is in the pool, and the request is gone. Returns False if it was aborted meanwhile."""
+        """Reports that the request's KV is in the pool and the request is gone. Returns False if it was aborted
+        meanwhile."""
         return self._block_table.evicted(key)
 
     def evict_failed(self, key: RequestKey) -> bool:
@@ -129,19 +127,19 @@ class DecodeSchedule:
         return self._block_table.evict_failed(key)
 
     def took(self, seconds: float, outside_s: float = 0.0) -> None:
-        """Reports how long the iteration of the last plan took, and how many of these seconds were outside the engine.
-        This corrects the predictions for the next ones."""
+        """Reports the duration of the last plan's iteration, and its seconds outside the engine. This corrects later
+        predictions."""
         if self._estimate:
             self._estimate.took(self._predicted_s, seconds, outside_s)
         self._policy.took(seconds)
 
     def fetched(self, num_bytes: int, seconds: float) -> None:
-        """Reports a copy from the pool, which corrects the predictions for the next ones."""
+        """Reports a copy from the pool, which corrects later predictions."""
         if self._estimate:
             self._estimate.fetched(num_bytes, seconds)
 
     def computed(self, key: RequestKey, count: int) -> None:
-        """A part of the request's pending tokens was computed, and no token was sampled."""
+        """Reports that `count` pending tokens were computed, without sampling a token."""
         self._block_table.running[key].num_cached += count
 
     def sampled(self, keys: Iterable[RequestKey]) -> None:
@@ -160,7 +158,7 @@ class DecodeSchedule:
 
     @property
     def pace(self) -> float:
-        """How much longer iterations take than predicted: the ratio of measured to predicted time."""
+        """Ratio of measured to predicted time of recent iterations."""
         return self._estimate.pace if self._estimate else 1.0
 
     @property
@@ -169,7 +167,7 @@ class DecodeSchedule:
 
     @property
     def outside_s(self) -> float:
-        """The recent seconds of an iteration in which the engine computes nothing."""
+        """Recent seconds per iteration in which the engine computes nothing."""
         return self._estimate.outside_s if self._estimate else 0.0
 
     @property
@@ -182,7 +180,7 @@ class DecodeSchedule:
 
     @property
     def num_here(self) -> int:
-        """The number of requests that hold blocks, those under copies included."""
+        """The number of requests that hold blocks, including those under copies."""
         return len(self._block_table)
 
     @property
@@ -190,7 +188,7 @@ class DecodeSchedule:
         return len(self._candidates)
 
     def best_effort(self) -> tuple[int, int]:
-        """The number of running best-effort requests, and the number of their blocks."""
+        """Returns the numbers of running BE requests and of their blocks."""
         blocks = [request.num_blocks for request in self._block_table.running.values() if not request.is_rt]
         return len(blocks), sum(blocks)
 
@@ -200,11 +198,11 @@ class DecodeSchedule:
         return self._candidates.running_batch
 
     def lengths(self) -> list[int]:
-        """The lengths of all running requests, in tokens."""
+        """Returns the lengths of all running requests, in tokens."""
         return [request.num_tokens for request in self._block_table.running.values()]
 
     def is_mixed(self, plan: DecodePlan) -> bool:
-        """Whether the plan runs requests of several batches, or some of a batch and some of none."""
+        """Returns whether the plan runs requests of several batches, or of a batch and of none."""
         if not self.running_batch:
             return False
         running = self._block_table.running
@@ -212,17 +210,17 @@ class DecodeSchedule:
         return len({running[key].batch for key in keys}) > 1
 
     def batch_lengths(self) -> list[int]:
-        """The lengths of those running requests that belong to the running batch, in tokens."""
+        """Returns the lengths of those running requests that belong to the running batch, in tokens."""
         number = self.running_batch
         return [each.num_tokens for each in self._block_table.running.values() if each.batch == number]
 
     def work_of(self, key: RequestKey) -> Work | None:
-        """The work of a request which is being pulled; None if it was aborted."""
+        """Returns the work of a request that is being pulled; None if it was aborted."""
         request = self._block_table.pulling.get(key)
         return request.work if request else None
 
     def source_of(self, key: RequestKey) -> InstanceId | None:
-        """The instance from which a request in a plan's pulls is pulled; None if that is the pool."""
+        """Returns the instance from which a request in a plan's pulls is pulled; None for the pool."""
         return self._block_table.pulling[key].source
 
     def check(self) -> None:

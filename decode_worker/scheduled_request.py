@@ -1,4 +1,4 @@
-"""A request at a decode instance, as its schedule sees it."""
+"""A request on a decode instance, as its schedule sees it."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from alignedserve.types import InstanceId, RequestKey
 @dataclass(eq=False, slots=True)
 class ScheduledRequest:
     work: Work
-    # The prefill instance which has staged its KV; None if the pool has it.
+    # The prefill instance that staged its KV; None if it comes from the pool.
     source: InstanceId | None
-    # The number of the batch that it belongs to; 0: it belongs to none.
+    # The number of its batch; 0 if it has none.
     batch: int
-    # The number of tokens of its prompt and output.
+    # Tokens of its prompt and output.
     num_tokens: int
-    # The number of tokens whose KV exists.
+    # Tokens with KV.
     num_cached: int
-    # The number of tokens whose KV it can ever need.
+    # The most tokens that can ever need KV.
     max_cached: int
     is_rt: bool
     num_blocks: int = 0
-    # The columns that its blocks are for, and how many of the first ones it has passed (`protocol/kv_span.py`); it has
-    # blocks in all groups of layers up to column `end`, exclusive.
+    # `num_columns` are the columns that its blocks cover, and `num_passed` the first ones that it has passed
+    # (`protocol/kv_span.py`). In all layer groups it has blocks up to column `end`, exclusive.
     num_columns: int = 0
     num_passed: int = 0
     end: int = 0
     # The number of the last iteration for which it was planned.
     last_run: int = 0
-    # The hashes of its first blocks, those that it may share with prompts which have the same prefix.
+    # The hashes of its first blocks, which it may share with prompts that have the same prefix.
     block_hashes: Sequence[bytes] = ()
-    # Whether its blocks hold the inputs of layers in place of KV. What is said of its KV is then true of these.
+    # Whether its blocks hold inputs of layers in place of KV. Statements about its KV then apply to these.
     keeps_inputs: bool = False
-    # It shares blocks from both ends, or misses some: see `shared_ends.py`.
+    # Whether it shares blocks from both ends, or misses some: see `shared_ends.py`.
     shares: bool = False
-    # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
+    # Whether it waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
-    # When the iteration began that sampled its first token, in seconds; None: that was elsewhere, or is to come.
+    # When the iteration began that sampled its first token, in seconds; None if that was elsewhere, or is to come.
     first_s: float | None = None
-    # The policy keeps what it likes here.
+    # Free for use by the policy.
     mark: Any = None
 
-    # These follow from the work, which does not change, and are read many times an iteration.
+    # Derived from the work, which does not change. They are read many times per iteration.
     key: RequestKey = field(init=False)
     deadlines: Deadlines = field(init=False)
     num_prompt: int = field(init=False)
-    # The number of tokens whose KV the pool has.
+    # Tokens with KV in the pool.
     num_pooled: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class ScheduledRequest:
 
     @property
     def num_output(self) -> int:
-        """The number of tokens of its answer, and so the index of the next one."""
+        """Tokens of its answer, which is also the index of the next one."""
         return self.num_tokens - self.num_prompt
 
     @property
@@ -82,22 +82,22 @@ class ScheduledRequest:
 
     @property
     def num_left(self) -> int:
-        """The number of tokens that its answer is still expected to have."""
+        """The expected number of tokens that its answer still lacks."""
         num_output = self.num_tokens - self.num_prompt
         length = length_beyond(self.work.predicted_len or UNKNOWN_OUTPUT, num_output)
         return max(min(length - num_output, self.max_cached + 1 - self.num_tokens), 1)
 
     def allowance_s(self, now: float) -> float:
-        """How many seconds the next iteration may take for the sake of this request, which is real time."""
+        """Returns the seconds that the next iteration may take for the sake of this RT request."""
         return self.deadlines.allowance_s(self.num_tokens - self.num_prompt, now)
 
     def slack_s(self, now: float) -> float:
-        """How many seconds there are until its next token is due."""
+        """Returns the seconds until its next token is due."""
         return self.deadlines.slack_s(self.num_tokens - self.num_prompt, now)
 
     def stream_slack_s(self, now: float) -> float:
-        """The same, had its first token been due when it was sampled: a token that was early earns its reader no pause
-        (`router/clock.py`)."""
+        """Returns the same, had its first token been due when it was sampled. A first token that was early does not
+        allow a pause after it (`router/clock.py`)."""
         if self.first_s is None:
             return self.slack_s(now)
         return self.first_s + self.num_output * self.deadlines.tbt_s - now

@@ -1,13 +1,13 @@
-"""Which blocks of best effort (BE) real time (RT) has a part of, and which tokens of BE had to make way for it. Pure:
-it only counts, and says what the engine is to do.
+"""Which blocks real time (RT) shares with best effort (BE), and which tokens of BE it has displaced. Pure: it counts,
+and lists the engine's operations.
 
-RT fills a block from the first slot up, BE from the last slot down. A block of BE is lent to RT that finds no free one,
-and is both's from then on. RT that needs a slot in which a token of BE lies has it: BE's tokens in the way, the newest
-of that block, are copied to host memory before (they are *away*), and BE does not run until they are back. A block is
-RT's alone once RT has filled it: BE has a *hole* there then. BE that runs into RT, or gets its tokens back, has a fresh
+RT fills a block from the first slot up, BE from the last slot down. When RT finds no free block, a block of BE is lent
+to it, and both then share it. If RT needs a slot with a BE token, the BE tokens in the way, the newest of that block,
+are first copied to host memory. They are then *away*, and BE does not run until they are back. Once RT has filled the
+block, it belongs to RT alone, and BE has a *hole* there. When BE runs into RT, or gets its tokens back, it gets a new
 block instead.
 
-A lender's first block is never lent: whoever has to leave the instance has KV to leave with.
+A lender's first block is never lent, so a lender that must leave the instance always has KV to save.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from alignedserve.types import RequestKey
 @dataclass(eq=False, slots=True)
 class Loan:
     lender: ScheduledRequest
-    # The block's index among the lender's blocks.
+    # Index of the block among the lender's blocks.
     index: int
     borrower: ScheduledRequest
-    # The block's index among the borrower's blocks.
+    # Index of the block among the borrower's blocks.
     at: int
-    # The number of the block's first slots that the borrower has written, or writes in the iteration that is planned.
+    # First slots of the block that the borrower has written, or writes in the planned iteration.
     num_used: int = 0
 
 
 class SharedEnds:
     def __init__(self, block_size: int, max_parts: int) -> None:
-        """`max_parts`: the number of blocks that host memory has room for. A loan has room for all that it may
-        overwrite; 0: nothing is lent."""
+        """`max_parts`: the number of blocks that fit in host memory. Each loan reserves room for everything that it may
+        overwrite. With 0, nothing is lent."""
         self._block_size = block_size
         self._max_parts = max_parts
         # By lender and index, and by borrower and index.
         self._lent: dict[RequestKey, dict[int, Loan]] = {}
         self._borrowed: dict[RequestKey, dict[int, Loan]] = {}
-        # By lender and index: the tokens of that block which are away, as first and end within the block.
+        # By lender and index: the range of the block's tokens that are away, as first and end within the block.
         self._away: dict[RequestKey, dict[int, tuple[int, int]]] = {}
         self._holes: dict[RequestKey, set[int]] = {}
         self._number = 0
         self._overwritten: set[RequestKey] = set()
-        # What the engine is to do before the iteration that is planned, in order.
+        # The engine's operations before the planned iteration, in order.
         self.ops: list[EndOp] = []
 
     def begin(self, number: int) -> None:
@@ -63,7 +63,7 @@ class SharedEnds:
 
     @property
     def num_parts(self) -> int:
-        """The number of blocks in host memory that are taken, or may be needed."""
+        """The number of blocks in host memory that are used or reserved."""
         away = sum(len(parts.keys() - self._lent.get(key, {}).keys()) for key, parts in self._away.items())
         return away + sum(map(len, self._lent.values()))
 
@@ -87,10 +87,11 @@ class SharedEnds:
         return lender.num_blocks - 1 - (len(self._taken(lender)) if lender.shares else 0)
 
     def lend(self, running: Iterable[ScheduledRequest], borrower: ScheduledRequest, count: int) -> None:
-        """Lends so many blocks, which are the borrower's last ones: those with the most empty slots first. Of full
-        ones, those of BE that misses tokens anyway, and then of the longest; each lender's last ones first."""
+        """Lends `count` blocks, which become the borrower's last ones. Those with the most empty slots are lent first.
+        Among full ones, those of BE with tokens away come first, then those of the longest. Each lender lends its last
+        blocks first."""
         lenders = [each for each in running if not each.is_rt and each.last_run != self._number]
-        # Of each lender the next block comes after the one before it: it is as full, or fuller.
+        # Each lender's blocks are offered in order: every next one is at least as full.
         in_order = merge(*(self._offers(each) for each in lenders), key=lambda offer: self._place(*offer))
         for at, (lender, index) in enumerate([*islice(in_order, count)], start=borrower.num_blocks - count):
             loan = Loan(lender, index, borrower, at)
@@ -106,7 +107,7 @@ class SharedEnds:
                 yield lender, index
 
     def _taken(self, lender: ScheduledRequest) -> set[int]:
-        """The indices of blocks that are lent, that have tokens which are away, or that are holes."""
+        """Returns the indices of blocks that are lent, have tokens away, or are holes."""
         return {
             *self._lent.get(lender.key, ()),
             *self._away.get(lender.key, ()),
@@ -120,8 +121,8 @@ class SharedEnds:
     # ---- RT writes ---------------------------------------------------------------------------------------------------
 
     def can_use(self, borrower: ScheduledRequest, num_tokens: int, running: Iterable[RequestKey]) -> bool:
-        """Whether the borrower may write its tokens up to this one into blocks that were lent. Not while the lender's
-        KV is being copied, and not where the lender writes in the same iteration."""
+        """Whether the borrower may write its first `num_tokens` tokens into lent blocks. It may not while the lender's
+        KV is being copied, or if the lender writes in the same iteration."""
         return all(
             self._may_use(loan, self._used(loan, num_tokens), running) for loan in self._loans_of(borrower)
         )
@@ -156,7 +157,7 @@ class SharedEnds:
         return min(max(num_tokens - loan.at * self._block_size, 0), self._block_size)
 
     def _num_here(self, lender: ScheduledRequest, index: int) -> int:
-        """The number of the lender's tokens that lie in its block."""
+        """Returns the number of the lender's tokens in its block."""
         part = self._away.get(lender.key, {}).get(index)
         num_cached = lender.num_cached - index * self._block_size
         return part[0] if part else min(max(num_cached, 0), self._block_size)
@@ -167,7 +168,7 @@ class SharedEnds:
     # ---- BE writes ---------------------------------------------------------------------------------------------------
 
     def renewed(self, lender: ScheduledRequest, num_tokens: int) -> list[int]:
-        """The indices of blocks that the lender needs fresh ones for, to compute its tokens up to this one."""
+        """Returns the indices for which the lender needs new blocks to compute its first `num_tokens` tokens."""
         loans, away = self._lent.get(lender.key, {}), self._away.get(lender.key, {})
         num_blocks = -(-num_tokens // self._block_size)
         holes = [index for index in self._holes.get(lender.key, ()) if index < num_blocks]
@@ -176,7 +177,7 @@ class SharedEnds:
         )
 
     def num_renewed_at_most(self, lender: ScheduledRequest, num_tokens: int) -> int:
-        """Whatever its borrowers write before."""
+        """Returns an upper bound of that number, whatever the borrowers write before."""
         indices = {*self._lent.get(lender.key, ()), *self._holes.get(lender.key, ())}
         return sum(index * self._block_size < num_tokens for index in indices)
 
@@ -185,11 +186,12 @@ class SharedEnds:
         return num_own > 0 and num_own + loan.num_used > self._block_size
 
     def can_complete(self, lender: ScheduledRequest) -> bool:
-        """Whether what it misses may come back in this iteration: it was not in the way a moment ago."""
+        """Whether the lender's missing tokens may return in this iteration. They may not if it has just overwritten
+        some."""
         return lender.key not in self._overwritten
 
     def complete(self, lender: ScheduledRequest, indices: Iterable[int]) -> None:
-        """Gives the lender fresh blocks, and all its tokens back."""
+        """Gives the lender new blocks and all its tokens."""
         for index in indices:
             self.ops.append(Renew(lender.key, index))
             if loan := self._lent.get(lender.key, {}).get(index):
@@ -202,12 +204,12 @@ class SharedEnds:
     # ---- ends --------------------------------------------------------------------------------------------------------
 
     def num_not_freed(self, request: ScheduledRequest) -> int:
-        """The number of its blocks that it does not have alone, or not at all."""
+        """Returns the number of its blocks that it shares or no longer has."""
         lent, borrowed = self._lent.get(request.key, ()), self._borrowed.get(request.key, ())
         return len(lent) + len(borrowed) + len(self._holes.get(request.key, ()))
 
     def leave(self, request: ScheduledRequest) -> None:
-        """The request has no blocks here any more; whoever shares one with it keeps that."""
+        """Removes the request's blocks. Shared ones stay with the other request."""
         for loan in (*self._lent.get(request.key, {}).values(), *self._loans_of(request)):
             self._end(loan)
         self._away.pop(request.key, None)
@@ -215,7 +217,7 @@ class SharedEnds:
         self._tidy(request)
 
     def num_whole(self, lender: ScheduledRequest) -> int:
-        """The number of the lender's first tokens of which none is away."""
+        """Returns the number of the lender's first tokens before the first one that is away."""
         parts = self._away.get(lender.key, {})
         return min(
             (index * self._block_size + first for index, (first, _) in parts.items()),
@@ -223,8 +225,8 @@ class SharedEnds:
         )
 
     def cut(self, lender: ScheduledRequest, num_blocks: int) -> int:
-        """Leaves the lender its first blocks, none of which is a hole, and forgets what is away. Returns the number of
-        blocks that become free."""
+        """Reduces the lender to its first blocks, none of which is a hole, and forgets the tokens that are away.
+        Returns the number of freed blocks."""
         self._away.pop(lender.key, None)
         holes = self._holes.pop(lender.key, set())
         num_freed = 0
@@ -237,7 +239,7 @@ class SharedEnds:
         return num_freed
 
     def _end(self, loan: Loan) -> None:
-        """The block belongs to one of the two from here on."""
+        """Ends the loan. The block now belongs to one of the two."""
         del self._lent[loan.lender.key][loan.index]
         del self._borrowed[loan.borrower.key][loan.at]
         self._tidy(loan.lender)
@@ -260,7 +262,7 @@ class SharedEnds:
 
     @property
     def num_loans(self) -> int:
-        """The number of blocks that two requests have."""
+        """The number of blocks that two requests share."""
         return sum(map(len, self._lent.values()))
 
     @property

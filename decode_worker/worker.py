@@ -1,6 +1,6 @@
 """A decode instance: carries out its schedule's plans on the engine, and reports.
 
-What an iteration needs is there when it starts: it does not wait for the router, and copies run beside compute.
+An iteration has everything it needs when it starts. It does not wait for the router, and copies run beside computation.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from alignedserve.types import BlockId, InstanceId, RequestKey
 
 
 class Changes(msgspec.Struct):
-    """What has changed since the last report. It is a struct, as the step is: see `DecodePlan`."""
+    """Changes since the last report. A struct for the reason given in `DecodePlan`, as the step is."""
 
     admitted: list[RequestKey] = []
     evicted: list[tuple[RequestKey, int]] = []
     dropped: list[RequestKey] = []
-    # The errors of prompts that can't be run.
+    # Errors of prompts that can't be run.
     refused: list[NewTokens] = []
     progress: list[tuple[RequestKey, int, int]] = []
     num_asked: int = 0
@@ -67,17 +67,17 @@ class DecodeStep(msgspec.Struct):
     begun_s: float
     plan: DecodePlan
     iteration: Iteration | None
-    # The report of each request that gets a token, without the token.
+    # The reports of the requests that get a token, without the token.
     news: list[NewTokens]
-    # The requests of whose prompts this iteration computes a part.
+    # The requests with prompt tokens in this iteration.
     prompts: list[RequestKey] = []
     # See DecodeReport.
     is_mixed: bool = False
     scheduling_s: float | None = None
 
 
-# Where real time and best effort share blocks, host memory has room for what is overwritten in one block of so many:
-# real time that needs more has whole requests leave.
+# If RT and BE share blocks, host memory has room for the overwritten KV of one block in this many. When RT needs more,
+# whole requests must leave.
 BLOCKS_PER_PART = 4
 
 
@@ -94,7 +94,7 @@ class DecodeWorker(Worker[DecodeStep]):
         threads: Threads | None = None,
         enable_prefix_caching: bool = False,
     ) -> None:
-        """`enable_prefix_caching`: prompts which share a prefix with earlier ones reuse their KV."""
+        """`enable_prefix_caching`: prompts with a common prefix reuse KV of earlier ones."""
         super().__init__(engine, transfers, clock, threads)
         policy = policy or make_policy(SchedulingConfig())
         self._shares_blocks = self.computes_prompts and policy.config.share_blocks
@@ -108,14 +108,14 @@ class DecodeWorker(Worker[DecodeStep]):
         if num_parts:
             engine.make_checkpoints(num_parts)
         self.schedule = DecodeSchedule(limits, part, estimate, lookup, num_parts)
-        # The addresses of prefill instances that stage KV for this one.
+        # Addresses of the prefill instances that stage KV for this one.
         self._addresses: dict[InstanceId, str] = {}
-        # The requests that hold blocks.
+        # Requests that hold blocks.
         self._requests: dict[RequestKey, Request] = {}
         self._end_ops = EndOps(engine, self._requests)
-        # The requests that were aborted under a copy, with the message to send when that has ended.
+        # Requests that were aborted under a copy, with the message to send when it has ended.
         self._last_messages: dict[RequestKey, Gone | None] = {}
-        # These are sent before the next report, which may want the same requests evicted again.
+        # These are sent before the next report, which may name the same requests for eviction again.
         self._failed_evictions: list[AnyMessage] = []
         self._changes = Changes()
         # The counts of the last report: see `_levels`.
@@ -173,7 +173,7 @@ class DecodeWorker(Worker[DecodeStep]):
     def _evict(self, order: Evict) -> None:
         request = self._requests.get(order.key)
         if request is None:
-            return  # The request ended while the order was on its way
+            return  # The request ended before the order arrived
         needed = self.engine.format.num_columns(request.num_computed)
         if needed > len(order.blocks):
             reason = f"{needed} blocks hold its KV by now, and {len(order.blocks)} are reserved"
@@ -185,11 +185,11 @@ class DecodeWorker(Worker[DecodeStep]):
             self._save_changed(order, request)
 
     def _save_changed(self, order: Evict, request: Request) -> None:
-        """Saves the columns with KV that the pool lacks: whole ones, also the one that it has in part."""
+        """Saves the columns with KV that the pool lacks, as whole columns, including one that it has in part."""
         form, span, num_tokens = self.engine.format, self.engine.span, request.num_computed
         first, end = order.num_saved // form.block_size, form.num_columns(num_tokens)
         if num_tokens <= order.num_saved:
-            # The pool has it all; it has more if some KV made way for real time.
+            # The pool has all of it, and more if some KV made way for RT.
             first, num_tokens = end, order.num_saved
         pairs = pairs_of(self.engine, request, order.blocks, first, end, span.num_passed(num_tokens))
         num_empty = end * form.block_size - num_tokens if pairs else 0
@@ -227,8 +227,8 @@ class DecodeWorker(Worker[DecodeStep]):
     # ---- copies -----------------------------------------------------------------------------------------------------
 
     def _pull(self, works: Sequence[Work]) -> None:
-        """Pulls requests from the pool one by one, and in one transfer all those which a prefill instance has
-        staged."""
+        """Pulls requests from the pool one by one. Those that a prefill instance has staged are pulled in one
+        transfer."""
         staged: dict[InstanceId, list[tuple[RequestKey, list[BlockId]]]] = {}
         for work in works:
             key = work.request.key
@@ -261,7 +261,7 @@ class DecodeWorker(Worker[DecodeStep]):
         self._pulled(outcome)
 
     def _pull_each(self, source: InstanceId, specs: Sequence[TransferSpec], outcome: Outcome) -> None:
-        """One request is no longer there: each is pulled again by itself."""
+        """Pulls each request separately, because one is no longer staged."""
         for key, blocks in specs:
             if key in self._last_messages:
                 self._pulled(replace(outcome, keys=(key,)))
@@ -288,7 +288,7 @@ class DecodeWorker(Worker[DecodeStep]):
             self._changes.progress.append((key, request.num_computed, self._prompts.num_found(key)))
 
     def _arrived(self, key: RequestKey) -> None:
-        """The request's KV has arrived and its grammar is compiled, or it was aborted."""
+        """Handles a request with KV and grammar ready, or an aborted one."""
         work = self.schedule.work_of(key)
         if self.schedule.pulled(key):
             self.engine.join(self._requests[key])
@@ -299,7 +299,8 @@ class DecodeWorker(Worker[DecodeStep]):
             self._leave(key)
 
     def _evicted(self, num_tokens: int, outcome: Outcome) -> None:
-        """The pool has the KV of the request's first `num_tokens` tokens, unless there is an error."""
+        """Handles the end of a save. Without an error, the pool has the KV of the request's first `num_tokens`
+        tokens."""
         (key,) = outcome.keys
         if outcome.error is None:
             if self.schedule.evicted(key):
@@ -312,7 +313,7 @@ class DecodeWorker(Worker[DecodeStep]):
             self._leave(key)
 
     def _leave(self, key: RequestKey, message: Failed | Gone | None = None) -> None:
-        """Releases a request which does not run and has no copy under way."""
+        """Releases a request that does not run and has no copy in progress."""
         self.engine.release(self._requests.pop(key))
         self._prompts.left(key)
         last_message = self._last_messages.pop(key) if key in self._last_messages else message
@@ -381,7 +382,7 @@ class DecodeWorker(Worker[DecodeStep]):
             ]
         step.iteration = self.engine.launch(work)
         self._changes.num_computed += sum([count for _, count in work])
-        # With a GPU this runs beside the iteration: nothing here needs its tokens.
+        # With a GPU this runs beside the iteration, since it does not need the tokens.
         step.is_mixed = self.schedule.is_mixed(plan)
         self.schedule.sampled(plan.run)
         for key, count in plan.chunks:
@@ -408,7 +409,7 @@ class DecodeWorker(Worker[DecodeStep]):
                 if output.finish_reason:
                     self._ended(one.key)
             return
-        # Outputs beyond the news have only log-probabilities of prompts.
+        # Outputs beyond the reports have only log-probabilities of prompts.
         for news, output in zip_longest(step.news, outputs):
             if news is not None:
                 complete(news, output)
@@ -417,7 +418,7 @@ class DecodeWorker(Worker[DecodeStep]):
                 self._ended(news.key)
 
     def _ended(self, key: RequestKey) -> None:
-        """The request's answer is whole."""
+        """Ends a request with a complete answer."""
         self._prompts.ended(self._requests[key])
         self.schedule.ended(key)
         self._leave(key)
@@ -463,7 +464,7 @@ class DecodeWorker(Worker[DecodeStep]):
         levels = self._levels(report)
         is_new = report.news or self._changes != Changes() or levels != self._last_levels
         messages = [*self._failed_evictions]
-        # The router forgets what it was asked for when an eviction fails, so it is asked again.
+        # When an eviction fails, the router forgets the request for it, so it is sent again.
         if is_new or self._failed_evictions:
             messages.append(report)
             self._moved = {}
@@ -474,13 +475,13 @@ class DecodeWorker(Worker[DecodeStep]):
 
     @staticmethod
     def _levels(report: DecodeReport) -> tuple[object, ...]:
-        """The counts that are worth a report when they change, though nothing was computed."""
+        """Returns the counts that justify a report when they change, even if nothing was computed."""
         return report.num_free_blocks, report.num_running, tuple(report.wants_evicted)
 
 
 class ColocatedWorker(DecodeWorker):
-    """Computes prompts as well: the requests that it is offered need not have any KV yet. Only here do requests share
-    blocks from both ends, if the policy's `share_blocks` says so."""
+    """Also computes prompts: offered requests need no KV yet. Only here do requests share blocks from both ends, if the
+    policy's `share_blocks` is set."""
 
     computes_prompts = True
 

@@ -1,1 +1,1 @@
-"""The KV pool of an island: blocks in shared host memory, and the index that batches are formed from."""
+"""The KV pool of an island: blocks in shared host memory, and the index from which batches are formed."""

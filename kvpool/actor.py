@@ -1,4 +1,4 @@
-"""The Ray shell of the pool. Its module is imported where the actor runs: the launcher needs none of it."""
+"""The Ray actor of the pool. The process is imported only where it runs, since the launcher does not need it."""
 
 from __future__ import annotations
 

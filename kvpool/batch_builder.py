@@ -1,4 +1,4 @@
-"""A batch while it is put together: requests taken from the tree's lengths, within limits."""
+"""A batch under construction: requests from the tree's lengths, within limits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from alignedserve.types import RequestKey
 
 @dataclass(frozen=True)
 class BatchLimits:
-    # The most blocks of KV that the batch may have in all.
+    # The most blocks of KV in the batch.
     max_blocks: int
     max_requests: int
-    # A batch has fewer requests than this only if no other request fits.
+    # A batch has fewer requests only if no other request fits.
     min_requests: int = 0
 
 
@@ -31,11 +31,11 @@ class BatchBuilder:
 
     @property
     def num_missing(self) -> int:
-        """The number of requests that the batch still lacks of its minimum; negative when it has more."""
+        """Requests that the batch lacks to its minimum; negative if it has more."""
         return self._limits.min_requests - len(self.keys)
 
     def add(self, key: RequestKey) -> bool:
-        """Adds the request and returns True if it fits, else changes nothing and returns False."""
+        """Adds the request and returns True if it fits. Otherwise changes nothing and returns False."""
         num_blocks = self._tree.blocks_of(key)
         if num_blocks > self.blocks_left or not self.slots_left:
             return False
@@ -44,12 +44,12 @@ class BatchBuilder:
         return True
 
     def add_at_length(self, length: int, at_most: int) -> bool:
-        """Adds requests of this length in order of arrival until one does not fit; returns whether it added all."""
+        """Adds requests of this length in order of arrival until one does not fit. Returns whether it added all."""
         keys = self._tree.at_length(length)
         at_most = min(at_most, self.slots_left)
         if length == MAX_LENGTH:
-            # Requests beyond the maximum length count as this length and may have more blocks, so each is tried by
-            # itself.
+            # Requests above the maximum length count as this length but may have more blocks, so each is tried
+            # separately.
             return all(self.add(key) for key in islice(keys, at_most)) and at_most >= len(keys)
         num_blocks = self._tree.blocks_for(length)
         count = min(len(keys), at_most, self.blocks_left // num_blocks)

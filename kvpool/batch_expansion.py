@@ -1,9 +1,10 @@
-"""Requests from the neighbourhood of a range, for a batch that has too few: always the nearest length next.
+"""Adds requests near a range to a batch that has too few: always the nearest length next.
 
-They are looked for among the siblings of the range's node first, then among its parent's siblings, and so on up. It is
-the nearest since that makes the batch's range of lengths grow least; of two equally near, the shorter is taken. The
-batch is full when the nearest does not fit. Only if it still has too few requests then, those that don't fit are
-passed over until it has enough.
+It looks among the siblings of the range's node first, then among its parent's siblings, and so on. The nearest length
+extends the batch's range least. Between two equally near ones, the shorter is taken.
+
+The batch is full when the nearest request does not fit. Only if it still has too few requests are those that don't fit
+skipped.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from alignedserve.kvpool.quadtree import LEAF_WIDTH, Node, QuadTree
 
 class BatchExpansion:
     def __init__(self, tree: QuadTree, builder: BatchBuilder, node: Node, last_leaf: int) -> None:
-        """`node` is the range that the batch comes from; it is not empty. Nothing beyond `last_leaf` is looked at."""
+        """`node` is the range of the batch, and is not empty. Lengths beyond `last_leaf` are ignored."""
         self._tree = tree
         self._lengths = tree.lengths
         self._builder = builder
         self._node = node
         self._max_length = (last_leaf + 1) * LEAF_WIDTH
         low, high = node.length_range
-        # The indices of the next length on either side, and the range of lengths that the batch has so far.
+        # Indices of the next length on either side, and the batch's range of lengths so far.
         self._left = bisect_left(self._lengths, low) - 1
         self._right = bisect_right(self._lengths, min(high, self._max_length))
         self._low, self._high = self._lengths[self._left + 1], self._lengths[self._right - 1]

@@ -1,9 +1,10 @@
-"""Which request has which block of the pool. Ids and counts only; every change goes to the owner table as it is made.
+"""Assigns the pool's blocks to requests. It handles only ids and counts, and writes every change to the owner table.
 
     nothing --reserve--> RESERVED --commit--> HELD --make_spare--> SPARE
                             ^                   |                    |  '-- dropped when room is needed
                             '------reserve------'------reserve-------'
-A reservation that is not committed in time falls back to what was committed before, as a spare. `release` ends all.
+
+A reservation that is not committed in time falls back to the last commit, as a spare. `release` ends any state.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from alignedserve.types import PoolBlockId, RequestKey
 
 @dataclass(frozen=True)
 class Grant:
-    # All blocks that the request has now.
+    # All blocks that the request now has.
     blocks: list[PoolBlockId]
-    # The requests whose spares were dropped for it.
+    # Requests that lost their spares for it.
     dropped: list[RequestKey]
 
 
 class BlockAllocator:
     def __init__(self, table: OwnerTable, block_size: int, deadline_s: float) -> None:
-        """Starts with what the table says; reservations that are found there lapse at the deadline."""
+        """Starts from the table's content. Reservations found there lapse at the deadline."""
         if block_size < 1:
             raise ValueError(f"block_size={block_size}: must be at least 1")
         self._table = table
         self._block_size = block_size
         self._allocations: dict[RequestKey, Allocation] = {}
-        # The allocations in each state are in the order in which they came into it.
+        # In each state, in the order in which they entered it.
         self._in_state: dict[AllocationState, dict[RequestKey, Allocation]] = {
             state: {} for state in AllocationState
         }
@@ -39,7 +40,7 @@ class BlockAllocator:
             allocation.deadline_s = deadline_s
             self._allocations[allocation.key] = self._in_state[allocation.state][allocation.key] = allocation
         owned = {block for allocation in self._allocations.values() for block in allocation.blocks}
-        # It is a stack: the block freed last is used next, while it is still in a cache.
+        # A stack: the last freed block is used next, while it is still cached.
         self._free = [PoolBlockId(block) for block in reversed(range(table.size)) if block not in owned]
 
     @property
@@ -65,8 +66,8 @@ class BlockAllocator:
         return -(-num_tokens // self._block_size)
 
     def reserve(self, key: RequestKey, num_tokens: int, deadline_s: float) -> Grant | None:
-        """Gives the request blocks for so many tokens in all. Returns None when there is no room; nothing has changed
-        then. Safe to repeat."""
+        """Gives the request blocks for `num_tokens` tokens in total. Returns None and changes nothing if there is no
+        room. Safe to repeat."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation = self._allocations.get(key)
@@ -85,9 +86,8 @@ class BlockAllocator:
         return Grant(list(allocation.blocks), [victim.key for victim in victims])
 
     def commit(self, key: RequestKey, num_tokens: int) -> bool:
-        """Makes this copy the authoritative one: the KV of the first `num_tokens` tokens is in its blocks. Returns
-        False when the request does not have the blocks for that, since its reservation has lapsed; nothing has changed
-        then."""
+        """Makes this copy authoritative: its blocks have the KV of the first `num_tokens` tokens. Returns False and
+        changes nothing if the request lacks the blocks because its reservation has lapsed."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} of request {key}: must be at least 1")
         allocation = self._allocations.get(key)
@@ -98,18 +98,18 @@ class BlockAllocator:
         return True
 
     def make_spare(self, key: RequestKey) -> None:
-        """Keeps only what is committed. Safe to repeat, and for requests that have nothing."""
+        """Keeps only committed blocks, as a spare. Safe to repeat, and for requests without blocks."""
         allocation = self._allocations.get(key)
         if allocation and allocation.state is not AllocationState.SPARE:
             self._fall_back(allocation)
 
     def renew(self, deadline_s: float) -> None:
-        """Moves the deadline of all reservations: a router still answers for them."""
+        """Moves the deadline of all reservations, because a router is responsible for them."""
         for allocation in self._in_state[AllocationState.RESERVED].values():
             allocation.deadline_s = deadline_s
 
     def lapse(self, now: float) -> list[RequestKey]:
-        """Lets reservations whose deadline has passed fall back; returns the requests that have nothing left."""
+        """Makes overdue reservations fall back. Returns the requests that have nothing left."""
         late = [each for each in self._in_state[AllocationState.RESERVED].values() if each.deadline_s <= now]
         for allocation in late:
             self._fall_back(allocation)
@@ -146,7 +146,7 @@ class BlockAllocator:
     # ---- each of these leaves allocator and table in step ----
 
     def _victims(self, num_missing: int, key: RequestKey) -> list[Allocation] | None:
-        """The oldest spares of other requests that make room for so many blocks; None if all of them do not."""
+        """Returns the oldest spares of other requests that make enough room; None if all of them do not suffice."""
         victims: list[Allocation] = []
         num_found = len(self._free)
         for allocation in self._in_state[AllocationState.SPARE].values():

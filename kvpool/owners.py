@@ -1,11 +1,13 @@
-"""Which request owns which block, written in the segment, so that a pool that starts again finds what there was.
+"""The owner of each block, stored in the segment so that a restarted pool can recover.
 
-Each block has a row: its request's key (0: no request's), and which of the request's blocks it is. What concerns the
-request as a whole stands in the row of its first block. There `num_blocks` decides: blocks whose position is below it
-are the request's, others are not. It is one aligned word, written last when blocks come and first when they go. So a
-process killed between any two writes leaves every request whole, as it was before or as it is after, and rows that
-belong to nothing, which `recover` clears. Nothing is answered before it stands here: no process uses the blocks of
-such rows.
+Each block has a row: its request's key (0 if it has none), and its position among the request's blocks. The row of a
+request's first block also stores the data of the whole request. There `num_blocks` decides: blocks at lower positions
+belong to the request, others do not. It is one aligned word. It is written last when blocks are added and first when
+they are removed.
+
+So if a process is killed between any two writes, each request is intact, in its state before or after the change. Rows
+without a request may be left, which `recover` clears. No process uses their blocks, because an answer is only sent
+after the table is written.
 """
 
 from __future__ import annotations
@@ -21,24 +23,24 @@ from alignedserve.types import PoolBlockId, RequestKey
 
 
 class AllocationState(IntEnum):
-    # The blocks are waiting to be filled. This state is never dropped, and it lapses at a deadline.
+    # Waits for its content. Never dropped; lapses at a deadline.
     RESERVED = 1
-    # This is the authoritative copy. It is never dropped.
+    # The authoritative copy. Never dropped.
     HELD = 2
-    # This is a copy of KV that lives elsewhere. It is dropped when room is needed.
+    # A copy of KV that lives elsewhere. Dropped when room is needed.
     SPARE = 3
 
 
 @dataclass(slots=True)
 class Allocation:
-    """What the pool has of a request."""
+    """The pool's blocks of a request."""
 
     key: RequestKey
     blocks: list[PoolBlockId]
-    # The number of committed tokens, whose KV is in the first blocks.
+    # Committed tokens. Their KV is in the first blocks.
     num_tokens: int
     state: AllocationState
-    # The time at which a reservation lapses, in seconds of the pool's clock.
+    # When a reservation lapses, in seconds on the pool's clock.
     deadline_s: float = 0.0
 
 
@@ -46,7 +48,7 @@ class OwnerTable:
     NUM_COLUMNS = 5
 
     def __init__(self, columns: NDArray[np.int64]) -> None:
-        """`columns` has the shape [NUM_COLUMNS, number of blocks]; where they are zero all blocks are free."""
+        """`columns` has shape [NUM_COLUMNS, number of blocks]. If it is all zeros, all blocks are free."""
         self._key, self._position, self._num_blocks, self._num_tokens, self._state = columns
 
     @classmethod
@@ -63,7 +65,7 @@ class OwnerTable:
         return int(np.count_nonzero(self._key))
 
     def extend(self, key: RequestKey, blocks: Sequence[PoolBlockId], added: Sequence[PoolBlockId]) -> None:
-        """Appends `added` to the `blocks` that the request has. If it has none yet it becomes reserved."""
+        """Appends `added` to the request's `blocks`. If it had none, it becomes reserved."""
         first, end = len(blocks), len(blocks) + len(added)
         head = blocks[0] if blocks else added[0]
         if not blocks:
@@ -77,12 +79,12 @@ class OwnerTable:
         self._key[blocks[num_kept:]] = 0
 
     def record(self, head: PoolBlockId, num_tokens: int, state: AllocationState) -> None:
-        """Writes what concerns the request as a whole; `head` is its first block."""
+        """Writes the data of the whole request. `head` is its first block."""
         self._num_tokens[head] = num_tokens
         self._state[head] = state
 
     def recover(self) -> list[Allocation]:
-        """Returns what requests have, in the order of their first blocks. Clears rows that belong to nothing."""
+        """Returns the allocations in the order of their first blocks. Clears rows without a request."""
         owned = np.flatnonzero(self._key)
         rows = owned[np.lexsort((self._position[owned], self._key[owned]))]
         keys = self._key[rows]
@@ -92,7 +94,7 @@ class OwnerTable:
         return allocations
 
     def _allocation(self, head: np.intp, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Allocation:
-        """`rows` are all rows that have owners, by key and position; `keys` are their keys."""
+        """`rows` are all owned rows, sorted by key and position. `keys` are their keys."""
         key, count = int(self._key[head]), int(self._num_blocks[head])
         start = np.searchsorted(keys, key)
         blocks = rows[start : start + count]

@@ -1,7 +1,7 @@
-"""Which pages the pool's memory is made of. All GPUs of a host copy to it and from it, so that its pages are spread
-over the memory of all processors, and are huge where the file system gives such pages to those who ask for them.
+"""Chooses the pages of the pool's memory. They are spread over the memory of all processors, because all GPUs of the
+host copy to and from it. They are huge if the file system grants huge pages on request.
 
-Neither is needed for what is right: where the system refuses, the memory is as it comes.
+Both are optional: if the system refuses, default pages are used.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ log = logging.getLogger(__name__)
 
 _NODES = Path("/sys/devices/system/node/has_memory")
 _MOUNTS = Path("/proc/self/mounts")
-# Of Linux, by kind of machine.
+# System call numbers on Linux, by kind of machine.
 _MBIND = {"x86_64": 237, "aarch64": 235}
 _MPOL_INTERLEAVE = 3
 _MADV_POPULATE_WRITE = 23
-# The nodes that Linux can have.
+# The most nodes that Linux supports.
 _MAX_NODES = 1024
 
 
 def reserve(file: int, num_bytes: int, directory: Path) -> None:
-    """Makes the file, which is in that directory, so long, and gives it all of its memory. Raises OSError if there is
-    too little."""
+    """Extends the file in that directory to `num_bytes` bytes, and allocates all of its memory. Raises OSError if there
+    is too little."""
     there = os.fstatvfs(file)
-    # A file system without a limit says 0.
+    # A file system without a limit reports 0.
     if there.f_blocks and num_bytes > there.f_bavail * there.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.ftruncate(file, num_bytes)
@@ -46,7 +46,7 @@ def reserve(file: int, num_bytes: int, directory: Path) -> None:
 
 
 def memory_nodes(listing: Path = _NODES) -> list[int]:
-    """Returns the processors' nodes that have memory; none if the system does not say."""
+    """Returns the NUMA nodes with memory; empty if the system does not report them."""
     try:
         return [*_parsed(listing.read_text())]
     except (OSError, ValueError):
@@ -54,15 +54,15 @@ def memory_nodes(listing: Path = _NODES) -> list[int]:
 
 
 def _parsed(text: str) -> Iterator[int]:
-    """Parses such as 0-1,3."""
+    """Parses lists such as 0-1,3."""
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
 def spread(memory: mmap.mmap, nodes: Sequence[int]) -> bool:
-    """From here on the file's pages come from these nodes in turn, whoever touches them first. Returns whether the
-    system took that."""
+    """Has the file's pages allocated from these nodes in turn, whichever process touches them first. Returns whether
+    the system accepted that."""
     number = _MBIND.get(platform.machine())
     if number is None:
         return False
@@ -79,8 +79,8 @@ def spread(memory: mmap.mmap, nodes: Sequence[int]) -> bool:
 
 
 def is_asked_for_huge_pages(directory: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether this directory is where a file system is mounted that gives huge pages to memory for which they are
-    asked. Where it gives them to all, or to none, there is nothing to ask."""
+    """Whether this directory is the mount point of a file system that grants huge pages on request. There is nothing to
+    request if it always or never uses them."""
     try:
         fields = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:
@@ -90,7 +90,7 @@ def is_asked_for_huge_pages(directory: Path, mounts: Path = _MOUNTS) -> bool:
 
 
 def _take_huge_pages(memory: mmap.mmap) -> None:
-    """Only pages that are first touched through memory which asks for it are huge."""
+    """Requests huge pages. A page is only huge if it is first touched through memory with this request."""
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
         memory.madvise(_MADV_POPULATE_WRITE)

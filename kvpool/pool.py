@@ -1,11 +1,11 @@
-"""The pool's decisions: it takes the router's messages and returns the answers. It does no I/O, has no clock, and does
-not touch the bytes of blocks.
+"""The pool's decisions: it takes the router's messages and returns the answers. It does no I/O, has no clock, and never
+touches the blocks' bytes.
 
-A block of the pool has a whole column of a request (`protocol/kv_span.py`), for which instances have a block for each
-group of layers.
+One block of the pool is a whole column of a request (`protocol/kv_span.py`), for which instances have one block per
+layer group.
 
-A pool is made over an owner table, the segment's or a plain one. What the table says is in the pool from the start;
-`inventory` is called for every Hello, since a new router commits again those requests that are candidates.
+A pool is built on an owner table, the segment's or a plain one, and begins with its content. `inventory` is called for
+every Hello, because a new router commits candidates again.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from alignedserve.types import RequestKey
 
 @dataclass(frozen=True)
 class PoolConfig:
-    # A reservation lapses when there has been no router for so many seconds. A router that is there ends each
-    # reservation itself, however long a prompt waits and computes, and knows until when its blocks may be written to.
+    # Seconds without a router after which a reservation lapses. A connected router ends each reservation itself,
+    # however long a prompt waits and computes, and knows how long its blocks may be written.
     lapse_s: float = 300.0
-    # If a request is due within so many seconds, the search for the next batch starts at it.
+    # Seconds of the horizon. The search for the next batch starts at a request that is due within it.
     horizon_s: float = 0.5
-    # What a candidate takes of a decode instance, where it computes a token at a time; None: a block for each that it
+    # The blocks that a candidate takes on a decode instance, where it computes a token at a time. None: as many as it
     # has here.
     span: KvSpan | None = None
 
@@ -78,15 +78,15 @@ class Pool:
                 raise ValueError(f"a {type(message).__name__} is not for the pool")
 
     def tick(self, now: float, has_router: bool = False) -> list[Message]:
-        """Lets reservations lapse that no router answers for. It is called every quarter of a second."""
+        """Lets reservations lapse if no router is connected. Call it every quarter of a second."""
         if has_router:
             self._allocator.renew(now + self._config.lapse_s)
             return []
         return [gone(key) for key in self._allocator.lapse(now)]
 
     def inventory(self) -> list[Stored]:
-        """Lists all that is in the pool, reservations included, and empties the tree: nothing is a candidate until it
-        is committed again."""
+        """Lists the pool's content, including reservations, and empties the tree: nothing is a candidate until it is
+        committed again."""
         self._tree = QuadTree(self._tree.span)
         return [Stored(each.key, list(each.blocks), each.num_tokens) for each in self._allocator.allocations]
 
@@ -100,12 +100,12 @@ class Pool:
 
     @property
     def num_spare_blocks(self) -> int:
-        """The number of blocks that become free as soon as they are needed."""
+        """The number of blocks that are freed when they are needed."""
         return self._allocator.num_spare_blocks
 
     @property
     def allocations(self) -> Iterable[Allocation]:
-        """What requests have."""
+        """The blocks of each request."""
         return self._allocator.allocations
 
     @property
@@ -113,12 +113,12 @@ class Pool:
         return len(self._tree)
 
     def check(self) -> None:
-        """Raises if the pool has lost count of something."""
+        """Raises if the pool's counts are inconsistent."""
         self._allocator.check()
         self._tree.check()
 
     def check_idle(self) -> None:
-        """Raises as `check` does, and if a request has blocks, or is a candidate."""
+        """Raises as `check` does, and if a request has blocks or is a candidate."""
         self.check()
         self._allocator.check_idle()
         if num_left := len(self._tree):
@@ -163,5 +163,5 @@ class Pool:
 
 
 def gone(key: RequestKey) -> Reserved:
-    """Returns the message which tells the router, unasked, that nothing of a request is in the pool any more."""
+    """Returns the unsolicited message that nothing of a request is in the pool any more."""
     return Reserved(key, None, dropped=[key])

@@ -1,4 +1,4 @@
-"""The pool's process: it makes the segment, or finds the one that its predecessor left, and answers the router."""
+"""The pool's process: makes the segment, or takes over its predecessor's, and answers the router."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from alignedserve.types import Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
 
-# The seconds between two looks through the reservations; the pool's use is sent to the router then, if it has changed.
+# Seconds between checks of the reservations. Changes in the pool's use are then sent to the router.
 TICK_S = 0.25
 
 
@@ -32,7 +32,7 @@ TICK_S = 0.25
 class PoolProcessConfig:
     instance_id: InstanceId
     router: RouterAddress
-    # The segment's name is this prefix and the epoch of the process that made it.
+    # A segment's name is this prefix and the epoch of the process that made it.
     segment_prefix: str
     form: BlockFormat
     num_blocks: int
@@ -46,8 +46,8 @@ class PoolProcess:
         self._config = config
 
     def run(self) -> None:
-        """Runs until the router tells it to stop; then it unlinks the segment. After SIGTERM the segment stays, for
-        the next pool. Raises ValueError when there is too little shared memory."""
+        """Runs until the router tells it to stop, and then unlinks the segment. After SIGTERM the segment stays for the
+        next pool. Raises ValueError if there is too little shared memory."""
         self._config.log.start(self._config.instance_id)
         epoch = new_epoch()
         for name in sweep():
@@ -72,7 +72,7 @@ class PoolProcess:
         stop_on_sigterm(connection.stop)
         ticking = asyncio.create_task(answering.tick())
         running = asyncio.create_task(connection.run())
-        # Neither task ends by itself except with an error.
+        # Neither task ends on its own except with an error.
         await asyncio.wait({ticking, running}, return_when=asyncio.FIRST_COMPLETED)
         connection.stop()
         await running
@@ -121,12 +121,12 @@ def open_segment(config: PoolProcessConfig, epoch: Epoch) -> Segment:
         except ValueError as error:
             logger.warning("Not taking over what an earlier pool left: %s", error)
             Segment.unlink(name)
-    # The name is new, since a process which still maps an older segment must not take this one for it.
+    # A new name, so that a process that still maps an older segment can't mistake this one for it.
     return Segment.create(f"{config.segment_prefix}-{epoch}", config.form, config.num_blocks)
 
 
 def segments(prefix: str) -> list[str]:
-    """Returns the names of the segments that exist and are this user's, the latest first."""
+    """Returns the names of this user's segments, the latest first."""
     return sorted((path.name for path in DIRECTORY.glob(f"{prefix}-*") if _is_ours(path)), reverse=True)
 
 

@@ -1,14 +1,15 @@
 """Pooled requests by prefix length, so that dense ranges of lengths are found without looking at requests.
 
-Lengths are 1 .. 65536; longer ones count as 65536. The root covers all of them, a node's range is cut in four, leaves
-are 16 wide. The tree is implicit: one array per level and count, no pointers; the children of node i are 4i .. 4i + 3.
+Lengths are 1 .. 65536; longer ones count as 65536. The root covers all of them, each node's range is cut in four, and
+leaves are 16 wide. The tree is implicit: one array per level and count, no pointers. The children of node i are
+4i .. 4i + 3.
 
     depth       0      1     2     3    4     5     6
     nodes       1      4    16    64  256  1024  4096
     width   65536  16384  4096  1024  256    64    16
 
-Beside the tree: each length's requests by deadline and in order of arrival, and the lengths that occur, in order. These
-are plain lists: what a change moves within them, it moves as one piece of memory.
+Beside the tree there are each length's requests, by deadline and in order of arrival, and the sorted lengths that
+occur. These are plain lists, since a change moves their content as one piece of memory.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ ROOT = Node(0, 0)
 
 @dataclass(slots=True)
 class Level:
-    """What the nodes of one depth count, by their index."""
+    """The counts of the nodes at one depth, by index."""
 
-    # A leaf's number, shifted right by so many bits, is the index of the node above it.
+    # A leaf's number shifted right by this many bits is the index of the node above it.
     shift: int
     num_requests: list[int]
     num_blocks: list[int]
     earliest_due_s: list[float]
-    # The time at which the node last yielded a batch, or got its first request after it was empty.
+    # When the node last yielded a batch, or got its first request after it was empty.
     waiting_since_s: list[float]
 
     @classmethod
@@ -113,18 +114,18 @@ class QuadTree:
         return self.span.num_at_most(self.span.num_columns(length))
 
     def longest(self, num_blocks: int) -> int:
-        """The most tokens of a request that takes so many blocks; those beyond MAX_LENGTH count as so many."""
+        """Returns the most tokens of a request with `num_blocks` blocks, up to MAX_LENGTH."""
         return min(self.span.longest(num_blocks) * self.span.block_size, MAX_LENGTH)
 
     def blocks_of(self, key: RequestKey) -> int:
         return self._entries[key].num_blocks
 
     def at_length(self, length: int) -> Collection[RequestKey]:
-        """The requests of this length, in order of arrival."""
+        """Returns the requests of this length, in order of arrival."""
         return self._at_length[length]
 
     def by_due(self, leaf: int) -> Iterable[tuple[float, RequestKey]]:
-        """The requests of a leaf with their deadlines, the most urgent first."""
+        """Yields a leaf's requests with their deadlines, the most urgent first."""
         return merge(*(self._by_due[length] for length in self._lengths_of(leaf)))
 
     def _lengths_of(self, leaf: int) -> list[int]:
@@ -163,7 +164,7 @@ class QuadTree:
             self._set_earliest(leaf, min(heads, default=math.inf))
 
     def take_batch(self, keys: Iterable[RequestKey], now: float) -> None:
-        """Removes the requests; the ranges that they come from have yielded a batch."""
+        """Removes the requests, and records that their ranges have yielded a batch."""
         leaves = {leaf_of(self._entries[key].length) for key in keys}
         for key in keys:
             self.remove(key)
@@ -172,7 +173,7 @@ class QuadTree:
                 level.waiting_since_s[index] = now
 
     def check(self) -> None:
-        """Raises unless the nodes of each level count what there is."""
+        """Raises unless the counts at each level match the requests."""
         num_blocks = sum(entry.num_blocks for entry in self._entries.values())
         earliest = min((entry.due_s for entry in self._entries.values()), default=math.inf)
         there = (len(self._entries), num_blocks, earliest)
@@ -202,7 +203,7 @@ class QuadTree:
             del self.lengths[bisect_left(self.lengths, length)]
 
     def _set_earliest(self, leaf: int, earliest: float) -> None:
-        """Updates the nodes from the leaf up to where nothing changes."""
+        """Updates the nodes from the leaf up, as far as anything changes."""
         index = leaf
         for level in reversed(self.levels):
             if level.earliest_due_s[index] == earliest:

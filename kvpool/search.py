@@ -1,13 +1,15 @@
-"""Density First Search: the next batch, as large as may be, of requests of similar length.
+"""Density First Search: finds the next batch, as large as possible, of requests with similar length.
 
-It starts at the root; or, if the admission deadline of some request falls within the horizon, at the leaf that holds
-the most urgent one. Then, of the node it is at:
-- all of it fits, and has enough requests: that is the batch;
-- too much: on to the child that has waited longest for a batch, if longer than the starvation threshold, else to the
-  child with most requests; a leaf gives its requests, the most urgent first, as long as they fit;
-- too few: they are kept, and the batch is expanded (batch_expansion.py).
-A request that fits no batch by itself plays no part; so what a search sees ends with the leaf of the longest that
-takes no more than `max_blocks`.
+It starts at the root; or at the leaf of the most urgent request, if that request's admission deadline falls within the
+horizon. At each node:
+
+- If all of it fits and has enough requests, that is the batch.
+- If it is too much, the search goes to the child that has waited longest for a batch, if that exceeds the starvation
+  threshold; otherwise to the child with the most requests. A leaf yields its requests, the most urgent first, as long
+  as they fit.
+- If it is too little, its requests are kept, and the batch is expanded (batch_expansion.py).
+
+Requests that exceed `max_blocks` on their own are ignored. So a search ends with the leaf of the longest that does not.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def form_batch(
     urgent_before_s: float = -math.inf,
     starved_before_s: float = -math.inf,
 ) -> list[RequestKey]:
-    """Returns the requests of the next batch, none if nothing fits, and changes nothing. A request is urgent if it is
-    due by `urgent_before_s`; a node is starved if it has had no batch since before `starved_before_s`."""
+    """Returns the requests of the next batch, empty if nothing fits. Changes nothing. A request is urgent if it is due
+    by `urgent_before_s`. A node is starved if its last batch was before `starved_before_s`."""
     if not tree.lengths or limits.max_requests < 1:
         return []
     longest_leaf, last_leaf = leaf_of(tree.lengths[-1]), leaf_of(tree.longest(limits.max_blocks))
@@ -46,7 +48,7 @@ def form_batch(
             return []
         if batch := search.run(urgent_before_s, starved_before_s):
             return batch
-        # The search ended in the last leaf, where all requests are a little too long.
+        # The search ended in the last leaf, where every request is slightly too long.
         last_leaf = min(last_leaf, longest_leaf) - 1
     return []
 
@@ -56,7 +58,7 @@ class DensityFirstSearch:
         self._tree = tree
         self._limits = limits
         self._last_leaf = last_leaf
-        # The totals of nodes which lie on both sides of the last leaf's end.
+        # Totals of nodes that extend beyond the last leaf.
         self._cut: dict[Node, Totals] = {}
 
     def run(self, urgent_before_s: float, starved_before_s: float) -> list[RequestKey]:
@@ -114,7 +116,7 @@ class DensityFirstSearch:
         lengths = self._tree.lengths
         for length in lengths[bisect_left(lengths, low) : bisect_right(lengths, high)]:
             if leaf_of(length) > self._last_leaf:
-                # None of the longer ones fits, and there may be thousands of lengths.
+                # No longer request fits, and there may be thousands of lengths.
                 break
             builder.add_at_length(length, builder.slots_left)
 
@@ -127,7 +129,7 @@ class DensityFirstSearch:
 
 
 def find_near(tree: QuadTree, low: int, high: int, limits: BatchLimits) -> list[RequestKey]:
-    """Returns requests of lengths low .. high, the nearest to the middle first, as many as fit. Changes nothing."""
+    """Returns requests of lengths low .. high, nearest to the middle first, as many as fit. Changes nothing."""
     builder = BatchBuilder(tree, limits)
     lengths = tree.lengths
     low, high = min(low, MAX_LENGTH), min(high, MAX_LENGTH)

@@ -1,11 +1,11 @@
-"""The pool's memory: a file in shared memory, made by one process, mapped by all of the island.
+"""The pool's memory: a file in shared memory, made by one process and mapped by all processes of the island.
 
     0        magic, version, length of the description; the description: JSON of block format and number of blocks
     4096     owner table, int64 [OwnerTable.NUM_COLUMNS, num_blocks]
-    page     blocks, uint8 [num_blocks, column_bytes]: each has those of all groups of layers, one after another
+    page     blocks, uint8 [num_blocks, column_bytes]: each consists of those of all layer groups, one after another
 
-All memory is reserved when it is made, so that using it cannot fail later. The magic is written last: a segment without
-it was never finished. It outlives the processes; what ends the system unlinks it.
+All memory is reserved at creation, so that using it can't fail later. The magic is written last: a segment without it
+was never finished. The segment outlives its processes. Whatever ends the system unlinks it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from alignedserve.kvpool.pages import reserve
 from alignedserve.protocol.kv_format import BlockFormat
 
 DIRECTORY = Path("/dev/shm")
-# The names of all segments begin with this.
+# Prefix of all segments' names.
 NAME_PREFIX = "alignedserve-"
 MAGIC = b"ALNDPOOL"
 VERSION = 3
-# The magic, the version, and the length of the description.
+# Magic, version, and length of the description.
 PREFIX = struct.Struct("<8sII")
 TABLE_OFFSET = 4096
 
@@ -49,7 +49,7 @@ class Segment:
         self, name: str, form: BlockFormat, num_blocks: int, memory: mmap.mmap, file: FileIO
     ) -> None:
         self.name = name
-        # The file is open with a shared lock as long as this process uses the segment; `sweep` looks for that.
+        # Open with a shared lock while this process uses the segment; `sweep` checks that lock.
         self._file = file
         self.form = form
         self.num_blocks = num_blocks
@@ -60,8 +60,7 @@ class Segment:
 
     @classmethod
     def create(cls, name: str, form: BlockFormat, num_blocks: int) -> Segment:
-        """Makes a segment. Raises FileExistsError if there is one of that name, and ValueError if there is too little
-        memory."""
+        """Makes a segment. Raises FileExistsError if the name exists, and ValueError if there is too little memory."""
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: must be at least 1")
         path = path_of(name)
@@ -80,8 +79,8 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str, form: BlockFormat | None = None) -> Segment:
-        """Maps a segment. Raises FileNotFoundError if there is none, and ValueError if its blocks do not have the
-        format `form` (None: any is fine) or if other users can get at it."""
+        """Maps a segment. Raises FileNotFoundError if it does not exist, and ValueError if its blocks do not have the
+        format `form` (None accepts any) or if other users can access it."""
         file = FileIO(os.open(path_of(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "r+")
         try:
             if not is_private(os.fstat(file.fileno())):
@@ -109,21 +108,21 @@ class Segment:
         return cls(name, found, num_blocks, memory, file)
 
     def close(self) -> None:
-        """Lets go of the arrays; the memory is unmapped when nobody refers to them any more. Safe to repeat."""
+        """Drops the arrays. The memory is unmapped after its last reference. Safe to repeat."""
         self.table = OwnerTable.plain(0)
         self.blocks = np.zeros((0, self.form.column_bytes), np.uint8)
         self._file.close()
 
     @staticmethod
     def unlink(name: str) -> None:
-        """Removes the name; the memory goes with the last process that has it mapped. Safe to repeat."""
+        """Removes the name. The memory is freed when the last process unmaps it. Safe to repeat."""
         path_of(name).unlink(missing_ok=True)
 
 
 @contextmanager
 def scratch_blocks(form: BlockFormat, num_blocks: int) -> Iterator[NDArray[np.uint8]]:
-    """Yields blocks in memory of the kind that a pool has. It takes no room in DIRECTORY from a pool that is made
-    meanwhile, and nothing is left of it if this process is killed. Raises OSError if there is too little memory."""
+    """Yields blocks in memory like a pool's. It takes no room in DIRECTORY from a pool that is being made, and vanishes
+    if this process is killed. Raises OSError if there is too little memory."""
     file = os.memfd_create("alignedserve-scratch", os.MFD_CLOEXEC)
     try:
         reserve(file, num_blocks * form.column_bytes, DIRECTORY)
@@ -134,10 +133,10 @@ def scratch_blocks(form: BlockFormat, num_blocks: int) -> Iterator[NDArray[np.ui
 
 
 def sweep(min_age_s: float = 60.0) -> list[str]:
-    """Removes segments which no process has open, since all processes of their system were killed. Returns their
+    """Removes segments that no process has open, because all processes of their system were killed. Returns their
     names.
 
-    A segment that is being made is not open for a moment either, so only segments older than `min_age_s` are removed.
+    A segment under construction is briefly not open either, so only segments older than `min_age_s` are removed.
     """
     swept = []
     for path in DIRECTORY.glob(f"{NAME_PREFIX}*"):
@@ -148,14 +147,14 @@ def sweep(min_age_s: float = 60.0) -> list[str]:
 
 
 def is_private(found: os.stat_result) -> bool:
-    """Returns whether it is a file as `create` makes them: any user can put a file of this name there."""
+    """Returns whether the file is as `create` makes it. Any user can create a file with its name."""
     is_file, others = stat.S_ISREG(found.st_mode), stat.S_IRWXG | stat.S_IRWXO
     return is_file and found.st_uid == os.geteuid() and not found.st_mode & others
 
 
 def _is_left(path: Path, min_age_s: float) -> bool:
     try:
-        # Any user can put anything there: without O_NONBLOCK, opening a pipe would wait for its other end.
+        # The file may be anything from any user: without O_NONBLOCK, opening a pipe would wait for its other end.
         with FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())
             if not is_private(found):

@@ -1,4 +1,4 @@
-"""The Ray shell of a prefill instance. See instance/actor.py."""
+"""The Ray actor of a prefill instance. See instance/actor.py."""
 
 from __future__ import annotations
 

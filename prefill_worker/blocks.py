@@ -1,4 +1,4 @@
-"""How many blocks of this instance are free: prompts and candidates share them. Pure: it only counts."""
+"""Counts this instance's free blocks, which prompts and candidates share. Pure: it only counts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from alignedserve.protocol.messages import InstanceLimits
 class Blocks:
     def __init__(self, limits: InstanceLimits) -> None:
         self._num_all = limits.num_blocks
-        # All blocks of a prompt that is computed are on their way to the pool: it gets them at once, and passes none.
+        # A prompt's blocks must all be saved to the pool. So it gets all of them at the start, and passes none.
         self._span = replace(limits.span, max_step=0)
-        # The number of blocks that the longest prompt needs.
+        # Blocks that the longest prompt needs.
         self.num_for_one = self.needed(limits.max_model_len)
         if self._num_all < self.num_for_one:
             raise ValueError(
@@ -21,11 +21,11 @@ class Blocks:
                 f"needs {self.num_for_one}"
             )
         self.num_free = self._num_all
-        # The number of blocks of prompts that decode instances may pull: they count in the share of candidates.
+        # Blocks of prompts that decode instances may pull. They count in the candidates' share.
         self.num_held = 0
 
     def needed(self, num_tokens: int, num_cached: int = 0) -> int:
-        """The number of blocks for so many tokens, where the first `num_cached` have KV already."""
+        """Returns the number of blocks for `num_tokens` tokens, of which the first `num_cached` already have KV."""
         return self._span.num_held(num_cached, num_tokens)
 
     def hold(self, request: ScheduledRequest, count: int) -> None:

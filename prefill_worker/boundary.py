@@ -1,6 +1,6 @@
-"""A prefill instance between two iterations, as its policy sees it, and the plan that the policy's calls make.
+"""A prefill instance between two iterations, as its policy sees it, and the plan that the policy's calls build.
 
-What does not fit is not planned: then the policy is wrong, and the call raises an error that names both numbers.
+Only what fits is planned. If a call does not fit, the policy is wrong, and it raises an error with both numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from alignedserve.types import RequestKey
 
 
 class Boundary:
-    """See `scheduling.boundary.PrefillBoundary` for what each method promises."""
+    """See `scheduling.boundary.PrefillBoundary` for the contract of each method."""
 
     def __init__(
         self, limits: InstanceLimits, blocks: Blocks, prompts: Prompts, stages: Stages, dedup: PrefixDedup
@@ -33,12 +33,12 @@ class Boundary:
         self.begin(-math.inf, [])
 
     def begin(self, now: float, stages: Sequence[Work]) -> None:
-        """Begins the next boundary; its plan stages these candidates."""
+        """Begins the next boundary, with a plan that stages these candidates."""
         self.now = now
         self.plan = PrefillPlan(stages=[*stages])
         self.num_tokens_left = self.limits.max_num_batched_tokens
         self._planned: set[RequestKey] = set()
-        # Of each chunk, the number of tokens computed before and the number to compute, for the cost model.
+        # Per chunk: the tokens computed before, and the tokens to compute. For the cost model.
         self.computed: list[tuple[int, int]] = []
 
     # ---- the requests here -------------------------------------------------------------------------------------------

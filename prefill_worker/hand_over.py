@@ -1,11 +1,11 @@
-"""Prompts of real time whose KV was just computed here: a decode instance may pull it straight from their blocks,
-beside the copy to the pool.
+"""RT prompts with newly computed KV that a decode instance may pull from the blocks where it was computed, beside the
+copy to the pool.
 
-    held -> let go, when the KV was pulled, or the router has said Unstage, or the request is dropped
+    held -> let go, when the KV was pulled, or the router has sent Unstage, or the request is dropped
 
-A prompt that is let go while it is being pulled is held until that pull has ended. Its blocks are free when it is let
-go and its KV is in the pool; an order for the same request that comes before waits for that. So many blocks may be held
-as candidates of decode instances leave of their share (`stages.py`): the longest prompt always finds room.
+A prompt that is let go during a pull is held until the pull has ended. Its blocks are free when it is let go and its KV
+is in the pool. A new order for the same request waits for that. Held blocks share a limit with the candidates of decode
+instances (`stages.py`), so the longest prompt always has room.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class HandOver:
     def __init__(
         self, schedule: PrefillSchedule, transfers: Transfers, let_go: Callable[[RequestKey], None]
     ) -> None:
-        """`let_go` is called when a prompt is held no more."""
+        """`let_go` is called when a prompt is no longer held."""
         self._schedule = schedule
         self._transfers = transfers
         self._let_go = let_go
-        # The order that waits for each held prompt to be gone.
+        # For each held prompt, the order that waits until it is gone.
         self._then: dict[RequestKey, Callable[[], None] | None] = {}
 
     def __len__(self) -> int:
@@ -36,8 +36,8 @@ class HandOver:
         return key in self._then
 
     def hold(self, key: RequestKey, blocks: Sequence[BlockId]) -> bool:
-        """Lets decode instances pull the prompt's KV. Returns False and does nothing if too many blocks are held
-        already."""
+        """Lets decode instances pull the prompt's KV. Returns False and does nothing if too many blocks are already
+        held."""
         if not self._schedule.hold(key):
             return False
         self._then[key] = None
@@ -52,8 +52,8 @@ class HandOver:
         return True
 
     def drop(self, key: RequestKey) -> bool:
-        """Lets nobody pull the prompt any more, and forgets the order that waits for it. Returns False if it is not
-        held. Safe to repeat."""
+        """Lets no instance pull the prompt any more, and forgets the order that waits for it. Returns False if it is
+        not held. Safe to repeat."""
         if key not in self._then:
             return False
         self._then[key] = None
@@ -61,7 +61,7 @@ class HandOver:
         return True
 
     def _left_buffer(self, outcome: Outcome) -> None:
-        """The prompt was pulled or withdrawn."""
+        """Handles the end of the hold: the prompt was pulled or withdrawn."""
         (key,) = outcome.keys
         order = self._then.pop(key)
         self._schedule.let_go(key)

@@ -3,10 +3,9 @@
     waiting -> loading (if the pool has some of its KV) -> computing, chunk by chunk -> saving -> (saved ->) gone
        '------------------- preempting <----------------------'
 
-A prompt gets blocks for all of its tokens when it starts, the shared ones included, and holds them until all of its KV
-is in the pool; one that decode instances may pull from its blocks holds them until that has ended too. Abort takes it
-from any state. Blocks under a copy are held until the copy is reported, whatever became
-of the request.
+When a prompt starts, it gets blocks for all of its tokens, including shared ones. It holds them until all of its KV is
+in the pool, and while decode instances may pull it. Abort removes it in any state. Blocks under a copy are held until
+the copy is reported, even if the request was aborted.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ class Prompts:
         self._max_num_seqs = max_num_seqs
         self._blocks = blocks
         self._lookup = lookup
-        # Both are in order of arrival in that state. Prompts that wait hold no blocks.
+        # In order of arrival in the state. Waiting prompts hold no blocks.
         self._waiting: ScheduledRequests = {}
         self._started: ScheduledRequests = {}
-        # Prompts that no plan has seen yet.
+        # Prompts that have not been in any plan yet.
         self._new: list[ScheduledRequest] = []
-        # The number of prompts that have slots, by whether they are real time.
+        # The number of prompts with slots, by whether they are RT.
         self._num_slots = {True: 0, False: 0}
-        # Others may read these two, and change neither.
+        # Read-only views for other code.
         self.waiting: Mapping[RequestKey, ScheduledRequest] = self._waiting
         self.started: Mapping[RequestKey, ScheduledRequest] = self._started
 
@@ -56,7 +55,7 @@ class Prompts:
         self._new.append(request)
 
     def see_new(self, now: float) -> None:
-        """Notes when the new prompts were first seen; called before a plan."""
+        """Records when the new prompts were first seen. Call it before a plan."""
         for request in self._new:
             request.since_s = now
         self._new.clear()
@@ -163,8 +162,8 @@ class Prompts:
 
     @property
     def is_rt_copied(self) -> bool:
-        """Whether KV of real time is being copied, or blocks are being freed that real time may wait for. It goes
-        on when the copy has ended, and then should not have to wait for the end of a chunk of best effort."""
+        """Whether KV of RT is being copied, or blocks are being freed for which RT may be waiting. RT continues when
+        the copy has ended, and should then not wait for the end of a BE chunk."""
         copied = (PromptState.LOADING, PromptState.SAVING)
         if any(each.state in copied and each.is_rt for each in self._started.values()):
             return True

@@ -1,11 +1,11 @@
-"""What a prefill instance does at its next iteration boundary. Pure: no tensors, no clock, counts of blocks only.
+"""Decides what a prefill instance does at its next iteration boundary. Pure: it has no tensors and no clock, and only
+counts blocks.
 
 Two kinds of requests share its blocks (`blocks.py`): prompts (`prompts.py`), and candidates of decode instances
-(`stages.py`). The share of candidates leaves blocks for the longest prompt, so neither kind can lock the other out.
+(`stages.py`). The candidates' share leaves blocks for the longest prompt, so neither kind can lock out the other.
 
-The policy decides which prompts start, and how much of each is computed (`boundary.py`); what became of that is
-reported to the methods here. A prompt may wait for one under way which has the same prefix
-(`instance/prefix_dedup.py`).
+The policy decides which prompts start, and how much of each is computed (`boundary.py`). The outcomes are reported to
+the methods here. A prompt may wait for a running one with the same prefix (`instance/prefix_dedup.py`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,9 @@ class PrefillSchedule:
         estimate: Estimate | None = None,
         lookup: PrefixLookup | None = None,
     ) -> None:
-        """`staging_share` is the share of the blocks for candidates; 0 where decode instances pull from the pool
-        themselves.
-        `estimate` predicts how long iterations take; None if nothing does.
-        `lookup` finds KV that prompts may share; None if they share none.
-        """
+        """`staging_share` is the candidates' share of the blocks; 0 if decode instances pull from the pool themselves.
+        `estimate` predicts the duration of iterations; None if nothing does. `lookup` finds KV that prompts may share;
+        None if they share none."""
         self._blocks = Blocks(limits)
         most_staged = limits.num_blocks - self._blocks.num_for_one
         num_staging_blocks = min(int(staging_share * limits.num_blocks), most_staged)
@@ -56,11 +54,11 @@ class PrefillSchedule:
         self._stages = Stages(num_staging_blocks, self._policy, self._blocks)
         self._dedup = PrefixDedup(limits.block_size, lookup, self._policy.is_ahead)
         self._boundary = Boundary(limits, self._blocks, self._prompts, self._stages, self._dedup)
-        # The predicted seconds of the iteration that was planned last.
+        # Predicted seconds of the last planned iteration.
         self._predicted_s = 0.0
 
     def plan(self, now: float) -> PrefillPlan:
-        """Plans the next iteration, and takes the blocks that the plan needs. What it plans fits."""
+        """Plans the next iteration, and allocates the blocks that it needs. The plan always fits."""
         at = self._boundary
         self._prompts.see_new(now)
         at.begin(now, stages=self._stages.start())
@@ -83,12 +81,12 @@ class PrefillSchedule:
             self._stages.add(work)
 
     def unstage(self, keys: Iterable[RequestKey]) -> None:
-        """Frees the candidates' blocks, those under a copy once that is reported. Unknown requests are ignored."""
+        """Frees the candidates' blocks; those under a copy when that is reported. Ignores unknown requests."""
         for key in keys:
             self._stages.unstage(key)
 
     def drop_waiting(self) -> list[RequestKey]:
-        """Forgets the requests that hold no blocks. Returns the others: the caller aborts those."""
+        """Forgets the requests without blocks. Returns the others, which the caller must abort."""
         self._prompts.drop_waiting()
         self._stages.drop_waiting()
         return [*self._prompts.started, *self._stages.started]
@@ -96,8 +94,8 @@ class PrefillSchedule:
     def abort(self, key: RequestKey) -> bool:
         """Forgets the request in any state. Returns False if nothing is left of it.
 
-        Returns True if its blocks are held: those of a candidate until `staged` reports the copy under way, those of a
-        prompt until `loaded` or `saved` reports that no copy is under way.
+        Returns True if its blocks are still held: a candidate's until `staged` reports the running copy, a prompt's
+        until `loaded` or `saved` reports that no copy is running.
         """
         is_prompt_left, is_stage_left = self._prompts.abort(key), self._stages.unstage(key)
         return is_prompt_left or is_stage_left
@@ -117,21 +115,21 @@ class PrefillSchedule:
     # ---- what came of plans -----------------------------------------------------------------------------------------
 
     def took(self, seconds: float, outside_s: float = 0.0) -> None:
-        """Reports how long the iteration of the last plan took, and how many of these seconds were outside the engine.
-        This corrects the predictions for the next ones."""
+        """Reports the duration of the last plan's iteration, and its seconds outside the engine. This corrects later
+        predictions."""
         if self._estimate:
             self._estimate.took(self._predicted_s, seconds, outside_s)
 
     def loaded(self, key: RequestKey) -> bool:
-        """The prompt's cached KV has arrived. Returns False if it was aborted meanwhile, and is gone."""
+        """Reports that the prompt's cached KV has arrived. Returns False if it was aborted meanwhile and is gone."""
         return self._prompts.loaded(key)
 
     def computed(self, key: RequestKey, count: int) -> None:
         self._prompts.computed(key, count)
 
     def hold(self, key: RequestKey) -> bool:
-        """Decode instances may pull the KV of this prompt, which is computed, until `let_go`. Returns False and changes
-        nothing if that would leave too few blocks to other prompts."""
+        """Lets decode instances pull this computed prompt's KV until `let_go`. Returns False and changes nothing if
+        that would leave too few blocks for other prompts."""
         request = self._prompts.started[key]
         may_hold = self._stages.has_share(request.num_blocks)
         if may_hold:
@@ -139,27 +137,28 @@ class PrefillSchedule:
         return may_hold
 
     def let_go(self, key: RequestKey) -> None:
-        """No decode instance pulls the prompt any more, nor may one."""
+        """Ends `hold`: no decode instance pulls the prompt now or later."""
         self._prompts.let_go(key)
 
     def saved(self, key: RequestKey) -> None:
-        """All KV of the prompt is in the pool; or the prompt was aborted, none of its KV is under a copy, and it is not
-        held."""
+        """Reports that all KV of the prompt is in the pool; or that an aborted prompt is not held and has no copy
+        running."""
         self._prompts.saved(key)
 
     def preempted(self, key: RequestKey) -> None:
-        """All that was computed of the prompt is in the pool, and it waits again."""
+        """Reports that the prompt's computed KV is in the pool. The prompt waits again."""
         self._prompts.preempted(key)
 
     def staged(self, key: RequestKey) -> bool:
-        """The candidate's KV has arrived. Returns False if it was aborted or unstaged meanwhile, and is gone."""
+        """Reports that the candidate's KV has arrived. Returns False if it was aborted or unstaged meanwhile and is
+        gone."""
         return self._stages.staged(key)
 
     # ---- counts -----------------------------------------------------------------------------------------------------
 
     @property
     def pace(self) -> float:
-        """How much longer iterations take than predicted: the ratio of measured to predicted time."""
+        """Ratio of measured to predicted time of recent iterations."""
         return self._estimate.pace if self._estimate else 1.0
 
     @property
@@ -172,7 +171,7 @@ class PrefillSchedule:
 
     @property
     def num_held_blocks(self) -> int:
-        """The number of blocks of prompts that decode instances may pull."""
+        """Blocks of prompts that decode instances may pull."""
         return self._blocks.num_held
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""A request at a prefill instance, as its schedule sees it."""
+"""A request on a prefill instance, as its schedule sees it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from alignedserve.types import RequestKey
 
 
 class PromptState(Enum):
-    # It has no blocks.
+    # Has no blocks.
     WAITING = auto()
     LOADING = auto()
     COMPUTING = auto()
     SAVING = auto()
-    # All of its KV is in the pool, and a decode instance may still pull it from here.
+    # All of its KV is in the pool. A decode instance may still pull it from here.
     SAVED = auto()
-    # What was computed is being saved to the pool; then it waits again.
+    # Its computed KV is being saved to the pool. Then it waits again.
     PREEMPTING = auto()
     STAGING = auto()
     STAGED = auto()
-    # It was aborted, and its blocks may be under a copy.
+    # Aborted, but its blocks may be under a copy.
     ABORTED = auto()
 
 
 @dataclass(eq=False, slots=True)
 class ScheduledRequest:
     work: Work
-    # The number of tokens whose KV is still to be computed.
+    # Tokens that still lack KV.
     num_pending: int = 0
     state: PromptState = PromptState.WAITING
     num_blocks: int = 0
-    # When a plan first saw it, in seconds on the instance's clock.
+    # When it was first in a plan, in seconds on the instance's clock.
     since_s: float = math.inf
-    # The hashes of its first blocks, those that it may share.
+    # The hashes of its first blocks, which it may share.
     block_hashes: Sequence[bytes] = ()
-    # It waits for another request with the same prefix: see `instance/prefix_dedup.py`.
+    # Whether it waits for another request with the same prefix: see `instance/prefix_dedup.py`.
     is_following: bool = False
-    # Its KV is computed, and decode instances may pull it from its blocks: see `hand_over.py`.
+    # Whether its KV is computed and decode instances may pull it from its blocks: see `hand_over.py`.
     is_held: bool = False
 
     @property
@@ -83,8 +83,8 @@ class ScheduledRequest:
         return self.state in (PromptState.LOADING, PromptState.COMPUTING)
 
     def preempt(self) -> None:
-        """The prompt lost its blocks and waits again, with what was computed in the pool; of one for an embedding,
-        nothing is there."""
+        """Returns the prompt to the waiting state after it lost its blocks. Its computed KV is in the pool, except for
+        an embedding."""
         if self.work.request.is_embedding:
             self.num_pending = self.num_tokens
         self.work = replace(self.work, num_cached=self.num_computed)

@@ -1,11 +1,11 @@
-"""Candidates of decode instances at the instance which they are pulled from, as counts; `staging.py` moves their KV.
-Pure.
+"""Counts the candidates of decode instances on the instance from which they are pulled. Pure; `staging.py` moves their
+KV.
 
-    waiting -> staging (its KV is on its way from the pool) -> staged -> gone, when it is unstaged
+    waiting -> staging (its KV is being copied from the pool) -> staged -> gone, when it is unstaged
 
-Candidates have a share of the blocks, and within it they come before prompts, because decode instances wait for them.
-Prompts that are held for decode instances (`hand_over.py`) count in the same share.
-Blocks under a copy are held until the copy is reported.
+Candidates have a share of the blocks. Within it they precede prompts, because decode instances wait for them. Prompts
+that are held for decode instances (`hand_over.py`) count in the same share. Blocks under a copy are held until the copy
+is reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Stages:
         self._num_blocks_at_most = num_blocks_at_most
         self._policy = policy
         self._blocks = blocks
-        # Both are in order of arrival in that state. Candidates that wait hold no blocks.
+        # In order of arrival in the state. Waiting candidates hold no blocks.
         self._waiting: ScheduledRequests = {}
         self._started: ScheduledRequests = {}
 
@@ -74,7 +74,7 @@ class Stages:
         return True
 
     def unstage(self, key: RequestKey) -> bool:
-        """Returns True if the candidate's blocks are held until the copy under way is reported."""
+        """Returns True if the candidate's blocks are held until a running copy is reported."""
         self._waiting.pop(key, None)
         request = self._started.get(key)
         if request and request.state is PromptState.STAGED:
@@ -92,8 +92,8 @@ class Stages:
     # ---- which is next ----------------------------------------------------------------------------------------------
 
     def short_of_blocks(self) -> ScheduledRequest | None:
-        """The next candidate, if it waits for free blocks and not for other candidates to be unstaged. Blocks that
-        become free are for it then, and not for new prompts."""
+        """Returns the next candidate if it waits for free blocks, and not for other candidates to be unstaged. Blocks
+        that become free are then reserved for it, not for new prompts."""
         request = next(iter(self._in_order()), None)
         return request if request and self.has_share(self._needed(request.work)) else None
 
@@ -104,6 +104,6 @@ class Stages:
         return self._policy.in_staging_order([*self._waiting.values()])
 
     def has_share(self, num_blocks: int) -> bool:
-        """Whether so many blocks more may be kept from prompts."""
+        """Whether `num_blocks` more blocks may be withheld from prompts."""
         num_taken = self.num_blocks + self._blocks.num_held
         return num_taken + num_blocks <= self._num_blocks_at_most

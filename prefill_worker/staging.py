@@ -1,9 +1,9 @@
-"""Candidates of decode instances, at the prefill instance which they are pulled from.
+"""Moves the KV of candidates on the prefill instance from which decode instances pull them.
 
-    loading (its KV is on its way from the pool) -> staged -> gone, when it is pulled or unstaged
+    loading (its KV is being copied from the pool) -> staged -> gone, when it is pulled or unstaged
 
-A candidate that is unstaged while it is being pulled is gone when the pull has ended, and holds its blocks until then;
-an order for the same request that comes meanwhile waits for that.
+A candidate that is unstaged during a pull holds its blocks until the pull has ended. A new order for the same request
+waits for that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from alignedserve.types import BlockId, RequestId, RequestKey
 
 
 class Neighbour(Protocol):
-    """What the worker does for staging."""
+    """The worker's services for staging."""
 
     def load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool) -> None: ...
 
@@ -30,7 +30,7 @@ class Neighbour(Protocol):
         """Stops the load of the request."""
 
     def staged(self, key: RequestKey) -> None:
-        """The worker will report that the request is staged."""
+        """Adds the request to the staged ones in the next report."""
 
     def say(self, message: AnyMessage) -> None: ...
 
@@ -40,7 +40,7 @@ class Candidate:
     blocks: list[BlockId]
     is_staged: bool = False
     is_leaving: bool = False
-    # The message to send when it is gone, and the call to make then.
+    # The message to send and the call to make when it is gone.
     last_message: Failed | Gone | None = None
     then: Callable[[], None] | None = None
 
@@ -53,14 +53,14 @@ class Staging:
         self._schedule = schedule
         self._transfers = transfers
         self._worker = worker
-        # The candidates that hold blocks.
+        # Candidates that hold blocks.
         self._candidates: dict[RequestKey, Candidate] = {}
 
     def __len__(self) -> int:
         return len(self._candidates)
 
     def when_gone(self, key: RequestKey, order: Callable[[], None]) -> None:
-        """Carries out an order for a request: at once, or, if the request is leaving, when it is gone."""
+        """Carries out an order for a request: immediately, or when the request is gone if it is leaving."""
         candidate = self._candidates.get(key)
         if candidate and candidate.is_leaving:
             candidate.then = order
@@ -68,7 +68,7 @@ class Staging:
             order()
 
     def start(self, work: Work) -> None:
-        """Starts to load a candidate for which the schedule has taken blocks."""
+        """Starts loading a candidate. The schedule has reserved its blocks."""
         key, span, num_cached = work.request.key, self._engine.span, work.num_cached
         blocks = self._engine.lease(_owner(key), span.num_held(num_cached, num_cached))
         self._candidates[key] = Candidate(blocks)
@@ -104,7 +104,7 @@ class Staging:
             self._leave(key)
 
     def _left_buffer(self, outcome: Outcome) -> None:
-        """The candidate was pulled or withdrawn."""
+        """Handles the end of staging: the candidate was pulled or withdrawn."""
         (key,) = outcome.keys
         self._schedule.unstage([key])
         self._leave(key)

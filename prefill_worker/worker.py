@@ -1,8 +1,8 @@
 """A prefill instance: carries out its schedule's plans on the engine, and reports.
 
-A prompt's KV is saved to the pool block by block: what an iteration completed is copied while the next one computes.
-KV that the prompt shares with earlier ones (`instance/prefix_cache.py`) is saved with it: in the pool each request has
-its own copy. Beside the last copy a decode instance may pull the KV of real time from here (`hand_over.py`).
+A prompt's KV is saved to the pool block by block: columns completed in one iteration are copied during the next. Shared
+KV (`instance/prefix_cache.py`) is saved as well, because each request has its own copy in the pool. During the last
+copy a decode instance may already pull the KV of RT from here (`hand_over.py`).
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class Prompt:
     work: Work
     request: Request
     prefix: HashedPrefix
-    # The number of columns whose KV is in the pool, or on its way there.
+    # Columns with KV in the pool or on the way to it.
     num_saved_columns: int
-    # The number of columns that it had passed when it started: it has no blocks for them in sliding groups.
+    # Columns that it had passed when it started. It has no blocks for them in sliding groups.
     num_passed: int
-    # Nothing of it will be computed or saved any more; it leaves when no copy is under way.
+    # Nothing more is computed or saved. It leaves when no copy is running.
     is_dropped: bool = False
-    # Nothing of it will be computed until it starts again; it leaves when no copy is under way.
+    # Nothing is computed until it starts again. It leaves when no copy is running.
     is_preempted: bool = False
     # The message to send when a dropped prompt leaves.
     last_message: Failed | Gone | None = None
-    # All of its KV is in the pool, and the router will hear of it; it leaves when it is not held.
+    # All of its KV is in the pool, and the next report says so. It leaves when it is not held.
     is_saved: bool = False
-    # The log-probabilities of the prompt tokens so far, if they are to be sent with the first token.
+    # Log-probabilities of the prompt tokens so far, if the first token is to carry them.
     logprobs: list[TokenLogprobs] | None = None
 
     @property
@@ -77,7 +77,7 @@ class Prompt:
 
 
 class Changes(msgspec.Struct):
-    """What has changed since the last report."""
+    """Changes since the last report."""
 
     news: list[NewTokens] = []
     saved: list[tuple[RequestKey, int]] = []
@@ -106,19 +106,19 @@ class PrefillWorker(Worker[PrefillStep]):
         threads: Threads | None = None,
         enable_prefix_caching: bool = False,
     ) -> None:
-        """`enable_prefix_caching`: prompts which share a prefix with earlier ones reuse their KV."""
+        """`enable_prefix_caching`: prompts with a common prefix reuse KV of earlier ones."""
         super().__init__(engine, transfers, clock, threads)
-        # Blocks that a prompt passes while it is computed are on their way to the pool, and are not freed.
+        # Blocks that a prompt passes during its computation are being saved to the pool, and are not freed.
         engine.keep_window(max_step=0)
         self._prefix_cache = PrefixCache(engine, enable_prefix_caching)
         lookup = self._prefix_cache if enable_prefix_caching else None
         self.schedule = PrefillSchedule(limits_of(engine), transfers.staging_share, policy, estimate, lookup)
         self._staging = Staging(engine, self.schedule, transfers, self)
         self._hand_over = HandOver(self.schedule, transfers, self._let_go)
-        # The prompts that hold blocks.
+        # Prompts that hold blocks.
         self._prompts: dict[RequestKey, Prompt] = {}
         self._preparation = Preparation(engine, self._compiling)
-        # The log-probabilities of prompts that were preempted half-way, until they start again.
+        # Log-probabilities of prompts that were preempted halfway, until they start again.
         self._partial_logprobs: dict[RequestKey, list[TokenLogprobs]] = {}
         self._changes = Changes()
         self._last_num_free = -1
@@ -156,7 +156,7 @@ class PrefillWorker(Worker[PrefillStep]):
                 raise RuntimeError(f"{type(order).__name__}: no order for a prefill instance")
 
     def _when_gone(self, key: RequestKey, order: Callable[[], None]) -> None:
-        """Carries out an order for a request that has left, as the router knows; its blocks may be held still."""
+        """Carries out an order for a request that has left in the router's view, but may still hold blocks."""
         if not self._hand_over.when_gone(key, order):
             self._staging.when_gone(key, order)
 
@@ -176,7 +176,7 @@ class PrefillWorker(Worker[PrefillStep]):
             self._outbox.append(Gone([key]))
 
     def _forget(self, key: RequestKey) -> None:
-        """Forgets what is kept of a prompt that holds no blocks."""
+        """Forgets the state of a prompt that holds no blocks."""
         self._preparation.forget(key)
         self._prefix_cache.forget(key)
         self._partial_logprobs.pop(key, None)
@@ -201,7 +201,7 @@ class PrefillWorker(Worker[PrefillStep]):
     # ---- iterations -------------------------------------------------------------------------------------------------
 
     def take_outcomes(self) -> list[AnyMessage]:
-        # Decode instances may pull what was saved or staged.
+        # Decode instances may be waiting for saved or staged KV.
         return super().take_outcomes() + self._take_messages(0.0)
 
     def begin(self) -> PrefillStep:
@@ -221,7 +221,7 @@ class PrefillWorker(Worker[PrefillStep]):
     def finish(self, step: PrefillStep) -> tuple[list[AnyMessage], bool]:
         if step.iteration is not None:
             self._computed(step.plan, step.iteration)
-        # Copies that were made at once are reported together with what was computed.
+        # Copies that ended immediately are reported together with this iteration's results.
         self.transfers.completions.run()
         self._check_blocks(self.schedule.num_free_blocks)
         return self._take_messages(self._clock() - step.begun_s), step.plan.goes_on
@@ -265,7 +265,7 @@ class PrefillWorker(Worker[PrefillStep]):
             self._prefix_cache.spoilt(prompt.prefix)
         if says_something(output):
             news = news_of(output, prompt.request, prompt.logprobs)
-            # Reported with the first token of all only: KV that a restarted prompt finds is mostly its own.
+            # Only reported with the very first token: a restarted prompt finds mostly its own KV.
             news.num_reused = 0 if prompt.work.output else prompt.prefix.num_found
             self._changes.news.append(news)
 
@@ -283,7 +283,7 @@ class PrefillWorker(Worker[PrefillStep]):
             self._save_columns(prompt, request.num_computed // self.engine.format.block_size)
 
     def _hold(self, prompt: Prompt) -> None:
-        """Real time may be pulled straight from here."""
+        """Lets decode instances pull RT from here."""
         if prompt.work.deadlines.is_rt:
             blocks = blocks_with(self.engine, prompt.request, prompt.request.num_computed)
             if self._hand_over.hold(prompt.key, blocks):
@@ -310,7 +310,8 @@ class PrefillWorker(Worker[PrefillStep]):
             self.engine.join(prompt.request)
 
     def _save_columns(self, prompt: Prompt, end: int) -> None:
-        """Saves the columns before column `end` which are not in the pool. It has none for a prompt that ends here."""
+        """Saves the columns before column `end` that the pool lacks. Does nothing for an embedding, which has no pool
+        blocks."""
         if prompt.work.request.is_embedding:
             return
         pairs = self._pairs(prompt, prompt.num_saved_columns, end)
@@ -330,7 +331,7 @@ class PrefillWorker(Worker[PrefillStep]):
         prompt.is_preempted = True
         self.engine.part(prompt.request)
         num_computed = prompt.request.num_computed
-        # The pool has what was loaded from it: the block that it has in part may hold more tokens than it knows of.
+        # The pool has what was loaded from it. Its last block may hold more tokens than this instance has been told.
         if num_computed > prompt.work.num_cached:
             self._save_columns(prompt, self.engine.format.num_columns(num_computed))
         self._leave_if_done(prompt)
@@ -363,7 +364,7 @@ class PrefillWorker(Worker[PrefillStep]):
     # ---- a prompt's end ---------------------------------------------------------------------------------------------
 
     def _drop(self, prompt: Prompt, last_message: Failed | Gone | None) -> None:
-        """Does nothing more for the prompt. It leaves when no copy is under way, and its last message is sent then."""
+        """Stops work on the prompt. It leaves when no copy is running, and its last message is then sent."""
         if not prompt.is_dropped:
             prompt.is_dropped, prompt.last_message = True, last_message
             self.schedule.abort(prompt.key)

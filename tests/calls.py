@@ -1,4 +1,4 @@
-"""Counts work, where seconds would say more of the machine than of the code."""
+"""Counts work, because seconds would depend more on the machine than on the code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def num_calls(action: Callable[[], object]) -> int:
-    """Of functions, Python's and C's."""
+    """Counts calls of Python and C functions."""
     count = 0
 
     def called(frame: object, event: str, argument: object) -> None:

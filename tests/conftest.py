@@ -4,7 +4,7 @@ import os
 
 import torch
 
-# Without a GPU, Triton's kernels are tested in its interpreter. Triton decides that when it is first imported, and
+# Without a GPU, Triton's kernels are tested in its interpreter. Triton decides this when it is first imported, and
 # transformers, among others, imports it.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -20,20 +20,20 @@ from hypothesis import HealthCheck, settings
 from alignedserve.engine.engine import Engine
 from tests import draws, second_runs, timings
 
-# torch's threads spin while they wait for each other: on a machine where another process has one of the cores, tiny
-# operations on two threads take a hundred times as long as on one. What threads change is tested in tests/kernels.
+# torch's threads spin while they wait for each other. If another process uses one of the cores, tiny operations take a
+# hundred times as long on two threads as on one. The effects of threads are tested in tests/kernels.
 torch.set_num_threads(1)
 
 
-# A property test that fails says how to repeat that: seeds and other arguments, and a blob for `reproduce_failure`. How
-# long an example takes is the machine's affair.
+# A failing property test tells how to repeat it: seeds and other arguments, and a blob for `reproduce_failure`. An
+# example's duration depends on the machine, so it is not limited.
 settings.register_profile(
     "tests", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
 
-# The folders, and files of other folders, whose tests start processes or listen on sockets: how busy the machine is may
-# make one fail, and it runs once more (tests/second_runs.py).
+# Folders and files with tests that start processes or listen on sockets. One may fail because the machine is busy, so
+# it is run once more (tests/second_runs.py).
 LIVE = (
     "benchmarks/test_gpu_first.py",
     "benchmarks/test_sim_vs_live.py",
@@ -56,7 +56,8 @@ LIVE = (
 )
 
 
-# The files that take longest, and those of turns that may. They begin first, so that none is left alone at the end.
+# The slowest files, including those with tests that run in turns. They start first, so that none is left alone at the
+# end.
 LONGEST = (
     "test_ray_up.py",
     "test_ray_up_machines.py",
@@ -89,7 +90,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The files that take longest first: all others run beside them."""
+    """Sorts the slowest files first, so that all others run beside them."""
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     second_runs.allow(items, [config.rootpath / "tests" / name for name in LIVE])
@@ -106,7 +107,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Profiles that tests make, and those of processes that they start, are kept apart from the user's."""
+    """Keeps profiles made by tests, and by processes that they start, separate from the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -114,8 +115,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directory of a random model of the named family, made once."""
-    # it imports transformers, which takes longer than all else here
+    """Returns the directory of a random model in the named family, made once."""
+    # This imports transformers, which takes longer than everything else here.
     from tests import tiny_models
 
     built: dict[str, Path] = {}
@@ -150,6 +151,6 @@ def no_test_leaks_a_block(all_engines: weakref.WeakSet[Engine]) -> Iterator[None
         try:
             engine.check_idle()
         except RuntimeError:
-            # What a failed test has left is that test's failure, and not that of all the following ones.
+            # What a failed test left behind must not make all later tests fail.
             all_engines.discard(engine)
             raise

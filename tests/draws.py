@@ -1,20 +1,20 @@
-"""Which cases of a large matrix a run has: a share of them, drawn by the commit's number, so that all of them are run
-over some days of commits.
+"""Draws which cases of a large matrix a run has. The commit's number determines the share, so all cases are run over
+some days of commits.
 
-    @pytest.mark.drawn(one_in=4)               a quarter of the function's cases that have this mark
-    @pytest.mark.drawn(one_in=4, whole=True)   all tests of the file that have this mark, in a quarter of the runs
-    @pytest.mark.drawn(one_in=8, turn=3)       these tests, in an eighth of the runs: those in which it is their turn
+    @pytest.mark.drawn(one_in=4)               a quarter of the function's cases with this mark
+    @pytest.mark.drawn(one_in=4, whole=True)   all tests in the file with this mark, in a quarter of the runs
+    @pytest.mark.drawn(one_in=8, turn=3)       these tests, in the eighth of the runs that is their turn
     @pytest.mark.drawn(one_in=8, turn=3, alone=True)    the same, for what takes minutes
 
-A function's share has each value of its parameters about equally often, and so each value at least once if there are
-enough cases in it. No two files may have the same turn of the same number with `alone`, so that no run has both.
+A function's share has each value of its parameters about equally often, and so at least once if it has enough cases. No
+two files may have the same turn of the same number with `alone`, so that no run has both.
 
-The mark may stand on single cases: `pytest.param(..., marks=pytest.mark.drawn(one_in=4))`. `--draw NUMBER` repeats the
-draw of another run, `--everything` runs all cases, and so does naming a test on the command line (`FILE::TEST`).
+Single cases can have the mark: `pytest.param(..., marks=pytest.mark.drawn(one_in=4))`. `--draw NUMBER` repeats the draw
+of another run. `--everything` runs all cases, and so does naming a test on the command line (`FILE::TEST`).
 
-`--few N` runs at most N cases of each function, drawn likewise, of those that are left by then: `make test` has it.
+`--few N` then runs at most N of the remaining cases of each function, drawn in the same way. `make test` uses it.
 
-A plugin of pytest, which conftest.py registers.
+This is a pytest plugin, which conftest.py registers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from typing import Any
 
 import pytest
 
-# The number of a tree whose commit is not known.
+# The number of a tree with an unknown commit.
 UNKNOWN = "0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a mark says. Raises ValueError if that can't be."""
+    """A mark's arguments. Raises ValueError if they are invalid."""
 
     one_in: int
     whole: bool = False
@@ -62,12 +62,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--few", type=int, metavar="N", help="run at most N cases of each function")
 
 
-# What a worker of xdist's has found wrong.
+# An error that an xdist worker has found.
 _ERROR = pytest.StashKey[ValueError]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """xdist's workers get the number from the process that starts them: there may be a new commit meanwhile."""
+    """xdist's workers get the number from the process that starts them, because there may be a new commit meanwhile."""
     config.addinivalue_line(
         "markers",
         "drawn(one_in, whole=False, turn=None, alone=False): a share is run each time; see tests/draws.py",
@@ -82,12 +82,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """`node`: a worker of xdist's that is about to start."""
+    """`node`: an xdist worker that is about to start."""
     node.workerinput["draw"] = node.config.option.draw
 
 
 def commit_of(repository: Path) -> str:
-    """Returns the commit's number; UNKNOWN outside a repository, in one that git distrusts, and without git."""
+    """Returns the commit's number. Returns UNKNOWN outside a repository, in one that git distrusts, and without git."""
     command = ["git", "-C", str(repository), "rev-parse", "--short=7", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -97,7 +97,7 @@ def commit_of(repository: Path) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints how to repeat this draw. Which process drew, and whether it left out anything, makes no difference."""
+    """Prints how to repeat this draw, regardless of which process drew and whether anything was left out."""
     config = terminalreporter.config
     if not _draws(config):
         return
@@ -108,7 +108,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes the cases out of `items` that this run's number does not draw. Raises UsageError for impossible marks."""
+    """Removes the cases from `items` that this run's number does not draw. Raises UsageError for invalid marks."""
     try:
         groups = _groups_of(items)
     except ValueError as error:
@@ -134,7 +134,7 @@ class Few:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leaves at most so many cases of each function, when other plugins have taken out theirs."""
+        """Leaves at most N cases of each function, after other plugins have removed theirs."""
         if not _draws(config):
             return
         functions: defaultdict[str, list[pytest.Item]] = defaultdict(list)
@@ -153,9 +153,9 @@ class Few:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Ends a worker with impossible marks before xdist's own hook says that it has collected: the worker would be sent
-    tests, and xdist might say only that nobody was there to get them. xdist prints no UsageError of a worker's, but all
-    other exceptions."""
+    """Ends a worker with invalid marks before xdist's own hook reports that it has collected. Otherwise the worker
+    would be sent tests, and xdist might only report that no worker took them. xdist doesn't print a worker's
+    UsageError, but it prints all other exceptions."""
     if (error := session.config.stash.get(_ERROR, None)) is not None:
         raise error
 
@@ -165,7 +165,7 @@ def _draws(config: pytest.Config) -> bool:
 
 
 def _groups_of(items: Sequence[pytest.Item]) -> dict[tuple[str, Share], list[pytest.Item]]:
-    """Returns the cases that are drawn from together, by the function or file that they are of. Raises ValueError."""
+    """Returns the cases that are drawn together, by their function or file. Raises ValueError."""
     groups: defaultdict[tuple[str, Share], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if share := _share_of(item):
@@ -195,9 +195,10 @@ def _check_turns(groups: Sequence[tuple[str, Share]]) -> None:
 
 
 def _drawn(cases: list[pytest.Item], share: Share, place: str, number: str) -> list[pytest.Item]:
-    """`place`: the function or file whose cases these are."""
+    """`place`: the function or file that these cases belong to."""
     if share.turn is not None:
-        # Turns of eight are out of step with those of two, or one of these would fall into each of four of those.
+        # The turns of eight must be independent of those of two. Otherwise one of them would fall into each of four of
+        # those.
         turn = Random(f"{number} of {share.one_in}").randrange(share.one_in)
         return cases if turn == share.turn else []
     random = Random(f"{number} {place}")
@@ -207,7 +208,7 @@ def _drawn(cases: list[pytest.Item], share: Share, place: str, number: str) -> l
 
 
 def _varied(cases: Sequence[pytest.Item], num_drawn: int, random: Random) -> list[pytest.Item]:
-    """Returns this number of cases, each next one with the values that were drawn least often before."""
+    """Returns this number of cases. Each next one has the values that were drawn least often so far."""
     left = {case: _values_of(case) for case in random.sample(cases, len(cases))}
     counts: Counter[tuple[str, str]] = Counter()
     drawn = list[pytest.Item]()

@@ -1,5 +1,7 @@
-"""A disk that has no room for more than so many bytes of any file: the kernel says so as it says that a disk is full,
-after it has taken a part."""
+"""Simulates a full disk through a limit on file sizes.
+
+The kernel reports it in the same way as a full disk, after it has written a part.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """It holds for this process. (Python ignores the signal that would end it.)"""
+    """Limits this process. (Python ignores the signal that would end it.)"""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

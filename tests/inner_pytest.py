@@ -1,4 +1,4 @@
-"""pytest in a process of its own, over test files that a test has written."""
+"""Runs pytest in its own process on test files that a test has written."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 def run_pytest(
     root: Path, files: dict[str, str], *options: str, plugins: Sequence[str] = (), only: str = ""
 ) -> tuple[int, str]:
-    """Its exit code, and what it says. `plugins`: in place of this suite's conftest, and of all that are
-    installed, which take seconds to import. `only`: a test's name, in place of all of the files."""
+    """Returns its exit code and output. `plugins`: used instead of this suite's conftest and all installed plugins,
+    which take seconds to import. `only`: a test's name, to run only that test."""
     for name, text in files.items():
         path = root / "tests" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A prefill and a decode instance on real engines and a pool, in one process, with a few rules in place of the router.
+"""A prefill and a decode instance with real engines and a pool in one process, and a few rules in place of the router.
 
-Every request is prefilled, saved, offered, admitted. Between reports a test may interfere: `meddle` sees the island
-after every turn. What a request got so far is checked on the way: no token is missing or comes twice.
+Every request is prefilled, saved, offered and admitted. A test may interfere between reports: `meddle` sees the island
+after every turn. The tokens that a request has received are checked on the way: none may be missing or come twice.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Entry:
 
 
 class Rules:
-    """In place of the router: everyone goes straight on, and who is told to leave is gone when the instance says so."""
+    """Replaces the router: every request continues at once, and an evicted one is gone when the instance reports it."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Rules:
         self.entries: dict[RequestKey, Entry] = {}
         self.failures: list[Failed] = []
         self.reports: list[DecodeReport] = []
-        # tokens that a request may compute while the order to evict it is on its way
+        # Tokens that a request may compute while the order to evict it is on its way.
         self.evict_slack = 0
         self.num_turns = self.num_evicted = self.num_dropped = self.num_recomputed = 0
 
@@ -197,7 +197,7 @@ class Rules:
             entry.place = "running" if failed.what == "evict" else "queued"
 
     def _left(self, entry: Entry) -> None:
-        """No instance has it; nobody touches its blocks."""
+        """No instance has it any more, and none touches its blocks."""
         assert entry.place == "leaving"
         entry.place = "over" if entry.is_finished or entry.is_aborted else "queued"
         if entry.place == "over":
@@ -235,7 +235,7 @@ class Island(Rules):
         return engine, LiveTransfers(engine.cache.parts, Epoch(1), self._wake.set, num_groups=num_groups)
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        """The tokens of each; everything is empty afterwards."""
+        """Returns the tokens of each request. Everything has to be empty afterwards."""
         entries = [self.submit(prompt, wanted) for prompt, wanted in zip(prompts, params, strict=True)]
         self.finish()
         return [entry.output for entry in entries]

@@ -1,4 +1,4 @@
-"""What is said of how long tests take, beside what `python -m benchmarks.ci_time` measured."""
+"""The stated durations of tests, compared with the measurements of `python -m benchmarks.ci_time`."""
 
 from __future__ import annotations
 

@@ -21,11 +21,14 @@ from tests.test_english import forbidden_words, too_long
 ROOT = Path(__file__).parents[1]
 # Folders that were read and rewritten. A file of the root of `alignedserve` is named by itself.
     "alignedserve/__init__.py",
+    "alignedserve/batch",
     "alignedserve/engine",
+    "alignedserve/instance",
     "alignedserve/layer_groups.py",
     "alignedserve/lengths",
     "alignedserve/models",
     "alignedserve/ops",
+    "alignedserve/process",
     "alignedserve/protocol",
     "alignedserve/sampling_params.py",
     "alignedserve/scheduling/__init__.py",
@@ -54,12 +57,17 @@ ROOT = Path(__file__).parents[1]
     "alignedserve/scheduling/token_times.py",
     "alignedserve/seeds.py",
     "alignedserve/sim",
+    "alignedserve/store",
     "alignedserve/structured_outputs.py",
     "alignedserve/text",
     "alignedserve/timing",
+    "alignedserve/transport",
     "alignedserve/types.py",
     "alignedserve/vopr",
+    "decode_worker",
     "kernels",
+    "kvpool",
+    "prefill_worker",
     "router",
 FOLDERS: list[str] = [
 FOLDERS: list[str] = ["alignedserve/gateway"]

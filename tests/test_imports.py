@@ -1,4 +1,4 @@
-"""Imports point one way (docs/architecture.md), and what must stay light stays light."""
+"""Imports go in one direction (docs/architecture.md), and light modules stay light."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/architecture.md are what the source says."""
+"""The pictures in docs/architecture.md match their source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says of its own time, and that a folder which outgrows its budget fails it."""
+"""A run's report of its own time, and that a folder over its budget fails the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel, as it is installed: one package, whose parts are all there, beside others' packages of the same names."""
+"""The installed wheel: one package with all its parts, beside other packages of the same names."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Batch jobs: a file of requests, answered line by line, each exactly once, whichever process dies meanwhile."""
+"""Batch jobs: a file of requests, each of which is answered exactly once, even if processes die."""

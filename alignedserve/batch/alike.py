@@ -1,8 +1,8 @@
-"""Lines that begin alike run together, so that they share the KV of their beginning: it is computed once for those that
-run at a time, and is still there for the next ones.
+"""Reorders lines so that those with a common beginning run together and share its KV. Lines that run at the same time
+compute it once, and the next ones still find it.
 
-A file's lines are ordered in windows, which bounds the memory that they take: within a window by their bodies, as the
-client has written them. A shared system prompt or document comes early there.
+Lines are sorted within windows, which bounds memory, and by their bodies as the client wrote them. A shared system
+prompt or document comes early in a body.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from alignedserve.batch.config import WINDOW_BYTES, WINDOW_LINES
 from alignedserve.batch.lines import Line
 
 _BODY = b'"body"'
-# Where the pieces of a body end by which it is compared: the longer the beginning that two have in common, the more of
-# them are the same.
+# Boundaries of the pieces by which bodies are compared. The longer the common beginning of two bodies, the more of
+# their pieces are equal.
 _ENDS = (0, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _PIECES = tuple(pairwise(_ENDS))
 
 
-# The checksums of the pieces of a body's beginning.
+# Checksums of the pieces at the beginning of a body.
 Beginning = tuple[int, ...]
 
 
 async def alike_together(lines: AsyncIterator[Line]) -> AsyncIterator[Line]:
-    """Yields all lines, in windows. Those that begin like no other keep their order."""
+    """Yields all lines, window by window. Lines without a common beginning keep their order."""
     window: list[tuple[Beginning, Line]] = []
     num_bytes = 0
     async for line in lines:
@@ -41,8 +41,8 @@ async def alike_together(lines: AsyncIterator[Line]) -> AsyncIterator[Line]:
 
 
 def _taken(window: list[tuple[Beginning, Line]]) -> Iterator[Line]:
-    """Takes the lines out of the window: what has been taken is not kept."""
-    # For each beginning, the first line that has it.
+    """Yields the window's lines in their new order, and removes each of them."""
+    # The first line with each beginning.
     firsts: dict[Beginning, int] = {}
 
     def place(item: tuple[Beginning, Line]) -> list[int]:

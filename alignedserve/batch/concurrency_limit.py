@@ -1,5 +1,5 @@
-"""A limit on the lines that run, in number and in bytes. Lines are let in in the order in which they ask; or those of
-the job that expires first before others, while that is what it takes for jobs to be done in time."""
+"""Limits the number and the bytes of running lines. Lines enter in the order of their calls. If jobs would otherwise
+miss their windows, lines of the job that expires first enter first."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ class ConcurrencyLimit:
     def __init__(
         self, max_num_lines: int, max_bytes: int, goes_by_window: Callable[[], bool] = lambda: False
     ) -> None:
-        """`goes_by_window` returns whether lines of the job that expires first go before others."""
+        """`goes_by_window` returns whether lines of the job that expires first enter before others."""
         self._goes_by_window = goes_by_window
         self._max_num_lines = max_num_lines
         self._max_bytes = max_bytes
         self._num_lines = 0
         self._num_bytes = 0
-        # In the order in which they have asked: of each job that runs there is one.
+        # In the order of their calls. Each running job has one line here.
         self._waiting: list[_Waiting] = []
 
     async def acquire(self, num_bytes: int, expires_at: int = 0) -> None:
-        """Waits until there is room; a line that needs more than all of it gets all of it. `expires_at` is that of its
-        job."""
+        """Waits until there is room. A line larger than the whole limit runs alone. `expires_at` is its job's."""
         if not self._waiting and self._fits(num_bytes):
             self._take(num_bytes)
             return
@@ -43,7 +42,7 @@ class ConcurrencyLimit:
                 self._waiting.remove(place)
                 self._let_in()
             else:
-                # The line was let in, but its task was cancelled before it could notice.
+                # The line had entered, but its task was cancelled before it noticed.
                 self.release(num_bytes)
             raise
 

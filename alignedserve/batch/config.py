@@ -1,4 +1,4 @@
-"""How batch jobs are run."""
+"""Settings and limits of batch jobs."""
 
 from __future__ import annotations
 
@@ -7,54 +7,53 @@ from typing import Annotated
 
 from alignedserve.store.homes import parse_place
 
-# This is OpenAI's limit.
+# OpenAI's limit.
 MAX_LINES = 50_000
-# The same limit with blank lines: one after each line, and no more that would only cost time.
+# The limit with blank lines included: one after each line. More would only cost time.
 MAX_LINES_WITH_BLANKS = 2 * MAX_LINES
 
-# A line is in memory as a whole.
+# A line is held in memory as a whole.
 MAX_LINE_BYTES = 8 << 20
-# An answer is stored and written to the output as a whole.
+# An answer is stored, and written to the output, as a whole.
 MAX_RESULT_BYTES = 32 << 20
 
-# Lines that begin alike are run together, among so many lines, or lines of so many bytes, whichever is less.
+# Size of the window in which lines are sorted by their beginnings (alike.py). It ends at whichever comes first.
 WINDOW_LINES = 1024
 WINDOW_BYTES = 8 << 20
 
-# Lines are read on the event loop, where streams are waiting, in steps of so many lines or so many bytes, whichever is
-# less. A line that is longer than a step is read by a process of its own.
+# Files are read on the event loop, which also serves streams. These limit one step; it ends at whichever comes first. A
+# longer line is parsed in a child process.
 STEP_LINES = 64
 STEP_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    max_num_lines: Annotated[int, "lines of batch jobs that run at a time"] = 64
+    max_num_lines: Annotated[int, "lines of batch jobs that run at the same time"] = 64
     inputs_from: Annotated[
         tuple[str, ...],
-        "directory or s3://BUCKET/PREFIX whose files batches of every API key may name as input; repeat for several",
+        "directory or s3://BUCKET/PREFIX; batches of every API key may use its files as input; repeat for several",
     ] = ()
-    # The most bytes of the lines that run at a time, since a file may consist of the longest lines that are allowed.
+    # The most bytes of lines that run at the same time. A file may consist of the longest allowed lines.
     max_bytes: int = 16 << 20
-    # The most jobs whose lines run at a time; each has a chunk of its file in memory.
+    # The most jobs with running lines. Each holds a chunk of its file in memory.
     max_num_jobs: int = 8
-    # The most jobs whose files are validated, and the most that are brought to an end, at a time; neither waits for
-    # jobs that run.
+    # The most jobs that are validated, and the most that are finished, at the same time. Running jobs don't delay
+    # either.
     max_num_validating: int = 2
     max_num_ending: int = 4
-    # The seconds after which a job whose holder has died is taken over.
+    # Seconds until another gateway takes over the job of one that died.
     lease_s: float = 5.0
-    # The seconds between two looks for jobs; leases are renewed as often.
+    # Seconds between looks for jobs. Leases are renewed at the same interval.
     look_s: float = 1.0
-    # The seconds until a line that could not be answered is tried again, at first and at most.
+    # Seconds until a failed line is tried again, at first and at most.
     retry_s: float = 0.2
     max_retry_s: float = 5.0
-    # The most times that a line is tried which failed; a line that the system was too busy to take is not counted.
+    # The most failed tries of a line. A refusal because the system is busy is not counted.
     max_num_tries: int = 4
-    # A line that was running so often when the gateway died is suspected of having killed it, and runs alone from then
-    # on.
+    # A line that was running in this many crashes of a gateway may be the cause. From then on it runs alone.
     num_falls_alone: int = 2
-    # A line that was running so often when the gateway died is answered with an error.
+    # A line that was running in this many crashes is answered with an error.
     max_num_falls: int = 4
 
     def __post_init__(self) -> None:

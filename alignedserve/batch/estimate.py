@@ -1,11 +1,14 @@
-"""When jobs will be done. The functions are pure.
+"""Estimates when jobs will be done. The functions are pure.
 
-Work is counted in tokens of prompts. How many of them a generated token is worth differs tenfold between systems, and
-with how many run at a time: where prompts and answers did not grow alike, the time that they took says it. What is left
-of a job is judged by what is done of it: its prompts by bytes and lines, its answers by lines or by bytes, whichever
-was the better measure so far. Jobs that run at a time share what the system does of them: each begins a line in turn
-(concurrency_limit.py), so that each has as many lines done in a second. While windows are tight they don't take turns,
-which is not played: it lasts only until turns would do again.
+The unit of work is one prompt token. The cost of a generated token, in prompt tokens, varies tenfold between systems
+and with concurrency. It is fitted to the measured times wherever prompts and answers grew at different rates.
+
+A job's remaining work follows from its completed lines. Its prompts are predicted from bytes and lines; its answers
+from bytes or lines, whichever predicted better so far.
+
+Running jobs take turns in beginning lines (concurrency_limit.py), so each of them completes the same number of lines
+per second. When a completion window is at risk, jobs don't take turns. The estimate ignores that, because it lasts only
+until taking turns suffices again.
 """
 
 from __future__ import annotations
@@ -17,30 +20,31 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-# A generated token takes so many times as long as a prompt's token, as long as nothing else is seen: on GPUs five to
-# ten times, with the demo model on two CPU cores two to 27 times.
+# Cost of a generated token in prompt tokens, until it has been measured. It was 5 to 10 on GPUs, and 2 to 27 with the
+# demo model on two CPU cores.
 USUAL_OUTPUT_WORK = 10.0
-# It is not believed to be so many times more, or less.
+# Clamp of the measured cost: at most 10 times, and at least 1/10, of the usual one.
 _MOST_UNUSUAL = 10.0
-# How much what is seen has to say, to be believed, as a share of all that was seen. Tuned on a job of the demo model
-# whose prompts grow tenfold, and on one whose lines are alike.
+# Ridge penalty on the second coefficient, relative to its sum of squares. It keeps that coefficient near 0 while the
+# two regressors are almost collinear. Tuned on two jobs of the demo model: one with prompts that grow tenfold, one with
+# lines of equal length.
 _DOUBT = 1e-4
 
 
 @dataclass(frozen=True)
 class Done:
-    """What is done of a job."""
+    """The completed part of a job."""
 
     num_lines: int = 0
     # The bytes of these lines in the input file.
     num_bytes: int = 0
-    # The tokens of prompts that were computed, without those whose KV was there.
+    # Prompt tokens that were computed, without those from the prefix cache.
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
 
     @property
     def prompt_work(self) -> int:
-        # Lines that are refused cost something, too.
+        # A refused line costs something, too.
         return self.num_lines + self.num_prompt_tokens
 
     def work(self, output_work: float = USUAL_OUTPUT_WORK) -> float:
@@ -48,7 +52,7 @@ class Done:
 
 
 class Sample(NamedTuple):
-    """What was done in all until then."""
+    """Cumulative work at one point in time."""
 
     at_s: float
     prompt_work: float
@@ -57,12 +61,12 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A job that runs, or waits for a place."""
+    """A job that is running or waiting."""
 
-    # The lines, and the bytes, of its input.
+    # The size of its input.
     num_lines: int
     num_bytes: int
-    # What was done of it over time, the latest last.
+    # Its progress over time, the latest last.
     history: Sequence[Done] = (Done(),)
 
     @property
@@ -70,7 +74,7 @@ class Job:
         return self.history[-1]
 
     def work_left(self, work_per_byte: float, output_work: float = USUAL_OUTPUT_WORK) -> float:
-        """`work_per_byte` is that of other jobs, for one of which nothing is done."""
+        """Returns the remaining work. `work_per_byte` is that of other jobs. It is used while no line is done."""
         done = self.done
         lines_left, bytes_left = self.num_lines - done.num_lines, max(0, self.num_bytes - done.num_bytes)
         if lines_left <= 0:
@@ -88,9 +92,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Estimate:
-    # The seconds until all lines are done; None: it is not known yet how fast jobs are.
+    # Seconds until all lines are done; None while the speed is unknown.
     left_s: float | None
-    # The share of the work that is done, from 0 to 1.
+    # The completed share of the work, from 0 to 1.
     progress: float
 
 
@@ -102,14 +106,14 @@ def estimates(
     work_per_byte: float,
     output_work: float = USUAL_OUTPUT_WORK,
 ) -> list[Estimate]:
-    """Returns the estimates of all, those that run first. `waiting` are in the order in which they begin; `speed` is
-    the work of all jobs in a second."""
+    """Returns an estimate per job, the running ones first. `waiting` is in the order in which the jobs will begin.
+    `speed` is the work that all jobs together do per second."""
     jobs = [*running, *waiting]
     done = [job.done.work(output_work) for job in jobs]
     left = [job.work_left(work_per_byte, output_work) for job in jobs]
     times: Sequence[float | None] = [None] * len(jobs)
     if speed:
-        # So much work each of their lines is.
+        # Mean work per line, by job.
         shares = [
             (before + after) / max(1, job.num_lines)
             for job, before, after in zip(jobs, done, left, strict=True)
@@ -120,8 +124,8 @@ def estimates(
 
 
 def speed_of(samples: Sequence[Sample], output_work: float = USUAL_OUTPUT_WORK) -> float | None:
-    """Returns the work in a second: the slope of the line through all samples, since lines that began together end
-    together, and between two ends of such waves nothing seems to be done."""
+    """Returns the work per second: the slope of a regression over all samples. A difference of two samples would not
+    do, because lines that began together end together, with no progress in between."""
     if len(samples) < 2:
         return None
     times = _from_mean([each.at_s for each in samples])
@@ -131,8 +135,8 @@ def speed_of(samples: Sequence[Sample], output_work: float = USUAL_OUTPUT_WORK) 
 
 
 def output_work_of(samples: Sequence[Sample]) -> float:
-    """Returns how many tokens of prompts a generated one is worth: least squares of the times by both, held at what is
-    usual as long as they grow too much alike to be told apart."""
+    """Returns the cost of a generated token in prompt tokens, by least squares over the measured times. It stays near
+    the usual cost while prompts and answers grow too similarly to be distinguished."""
     if len(samples) < 3:
         return USUAL_OUTPUT_WORK
     times = _from_mean([each.at_s for each in samples])
@@ -159,7 +163,7 @@ def _dot(first: Sequence[float], second: Sequence[float]) -> float:
 def _times(
     left: Sequence[float], shares: Sequence[float], num_running: int, num_places: int, speed: float
 ) -> list[float]:
-    """Plays what will happen: whenever one of those that run is done, the next one begins."""
+    """Simulates the queue: whenever a job ends, the next one begins. Returns the seconds until each job is done."""
     times, works = [0.0] * len(left), list(left)
     running, next_one, now_s = list(range(num_running)), num_running, 0.0
     while running or next_one < len(works):
@@ -173,14 +177,14 @@ def _times(
         for each in running:
             works[each] -= speeds[each] * step_s
             times[each] = now_s
-        # What is left of one that is done may not be quite nothing.
+        # Rounding may leave a little work of a completed job.
         running = [each for each in running if works[each] > 1e-6 * left[each]]
     return times
 
 
 def _prompts_fit(history: Sequence[Done]) -> tuple[float, float]:
-    """Returns the tokens of prompts that came with each byte of lines, and those that came with each line besides:
-    below 0, for not all that is written in a line is prompt."""
+    """Returns the prompt tokens per byte of a line, and the additional prompt tokens per line. The latter is negative,
+    because not all of a line is prompt."""
     steps = [*pairwise([Done(), *history])]
     return _fit(
         [new.num_prompt_tokens - old.num_prompt_tokens for old, new in steps],
@@ -190,7 +194,7 @@ def _prompts_fit(history: Sequence[Done]) -> tuple[float, float]:
 
 
 def _are_like_bytes(history: Sequence[Done]) -> bool:
-    """Returns whether the length of answers went more with the bytes of lines than with their number."""
+    """Returns whether bytes of lines predict the length of answers better than the number of lines does."""
     steps = [
         (
             new.num_lines - old.num_lines,
@@ -208,11 +212,11 @@ def _are_like_bytes(history: Sequence[Done]) -> bool:
 
 
 def _fit(target: Sequence[float], first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Returns by what `first` and `second` are multiplied to be `target` together, by least squares: with nothing of
-    the second as long as the two are too much alike to be told apart."""
+    """Returns the two coefficients of the least-squares fit of `target` by `first` and `second`. The second coefficient
+    is close to 0 while the regressors are too collinear."""
     both, with_doubt = _dot(first, second), (1 + _DOUBT) * _dot(second, second)
     by_first, by_second = _dot(first, target), _dot(second, target)
-    # Squares of the smallest numbers are zero.
+    # Squares of the smallest numbers underflow to zero.
     square = _dot(first, first)
     scale = square * with_doubt - both * both
     if scale <= 0:

@@ -1,4 +1,4 @@
-"""Watches the jobs of a gateway, and says when they will be done."""
+"""Follows the jobs of a gateway and predicts when they will be done."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from alignedserve.batch.estimate import (
 )
 from alignedserve.store import JobId, JobRecord, Store, Tally
 
-# The most jobs that wait for a place and have an estimate.
+# The most waiting jobs with an estimate.
 MAX_NUM_WAITING = 32
-# What was done in the later half of the time for which jobs have been running says how fast they are, in seconds from
-# the least to the most; with less than a few seconds nothing is said.
+# Bounds of the sampling window, in seconds. The speed is measured over the later half of the time since jobs began to
+# run. With less than ENOUGH_S seconds there is no estimate.
 MIN_WINDOW_S, MAX_WINDOW_S, ENOUGH_S = 10.0, 1800.0, 3.0
-# The most that is kept of a job's history; of a longer one every other entry is dropped.
+# The most entries of a job's history. When it is full, every other entry is dropped.
 _NUM_STEPS = 32
-# What another gateway has said counts for so many seconds.
+# Seconds for which another gateway's estimates are valid.
 HEARD_S = 10.0
-# Jobs should be done when this share of the time that their windows leave has passed. Beside the chats of
-# benchmarks/llmd_protocol those that press are faster by a quarter, which makes up for the rest.
+# Jobs are late if they would take more than this share of the time until they expire. Beside the chats of
+# benchmarks/llmd_protocol, urgent jobs run a quarter faster, which makes up for the rest.
 IN_TIME = 0.8
 
 
@@ -37,19 +37,19 @@ IN_TIME = 0.8
 class _Watched:
     num_lines: int
     num_bytes: int
-    # By time.time().
+    # On time.time()'s clock.
     expires_at: float
-    # What was done of it over time, the latest last.
+    # Its progress over time, the latest last.
     history: list[Done]
-    # Since when lines of it have been done here.
+    # When the first of its lines was completed here.
     since_s: float | None = None
 
     def add(self, done: Done) -> tuple[int, int]:
-        """Returns what was done since the last time: of prompts, and tokens of answers."""
+        """Adds an entry. Returns the increases since the last call: prompt work, and output tokens."""
         before = self.history[-1]
         if done.num_lines > before.num_lines:
             if len(self.history) == _NUM_STEPS:
-                # The last one stays.
+                # The last entry stays.
                 del self.history[-2::-2]
             self.history.append(done)
         return (
@@ -66,29 +66,29 @@ class Forecast:
     def __init__(
         self, store: Store, num_places: int, clock: Callable[[], float] = lambda: time.time()
     ) -> None:
-        """So many jobs run at a time."""
+        """`num_places` is the number of jobs that run at the same time."""
         self._store = store
         self._num_places = num_places
         self._clock = clock
         self._watched: dict[JobId, _Watched] = {}
-        # The estimates of the last look, and when that was.
+        # The estimates of the last look, and its time.
         self._found: dict[JobId, Estimate] = {}
         self._found_s = 0.0
-        # Whether a job would be done too late at the present speed if jobs took turns, so that the one that expires
-        # first goes before the others; and whether one would be even then.
+        # `goes_by_window`: a running job would be late if jobs took turns, so the one that expires first goes first.
+        # `are_late`: a job would be late even then.
         self.goes_by_window = self.are_late = False
-        # What other gateways said of their jobs, and when, by their names.
+        # The estimates of other gateways and when they arrived, by gateway.
         self._heard: dict[str, tuple[float, Mapping[str, tuple[float | None, float]]]] = {}
-        # Since jobs run, or for so long as `MAX_WINDOW_S` is the later half of.
+        # Samples since jobs began to run, but at most twice `MAX_WINDOW_S`.
         self._samples: deque[Sample] = deque()
         self._prompt_work = self._num_output_tokens = 0
-        # These stay as they were when jobs ran last.
+        # These keep their last values while no jobs run.
         self._speed: float | None = None
         self._output_work = USUAL_OUTPUT_WORK
         self._work_per_byte = 0.0
 
     def of(self, job_id: JobId) -> Estimate | None:
-        """Returns the estimate as of now; None for a job that runs nowhere and is not among the next ones."""
+        """Returns the estimate as of now; None for a job that neither runs nor is among the next ones."""
         if job_id in self._found:
             return _aged(self._found[job_id], self._clock() - self._found_s)
         for heard_s, elsewhere in self._heard.values():
@@ -98,8 +98,8 @@ class Forecast:
         return None
 
     def said(self) -> dict[str, tuple[float | None, float]]:
-        """Returns what other gateways should hear: the seconds until each job is done, if that is known, and the share
-        of it that is done."""
+        """Returns what is sent to other gateways: per job, the seconds until it is done, if known, and its completed
+        share."""
         age_s = self._clock() - self._found_s
         aged = {job_id: _aged(found, age_s) for job_id, found in self._found.items()}
         return {job_id: (each.left_s, each.progress) for job_id, each in aged.items()}
@@ -108,7 +108,7 @@ class Forecast:
         self._heard[gateway] = self._clock(), said
 
     async def look(self, running: Sequence[JobId]) -> None:
-        """Looks at the jobs once. Raises StoreAway."""
+        """Updates the progress and the estimates. Raises StoreAway."""
         waiting: list[JobId] = []
         if running:
             ids = await self._store.open_jobs("run", MAX_NUM_WAITING + len(running))
@@ -122,7 +122,7 @@ class Forecast:
             self._samples.clear()
 
     async def _add_done(self, running: Sequence[JobId]) -> None:
-        """Counts what was done of the jobs that run, and of those that have just ended."""
+        """Counts the progress of running jobs, and of those that have just ended."""
         for job_id, watched in self._watched.items():
             if job_id in running or watched.since_s is not None:
                 prompt_work, num_output_tokens = watched.add(_done(await self._store.tally(job_id)))
@@ -136,7 +136,7 @@ class Forecast:
             del self._watched[gone]
         for job_id in job_ids:
             if job_id not in self._watched and (job := await self._store.job(job_id)):
-                # What was done of it before says nothing about how fast that was.
+                # Its earlier progress says nothing about the present speed.
                 done = _done(await self._store.tally(job_id))
                 self._watched[job_id] = _Watched(
                     job.num_lines, await self._bytes_of(job), job.expires_at, [done]
@@ -175,7 +175,7 @@ class Forecast:
             and left_s > IN_TIME * (watched.expires_at - now)
         }
         self.goes_by_window = not late.isdisjoint(here)
-        # One that waits for a place is not helped by the order of those that run.
+        # The order of running jobs does not help a waiting job.
         self.are_late = not late.isdisjoint(there)
         if self.goes_by_window and not self.are_late:
             work = 0.0
@@ -187,7 +187,7 @@ class Forecast:
         since_s = min((watched.since_s for watched in here if watched.since_s is not None), default=now)
         window_s = min(MAX_WINDOW_S, max(MIN_WINDOW_S, (now - since_s) / 2))
         samples = self._samples
-        # Nothing is done at first, while the first lines run.
+        # At first, while the first lines run, nothing is completed.
         if len(samples) == 1 and samples[0].prompt_work == self._prompt_work:
             samples.clear()
         samples.append(Sample(now, self._prompt_work, self._num_output_tokens))

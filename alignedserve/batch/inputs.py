@@ -1,4 +1,4 @@
-"""The input file of a job, in chunks: one that was uploaded, or one that is read where it is."""
+"""The chunks of a job's input file, which was uploaded or is read in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.store.retry import retried
 
 
 class FileGone(Exception):
-    """The file was there, and is gone now."""
+    """The file existed earlier and is gone."""
 
 
 class Inputs:
@@ -21,8 +21,7 @@ class Inputs:
         self._placed = placed
 
     def chunks(self, job: JobRecord) -> AsyncIterator[bytes]:
-        """Yields the chunks of the job's input file. Raises FileGone, and InputChanged for one that is read where it
-        is."""
+        """Yields the chunks of the job's input file. Raises FileGone, and InputChanged for a file in place."""
         return self._placed_chunks(job.placed_input) if job.placed_input else self._uploaded_chunks(job)
 
     async def _uploaded_chunks(self, job: JobRecord) -> AsyncIterator[bytes]:

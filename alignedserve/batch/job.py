@@ -1,4 +1,4 @@
-"""The states of a job, as in OpenAI's API. The functions are pure, and an event that comes twice changes nothing more.
+"""The states of a job, as in OpenAI's API. The functions are pure, and a repeated event has no further effect.
 
 validating ── in_progress ── finalizing ── completed
     │              ├─ failed     └──────── expired     (the deadline came first)
@@ -29,12 +29,12 @@ class Invalid:
 
 @dataclass(frozen=True)
 class AllAnswered:
-    """Every line has its result."""
+    """Every line has a result."""
 
 
 @dataclass(frozen=True)
 class TimeUp:
-    """Every line has its result, since lines that had none when the deadline came got an error."""
+    """Every line has a result. Those without one at the deadline got an error."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CancelAsked:
 
 @dataclass(frozen=True)
 class Written:
-    """The results are in files; an id is None if there was nothing to put into that file."""
+    """The results are in files. An id is None if there was nothing to write to that file."""
 
     output: FileId | None
     errors: FileId | None
@@ -54,8 +54,8 @@ Event = Valid | Invalid | AllAnswered | TimeUp | CancelAsked | Written
 
 
 def after(job: JobRecord, event: Event, now: int) -> JobRecord:
-    """Returns the job after the event: `job` itself if the event changes nothing, because it has come before or
-    another event has come in between."""
+    """Returns the job after the event. Returns `job` itself if the event has no effect, because it is a repetition or
+    another event came first."""
     step = _STEPS.get((job.status, type(event)))
     return job if step is None else step(job, event, now)
 
@@ -106,7 +106,7 @@ _STEPS: dict[tuple[str, type[Any]], Callable[[JobRecord, Any, int], JobRecord]] 
     ("in_progress", AllAnswered): _all_answered,
     ("in_progress", TimeUp): _time_up,
     ("in_progress", CancelAsked): _cancel,
-    # Its input file is gone.
+    # Its input file no longer exists.
     ("in_progress", Invalid): _invalid,
     ("finalizing", Written): _written,
     ("cancelling", Written): _cancelled,
@@ -114,7 +114,7 @@ _STEPS: dict[tuple[str, type[Any]], Callable[[JobRecord, Any, int], JobRecord]] 
 
 
 def parse_window(text: str) -> int:
-    """Returns the seconds. Raises ValueError for what is not from 10m to 7d."""
+    """Returns the window in seconds. Raises ValueError unless it is from 10m to 7d."""
     unit = {"m": 60, "h": 3600, "d": 86400}.get(text[-1:])
     digits = text[:-1]
     seconds = int(digits) * unit if unit and digits.isascii() and digits.isdigit() and len(digits) < 6 else 0

@@ -1,8 +1,8 @@
-"""One stage of one job, done by the holder of its lease, from wherever the job is, until it is stopped.
+"""One stage of one job. The holder of the job's lease runs it from its current state until it is stopped.
 
-Progress is kept in the store alone, so that another holder goes on from there. A line's answer and the mark that it
-has one are the same thing there: a line may run twice, and is answered once. The store also records that a line
-begins, so that a line which kills the process that runs it does not run for ever.
+Progress is kept only in the store, so another holder can continue. A line's answer is also the mark that the line is
+done: a line may run twice but is answered once. The store records each line's start as well, so a line that kills its
+process does not run for ever.
 """
 
 from __future__ import annotations
@@ -52,40 +52,40 @@ from alignedserve.store import (
 )
 from alignedserve.store.retry import retried
 
-# Calls the endpoint with (endpoint, body as JSON, deadline on time.time()'s clock, the job's owner, whether jobs would
-# be done too late) and returns its answer. It does not raise for an invalid body.
+# Calls the endpoint and returns its answer. Arguments: endpoint, body as JSON, deadline on time.time()'s clock, the
+# job's owner, and whether jobs would be late. An invalid body does not raise.
 Ask = Callable[[str, bytes, float, str, bool], Awaitable[Answer]]
 
-# A line with one of these statuses is tried again, as often as needed.
+# Statuses that are retried without limit: the line was not accepted.
 _NOT_TAKEN = (429, 503)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What all jobs of a gateway have in common."""
+    """What all jobs of a gateway share."""
 
     store: Store
-    # Where the files that are made get their content.
+    # Stores the content of new files.
     contents: Contents
     inputs: Inputs
     ask: Ask
-    # Returns whether jobs would be done too late at their present speed.
+    # Returns whether jobs would be late at their present speed.
     are_late: Callable[[], bool]
-    # The first is that of lines which name none.
+    # The first one applies to lines without a model.
     served_models: Sequence[str]
     config: BatchConfig
-    # The limit of lines that run.
+    # The limit on running lines.
     limit: ConcurrencyLimit
-    # The turns of jobs that read files.
+    # The turns in which files are read.
     turns: LoopTurns
     reader: LineReader
-    # Once this is set no line begins any more.
+    # Once it is set, no more lines begin.
     stopping: asyncio.Event
-    # This is called when a line was not answered in time.
+    # Called for each line that missed its deadline.
     on_late: Callable[[], None]
-    # This is called with a job that is over.
+    # Called with each job that has ended.
     on_over: Callable[[JobRecord], None]
-    # Returns the deliveries that tell of the end of a job.
+    # Returns the deliveries that announce a job's end.
     deliveries_of: Callable[[JobRecord], Sequence[Delivery]]
 
 
@@ -100,32 +100,32 @@ class JobRun:
     shared: Shared
     lease: Lease
     stage: Stage
-    # The numbers of the lines that are about to begin.
+    # Numbers of the lines that are about to begin.
     _coming: list[int] = field(default_factory=list, init=False)
     _beginning: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    # The task that works on the job's file.
+    # The task that processes the job's file.
     _working: asyncio.Task[Event | None] | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Runs until the job is in another stage or over, or until everything is stopping. Raises LeaseLost, alone or
+        """Runs until the job has ended or reached another stage, or until the gateway stops. Raises LeaseLost, alone or
         in a group."""
         store = self.shared.store
         while not self.shared.stopping.is_set():
             job = await retried(store.job, self.lease.job_id)
-            # One that is over may be deleted.
+            # An ended job may have been deleted.
             if job is None or job.is_over or stage_of(job) != self.stage:
                 return
             event, files = await self._next(job)
             if event is not None:
                 changed = after(job, event, int(time.time()))
-                # If the job has changed it was cancelled meanwhile, which the next round finds.
+                # If the job has changed, it was cancelled meanwhile. The next round handles that.
                 told = self.shared.deliveries_of(changed) if changed.is_over else ()
                 is_done = await retried(store.finish_job, job, changed, self.lease, files, told)
                 if is_done and changed.is_over:
                     self.shared.on_over(changed)
 
     def cancel(self) -> None:
-        """Stops the work on the file, since the job is being cancelled: no more lines begin. Safe to repeat."""
+        """Stops the work on the file of a job that is being cancelled. No more lines begin. Safe to repeat."""
         if self._working:
             self._working.cancel()
 
@@ -144,8 +144,8 @@ class JobRun:
     async def _of_its_file(
         self, work: Callable[[JobRecord], Coroutine[Any, Any, Event | None]], job: JobRecord
     ) -> Event | None:
-        """Does the work and returns its event; None: the work was stopped or cancelled. An error that would repeat for
-        ever makes the job fail."""
+        """Does the work and returns its event, or None if the work was stopped or cancelled. An error that would repeat
+        for ever fails the job."""
         try:
             return await self._unless_cancelled(work(job))
         except (FileGone, InputChanged, TooManyLines, ExceptionGroup) as error:
@@ -226,8 +226,8 @@ class JobRun:
             await self._put(job, found, not_stored(found), is_bounded=False)
 
     async def _begin(self, number: int) -> None:
-        """Records that the line begins, in the order of the calls; lines that come while others are being recorded are
-        recorded together."""
+        """Records that the line begins, in the order of the calls. Lines that arrive during a write are recorded
+        together in the next one."""
         self._coming.append(number)
         async with self._beginning:
             if number in self._coming:
@@ -249,8 +249,8 @@ class JobRun:
             pause_s = min(2 * pause_s, config.max_retry_s)
 
     async def _cancel_the_rest(self, job: JobRecord) -> None:
-        """Says of the lines that have no answer that they were cancelled. If the file was not validated, or is gone,
-        there is nothing to be said of them."""
+        """Answers each remaining line with an error that says it was cancelled. Does nothing if the file was never
+        validated or is gone."""
         if job.in_progress_at is None:
             return
         with contextlib.suppress(FileGone):
@@ -258,19 +258,19 @@ class JobRun:
                 await self._put(job, line, cancelled(line), is_bounded=False)
 
     async def _unanswered(self, job: JobRecord) -> AsyncIterator[BatchLine]:
-        """Yields the lines that have no result yet. The file has been validated."""
+        """Yields the lines without a result. The file must be validated."""
         done = await retried(self.shared.store.lines_done, job.id)
         async for line in self._lines(job, done):
             yield await self._batch_line(job, line)
 
     async def _lines(self, job: JobRecord, done: Collection[int] = ()) -> AsyncIterator[Line]:
-        """Yields the lines that are not done."""
+        """Yields the lines that are not in `done`."""
         async for line in lines_of(self.shared.inputs.chunks(job), self.shared.turns):
             if line.number not in done:
                 yield line
 
     async def _batch_line(self, job: JobRecord, line: Line) -> BatchLine:
-        """Returns the line in parts. Its file has been validated."""
+        """Returns the line's parts. The file must be validated."""
         found = await self.shared.reader.parsed(line)
         assert line.text is not None
         body = line.text[found.start : found.end]
@@ -306,13 +306,13 @@ _FATAL: dict[type[Exception], Callable[[JobRecord], Problem]] = {
 
 
 async def cancel_job(store: Store, job: JobRecord) -> JobRecord:
-    """Returns the job after the cancellation; unchanged, if it is too late for that. Raises StoreAway."""
+    """Returns the job after the cancellation; unchanged if it is too late to cancel it. Raises StoreAway."""
     while True:
         changed = after(job, CancelAsked(), int(time.time()))
         if changed is job or await store.replace_job(job, changed, None):
             return changed
         found = await store.job(job.id)
         if found is None:
-            # It was over, and is deleted.
+            # It had ended, and was deleted.
             return job
         job = found

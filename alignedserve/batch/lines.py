@@ -1,4 +1,5 @@
-"""A file's lines, from its chunks, with no more than a chunk and a line in memory, and a step of lines at a time."""
+"""Splits a file's chunks into lines. At most one chunk and one line are in memory, and the event loop gets regular
+turns."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from alignedserve.batch.loop_turns import LoopTurns
 
 @dataclass(frozen=True)
 class Line:
-    # Counted from 1.
+    # Starts at 1.
     number: int
-    # The line without its end; None: it is longer than a line may be.
+    # Without the line break; None if the line is too long.
     text: bytes | None
 
     @property
@@ -23,21 +24,21 @@ class Line:
 
 
 class TooManyLines(Exception):
-    """The file has more lines than it may have, blank ones included."""
+    """The file has too many lines, blank ones included."""
 
 
 class LineSplitter:
-    """Splits bytes that come in chunks into lines."""
+    """Splits a stream of chunks into lines."""
 
     def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_line_bytes = max_line_bytes
         self._number = 0
-        # The beginning of the current line, and whether it is too long already.
+        # The current line so far, and whether it is already too long.
         self._open = bytearray()
         self._is_too_long = False
 
     def feed(self, data: bytes) -> Iterator[Line]:
-        """Yields the lines one by one: a chunk of half a million lines must not become half a million objects."""
+        """Yields the lines lazily. A list would have half a million objects for some chunks."""
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             self._add(data[start:end])
@@ -46,10 +47,10 @@ class LineSplitter:
         self._add(data[start:])
 
     def end(self) -> Line:
-        """Ends the current line, at a line's end or at the file's, and returns it."""
+        """Ends the current line, at a line break or at the end of the file, and returns it."""
         self._number += 1
         if self._number == 1:
-            # The byte order mark only says that UTF-8 follows, and is not part of the line.
+            # A byte order mark only announces UTF-8. It is not part of the line.
             self._open = self._open.removeprefix(BOM_UTF8)
         text = None if self._is_too_long else bytes(self._open.strip())
         self._open.clear()
@@ -64,8 +65,8 @@ class LineSplitter:
 
 
 async def lines_of(chunks: AsyncIterator[bytes], turns: LoopTurns) -> AsyncIterator[Line]:
-    """Yields the lines that are not blank. The caller's work on a step's lines is part of the step. Raises
-    TooManyLines."""
+    """Yields the lines that are not blank. After every step it waits for a turn on the event loop. A step includes the
+    caller's work on its lines. Raises TooManyLines."""
     num_lines = num_bytes = 0
     async for line in _all_lines_of(chunks):
         if line.number > MAX_LINES_WITH_BLANKS:

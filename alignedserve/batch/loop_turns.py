@@ -1,4 +1,4 @@
-"""Turns on the event loop for long work: one step at a time, with the loop's other tasks in between."""
+"""Turns on the event loop for long work: one step at a time, and the loop's other tasks in between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class LoopTurns:
         self._turn = asyncio.Lock()
 
     async def next(self) -> None:
-        """Waits for a turn, between one step and the next. However many tasks wait, the loop goes round between any
-        two of them; the one which has waited longest is the next."""
+        """Waits for a turn; call it between two steps. The loop runs its other tasks between any two turns, however
+        many tasks wait. Turns are first come, first served."""
         async with self._turn:
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Parses a line as far as a job needs it: the content of its body is skipped, except for the model's name."""
+"""Parses the parts of a line that a job needs. The content of its body is skipped, except for the model's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.store import Problem
 from alignedserve.types import shortened
 
 MAX_CUSTOM_ID_CHARS = 512
-# The most characters of texts that are compared or reported: a line may be one long text.
+# The most characters of a text that is compared or reported. A line may consist of one long text.
 _MAX_CHARS = 1000
 
 
@@ -23,12 +23,12 @@ class LineProblem(ValueError):
 
 class Parsed(msgspec.Struct, frozen=True):
     custom_id: str
-    # The method is shortened if it is long.
+    # Truncated if it is long.
     method: str
     url: str
-    # The model that the body names, if it names one.
+    # The model that the body names, or None.
     model: str | None
-    # The span of the body, an object of JSON, in the bytes of the line.
+    # The byte range of the body, a JSON object, within the line.
     start: int
     end: int
 
@@ -47,13 +47,13 @@ _string = msgspec.json.Decoder(str)
 
 
 def parse(text: bytes | None, number: int) -> Parsed:
-    """Parses a line; `text` is None for one that is too long. The time depends on its length, whatever it contains.
-    Raises LineProblem."""
+    """Parses a line. `text` is None for one that is too long. The time is linear in the line's length, whatever it
+    contains. Raises LineProblem."""
     if text is None:
         message = f"the line is longer than {MAX_LINE_BYTES} bytes"
         raise LineProblem(Problem("line_too_long", message, number))
     try:
-        # The JSON decoder does not check the encoding of what it skips.
+        # The JSON decoder does not check the encoding of skipped values.
         text.decode()
         return _parse(text, number)
     except LineProblem:
@@ -83,7 +83,7 @@ def _parse(text: bytes, number: int) -> Parsed:
         name = shortened(min(unknown), _MAX_CHARS)
         raise LineProblem(Problem("unknown_parameter", f"{name}: unknown", number, name))
     body = values["body"]
-    # If the same bytes occur earlier, in a text for instance, those serve as well.
+    # The same bytes may occur earlier in the line, for instance in a text. They serve as well.
     start = text.find(body)
     return Parsed(
         custom_id,

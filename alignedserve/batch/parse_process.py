@@ -1,4 +1,4 @@
-"""A process that parses long lines for the gateway, whose event loop would stand still meanwhile (child.py)."""
+"""A child process that parses long lines for the gateway (child.py), which would otherwise block its event loop."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from alignedserve.batch.parse import LineProblem, Parsed, parse
 from alignedserve.process.child import read_frame, write_frame
 from alignedserve.store import Problem
 
-# A line of a million unknown names takes a hundred times its bytes.
+# A line with a million unknown names takes a hundred times its size.
 MAX_MEMORY_BYTES = 2 << 30
-# A request is a line's number in so many bytes, and then the line.
+# A request is a line's number, in this many bytes, followed by the line.
 NUMBER_BYTES = 4
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What was parsed, or why it could not be: exactly one of both."""
+    """The parsed line, or the problem with it; exactly one of them is set."""
 
     parsed: Parsed | None = None
     problem: Problem | None = None

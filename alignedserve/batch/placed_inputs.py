@@ -1,8 +1,8 @@
-"""Input files that are not uploaded but read where they are: only under the prefixes that the operator allows.
+"""Reads input files where they are, without an upload. Only the prefixes that the operator allows are readable.
 
-A file of this machine is opened so that no symbolic link can lead out of its prefix, also not one that is made while
-it is opened. It is read as long as it is the one that was there when the job was made; where buckets are, and with
-which credentials, is the operator's to say (alignedserve/store/homes/bucket.py).
+A local file is opened so that no symbolic link leads out of its prefix, not even one that is created during the open.
+The file must be the same one as when the job was created. The operator decides which buckets exist and with which
+credentials they are read (alignedserve/store/homes/bucket.py).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from alignedserve.types import InvalidRequest
 if TYPE_CHECKING:
     from alignedserve.store.homes.bucket import Objects
 
-# What a file system says of a path that leads to no file, or to none that may be read.
+# Errors of the file system for a path that is not a readable file.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENXIO)
 
 
 class InputChanged(Exception):
-    """The file is not the one that was there when the job was made."""
+    """The file is not the same one as when the job was created."""
 
 
 def is_url(text: str) -> bool:
@@ -36,7 +36,7 @@ def is_url(text: str) -> bool:
 
 class PlacedInputs:
     def __init__(self, prefixes: Sequence[str], max_bytes: int | None = None) -> None:
-        """`max_bytes` is the most that a file may have. Raises ValueError for an invalid prefix."""
+        """`max_bytes` is the largest size of a file. Raises ValueError for an invalid prefix."""
         self._prefixes = prefixes
         self._places = [parse_place(each) for each in prefixes]
         self._max_bytes = max_bytes
@@ -44,7 +44,8 @@ class PlacedInputs:
         self._buckets: dict[str, Objects] = {}
 
     async def find(self, url: str) -> PlacedInput:
-        """Finds the file. Raises InvalidRequest; what is not under a prefix is refused before it is looked for."""
+        """Returns the file's size and version. Raises InvalidRequest. A URL outside all prefixes is refused without a
+        look."""
         num_bytes, version = await self._found(url)
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise InvalidRequest(
@@ -53,7 +54,7 @@ class PlacedInputs:
         return PlacedInput(url, num_bytes, version)
 
     async def read(self, placed: PlacedInput, start: int, num_bytes: int) -> bytes:
-        """Returns so many bytes. Raises InputChanged."""
+        """Returns exactly `num_bytes` bytes from `start` on. Raises InputChanged."""
         try:
             place = self._allowed(placed.url)
             if isinstance(place, BucketPlace):
@@ -80,7 +81,8 @@ class PlacedInputs:
             ) from None
 
     def _allowed(self, url: str) -> BucketPlace | tuple[Path, Path]:
-        """Returns the place of an object, or of a file: its prefix and itself, without symbolic links."""
+        """Returns the place of an object; or a file's prefix and path, both with symbolic links resolved. Raises
+        InvalidRequest if no prefix contains it."""
         if not is_url(url):
             raise self._refused(url)
         try:
@@ -137,8 +139,7 @@ def _stat(root: Path, path: Path) -> tuple[int, str]:
 
 
 def _opened(root: Path, path: Path) -> int:
-    """Opens a regular file by one name after the other, none of which may be a symbolic link. Raises
-    FileNotFoundError."""
+    """Opens a regular file, one path component at a time; none may be a symbolic link. Raises FileNotFoundError."""
     *folders, name = path.relative_to(root).parts or (".",)
     plain = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -148,7 +149,7 @@ def _opened(root: Path, path: Path) -> int:
                 inner = os.open(folder, plain | os.O_DIRECTORY, dir_fd=at)
                 os.close(at)
                 at = inner
-            # A pipe would be waited for.
+            # Without O_NONBLOCK, opening a named pipe blocks.
             file = os.open(name, plain | os.O_NONBLOCK, dir_fd=at)
         finally:
             os.close(at)

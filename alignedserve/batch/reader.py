@@ -1,4 +1,4 @@
-"""Parses lines: short ones here, long ones in a process of their own (parse_process.py)."""
+"""Parses short lines in this process and long ones in a child process (parse_process.py)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from alignedserve.batch.parse_process import NUMBER_BYTES, Told
 from alignedserve.process.child import Child, ChildEnded, Starter
 from alignedserve.store import Problem
 
-# The longest line takes a fraction of a second: a process that takes so many seconds hangs.
+# Seconds until the child counts as hung. The longest line takes a fraction of a second.
 TIMEOUT_S = 30.0
 
 
 class LineReader:
-    """Parses lines; it starts its process when that is first needed."""
+    """Parses lines. The child process starts when it is first needed."""
 
     def __init__(self) -> None:
         self._child = Child(Starter(parse_process.__name__), TIMEOUT_S)

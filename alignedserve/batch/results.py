@@ -1,4 +1,4 @@
-"""The results of lines, in the form of the API through which their job was made, and the files that contain them."""
+"""The results of lines, in the format of the job's API, and the files that contain them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from alignedserve.store.contents import CHUNK_BYTES
 from alignedserve.store.records import Ending
 from alignedserve.store.retry import RETRY_S, retried
 
-# The number of results that are fetched at a time when files are written.
+# Results that are fetched at once while files are written.
 _STEP = 256
-# The longest pause before files whose writing was broken off are written again, in seconds.
+# Longest pause before interrupted files are written again, in seconds.
 _MAX_PAUSE_S = 10.0
 
 
@@ -37,22 +37,22 @@ _MAX_PAUSE_S = 10.0
 class BatchLine:
     number: int
     custom_id: str
-    # The body as it was sent, an object of JSON.
+    # The JSON object as the client sent it.
     body: bytes
-    # The bytes of the line in the file.
+    # Size of the line in the file.
     num_bytes: int = 0
-    # Whether it is a line of a message batch.
+    # Whether the line belongs to a message batch.
     is_message: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the endpoint answers to a line's body."""
+    """The endpoint's answer to a line's body."""
 
     status: int
-    # An object of JSON.
+    # A JSON object.
     body: dict[str, Any] | msgspec.Raw
-    # The usage that the body contains; empty for a failure.
+    # The body's usage; empty for a failure.
     usage: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -121,7 +121,7 @@ def _text(
         "error": error,
     }
     if is_error:
-        # The line in the input file.
+        # The number of the line in the input file.
         found["line"] = line.number
     return msgspec.json.encode(found)
 
@@ -129,7 +129,7 @@ def _text(
 def _message_result(
     response: dict[str, Any] | None, error: dict[str, Any] | None, ending: Ending | None
 ) -> dict[str, Any]:
-    """Returns the result as a message batch has it."""
+    """Returns the result in the format of a message batch."""
     if ending is not None:
         return {"type": "canceled" if ending == "cancelled" else ending}
     if response is None:
@@ -143,8 +143,8 @@ def _message_result(
 
 class _FileWriter:
     def __init__(self, contents: Contents, job: JobRecord, filename: str) -> None:
-        # Its content is not counted against the limits: the results in it are, until they are deleted when the file is
-        # complete.
+        # The file's content is exempt from the limits. Its results are counted until the file is complete and they are
+        # deleted.
         self._content = contents.new_file(job.owner, is_bounded=False)
         self._owner = job.owner
         self._expires_after_s = job.output_expires_after_s
@@ -159,7 +159,7 @@ class _FileWriter:
             await self._flush(CHUNK_BYTES)
 
     async def close(self) -> FileRecord | None:
-        """Writes the rest; returns None if nothing was written."""
+        """Writes the rest. Returns None if there was no content."""
         if self._buffer:
             await self._flush(len(self._buffer))
         if not self._num_bytes:
@@ -191,7 +191,7 @@ class _FileWriter:
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """The output and error file, which are not committed yet."""
+    """The output and error files, before they are committed."""
 
     output: FileRecord | None
     errors: FileRecord | None
@@ -210,8 +210,8 @@ class ResultFiles:
 
 
 async def write_results(store: Store, contents: Contents, job: JobRecord) -> ResultFiles:
-    """Writes all results, in the order of the input; again from the beginning, if that is broken off, after ever longer
-    pauses: a disk may stay full for long."""
+    """Writes all results in the order of the input. If it is interrupted, it starts over after increasing pauses, since
+    a disk may stay full for a long time."""
     pause_s = RETRY_S
     while True:
         output = _FileWriter(contents, job, f"{job.id}_output.jsonl")
@@ -235,6 +235,6 @@ async def _written(store: Store, job: JobRecord, output: _FileWriter, errors: _F
         for result in found:
             if result is not None:
                 await (errors if result.is_error else output).add(result.text)
-        # If the job has ended meanwhile there are no results.
+        # A job that has ended has no results any more.
         start += len(found) or _STEP
     return ResultFiles(await output.close(), await errors.close())

@@ -1,7 +1,7 @@
-"""A gateway's share of the batch jobs: it looks for jobs, takes as many as it has places for, and works on them.
+"""A gateway's part in batch jobs: it looks for jobs, takes as many as it has places for, and works on them.
 
-A job is taken for one stage (store/base.py), and each stage has places of its own: a file is validated, and a job is
-cancelled, while others run for hours. Jobs for which no gateway has a place cost nothing.
+A job is taken for one stage (store/base.py), and each stage has its own places. So files are validated and jobs
+cancelled while others run for hours. Jobs beyond the places of all gateways cost nothing.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class BatchRunner:
         deliveries_of: Callable[[JobRecord], Sequence[Delivery]] = lambda job: (),
         contents: Contents | None = None,
     ) -> None:
-        """`name` is the gateway's, for people to read; `on_late` is called for each line that was not answered in
-        time, and `on_over` with each job that is over, of which `deliveries_of` tell. The content of files is in the
-        store, if nothing else is said."""
+        """`name` identifies the gateway to people. `on_late` is called for each line that missed its deadline, and
+        `on_over` for each job that has ended. `deliveries_of` returns the deliveries that announce such a job. By
+        default the content of files is in the store."""
         config = config or BatchConfig()
         self._store = store
         self._contents = contents = contents or ContentsInStore(store)
@@ -84,29 +84,29 @@ class BatchRunner:
         )
         self._held: dict[Lease, tuple[JobRun, asyncio.Task[None]]] = {}
         self._looking = Looking(self._look_and_tell, config.look_s, "jobs")
-        # What takes as long as a slow store or bucket makes it: leases have to be renewed meanwhile.
+        # These run beside the looks: with a slow store or bucket they are slow, and leases must be renewed meanwhile.
         self._tidying = _Aside(self._tidy, "tidying up")
         self._forecasting = _Aside(self._estimate, "estimating when jobs will be done")
         self._patience_s = 0.0
         self._is_upgraded = False
         self._was_down = False
-        # The number of jobs that are not over, by status, at the last look.
+        # Number of open jobs by status, at the last look.
         self.num_open_jobs: Counter[str] = Counter()
 
     def wake(self) -> None:
-        """Makes the next look happen now: there is a new job, or one to be brought to an end."""
+        """Makes the next look happen now, because there is a new job or one that must be ended."""
         self._looking.wake()
 
     def cancel(self, job_id: JobId) -> None:
-        """Stops the job's lines here, since it is being cancelled; other gateways find that at their next look."""
+        """Stops this gateway's lines of a job that is being cancelled. Other gateways notice at their next look."""
         for lease, (run, _) in self._held.items():
             if lease.job_id == job_id:
                 run.cancel()
         self.wake()
 
     def stop(self, patience_s: float) -> None:
-        """Lets no more lines begin, and gives those that run so many seconds. What is not done by then is done after
-        the next start."""
+        """Begins no more lines, and lets running ones continue for `patience_s` seconds. Unfinished lines run after the
+        next start."""
         self._patience_s = patience_s
         self._shared.stopping.set()
         self._looking.stop()
@@ -125,7 +125,7 @@ class BatchRunner:
             await self._shared.reader.aclose()
 
     async def _until_done(self) -> None:
-        """Waits for the lines that still run, and renews their jobs' leases meanwhile."""
+        """Waits for the running lines, and renews their jobs' leases meanwhile."""
         give_up_s = time.monotonic() + self._patience_s
         while self._held and (left_s := give_up_s - time.monotonic()) > 0:
             await asyncio.wait(self._tasks(), timeout=min(left_s, self._config.look_s))
@@ -170,7 +170,7 @@ class BatchRunner:
 
     def _over(self, lease: Lease) -> None:
         del self._held[lease]
-        # The job may be in its next stage, and there is a free place.
+        # The job may be in its next stage, and a place is free.
         self.wake()
 
     async def _work(self, lease: Lease, run: JobRun) -> None:
@@ -181,7 +181,7 @@ class BatchRunner:
             await self._let_go(lease)
             raise
         except Exception as error:
-            # The job is not released but its lease lapses, so that it is not tried again at once.
+            # The lease is not released: it expires, which delays the next try.
             if not _is_lost(error):
                 log.exception("job %s failed, and is tried again", lease.job_id)
 
@@ -193,7 +193,7 @@ class BatchRunner:
             await self._store.release(lease)
 
     async def _renew(self) -> None:
-        """Renews the leases. While the store is away nobody else can take them."""
+        """Renews the leases. While the store is down, no other gateway can take them."""
         leases = list(self._held)
         states = await self._store.renew(leases, self._config.lease_s)
         for lease, state in zip(leases, states, strict=True):
@@ -218,7 +218,7 @@ class BatchRunner:
 
 
 class _Aside:
-    """Runs something beside the looks, once at a time. Whatever fails is tried again at a later look."""
+    """Runs something beside the looks, at most once at a time. A failure is retried at a later look."""
 
     def __init__(self, work: Callable[[], Coroutine[None, None, None]], what: str) -> None:
         self._work = work
@@ -226,7 +226,7 @@ class _Aside:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Does nothing while it is under way."""
+        """Starts it unless it is still running."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 

@@ -1,5 +1,5 @@
-"""Checks whether a file can be a job, line by line, before any line runs. The content of a body is not checked, except
-for its model: an invalid body is answered with an error, and affects no other line."""
+"""Checks line by line whether a file can become a job, before any line runs. A body is not checked, except for its
+model. An invalid body is answered with an error and affects no other line."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ MAX_PROBLEM_CHARS = 300
 
 class Validator:
     def __init__(self, endpoint: str, served_models: Sequence[str]) -> None:
-        """`served_models`: the first is that of lines which name none."""
+        """`served_models`: the first one applies to lines without a model."""
         self._endpoint = endpoint
         self._served_models = served_models
         self._model: str | None = None
         self._num_lines = 0
-        # The digests of all custom_ids, 16 bytes each, however long the ids are.
+        # Digests of all custom_ids: 16 bytes each, however long the ids are.
         self._seen: set[bytes] = set()
         self._problems: list[Problem] = []
 
     @property
     def is_enough(self) -> bool:
-        """Whether further lines could not change the outcome."""
+        """Whether further lines cannot change the outcome."""
         return len(self._problems) >= MAX_PROBLEMS or self._num_lines > MAX_LINES
 
     def add(self, number: int, found: Parsed | Problem) -> None:
-        """Adds the next line: what it contains, or its problem."""
+        """Adds the next line: its content, or its problem."""
         self._num_lines += 1
         problem = found if isinstance(found, Problem) else self._problem(number, found)
         if problem:
@@ -83,7 +83,7 @@ class Validator:
 
 
 def _shortened(problem: Problem) -> Problem:
-    """Shortens the problem: a job's record contains it and is read often, and a quotation in it may be as long as a
-    line."""
+    """Truncates the problem's texts. A problem may quote a whole line, and is part of the job's record, which is read
+    often."""
     param = problem.param and shortened(problem.param, MAX_PROBLEM_CHARS)
     return replace(problem, message=shortened(problem.message, MAX_PROBLEM_CHARS), param=param)

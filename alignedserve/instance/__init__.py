@@ -1,1 +1,1 @@
-"""What prefill and decode instances have in common: an engine, a loop beside a connection, copies of KV."""
+"""Code shared by prefill and decode instances: an engine, a loop beside a connection, copies of KV."""

@@ -1,5 +1,5 @@
-"""What the Ray shells of instances have in common. The process is imported where it runs: the launcher needs none of
-it."""
+"""The common part of the instances' Ray actors. The process is imported only where it runs, since the launcher does not
+need it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class InstanceShell(ABC):
 
     @abstractmethod
     def _make(self) -> InstanceProcess:
-        """Imports the process, and makes it."""
+        """Imports and makes the process."""
 
     def prepare(self) -> None:
-        """Loads the model: `run` goes on from there."""
+        """Loads the model. `run` continues from there."""
         self._process = self._make()
         self._process.prepare()
 

@@ -1,6 +1,5 @@
-"""The blocks of a request's columns, at an instance and in the pool, that a copy moves: column by column, those of all
-groups of layers which have not passed the column (`protocol/kv_span.py`). Both ends of a copy list them so.
-"""
+"""The blocks that a copy moves, in the instance and in the pool: column by column, those of all layer groups that have
+not passed the column (`protocol/kv_span.py`). Both ends of a copy list them in this order."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from alignedserve.types import BlockId, PoolBlockId
 
 
 def blocks_with(engine: Executor, request: Request, num_cached: int) -> list[BlockId]:
-    """The request's blocks that hold what the token after the first `num_cached` attends to."""
+    """Returns the request's blocks that the token after the first `num_cached` attends to."""
     span = engine.span
     end = span.num_columns(num_cached)
     return [*compress(engine.blocks_of(request, 0, end), span.are_held(0, end, span.num_passed(num_cached)))]
@@ -24,7 +23,8 @@ def blocks_with(engine: Executor, request: Request, num_cached: int) -> list[Blo
 def pool_blocks(
     span: KvSpan, columns: Sequence[PoolBlockId], first: int, end: int, num_passed: int
 ) -> list[PoolBlockId]:
-    """The pool's blocks, each of one group of layers, of columns `first` to `end` of a request which has `columns`."""
+    """Returns the pool's blocks, one per layer group, for columns `first` to `end` of a request with these
+    `columns`."""
     size = span.num_groups
     blocks = [PoolBlockId(column * size + group) for column in columns[first:end] for group in range(size)]
     return [*compress(blocks, span.are_held(first, end, num_passed))]
@@ -38,6 +38,6 @@ def pairs_of(
     end: int,
     num_passed: int,
 ) -> Pairs:
-    """The request's blocks of columns `first` to `end`, each with the pool's."""
+    """Returns the request's blocks in columns `first` to `end`, each with its pool block."""
     here = compress(engine.blocks_of(request, first, end), engine.span.are_held(first, end, num_passed))
     return [*zip(here, pool_blocks(engine.span, columns, first, end, num_passed), strict=True)]

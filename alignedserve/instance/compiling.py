@@ -1,7 +1,5 @@
-"""Requests' grammars, which are compiled on threads of their own, so that no iteration waits for one.
-
-llguidance releases the interpreter's lock while it compiles.
-"""
+"""Compiles requests' grammars on threads, so that no iteration waits for one. llguidance releases the GIL while it
+compiles."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ from alignedserve.text.grammar import Matcher
 from alignedserve.transport.completions import Completions
 from alignedserve.types import RequestKey
 
-# With two threads, a grammar that takes long holds up some others, but not all.
+# With two threads, a slow grammar delays some others, but not all.
 NUM_THREADS = 2
 
 
 @dataclass(eq=False)
 class _Job:
     future: Future[None]
-    # The call that waits for the grammar.
+    # The call to make when the grammar is ready.
     then: Callable[[], None] | None = None
 
 
@@ -35,15 +33,15 @@ class Compiling:
         return len(self._jobs)
 
     def begin(self, key: RequestKey, matcher: Matcher | None) -> None:
-        """Starts to compile a request's grammar; does nothing if the request has none, or it is ready."""
+        """Starts compiling a request's grammar. Does nothing if there is none or it is ready."""
         if matcher is None or matcher.is_ready:
             return
         job = self._jobs[key] = _Job(self._threads.submit(matcher.prepare))
         job.future.add_done_callback(lambda _: self._completions.call(partial(self._ended, key, job)))
 
     def when_ready(self, key: RequestKey, then: Callable[[], None]) -> None:
-        """Calls `then` when the request's grammar is compiled: at once if it is, else from the completions, unless it
-        is dropped before."""
+        """Calls `then` when the request's grammar is ready: immediately if it is, otherwise from the completions. Never
+        calls it after `drop`."""
         job = self._jobs.get(key)
         if job is None:
             then()
@@ -51,8 +49,7 @@ class Compiling:
             job.then = then
 
     def drop(self, key: RequestKey) -> bool:
-        """Forgets a request's grammar. Returns True if a call waited for it, which will not be made. Safe to
-        repeat."""
+        """Forgets a request's grammar. Returns True if this cancels a waiting call. Safe to repeat."""
         job = self._jobs.pop(key, None)
         if job is None:
             return False

@@ -1,4 +1,4 @@
-"""The configuration of an instance's process. It has plain values only and needs no torch, since the launcher makes
+"""The configuration of an instance's process. It has only plain values and needs no torch, because the launcher creates
 it."""
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from alignedserve.scheduling.config import SchedulingConfig
 from alignedserve.types import InstanceId
 
 NO_PROFILE = "none"
-# The bytes up to which a copy on a CPU is made by the thread that computes, since it takes no more than about 0.2 ms.
+# Size in bytes up to which a copy on a CPU runs on the thread that computes. It takes about 0.2 ms at most.
 QUICK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class TransferConfig:
-    # How KV gets to decode instances, one of TRANSPORTS: through the pool's memory (host), or straight from the
-    # prefill instance which has staged it.
+    # How KV gets to decode instances, one of TRANSPORTS: through the pool's memory (host), or directly from the prefill
+    # instance that staged it.
     transport: str = "host"
-    # The share of a prefill instance's blocks that is for staged KV; unused where the transport is host.
+    # Share of a prefill instance's blocks for staged KV. Unused with transport host.
     staging_share: float = 0.5
-    # A copy that takes longer fails.
+    # Timeout of a copy, in seconds.
     timeout_s: float = 30.0
-    # The thread that computes makes copies of fewer bytes itself, at once. On a CPU whose cores are all computing,
-    # another thread would wait for a core longer than such a copy takes.
+    # Copies of fewer bytes run on the thread that computes. On a busy CPU, another thread would wait for a core longer
+    # than such a copy takes.
     quick_bytes: int = 0
-    # A key of POOL_KV_DTYPES: how KV is kept in the pool.
+    # The format of KV in the pool, a key of POOL_KV_DTYPES.
     pool_kv_dtype: str = "auto"
 
     @property
@@ -44,9 +44,9 @@ class InstanceConfig:
     transfers: TransferConfig = TransferConfig()
     log: LogConfig = field(default_factory=LogConfig)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    # The file of the cost model's profile, or NO_PROFILE; None for the default path.
+    # The file of the cost model's profile, or NO_PROFILE; None means the default path.
     cost_profile: str | None = None
-    # The role in which it starts, if it may change between prefill and decode; None: it has the role of its process.
+    # The first role, if it can change between prefill and decode; None: the role of its process.
     first_role: str | None = None
 
     @property

@@ -1,7 +1,8 @@
-"""What an instance's state machine stands on: an executor, which computes and holds blocks, and transfers of KV.
+"""The two interfaces below an instance's state machine: an executor, which computes and holds blocks, and transfers of
+KV.
 
-Live these are the engine (`engine/engine.py`) and `live_transfers.py`; in simulation, a cost model and channels
-(`sim/executor.py`, `sim/transfers.py`). The state machines of both kinds of instances can't tell the difference.
+Live, these are the engine (`engine/engine.py`) and `live_transfers.py`. In simulation, they are a cost model and
+channels (`sim/executor.py`, `sim/transfers.py`). The state machines are the same in both cases.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from alignedserve.types import BlockId, InstanceId, RequestId, RequestKey
 
 
 class Format(Protocol):
-    """The part of `kv_format.BlockFormat` which counts columns and bytes."""
+    """The part of `kv_format.BlockFormat` that counts columns and bytes."""
 
     @property
     def block_size(self) -> int: ...
@@ -52,15 +53,15 @@ class Grammars(Protocol):
 
 
 class Iteration(Protocol):
-    """An iteration that was launched. No request enters or leaves the batch until it is finished."""
+    """A launched iteration. Until it is finished, no request enters or leaves the batch."""
 
     @property
     def requests(self) -> list[Request]:
-        """The requests which get a token or their embedding, or an error instead."""
+        """The requests that get a token, an embedding or an error."""
 
 
 class Executor(Protocol):
-    """See `Engine` for what each method promises."""
+    """See `Engine` for the contract of each method."""
 
     @property
     def format(self) -> Format: ...
@@ -150,23 +151,23 @@ class Executor(Protocol):
 
 
 class Transfers(Protocol):
-    """Copies of KV: between this instance's blocks and the pool's, and between instances.
+    """Copies of KV between this instance's blocks and the pool's, and between instances.
 
-    Each copy that was started ends with one outcome, which `completions` hands to its `done`; until then its blocks
-    must not be freed.
+    Each started copy ends with one outcome, which `completions` passes to its `done`. Until then its blocks must not be
+    freed.
 
-    A pair is a block of this instance and one of the pool. In a column of the pool the blocks of all groups of layers
-    follow each other: that of group g in column p is number p * num_groups + g.
+    A pair is one of this instance's blocks and one of the pool's. In the pool, the blocks of a column are consecutive:
+    the block of group g in column p has number p * num_groups + g.
     """
 
     completions: Completions
 
     @property
     def staging_share(self) -> float:
-        """The share of a prefill instance's blocks for KV that decode instances pull from it."""
+        """The share of a prefill instance's blocks for KV that decode instances pull."""
 
     def use_pool(self, pool: Any) -> None:
-        """Uses this memory as the pool's from here on."""
+        """Uses this memory as the pool's from now on."""
 
     def leave_pool(self) -> None:
         """Releases the pool's memory. Safe to repeat."""
@@ -177,25 +178,24 @@ class Transfers(Protocol):
     def save(
         self, key: RequestKey, pairs: Pairs, num_empty: int, done: Done, is_urgent: bool = False
     ) -> None:
-        """Copies blocks to the pool, after all that was computed before this call. All are full but those of the last
-        column, whose last `num_empty` slots hold nothing that counts. The last pair is of that column."""
+        """Copies blocks to the pool, after all computation that was queued before this call. All blocks are full,
+        except that the last `num_empty` slots of the last column hold nothing. The last pair belongs to that column."""
 
     def abandon(self, key: RequestKey) -> None:
-        """Stops the request's copies from and to the pool; each still ends with an outcome. Safe to repeat."""
+        """Stops the request's copies from and to the pool. Each still ends with an outcome. Safe to repeat."""
 
     def stage(self, key: RequestKey, blocks: Sequence[BlockId], done: Done) -> None:
-        """Lets decode instances pull these blocks. `done` is called when one has, and with an error after
-        `unstage`."""
+        """Lets decode instances pull these blocks. `done` is called after a pull, and with an error after `unstage`."""
 
     def unstage(self, key: RequestKey) -> None:
-        """Withdraws the request's staged blocks; during a pull, only if that fails. Safe to repeat."""
+        """Withdraws the request's staged blocks; during a pull, only if it fails. Safe to repeat."""
 
     def pull(self, source: InstanceId, address: str, specs: Sequence[TransferSpec], done: Done) -> None:
-        """Pulls what another instance has staged: all requests succeed, or none. The outcome is denied if one of them
-        is not staged there."""
+        """Pulls requests that another instance has staged: all of them or none. The outcome is denied if one is not
+        staged there."""
 
     def cut(self) -> None:
-        """Ends this instance's pulls, and other instances' pulls from it. A later pull connects anew."""
+        """Ends this instance's pulls, and other instances' pulls from it. A later pull reconnects."""
 
     def close(self) -> None:
         """Ends all threads. Safe to repeat."""

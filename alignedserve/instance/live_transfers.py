@@ -1,4 +1,4 @@
-"""Copies of KV between real memories: see `executor.Transfers`."""
+"""Copies of KV between real memories. Implements `executor.Transfers`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class LiveTransfers:
         pool_format: BlockFormat | None = None,
         num_groups: int = 1,
     ) -> None:
-        """`parts`: the cache's blocks, of each rank. `wake` is called, on another thread, when `completions` has
-        something to run. `pool_format`: of the pool's blocks; None if they are as these. `num_groups`: how many of
-        these a column of the pool has."""
+        """`parts`: the cache's blocks, per rank. `wake` is called, on another thread, when `completions` has something
+        to run. `pool_format`: the format of the pool's blocks; None if it is the cache's. `num_groups`: blocks per
+        column."""
         self._parts = parts
         self._epoch = epoch
         self._config = config or TransferConfig()
@@ -51,7 +51,7 @@ class LiveTransfers:
     # ---- between instances -------------------------------------------------------------------------------------------
 
     def listen(self, me: Identity) -> str:
-        """Lets decode instances connect and pull. Returns the address, which is empty where KV goes only through the
+        """Lets decode instances connect and pull. Returns the address, which is empty if KV only goes through the
         pool's memory."""
         if not self._config.is_staged:
             return ""
@@ -59,7 +59,7 @@ class LiveTransfers:
         return self._kv_sender.address
 
     def be_known_as(self, me: Identity) -> None:
-        """Sets the identity under which this instance pulls; called before the first pull."""
+        """Sets the identity for this instance's pulls. Call it before the first pull."""
         if self._config.is_staged:
             self._kv_receiver = KVReceiver(self._config.transport, self._parts, me, self.completions)
 
@@ -86,7 +86,7 @@ class LiveTransfers:
     # ---- from and to the pool ----------------------------------------------------------------------------------------
 
     def use_pool(self, pool: NDArray[np.uint8]) -> None:
-        """`pool`: of shape [columns, bytes of a column]."""
+        """`pool` has shape [columns, bytes of a column]."""
         self.leave_pool()
         num_columns, column_bytes = pool.shape
         self.pool_mover = Mover(

@@ -1,7 +1,7 @@
-"""The thread that a worker runs on, beside the event loop that carries messages.
+"""The worker's thread, beside the event loop that carries messages.
 
-Events from elsewhere (orders, a connection that comes or goes) wait in an inbox and are taken between two iterations.
-The worker never waits for the router; with nothing to compute it sleeps until an order or the end of a copy wakes it.
+Events (orders, new and lost connections) wait in an inbox and are handled between two iterations. The worker never
+waits for the router. When it has nothing to compute, it sleeps until an order or the end of a copy wakes it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from alignedserve.instance.worker import Worker
 from alignedserve.protocol.messages import AnyMessage, Hello, TakeRole, UsePool
 
-# Seconds after which a worker that has nothing to do looks whether its engine is still whole.
+# Seconds between checks of an idle worker that its engine is intact.
 LOOK_S = 1.0
 
 
 class Segment(Protocol):
-    """The pool's memory, as this process maps it."""
+    """The pool's memory as mapped by this process."""
 
     @property
     def blocks(self) -> NDArray[np.uint8]: ...
@@ -33,17 +33,16 @@ class Segment(Protocol):
 
 @dataclass(frozen=True)
 class Up:
-    """A connection to a router. It has a number, so that messages meant for one connection are never sent on
-    another."""
+    """A new connection to a router. Its number prevents messages for one connection from being sent on another."""
 
     connection: int
 
 
 @dataclass(frozen=True)
 class Down:
-    """The connection is gone, and all that was ordered is void."""
+    """The connection is lost, and all of its orders are void."""
 
-    # It is called on the worker's thread when everything is dropped: no copy is under way any more.
+    # Called on the worker's thread when everything is dropped and no copy is running.
     dropped: Callable[[], object] = lambda: None
 
 
@@ -65,8 +64,9 @@ class WorkerLoop:
     ) -> None:
         """`is_over` returns whether the router has ended the connection.
 
-        `wake` is the event that the worker sets. `begin`, first of all, and then `say` and `failed` are called on
-        this thread, and `take_role`, which makes the worker of another role, and what that says to the router."""
+        `wake` is the event that the worker sets. The following are called on this thread: `begin`, first; `say` and
+        `failed`; and `take_role`, which makes the worker of another role and its Hello to the router.
+        """
         self._make_role = take_role
         self._worker = worker
         self._wake = wake
@@ -76,7 +76,7 @@ class WorkerLoop:
         self._begin = begin
         self._inbox: queue.SimpleQueue[AnyMessage | Up | Down | Stop] = queue.SimpleQueue()
         self._connection = 0
-        # Whether what the connection brings is void, though Down has not come yet.
+        # Whether messages of the connection are void, although Down has not arrived yet.
         self._is_void = False
         self._is_over = is_over
         self._segment: Segment | None = None
@@ -88,7 +88,7 @@ class WorkerLoop:
         self._thread.start()
 
     def post(self, item: AnyMessage | Up | Down | Stop) -> None:
-        """Adds to the inbox; may be called from any thread."""
+        """Adds to the inbox. Any thread may call this."""
         self._inbox.put(item)
         self._wake.set()
 
@@ -117,8 +117,8 @@ class WorkerLoop:
             self._send(messages)
 
     def _rest(self) -> None:
-        """Sleeps until there is something to do. A rank that is lost meanwhile ends this instance, before a request
-        comes that would have to wait for another one."""
+        """Sleeps until there is something to do. If a rank is lost meanwhile, this instance ends before it gets a
+        request that it could not compute."""
         while not self._wake.wait(self._worker.patience_s or LOOK_S):
             self._worker.engine.confirm()
             if self._worker.patience_s:
@@ -126,7 +126,7 @@ class WorkerLoop:
 
     def _send(self, messages: list[AnyMessage]) -> None:
         if messages:
-            # Copies may have moved what was computed while a rank was lost.
+            # The copies may involve data that was computed while a rank was lost.
             self._worker.engine.confirm()
             self._say(self._connection, messages)
 
@@ -164,8 +164,8 @@ class WorkerLoop:
         self._send([hello])
 
     def _use_pool(self, segment: str) -> None:
-        """The router checks which processes have the segment mapped after it has ended their connections. So it either
-        finds this process, or the end of the connection is found here."""
+        """Maps the pool. The router checks which processes have mapped the segment only after it has ended their
+        connections. So either it finds this process, or this process notices the end of the connection here."""
         self._leave_pool()
         self._segment = self._attach(segment)
         self._is_void = self._is_over()

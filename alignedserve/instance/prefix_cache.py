@@ -1,8 +1,7 @@
-"""The KV that prompts with the same prefix share: that of their full blocks, running prompts and earlier ones alike.
+"""Lets prompts with the same prefix share KV: that of full blocks, of running and earlier prompts.
 
-A block can be shared as soon as its KV is computed, until it is evicted for lack of free blocks (`engine/blocks.py`).
-Prompts that bring a cache salt share blocks only with prompts of the same salt, and those with an adapter only with
-prompts of the same adapter.
+A block can be shared from the time its KV is computed until it is evicted for lack of free blocks (`engine/blocks.py`).
+Prompts with a cache salt share only with prompts of the same salt, and likewise for adapters.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from alignedserve.types import RequestKey
 
 @dataclass(slots=True)
 class HashedPrefix:
-    """What is known of a prompt's blocks, by which others may share its KV."""
+    """A prompt's blocks and what others may share of them."""
 
-    # The hashes of its full blocks.
+    # Hashes of its full blocks.
     block_hashes: list[bytes]
-    # The number of tokens whose KV was there when it started.
+    # Tokens with KV from the cache when the prompt started.
     num_found: int = 0
-    # The number of its blocks that others may share.
+    # Its first blocks that others may share.
     num_published: int = 0
-    # The tokens after the full blocks, and the number of output tokens that they and the full blocks include.
+    # The tokens after the full blocks. `num_output` counts the output tokens in `tail` and the full blocks.
     tail: list[int] = field(default_factory=list)
     num_output: int = 0
     hasher: BlockHasher | None = None
@@ -43,7 +42,7 @@ class PrefixCache:
         self._rt_only = rt_only
         self.is_enabled = is_enabled
         self._block_size = engine.format.block_size
-        # The hashes of the prompts which wait.
+        # The hashes of waiting prompts.
         self._waiting: dict[RequestKey, HashedPrefix] = {}
         self._num_asked = self._num_found = 0
 
@@ -57,13 +56,13 @@ class PrefixCache:
         return self._engine.num_known(block_hashes)
 
     def take(self, work: Work, max_blocks: int | None = None) -> int:
-        """Called in the middle of a plan; `start` follows before the next plan."""
+        """Call it during a plan. `start` must follow before the next plan."""
         prefix = self._waiting.get(work.request.key)
         if prefix is None:
             return 0
         if usable := self._usable(work, prefix)[:max_blocks]:
             prefix.num_found = self._engine.share(id_of(work.request.key), usable)
-            # These blocks are published already, or were and are no longer; either way there is nothing to publish.
+            # The blocks are published, or were until just now. Either way there is nothing left to publish.
             prefix.num_published = prefix.num_found // self._block_size
         if _shares(work):
             self._num_asked += len(work.request.prompt) + len(work.output)
@@ -71,28 +70,29 @@ class PrefixCache:
         return prefix.num_found
 
     def start(self, work: Work, is_shared: bool = True) -> HashedPrefix:
-        """If not `is_shared`, the request will have no KV for others."""
+        """Removes the prompt from the waiting ones and returns its hashes. Without `is_shared`, its KV is not
+        shared."""
         waiting = self._waiting.pop(work.request.key, None)
         if not is_shared:
             return HashedPrefix([])
         return waiting or self._hashed(work)
 
     def forget(self, key: RequestKey) -> None:
-        """Forgets a prompt which will not start, or not soon."""
+        """Forgets a prompt that will not start soon."""
         self._waiting.pop(key, None)
 
     def forget_waiting(self) -> None:
         self._waiting.clear()
 
     def computed(self, request: Request, prefix: HashedPrefix) -> None:
-        """More of the request is computed than before, and others may share it."""
+        """Shares the blocks that were computed since the last call."""
         first, end = prefix.num_published, request.num_computed // self._block_size
         if prefix.block_hashes[first:end]:
             self._engine.publish_blocks(request, first, prefix.block_hashes[first:end])
             prefix.num_published = end
 
     def ended(self, request: Request, prefix: HashedPrefix) -> None:
-        """Publishes the output's full blocks as well: the next turn of a chat begins with the last answer."""
+        """Also publishes the output's full blocks, because the next turn of a chat begins with this answer."""
         if prefix.hasher is not None:
             num_more = request.num_computed - len(prefix.block_hashes) * self._block_size
             more = [*prefix.tail, *request.output[prefix.num_output :]][: max(num_more, 0)]
@@ -100,14 +100,14 @@ class PrefixCache:
             self.computed(request, prefix)
 
     def spoilt(self, prefix: HashedPrefix) -> None:
-        """Publishes the prompt's blocks no longer, since its KV may be wrong."""
+        """Stops sharing the prompt's blocks, because its KV may be wrong."""
         self._engine.forget_hashes(prefix.block_hashes)
         prefix.block_hashes.clear()
         prefix.hasher = None
 
     def take_counts(self) -> tuple[int, int]:
-        """Returns the number of tokens of the prompts that started since the last call, and how many of these had KV
-        here."""
+        """Returns, for prompts that started since the last call, the number of tokens and of those with KV from the
+        cache."""
         counts, self._num_asked, self._num_found = (self._num_asked, self._num_found), 0, 0
         return counts
 
@@ -115,8 +115,8 @@ class PrefixCache:
         return self.is_enabled and (work.deadlines.is_rt or not self._rt_only)
 
     def _usable(self, work: Work, prefix: HashedPrefix) -> Sequence[bytes]:
-        """The hashes of the blocks that the request may share. The last token is always computed, because its logits
-        are needed."""
+        """Returns the hashes of the blocks that the request may share. The last token is always computed, for its
+        logits."""
         num_tokens = len(work.request.prompt) + len(work.output)
         return prefix.block_hashes[: (num_tokens - 1) // self._block_size] if _shares(work) else ()
 
@@ -132,5 +132,5 @@ class PrefixCache:
 
 
 def _shares(work: Work) -> bool:
-    """Whether the request may share KV."""
+    """Whether the request may use KV of other requests."""
     return not work.request.needs_whole_prompt or bool(work.output)

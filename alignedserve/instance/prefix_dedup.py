@@ -1,7 +1,6 @@
-"""Prompts with the same prefix which are here at the same time: one computes the prefix, the others wait until it is
-done, and share it. Pure.
+"""Among concurrent prompts with the same prefix, one computes the prefix, and the others wait and then share it. Pure.
 
-They come from one call with several choices, and from batch jobs whose lines share a system prompt or a document.
+Such prompts come from a call with several choices, and from batch jobs with a common system prompt or document.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from alignedserve.types import RequestKey
 
 
 class Member(Protocol):
-    """A prompt as its schedule sees it."""
+    """A prompt, as its schedule sees it."""
 
-    # It waits for another request with the same prefix.
+    # Whether it waits for another request with the same prefix.
     is_following: bool
 
     @property
@@ -29,7 +28,7 @@ class Member(Protocol):
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
-        """The hashes of its first blocks, those that it may share."""
+        """The hashes of the first blocks, which it may share."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -38,8 +37,8 @@ class Member(Protocol):
     def num_computed(self) -> int: ...
 
 
-# Called with two prompts that share a prefix, one under way and one that waits, and the time: whether the first will
-# have computed what both need before the second could.
+# Arguments: a running and a waiting prompt with a common prefix, and the time. Returns whether the first will have
+# computed that prefix before the second could.
 IsAhead = Callable[[Any, Any, float], bool]
 
 
@@ -49,11 +48,12 @@ class PrefixDedup:
         self._lookup = lookup
         self._is_ahead = is_ahead
         self._now = 0.0
-        # The blocks that are still to be computed, by hash, with the request that computes each.
+        # The blocks that are still to be computed, by hash, and the request that computes each.
         self._coming: dict[bytes, Member] = {}
 
     def look(self, computing: Iterable[Member], now: float) -> None:
-        """Notes which blocks the prompts under way will compute; called before a plan, with the most urgent first."""
+        """Records which blocks the running prompts will compute. Call it before a plan, with the most urgent prompt
+        first."""
         self._now = now
         self._coming.clear()
         for request in computing:
@@ -63,18 +63,18 @@ class PrefixDedup:
         for name in request.block_hashes[request.num_computed // self._block_size :]:
             other = self._coming.setdefault(name, request)
             if request.is_rt and not other.is_rt:
-                # Real time does not wait for best effort, and other requests of real time follow the real-time one.
+                # RT does not wait for BE. Other RT requests follow the RT request.
                 self._coming[name] = request
 
     def dropped(self, request: Member) -> None:
-        """The request computes nothing any more."""
+        """Removes a request that computes no more."""
         for name in request.block_hashes:
             if self._coming.get(name) is request:
                 del self._coming[name]
 
     def had_better_wait(self, request: Member) -> bool:
-        """Whether a prompt under way will have computed enough of what the request needs, or is still computing what
-        the request began to wait for."""
+        """Returns whether a running prompt will have computed enough of this request's prefix, or is still computing
+        what the request has begun to wait for."""
         if not (self._coming and request.block_hashes):
             return False
         num_found = self._lookup.num_found(request.block_hashes)
@@ -84,8 +84,8 @@ class PrefixDedup:
         return request.is_following
 
     def _num_coming(self, request: Member, missing: Sequence[bytes]) -> int:
-        """The number of tokens, from the first of these blocks on, which others will have computed before the request
-        could."""
+        """Returns the number of tokens, from the first of these blocks on, that others will have computed before the
+        request could."""
         is_ahead: dict[RequestKey, bool] = {}
 
         def is_coming(name: bytes) -> bool:

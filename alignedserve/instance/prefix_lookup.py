@@ -1,4 +1,4 @@
-"""What a schedule knows of KV that prompts may share. Pure; `prefix_cache.py` implements it."""
+"""A schedule's view of KV that prompts may share. Pure; `prefix_cache.py` implements it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from alignedserve.protocol.messages import Work
 
 
 class PrefixLookup(Protocol):
-    """The KV of prompts which an instance keeps, for others with the same prefix."""
+    """The KV that an instance keeps for prompts with the same prefix."""
 
     def block_hashes(self, work: Work) -> Sequence[bytes]:
-        """Returns the hashes of the prompt's first blocks, those that it may share."""
+        """Returns the hashes of the prompt's first blocks, which it may share."""
 
     def num_found(self, block_hashes: Sequence[bytes]) -> int:
-        """Returns the number of tokens which the instance has KV of, right now."""
+        """Returns the number of tokens with KV on the instance now."""
 
     def take(self, work: Work, max_blocks: int | None = None) -> int:
-        """Makes a prompt that starts hold its shared blocks, at most so many. Returns the number of tokens whose KV
-        they hold."""
+        """Has a starting prompt hold its shared blocks, at most `max_blocks`. Returns the number of tokens that they
+        cover."""
 
 
 class NoPrefixCache:

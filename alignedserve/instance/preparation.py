@@ -1,4 +1,4 @@
-"""Prompts before they start: they are checked, and their grammars are compiled beside the iterations."""
+"""Checks prompts before they start, and has their grammars compiled beside the iterations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Preparation:
     def __init__(self, engine: Executor, compiling: Compiling) -> None:
         self._engine = engine
         self._compiling = compiling
-        # The grammars of prompts which have not started yet.
+        # Grammars of prompts that have not started yet.
         self._matchers: dict[RequestKey, Matcher] = {}
 
     def __len__(self) -> int:
         return len(self._matchers)
 
     def refusal(self, work: Work) -> NewTokens | None:
-        """The report of a prompt that can't be run; None if it can."""
+        """Returns the report for a prompt that can't be run; None if it can."""
         wanted = work.request
         try:
             engine = self._engine
@@ -42,16 +42,16 @@ class Preparation:
         self._compiling.when_ready(key, then)
 
     def take(self, key: RequestKey) -> Matcher | None:
-        """Returns the prompt's grammar, and forgets it: the prompt starts."""
+        """Returns and forgets the grammar of a prompt that starts."""
         return self._matchers.pop(key, None)
 
     def put_back(self, key: RequestKey, matcher: Matcher | None) -> None:
-        """The prompt waits again."""
+        """Keeps the grammar of a prompt that waits again."""
         if matcher is not None:
             self._matchers[key] = matcher
 
     def forget(self, key: RequestKey) -> None:
-        """Forgets a prompt which will not start. Safe to repeat."""
+        """Forgets a prompt that will not start. Safe to repeat."""
         self._compiling.drop(key)
         self._matchers.pop(key, None)
 

@@ -1,4 +1,4 @@
-"""An instance's process: an engine, a worker on a thread of its own, a connection to the router."""
+"""An instance's process: an engine, a worker on its own thread, and a connection to the router."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from alignedserve.timing.estimate import Estimate
 from alignedserve.transport.channel import Identity
 from alignedserve.types import Epoch
 
-# Where instances compute on cores that other processes use, the threads that compute run at this lower priority: the
-# other processes, and the instance's own event loop, only pass on messages, which takes little time.
+# Nice value of computing threads on cores that other processes use. Those processes, and this one's event loop, only
+# pass on messages, which takes little time.
 NICENESS = 10
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What an instance keeps when it takes another role."""
+    """The state that an instance keeps when it changes its role."""
 
     engine: Engine
     pool_format: BlockFormat
@@ -54,10 +54,10 @@ class InstanceProcess(ABC):
 
     def __init__(self, config: InstanceConfig) -> None:
         self._config = config
-        # What this process is in each role that it may take.
+        # This process in each role that it can take.
         self._in_role: dict[str, InstanceProcess] = {self.role: self}
         self._wake = threading.Event()
-        # What `prepare` has built: the worker, and what it says when it connects.
+        # The result of `prepare`: the worker, and its Hello.
         self._built: tuple[Worker[Any], Hello] | None = None
 
     def may_become(self, other: InstanceProcess) -> None:
@@ -70,11 +70,11 @@ class InstanceProcess(ABC):
 
     @abstractmethod
     def _open(self, transfers: LiveTransfers, me: Identity) -> str:
-        """Prepares for copies between instances. Returns the address where KV is staged, empty if none ever is."""
+        """Prepares for copies between instances. Returns the address where KV is staged, empty if it never is."""
 
     @property
     def _allocate(self) -> Allocate:
-        """Allocates the memory of the KV cache."""
+        """The allocator for the KV cache."""
         return torch.empty
 
     @abstractmethod
@@ -84,26 +84,25 @@ class InstanceProcess(ABC):
     def _scratch_blocks(
         self, form: BlockFormat, num_blocks: int
     ) -> AbstractContextManager[NDArray[np.uint8]]:
-        """Makes memory like the pool's, to measure copies."""
+        """Makes memory like the pool's, for measuring copies."""
 
     def prepare(self) -> None:
-        """Loads the model, and all else that can be done before it serves. Another process of this name may serve
-        meanwhile."""
+        """Loads the model and prepares everything else. Another process with this name may be serving meanwhile."""
         self._config.log.start(self._config.instance_id)
-        # A thread inherits the niceness of the thread that starts it.
+        # A thread inherits the niceness of its creator.
         with ThreadPoolExecutor(1, "build", initializer=self._be_nice) as builder:
             self._built = builder.submit(self._build, new_epoch()).result()
         settle()
 
     def run(self) -> None:
-        """Serves until the router or SIGTERM stops it. Raises whatever makes it impossible to go on."""
+        """Serves until the router or SIGTERM stops it. Raises any fatal error."""
         if self._built is None:
             self.prepare()
         assert self._built
         asyncio.run(self._serve(*self._built))
 
     def _build(self, epoch: Epoch) -> tuple[Worker[Any], Hello]:
-        # A prefill instance's KV has to lie where others can pull it from.
+        # A prefill instance's KV must be in memory that other processes can access.
         allocate = self._in_role.get("prefill", self)._allocate
         has_whole_prompts = "prefill" in self._in_role
         built = build_engine(self._config.engine, allocate, self._has_reversed, has_whole_prompts)
@@ -113,7 +112,7 @@ class InstanceProcess(ABC):
         return self._begin(self._loaded, epoch, self._wake.set)
 
     def _begin(self, loaded: Loaded, epoch: Epoch, wake: Callable[[], object]) -> tuple[Worker[Any], Hello]:
-        """Makes the worker of this role, over what is loaded."""
+        """Makes the worker of this role from the loaded state."""
         engine, cost = loaded.engine, loaded.cost
         transfers = LiveTransfers(
             engine.cache.parts,
@@ -128,7 +127,7 @@ class InstanceProcess(ABC):
         return worker, self._hello(worker, epoch, address, loaded)
 
     def _take_role(self, role: str) -> tuple[Worker[Any], Hello]:
-        """Makes the worker of another role, in place of one that was closed."""
+        """Makes the worker of another role, after the current one was closed."""
         assert self._built
         worker, hello = self._in_role[role]._begin(self._loaded, new_epoch(), self._wake.set)
         self._built = worker, replace(hello, started_s=self._built[1].started_s)
@@ -140,12 +139,12 @@ class InstanceProcess(ABC):
         return False
 
     def _be_nice(self) -> None:
-        """Lowers the priority of this thread, and so of those that it starts."""
+        """Lowers the priority of this thread and of the threads that it starts."""
         if self._config.engine.device == "cpu":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
     def _cost(self, built: BuiltEngine) -> CostModel | None:
-        """The cost model, None if the configuration wants none."""
+        """Returns the cost model; None if the configuration has none."""
         config = self._config
         if not config.needs_profile:
             return None
@@ -184,11 +183,12 @@ class InstanceProcess(ABC):
         }
 
     def _identity(self, epoch: Epoch, form: BlockFormat) -> Identity:
-        """Of the ends of a link: what goes from instance to instance is as they have it."""
+        """Returns the identity that both ends of a KV link compare. KV between instances has the instances' own
+        format."""
         return Identity(self._config.instance_id, epoch, self._fingerprint(form), self._config.router.token)
 
     def _last_hello(self) -> Hello:
-        """A router that comes later hears of the role that this instance has by then."""
+        """A later router gets the Hello of the current role."""
         assert self._built
         return self._built[1]
 
@@ -208,14 +208,14 @@ class InstanceProcess(ABC):
 
 
 class _Messenger:
-    """Passes messages between the connection, on the event loop's thread, and the worker's thread."""
+    """Passes messages between the connection on the event loop's thread and the worker's thread."""
 
     link: RouterConnection
 
     def __init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._num_connections = 0
-        # Whether nothing of what an earlier connection brought is left. A router that hears Hello relies on that.
+        # Set while no state of an earlier connection is left. A router that receives Hello relies on that.
         self._dropped = asyncio.Event()
         self._dropped.set()
 
@@ -231,7 +231,7 @@ class _Messenger:
         self._loop.post(Up(self._num_connections))
 
     def on_message(self, message: AnyMessage) -> None:
-        # Another Welcome answers another Hello on the same connection.
+        # A Welcome here answers a repeated Hello on the same connection.
         if not isinstance(message, Welcome):
             self._loop.post(message)
 

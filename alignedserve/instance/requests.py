@@ -1,4 +1,4 @@
-"""Conversions between the router's messages about a request and the engine's objects."""
+"""Converts between the router's messages about a request and the engine's objects."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def adopt(
     num_lent: int = 0,
     keeps_inputs: bool = False,
 ) -> Request:
-    """Makes the engine's request, for which the schedule has taken blocks. `num_shared` is the number of tokens whose
-    KV it shares. `is_reversed` and `num_lent`: see `Engine.adopt`."""
+    """Makes the engine's request; the schedule has reserved its blocks. `num_shared` is the number of tokens with
+    shared KV. `is_reversed` and `num_lent`: see `Engine.adopt`."""
     wanted, params = work.request, work.request.params
     if work.output and params.prompt_logprobs is not None:
-        # The log-probabilities of its prompt were sent with the first token.
+        # The log-probabilities of the prompt were sent with the first token.
         params = replace(params, prompt_logprobs=None)
     request = engine.adopt(
         id_of(wanted.key),
@@ -74,15 +74,15 @@ def id_of(key: RequestKey) -> RequestId:
     return RequestId(str(key))
 
 
-# It is asked for each token, and calling `int` takes half as long as calling a function that does.
+# Called for each token; `int` itself takes half as long as a function that calls it.
 key_of = cast("Callable[[RequestId], RequestKey]", int)
 
 
 def news_of(
     output: TokenOutput, request: Request, prompt_logprobs: Sequence[TokenLogprobs] | None = None
 ) -> NewTokens:
-    """The report of an output. `request` already has the new token; the prompt's log-probabilities, if given, are sent
-    with it."""
+    """Returns the report of an output. `request` already includes the new token. The prompt's log-probabilities, if
+    given, are sent with it."""
     num_before = len(request.output) - (output.token_id is not None)
     news = NewTokens(key_of(output.request_id), num_before, [])
     complete(news, output)
@@ -92,7 +92,7 @@ def news_of(
 
 
 def coming_news(requests: Iterable[Request]) -> list[NewTokens]:
-    """The reports of the next tokens, which are not known yet: `complete` follows."""
+    """Returns reports for tokens that are not known yet. `complete` fills them in."""
     return [NewTokens(key_of(each.request_id), len(each.output), []) for each in requests]
 
 
@@ -116,5 +116,5 @@ def plain(found: TokenLogprobs) -> PlainLogprobs:
 
 
 def says_something(output: TokenOutput) -> bool:
-    """Whether the output has a token or an end, and not prompt_logprobs alone, which wait for the first token."""
+    """Whether the output has a token or an end. Prompt log-probabilities alone wait for the first token."""
     return output.token_id is not None or output.finish_reason is not None

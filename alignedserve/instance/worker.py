@@ -1,9 +1,9 @@
-"""What both kinds of instances share, as their driver sees it: live that is a loop on a thread (`loop.py`), in
-simulation a clock.
+"""The common part of prefill and decode workers. The driver is a loop on a thread (`loop.py`), or a clock in
+simulation.
 
-Everything happens in one thread: orders and outcomes of copies are taken, iterations begun and finished. Copies of KV
-run beside that, and grammars are compiled beside it (`compiling.py`). Nothing that belongs to a copy is freed before
-its outcome is there.
+All of it runs in one thread: it takes orders and outcomes of copies, and begins and finishes iterations. Copies of KV
+and the compilation of grammars (`compiling.py`) run beside that. Nothing that a copy uses is freed before the copy's
+outcome.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from alignedserve.transport.completions import Done, Outcome
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import RequestKey
 
-# How many seconds at a time the worker waits for copies that were told to stop; each ends by itself, at its deadline
-# at the latest.
+# Seconds per wait for stopped copies. Each ends on its own, at its deadline at the latest.
 DRAIN_STEP_S = 1.0
 
 
@@ -34,7 +33,7 @@ class Step(Protocol):
 
     @property
     def iteration(self) -> Iteration | None:
-        """The iteration that the engine computes, None if it computes nothing."""
+        """The iteration that the engine computes; None if there is nothing to compute."""
 
 
 AnyStep = TypeVar("AnyStep", bound=Step)
@@ -48,19 +47,19 @@ class Worker(ABC, Generic[AnyStep]):
         clock: Callable[[], float] = time.monotonic,
         threads: Threads | None = None,
     ) -> None:
-        """`threads`: the executor on which grammars are compiled; None for one of the worker's own."""
+        """`threads` compile grammars; None gives the worker its own."""
         self.engine = engine
         self.transfers = transfers
         self._clock = clock
         self._stopwatch = Stopwatch(clock)
         self._compiling = Compiling(transfers.completions, threads)
-        # The number of copies under way of each request.
+        # Running copies per request.
         self._num_copies: Counter[RequestKey] = Counter()
-        # The bytes and seconds of copies since the last report, by kind of copy.
+        # Bytes and seconds of copies since the last report, by kind.
         self._moved: dict[str, Moved] = {}
-        # These are sent after the next report.
+        # Messages to send after the next report.
         self._outbox: list[AnyMessage] = []
-        # The longest that the next step may wait for a wake, in seconds; None for as long as it takes.
+        # The longest that the next step may wait for a wake, in seconds; None for any time.
         self.patience_s: float | None = None
 
     @property
@@ -72,32 +71,32 @@ class Worker(ABC, Generic[AnyStep]):
 
     @abstractmethod
     def on(self, order: AnyMessage) -> None:
-        """Takes an order; `begin` acts on it."""
+        """Takes an order, which `begin` then acts on."""
 
     def take_outcomes(self) -> list[AnyMessage]:
-        """Takes the outcomes of copies, before an iteration. Returns the messages to the router that should not wait
-        for the iteration's end, since others go on with what was copied."""
+        """Takes the outcomes of copies before an iteration. Returns messages to the router that must not wait for the
+        iteration's end, because other processes need the copied data."""
         self.transfers.completions.run()
         return []
 
     @abstractmethod
     def begin(self) -> AnyStep:
-        """Does the first half of an iteration: plans it, starts copies, launches what is to be computed."""
+        """Does the first half of an iteration: plans it, starts copies, launches the computation."""
 
     @abstractmethod
     def finish(self, step: AnyStep) -> tuple[list[AnyMessage], bool]:
-        """Does the second half, once that is computed. Returns the messages to the router, in order, and whether to go
-        on at once or after a wake."""
+        """Does the second half, after the computation. Returns the messages to the router in order, and whether to
+        continue immediately or after a wake."""
 
     def step(self) -> tuple[list[AnyMessage], bool]:
-        """Runs a whole iteration, for drivers that need not send anything before its end."""
+        """Runs a whole iteration, for drivers that send nothing before its end."""
         urgent = self.take_outcomes()
         messages, goes_on = self.finish(self.begin())
         return urgent + messages, goes_on
 
     @abstractmethod
     def check(self) -> None:
-        """Raises unless its counts are right; may be called at any time."""
+        """Raises if its counts are wrong. May be called at any time."""
 
     @abstractmethod
     def check_idle(self) -> None:
@@ -105,14 +104,14 @@ class Worker(ABC, Generic[AnyStep]):
 
     @abstractmethod
     def drop_orders(self) -> None:
-        """Forgets all that needs the pool's memory. Copies have ended when it returns. Safe to repeat."""
+        """Forgets everything that needs the pool's memory. Its copies have ended when this returns. Safe to repeat."""
 
     @abstractmethod
     def drop_all(self) -> None:
-        """Forgets everything and reports nothing, because the router that ordered it is gone. Safe to repeat."""
+        """Forgets everything without a report, because the router is gone. Safe to repeat."""
 
     def use_pool(self, pool: Any) -> None:
-        """Uses this memory as the pool's from here on, and drops earlier orders."""
+        """Uses this memory as the pool's from now on, and drops earlier orders."""
         self.leave_pool()
         self.transfers.use_pool(pool)
 
@@ -130,7 +129,7 @@ class Worker(ABC, Generic[AnyStep]):
     # ---- for its subclasses -----------------------------------------------------------------------------------------
 
     def _load(self, key: RequestKey, pairs: Pairs, done: Done, is_urgent: bool = False) -> None:
-        """`done` is called in one half of an iteration or the other, or while orders are dropped."""
+        """`done` is called in either half of an iteration, or while orders are dropped."""
         self.transfers.load(key, pairs, self._counted([key], done), is_urgent)
 
     def _save(
@@ -154,7 +153,7 @@ class Worker(ABC, Generic[AnyStep]):
         done(outcome)
 
     def _stop_copies(self) -> None:
-        """Stops all copies, and returns when none is under way."""
+        """Stops all copies, and returns when none is running."""
         self.transfers.cut()
         for key in self._num_copies:
             self.transfers.abandon(key)

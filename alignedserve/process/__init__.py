@@ -1,1 +1,1 @@
-"""What a process is to its machine: its logs, its private files, a process that works for it, no pauses."""
+"""Services of a process: logs, private files, child processes, sockets, and preparation that prevents pauses."""

@@ -1,8 +1,9 @@
-"""A child process that works for this one and, unlike a thread, can be stopped while it works.
+"""A child process that works for this one. Unlike a thread, it can be stopped while it works.
 
-Requests and answers are frames: four bytes of length and then the content. The child ends when its stdin does. If
-something else ends it, a signal of its own timer or of the kernel, the caller is told so. `Child` makes one request
-after the other, and its `Starter` can start the next child before it is needed; callers which need it otherwise use
+Requests and answers are frames: four bytes of length, then the content. The child exits when its stdin is closed. If a
+signal ends it, of its own timer or of the kernel, the caller gets an error.
+
+`Child` makes one request at a time, and its `Starter` can start the next child in advance. Callers with other needs use
 `start`, `tell` and `hear`.
 """
 
@@ -19,41 +20,41 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 _LENGTH_BYTES = 4
-# The bytes that a pipe holds.
+# Capacity of a pipe.
 _STEP_BYTES = 64 << 10
 
 
-# The exceptions that mean that the child has ended.
+# Exceptions that mean that the child has exited.
 ENDED = (asyncio.IncompleteReadError, ConnectionError)
 
 
 class ChildEnded(Exception):
-    """The child ended while it worked on a request, twice unless its own timer ended it."""
+    """The child exited while it worked on a request; twice, unless its own timer ended it."""
 
     def __init__(self, status: int, is_hung: bool = False) -> None:
         """`status` is its exit status, or minus the number of the signal that ended it. `is_hung`: it did not answer in
-        time, and was killed here."""
+        time and was killed here."""
         super().__init__(f"it ended with status {status}")
         self.status = status
         self.is_hung = is_hung
 
     @property
     def is_timed_out(self) -> bool:
-        """Whether its time was up, by its own timer or by the patience here."""
+        """Whether its time was up, by its own timer or by the timeout here."""
         return self.is_hung or self.status in (-signal.SIGALRM, -signal.SIGPROF)
 
 
 class NotStarted(ChildEnded):
-    """The child ended before it had answered its greeting, or there is none."""
+    """The child exited before it answered its greeting, or could not be started."""
 
     def __init__(self, status: int, is_hung: bool = False, error: OSError | None = None) -> None:
-        """`error`: why there is none."""
+        """`error`: why it could not be started."""
         super().__init__(status, is_hung)
         self.error = error
 
 
 class Starter:
-    """Starts children, and keeps a spare one if asked to: whoever needs the next then need not wait for its start."""
+    """Starts children. It can keep a spare, so that the next caller need not wait for a start."""
 
     def __init__(
         self,
@@ -62,22 +63,22 @@ class Starter:
         patience_s: float = 60.0,
         keeps_spare: bool = False,
     ) -> None:
-        """`module` is their program. Each is sent the pieces of `greeting` first, if there is one, and answers that
-        with an empty frame. One that does not within `patience_s` seconds is killed.
-        With `keeps_spare`, the next is started as soon as one is taken."""
+        """`module` is the children's program. A child first receives the pieces of `greeting`, if there is one, and
+        answers with an empty frame. A child that takes longer than `patience_s` seconds is killed. With `keeps_spare`,
+        the next child is started as soon as one is taken."""
         self._module = module
         self._greeting = greeting
         self._patience_s = patience_s
         self._keeps_spare = keeps_spare
         self._spare: asyncio.Task[asyncio.subprocess.Process] | None = None
-        # The starts whose process has not been taken yet, the spare's among them.
+        # Started children that have not been taken yet, including the spare.
         self._untaken: set[asyncio.Task[asyncio.subprocess.Process]] = set()
-        # The children that have not answered their greeting yet.
+        # Children that have not answered their greeting yet.
         self._greeted: set[asyncio.subprocess.Process] = set()
         self._is_closed = False
 
     async def take(self) -> asyncio.subprocess.Process:
-        """Returns a child that has answered its greeting, and belongs to the caller. Raises NotStarted."""
+        """Returns a child that has answered its greeting. It then belongs to the caller. Raises NotStarted."""
         found, self._spare = self._spare, None
         if found is not None and _is_over(found):
             self._untaken.discard(found)
@@ -85,15 +86,15 @@ class Starter:
         if found is None:
             found = self._begin()
         if self._keeps_spare:
-            # Its start does not slow this one's.
+            # The spare starts after this child, so as not to slow it.
             found.add_done_callback(self._keep_spare)
-        # A start that is cancelled midway may never end.
+        # If a start is cancelled midway, it may never end.
         process = await asyncio.shield(found)
         self._untaken.discard(found)
         return process
 
     async def aclose(self) -> None:
-        """Ends the children that nobody has taken. Safe to repeat."""
+        """Ends all children that were not taken. Safe to repeat."""
         self._is_closed, self._spare = True, None
         for process in self._greeted:
             _kill(process)
@@ -110,7 +111,7 @@ class Starter:
         return task
 
     def _note(self, task: asyncio.Task[asyncio.subprocess.Process]) -> None:
-        # One that waits for it gets the exception; the next that needs a spare starts one anew.
+        # A waiting caller gets the exception. The next one that needs a spare starts another.
         if task.cancelled() or task.exception() is not None:
             self._untaken.discard(task)
 
@@ -143,33 +144,32 @@ class Starter:
 
 
 def _is_over(start: asyncio.Task[asyncio.subprocess.Process]) -> bool:
-    """Whether the start has failed, or its process has ended since."""
+    """Whether the start failed or its process has exited since."""
     if not start.done():
         return False
     return start.cancelled() or start.exception() is not None or start.result().returncode is not None
 
 
 class Child:
-    """A child process which starts when it is first needed, and again when it has ended."""
+    """A child process that starts when it is first needed, and again after it has exited."""
 
     def __init__(self, starter: Starter, patience_s: float) -> None:
-        """Children that share a starter are closed together.
-        A child which answers nothing for `patience_s` seconds, which is longer than its own timer, hangs: it is
-        killed."""
+        """Closing one of several children with the same starter closes all of them. A child is killed as hung if it
+        does not answer for `patience_s` seconds, which must be longer than its own timer."""
         self._starter = starter
         self._patience_s = patience_s
         self._process: asyncio.subprocess.Process | None = None
-        # There is one request at a time.
+        # At most one request at a time.
         self._turn = asyncio.Lock()
         self._at_work: set[asyncio.Task[bytes]] = set()
 
     async def prepare(self) -> None:
-        """Starts the child, so that the first request need not wait for that. Raises ChildEnded."""
+        """Starts the child, so that the first request does not wait for it. Raises ChildEnded."""
         await self._in_turn(self._prepared)
 
     async def ask(self, *pieces: bytes | bytearray | memoryview) -> bytes:
-        """Sends the pieces as one frame and returns the answer. If the child ends meanwhile, other than by its timer,
-        the request is tried once more. Raises ChildEnded."""
+        """Sends the pieces as one frame and returns the answer. If the child exits meanwhile, other than by its timer,
+        the request is retried once. Raises ChildEnded."""
         return await self._in_turn(lambda: self._asked(pieces))
 
     async def aclose(self) -> None:
@@ -177,15 +177,15 @@ class Child:
             task.cancel()
         await asyncio.gather(*self._at_work, return_exceptions=True)
         if self._process is not None:
-            # The child may be in the middle of something.
+            # The child may be working.
             _kill(self._process)
             await self._process.wait()
             self._process = None
         await self._starter.aclose()
 
     async def _in_turn(self, work: Callable[[], Coroutine[None, None, bytes]]) -> bytes:
-        """Does the work after all that was asked for before. A caller that is cancelled before its turn causes no
-        work. Later the work goes on: otherwise the next caller would read the answer to this request."""
+        """Does the work after all earlier calls. If the caller is cancelled before its turn, no work is done. After
+        that, the work goes on: otherwise the next caller would read the answer to this request."""
         await self._turn.acquire()
         task = asyncio.create_task(work())
         self._at_work.add(task)
@@ -202,7 +202,7 @@ class Child:
         except ChildEnded as ended:
             if ended.is_timed_out:
                 raise
-            # The child had just ended by itself, after its last answer, or was killed.
+            # The child exited on its own just after its last answer, or was killed.
             return await self._told(await self._ready(), pieces)
 
     async def _ready(self) -> asyncio.subprocess.Process:
@@ -223,7 +223,7 @@ class Child:
         self._at_work.discard(task)
         self._turn.release()
         if not task.cancelled():
-            # The caller sees the exception, if it still waits; here it only must not be reported as unseen.
+            # A waiting caller sees the exception. This marks it as retrieved.
             task.exception()
 
 
@@ -246,7 +246,7 @@ async def _exchanged(
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    # It may have ended by itself just now.
+    # It may just have exited on its own.
     with contextlib.suppress(ProcessLookupError):
         process.kill()
 
@@ -254,8 +254,8 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 async def start(
     module: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> asyncio.subprocess.Process:
-    """Starts a child. Run this in a task of its own: a start that is cancelled midway may never end (in asyncio of
-    Python 3.11). `environment` is added to this process's environment."""
+    """Starts a child. Run this in its own task: a start that is cancelled midway may never end (asyncio in Python
+    3.11). `environment` is added to this process's environment."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -263,13 +263,13 @@ async def start(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-        # A ctrl-C in the terminal must not reach it: it ends when its stdin does.
+        # A ctrl-C in the terminal must not reach the child. It exits when its stdin is closed.
         start_new_session=True,
     )
 
 
 async def tell(process: asyncio.subprocess.Process, *pieces: bytes | bytearray | memoryview) -> None:
-    """Sends the pieces as one frame. They are not joined first: to copy megabytes would hold up the event loop for too
+    """Sends the pieces as one frame. They are not joined first, because copying megabytes blocks the event loop too
     long."""
     assert process.stdin
     process.stdin.write(sum(map(len, pieces)).to_bytes(_LENGTH_BYTES, "big"))

@@ -1,6 +1,6 @@
-"""The socket at which a gateway takes connections. The launcher has it too, and hands it to each gateway that it
-starts: so clients that connect while a gateway is started again wait for it, and a new gateway can take the place of
-one that still answers what it has. On an island's host, where the launcher is not, a gateway hands it to the next."""
+"""The listening socket of gateways. The launcher holds it as well and passes it to each gateway that it starts. So
+clients that connect during a restart wait, and a new gateway can replace one that is still finishing its answers. On an
+island's host, which has no launcher, one gateway passes the socket to the next."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 
-# The most connections that wait in the kernel.
+# The most connections that wait in the kernel to be accepted.
 MAX_WAITING = 2048
-# How a gateway asks for the socket.
+# Request for the socket.
 ASK_LISTENER = b"listener\n"
-# A question and its answer have so many seconds.
+# Timeout of a request and its answer, in seconds.
 ASK_S = 10.0
-# The most processes of one address at a time: one listens, others still answer what they have.
+# The most processes per address: one listens, the others finish their answers.
 MAX_HEIRS = 64
 
 
 class Listener(socket.socket):
-    """asyncio takes one number for how many connections may wait, and for how many it accepts in one turn."""
+    """asyncio uses one number both for the length of the queue and for the connections that it accepts in one turn.
+    This class sets the first."""
 
     def listen(self, backlog: int = MAX_WAITING, /) -> None:
         super().listen(MAX_WAITING)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket of this address that does not listen yet. Raises OSError, which names the address."""
+    """Returns a socket that is bound to this address but not listening. Raises OSError, which names the address."""
     sock = Listener(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it; asyncio sets it only where it made the listener. Without it a token waits for the
-        # client's acknowledgement of the one before, which comes after 40 ms.
+        # Accepted connections inherit this. asyncio sets it only on listeners that it creates. Without it, a token
+        # waits for the client's acknowledgement of the previous one, which arrives after 40 ms.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sock.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -47,7 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Like `bind`, and it listens. Raises OSError, which names the address, when it is impossible to listen there."""
+    """Returns a socket that listens at this address. Raises OSError, which names the address."""
     sock = bind(host, port)
     try:
         sock.listen()
@@ -58,7 +59,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def ask_for_listener(path: str, timeout_s: float = ASK_S) -> socket.socket:
-    """Returns the socket that the launcher, or another gateway, gives at this Unix socket. Raises OSError when nobody
+    """Returns the socket that the launcher, or another gateway, passes through this Unix socket. Raises OSError if none
     does."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(timeout_s)
@@ -74,17 +75,18 @@ def ask_for_listener(path: str, timeout_s: float = ASK_S) -> socket.socket:
 
 
 def give(listener: socket.socket, to: socket.socket) -> None:
-    """Gives nothing when the listener is closed."""
+    """Passes the listener to the other process, unless it is closed."""
     if listener.fileno() != -1:
         socket.send_fds(to, [b"\n"], [listener.fileno()])
 
 
 @contextlib.contextmanager
 def inherited(host: str, port: int) -> Iterator[socket.socket]:
-    """Yields the socket of this user's process that has listened there by way of this until now, or a new one if there
-    is none; the next process gets it the same way. Raises OSError, which names the address, when it is impossible to
-    listen there."""
-    # In the abstract namespace, which is the network's and has no files: as long as it is, the host has this port once.
+    """Yields the socket of the process of this user that has listened at this address through this function; or a new
+    socket if there is none. The next process gets it in the same way. Raises OSError, which names the address, if it is
+    impossible to listen there."""
+    # Names in the abstract namespace. It belongs to the network namespace, in which a port exists once, and has no
+    # files.
     names = [f"\0alignedserve:{host}:{port}:{number}" for number in range(MAX_HEIRS)]
     with _ask_one(names) or listen(host, port) as sock, socket.socket(socket.AF_UNIX) as heirs:
         _bind_one(heirs, names)
@@ -94,14 +96,14 @@ def inherited(host: str, port: int) -> Iterator[socket.socket]:
         try:
             yield sock
         finally:
-            # It waits there.
+            # The thread waits in accept().
             heirs.shutdown(socket.SHUT_RDWR)
             giving.join()
 
 
 def _ask_one(names: Sequence[str]) -> socket.socket | None:
     for name in names:
-        # Nobody is there, or one that takes no connections any more.
+        # No process listens there, or one that has stopped accepting connections.
         with contextlib.suppress(OSError):
             return ask_for_listener(name)
     return None
@@ -120,17 +122,17 @@ def _give_all(listener: socket.socket, heirs: socket.socket) -> None:
         try:
             asking, _ = heirs.accept()
         except OSError:
-            # It was shut down.
+            # The socket was shut down.
             return
         with asking, contextlib.suppress(OSError):
-            # Who asks may be gone, or ask nothing.
+            # The peer may be gone, or send nothing.
             asking.settimeout(ASK_S)
             if _is_ours(asking) and asking.recv(len(ASK_LISTENER)) == ASK_LISTENER:
                 give(listener, asking)
 
 
 def _is_ours(peer: socket.socket) -> bool:
-    """Whether a process of this user is at the other end."""
+    """Whether the peer is a process of this user."""
     _, uid, _ = struct.unpack(
         "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )

@@ -1,14 +1,14 @@
-"""Log lines, for people (`text`) or machines (`json`, one object a line), each with the id of the call it is about.
+"""Log lines for people (`text`) or programs (`json`, one object per line), each with the id of its call.
 
-Fields beside the message are passed as `extra={"fields": {...}}`. Nothing that a client sent, no key and no model's
-name is logged at the default level. At debug level each process logs, for each request, the messages about it that it
-receives and sends (protocol/message_log.py), with the id of its HTTP call.
+Fields beside the message are passed as `extra={"fields": {...}}`. At the default level, nothing that a client sent is
+logged, and no key or model name. At debug level, each process logs the messages that it receives and sends about a
+request (protocol/message_log.py), with the id of its HTTP call.
 
-Text from elsewhere may get into a message all the same: a name in it, an error about it. So no message can end its
-line, look like the next one, or steer a terminal, and none is long.
+A message may still contain foreign text, such as a name or an error. So no message can end its line, imitate the next
+one or control a terminal, and its length is limited.
 
-Ray adds a prefix to what a process writes to stderr and forwards it to the terminal; to read lines by program, have
-each process write a file of its own as well.
+Ray adds a prefix to a process's stderr and forwards it to the terminal. To read logs by program, let each process write
+a file as well.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from alignedserve.types import shortened
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
-# The most characters of a message (and of a line of an exception), and of a whole exception.
+# The most characters of a message (and of each line of an exception), and of an exception.
 MAX_CHARS, MAX_EXCEPTION_CHARS = 4_000, 40_000
 
-# The id of the HTTP call that is being answered.
+# The id of the HTTP call being answered.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """How to log; it is the same for all processes of a system."""
+    """Log settings, the same for all processes of a system."""
 
-    format: Annotated[str, "of every process: text or json, a line each, with the request's id"] = "text"
+    format: Annotated[str, "text or json: one line per message, with the request's id"] = "text"
     level: Annotated[str, "debug (each request's way through each process), info, warning or error"] = "info"
     dir: Annotated[
-        str | None, "directory of log files, one for each process [default: stderr only, by way of Ray]"
+        str | None, "directory of log files, one per process [default: only stderr, through Ray]"
     ] = None
-    # The names of the files begin with this prefix, which distinguishes islands.
+    # Prefix of the files' names. It distinguishes islands.
     prefix: str = ""
 
     def __post_init__(self) -> None:
@@ -54,8 +54,8 @@ class LogConfig:
                 raise ValueError(f"log_{name}={value!r}: must be one of {', '.join(allowed)}")
 
     def start(self, name: str, has_console: bool = True) -> None:
-        """Sets up the logging of this process, which is called `name`. Safe to repeat. Raises OSError for a directory
-        that can't be written, or that anyone can write to."""
+        """Sets up logging for this process under the name `name`. Safe to repeat. Raises OSError if the directory can't
+        be written, or if other users can write to it."""
         path = None
         if self.dir is not None:
             private_files.make_directory(self.dir)
@@ -64,8 +64,8 @@ class LogConfig:
 
 
 def set_up_logging(form: str, level: str = "info", to: TextIO | None = None, path: str | None = None) -> None:
-    """Sets up the logging of this process, to a stream, a file, or both; the file may be moved away for rotation. Safe
-    to repeat."""
+    """Sets up logging for this process: to a stream, a file, or both. The file may be moved away for rotation. Safe to
+    repeat."""
     root = logging.getLogger()
     for older in [each for each in root.handlers if isinstance(each.formatter, _Formatter)]:
         root.removeHandler(older)
@@ -82,8 +82,8 @@ def set_up_logging(form: str, level: str = "info", to: TextIO | None = None, pat
 
 
 class _File(WatchedFileHandler):
-    """Lines that can't be written, on a full disk or in a directory that is gone, are lost: nothing else fails for
-    that. It is said once on stderr, and again if it happens again after lines could be written."""
+    """A log file. Lines that can't be written, on a full disk or in a deleted directory, are lost without any other
+    failure. The first loss is reported on stderr, and so is the first one after lines could be written again."""
 
     _is_failing = False
 
@@ -93,18 +93,18 @@ class _File(WatchedFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         was_failing, self._is_failing = self._is_failing, False
         if self.stream is not None and self.stream.closed:
-            # It failed as it was closed, and the next one is not open.
+            # The last close failed, and the next file is not open.
             self.stream = None
         try:
             super().emit(record)
         except OSError as error:
-            # A file that was moved away, and whose successor can't be opened.
+            # The file was moved away, and the new one can't be opened.
             self._failed(error)
         if self._is_failing and not was_failing:
             self._say_so()
 
     def close(self) -> None:
-        # What could not be written until now is lost.
+        # Buffered lines that can't be written are lost.
         with contextlib.suppress(OSError):
             super().close()
 
@@ -158,13 +158,12 @@ class _TextFormatter(_Formatter):
         if not record.exc_info:
             return line
         exception = shortened(self.formatException(record.exc_info), MAX_EXCEPTION_CHARS)
-        # The exception is indented further than any line begins.
+        # Lines of an exception are indented, which no log line is.
         return "\n".join([line, *(f"    {one_line(each)}" for each in exception.split("\n"))])
 
 
 def one_line(text: str) -> str:
-    """Writes characters that end lines, move a cursor or turn the direction of writing as escapes; shortens a long
-    text."""
+    """Escapes characters that end lines, move the cursor or reverse the direction of writing. Truncates a long text."""
     text = shortened(text, MAX_CHARS)
     if text.isprintable():
         return text
@@ -174,6 +173,6 @@ def one_line(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Returns a field's value, quoted where it could look like several fields."""
+    """Returns a field's value, quoted if it could be read as several fields."""
     text = one_line(text)
     return repr(text) if any(each in text for each in " ='\"") else text

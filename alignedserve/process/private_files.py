@@ -1,4 +1,4 @@
-"""Files which the machine's other users can't read and can't have prepared, whatever the umask is."""
+"""Files that other users of the machine can neither read nor prepare, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _OTHERS_WRITE = "other users of this machine can write in it; give a directory i
 
 
 def make_directory(path: str | Path) -> None:
-    """Makes a directory for this user alone, if it is not there. Raises OSError if that is impossible, or if there is
-    one in which others can write: they could put a file there under a name that is used next."""
+    """Makes a directory for this user only, if it does not exist. Raises OSError if that is impossible, or if others
+    can write to an existing one: they could create a file under the next name."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     if os.stat(path).st_mode & stat.S_IWOTH:
         raise OSError(errno.EACCES, _OTHERS_WRITE, str(path))
 
 
 def can_others_write(directory: Path) -> bool:
-    """Returns whether other users may write in the directory and can reach it."""
+    """Returns whether other users can reach the directory and write to it."""
     modes = [each.stat().st_mode for each in (directory, *directory.resolve().parents)]
     return bool(modes[0] & stat.S_IWOTH) and all(mode & stat.S_IXOTH for mode in modes)
 
 
 def create(path: Path) -> BinaryIO:
-    """Creates a file which is written without a buffer and which only this user can read. Raises FileExistsError."""
+    """Creates a file for unbuffered writing that only this user can read. Raises FileExistsError."""
     return open(path, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def open_log(name: str, flags: int) -> int:
-    """An opener for `open`: what it creates can be read by the user's group too, and by nobody else."""
+    """An opener for `open`. Created files are readable by the user's group too, and by no others."""
     return os.open(name, flags, 0o640)

@@ -1,10 +1,10 @@
-"""What would make a process stand still later is done before it serves.
+"""Preparation before serving that prevents pauses later.
 
-- The garbage collector looks through all objects now and then. What imports and a model leave is most of them, takes
-  it 100 ms, and need not be looked at again. Neither need thousands of requests (10 µs each) while they come: almost
-  nothing that they leave needs a collector, so it runs in idle moments.
-- The kernel enlarges a process's table of open files when it is full, and waits until all cores have noticed. Where
-  they are busy that took more than a second, in whatever thread opens a file or accepts a connection.
+- A full garbage collection traverses all objects, most of which come from imports and the model. It takes 100 ms and
+  finds nothing among those, so they are exempted. Nor do thousands of requests (10 µs each) need it while they arrive,
+  since they leave almost no cycles. So it runs in idle moments.
+- When a process's table of open files is full, the kernel enlarges it and waits for all cores. On busy cores that has
+  taken more than a second, in any thread that opened a file or accepted a connection.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import os
 import resource
 from collections.abc import Callable
 
-# The collections of the young generations before one of all objects (Python's default is 10). Each collects some
-# thousands of objects.
+# Collections of the middle generation before a full one (Python's default is 10). Each covers some thousands of
+# objects.
 NUM_BEFORE_ALL = 100
-# In an idle moment so many collections are enough for one of all objects; the seconds between looks for such a moment.
+# The middle-generation collections after which an idle moment is used for a full one. Seconds between checks for an
+# idle moment.
 NUM_BEFORE_IDLE, IDLE_LOOK_S = 2, 1.0
-# The table is made for at most so many files, which takes half a megabyte.
+# Slots of the enlarged file table, at most. It takes half a megabyte.
 MOST_FILES = 1 << 16
 
 
 def settle() -> None:
-    """Prepares this process. It is called once, when all objects that last have been made."""
+    """Prepares this process. Call it once, after all long-lived objects exist."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], NUM_BEFORE_ALL)
@@ -34,7 +35,7 @@ def settle() -> None:
 
 
 async def collect_when_idle(is_idle: Callable[[], bool]) -> None:
-    """Collects garbage in idle moments, until it is cancelled."""
+    """Collects garbage in idle moments. Runs until it is cancelled."""
     while True:
         await asyncio.sleep(IDLE_LOOK_S)
         if gc.get_count()[2] >= NUM_BEFORE_IDLE and is_idle():

@@ -1,8 +1,7 @@
-"""Output of several threads in whole lines.
+"""Makes several threads write whole lines.
 
-`print` writes a text and its end one after the other. What another thread flushes, or writes to the same terminal or
-pipe, may come in between: Ray prints what its workers log from a thread of its own, and a reader who waits for a line
-of ours would not find it.
+`print` writes a text and its line break separately. Output of another thread to the same terminal or pipe may come in
+between: Ray prints its workers' logs from a thread. A reader that waits for one of our lines would miss it.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Any, TextIO
 
 
 class WholeLines:
-    """Holds back what a thread has written until its line ends, or that thread flushes it."""
+    """Holds back a thread's output until its line ends or the thread flushes it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._begun = threading.local()
-        # Python's own streams may lose or double what two threads write at once.
+        # Python's streams may lose or duplicate concurrent writes.
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        # Bytes are a TypeError, by which click finds out what kind of stream it is.
+        # Bytes must raise TypeError: click uses that to detect the kind of stream.
         whole, end, rest = text.rpartition("\n")
         if end:
             self._emit(f"{self._take()}{whole}{end}")
@@ -51,7 +50,7 @@ class WholeLines:
 
 
 def write_whole_lines() -> None:
-    """From here on, for stdout and stderr. Safe to repeat."""
+    """Wraps stdout and stderr. Safe to repeat."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, WholeLines):

@@ -1,4 +1,4 @@
-"""What outlives all processes: files, batch jobs and their results."""
+"""The durable state of a system: files, batch jobs and their results, responses, conversations."""
 
 from __future__ import annotations
 

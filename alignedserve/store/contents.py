@@ -1,17 +1,17 @@
 """The content of files: where it is, and how it is written and read.
 
-It is in the store itself (`ContentsInStore`), or apart from it (`ContentsApart`): in a directory or a bucket, a file
-of its own for each. Files from before it was apart are read from the store. What makes it safe to be killed at any
-time, of content that is apart:
+It is in the store (`ContentsInStore`), or outside in a directory or bucket, one file each (`ContentsApart`). Older
+files are still read from the store. These rules make it safe to kill a process at any time while it writes outside
+content:
 
-- A name is used once: each writer has an id of its own, also where two gateways write the same output. Only the holder
-  of the job's lease commits what it has written, so the other one's is never seen.
-- Before the first byte the store makes room under this id (`reserve`), after the last the content is made durable and
-  whole, and then the file is committed: there is no file without its content.
-- A file is deleted first, its content after that.
-- So content that is not the store's, which has neither file nor room, is what somebody has left who was killed, or
-  could not delete it. The store forgets room that was not used for an hour, and once it has forgotten an id no file
-  can have it. Anybody may delete such content then: it is looked for every hour.
+- A name is used once. Each writer has its own id, even if two gateways write the same output. Only the holder of the
+  job's lease commits, so the other gateway's content is never visible.
+- The store reserves room under this id before the first byte (`reserve`). After the last byte the content is made
+  durable and whole, and then the file is committed. So no file lacks its content.
+- A file is deleted before its content.
+- Content with neither file nor reservation was left by a process that was killed or could not delete it. The store
+  drops a reservation that was not used for an hour. A forgotten id can't become a file any more, so any process may
+  delete such content. It is searched for every hour.
 """
 
 from __future__ import annotations
@@ -25,39 +25,40 @@ from alignedserve.store.base import UNCOMMITTED_S, Store, StoreAway
 from alignedserve.store.homes import WatchedHome, Writer
 from alignedserve.store.records import FileId, FileRecord, new_file_id
 
-# A file is written and read in chunks of so many bytes; only its last one may have fewer. Large enough for few round
-# trips, and small enough to have in memory. Records count chunks of this size: another one would misread them.
+# Bytes per chunk; only the last one may have fewer. It is large enough to save round trips and small enough for memory.
+# Stored records count chunks of this size, so it must not change.
 CHUNK_BYTES = 1 << 20
-# The seconds between two searches for content that was left behind.
+# Seconds between searches for leftover content.
 SWEEP_EVERY_S = 3600.0
-# Content is left alone until it is so old, whatever the store says.
+# Seconds for which content is never deleted, whatever the store says.
 LEFT_BEHIND_S = 2 * UNCOMMITTED_S
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 class NewFile(ABC):
-    """The content of a file that is not committed yet."""
+    """The content of an uncommitted file."""
 
     def __init__(self) -> None:
         self.id = new_file_id()
 
     @property
     def is_apart(self) -> bool:
-        """Whether the content is apart from the store, as the file's record has to say."""
+        """Whether the content is outside the store. The file's record needs it."""
         return False
 
     @abstractmethod
     async def put(self, number: int, data: bytes) -> None:
-        """Writes the next chunk. May be repeated after StoreAway, but not after BrokenOff. Raises StoreFull."""
+        """Writes the next chunk. It may be repeated after StoreAway, but not after BrokenOff. Raises StoreFull."""
 
     @abstractmethod
     async def finish(self) -> None:
-        """Makes what was put durable and whole, so that the file may be committed. Raises BrokenOff."""
+        """Makes the content durable and whole, so that the file may be committed. Raises BrokenOff."""
 
     @abstractmethod
     async def drop(self) -> None:
-        """Deletes what was put, unless the file was committed. Safe to repeat. What can't be deleted now is later."""
+        """Deletes the content, unless the file was committed. Safe to repeat. Content that can't be deleted now is
+        deleted later."""
 
 
 class Contents(ABC):
@@ -66,18 +67,18 @@ class Contents(ABC):
 
     @abstractmethod
     def new_file(self, owner: str, is_bounded: bool = True) -> NewFile:
-        """Without `is_bounded`, the store's limits do not matter."""
+        """Without `is_bounded`, the store's limits are ignored."""
 
     @abstractmethod
     async def chunk(self, file: FileRecord, number: int) -> bytes | None:
-        """Returns the chunk; None: the file is gone."""
+        """Returns the chunk; None if the file is gone."""
 
     async def delete(self, file_id: FileId) -> Literal["deleted", "absent", "in_use"]:
-        """Deletes the file and then its content; see Store.delete_file."""
+        """Deletes the file, then its content; see Store.delete_file."""
         return await self._store.delete_file(file_id)
 
     async def tidy(self, now: float) -> None:
-        """Deletes some of what nobody needs any more. Raises StoreAway."""
+        """Deletes some unneeded data. Raises StoreAway."""
         await self._store.drop_lapsed(now)
         for file_id in await self._store.expired_files(now):
             await self.delete(file_id)
@@ -111,7 +112,7 @@ class _NewInStore(NewFile):
 
 
 class ContentsApart(Contents):
-    """All of one store is in a folder of its own: what another store has is nobody's here."""
+    """Content in a directory or bucket. Each store has its own folder there."""
 
     def __init__(self, store: Store, home: WatchedHome) -> None:
         super().__init__(store)
@@ -132,7 +133,7 @@ class ContentsApart(Contents):
     async def delete(self, file_id: FileId) -> Literal["deleted", "absent", "in_use"]:
         done = await super().delete(file_id)
         if done == "deleted":
-            # If that is impossible now, it is swept later.
+            # A failed deletion is left to a later sweep.
             with contextlib.suppress(StoreAway):
                 await self._home.delete(await self.name(file_id))
         return done
@@ -140,10 +141,10 @@ class ContentsApart(Contents):
     async def tidy(self, now: float) -> None:
         await super().tidy(now)
         if self._home.is_down:
-            # Whatever a process that dies here leaves is swept later.
+            # The content of a process that dies here is swept later.
             with contextlib.suppress(StoreAway):
                 await self._home.probe(await self.name(new_file_id()))
-        # The clock may have been set back since.
+        # The clock may have been set back.
         if not now < self._next_sweep <= now + SWEEP_EVERY_S:
             await self._sweep(now)
             self._next_sweep = now + SWEEP_EVERY_S
@@ -154,7 +155,7 @@ class ContentsApart(Contents):
         return f"{self._folder}/{file_id}"
 
     async def _sweep(self, now: float) -> None:
-        """Deletes what was left behind."""
+        """Deletes leftover content."""
         async for found in self._home.listed(await self.name("")):
             old = [each.name for each in found if each.changed_at < now - LEFT_BEHIND_S]
             for file_id in await self._store.forgotten([FileId(each) for each in old if _ID.fullmatch(each)]):
@@ -172,7 +173,7 @@ class _NewApart(NewFile):
         self._owner = owner
         self._is_bounded = is_bounded
         self._num_bytes = 0
-        # An empty file has no content anywhere, and no writer.
+        # An empty file needs neither content nor a writer.
         self._writer: Writer | None = None
 
     @property
@@ -194,7 +195,7 @@ class _NewApart(NewFile):
     async def drop(self) -> None:
         if self._writer:
             await self._writer.abort()
-        # From here on it can't be committed; if it was already, its content stays.
+        # From here on the file can't be committed. If it already was, its content stays.
         await self._store.drop_chunks(self.id)
         if self._writer and await self._store.forgotten([self.id]):
             with contextlib.suppress(StoreAway):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-# The number of gaps at which a part is written anew. So is one of which more than half is gaps. The store writes all of
-# it to its disk each time.
+# A part with this many gaps is rewritten, and so is one that consists mostly of gaps. The store then writes the whole
+# part to its disk.
 MAX_GAPS = 64
-# The seconds for which the name of an addition is kept, so that it is not made twice.
+# Seconds for which an addition's name is kept, to recognise a repetition.
 NAMED_S = 600
 
-# What scripts for responses need of these, too.
+# Functions that the scripts for responses share.
 CONVERSATIONS = """
 local function conversation(id) return key('conversation', id) end
 local function field(id, name) return redis.call('HGET', conversation(id), name) end
@@ -28,7 +28,7 @@ local function is_overfull(id, num_items, num_bytes, max_items, max_bytes)
   return field(id, 'num_items') + num_items > tonumber(max_items) or num_now + num_bytes > tonumber(max_bytes)
 end
 
--- `items` are JSON with commas between them; `index` has a line for each of them, with its end there
+-- `items` is comma-separated JSON; `index` has a line per item, with the item's end
 local function append(id, items, index, expires_at)
   redis.call('ZADD', key('expiring-conversations'), expires_at, id)
   if index == '' then return end
@@ -45,10 +45,10 @@ end
 """
 
 ITEMS_IN = """
--- in a conversation's index, the ids of deleted items begin with this in the place of a quotation mark
+-- prefix, in place of a quotation mark, of a deleted item's id in the index
 local GAP = '-'
 
--- returns the items that there are: their ids, where each begins, and where it ends
+-- returns the existing items: their ids, begins and ends
 local function items_in(index)
   local names, begins, ends, begin = {}, {}, {}, 0
   for stop, name in string.gmatch(index, '(%d+) ([^\\n]*)\\n') do
@@ -62,16 +62,15 @@ local function items_in(index)
 end
 """
 
-# A page of items. Returns nothing if there is no such item; otherwise '1' if there are more; after what the next page
-# begins; and of each item: its id, where it begins, where it ends.
-#
-# Ids may be equal, since a reference has that of its item. The place of such an item is added to its id, after a colon
-# (and that of an id which looks as if it had one), for the next page to begin there. Clients that take the plain id of
-# a page's last item go on after the last item which has that id, so that they come to an end.
+# A page of items. Returns nothing if there is no such item. Otherwise returns '1' if there are more; the position after
+# which the next page begins; and per item its id, begin and end.
+# Several items may have the same id, since a reference has the id of its item. The next page's start then includes the
+# item's place after a colon (also for an id that looks as if it had one). Clients that pass a page's plain last id
+# continue after the last item with that id, so that they reach an end.
 PAGE = (
     ITEMS_IN
     + """
--- `after`: '', or after which item the page begins: its id as JSON, or that with its place
+-- `after`: '', or the item before the page: its id as JSON, perhaps with its place
 local function page(index, after, limit, is_desc)
   local names, begins, ends = items_in(index)
   local counts = {}
@@ -108,11 +107,11 @@ end
 """
 )
 
-# New parts are arguments as they are of a response: name, '' or the name under which they are staged, bytes or size.
+# New parts are passed as in response_scripts.py: name; '' or the name under which it is staged; bytes or size.
 _NEW = """
 local function size_of_new(at) return ARGV[at + 1] == '' and #ARGV[at + 2] or tonumber(ARGV[at + 2]) end
 
--- returns nil if it is staged and not there, or not all of it
+-- returns nil if the part is staged, but missing or incomplete
 local function new_part(at)
   if ARGV[at + 1] == '' then return ARGV[at + 2] end
   local found = redis.call('GET', key('staged', ARGV[at + 1])) or ''
@@ -120,10 +119,10 @@ local function new_part(at)
 end
 """
 
-# Arguments: owner, size in bytes, limits of bytes. The answer is that of ADD.
+# Arguments: owner; size in bytes; limits of bytes. The answer is that of ADD.
 ADMIT = "return full(ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]) or 1"
 
-# Arguments: id, owner, when it was created, state, when it expires, limits of bytes; items; index.
+# Arguments: id; owner; creation time; state; expiry; limits of bytes; items; index.
 ADD = (
     CONVERSATIONS
     + _NEW
@@ -142,8 +141,8 @@ return 1
 """
 )
 
-# Arguments: id, name of the addition, when it expires, the most items, the most bytes of them, limits of bytes; and any
-# number of: items; index. The answer is 0 if there is no such conversation.
+# Arguments: id; name of the addition; expiry; the most items; the most bytes of items; limits of bytes; and any number
+# of pairs of items and index. The answer is 0 if the conversation does not exist.
 APPEND = (
     CONVERSATIONS
     + _NEW
@@ -169,8 +168,8 @@ return 1
 """
 )
 
-# Arguments: id. The answer: nil if it is not there; otherwise its owner, when it was created, its state, its layout,
-# the number of its items, and the places between which they are.
+# Arguments: id. The answer is nil if the conversation does not exist. Otherwise: owner, creation time, state, layout,
+# number of items, and the positions between which items are.
 HEAD = (
     CONVERSATIONS
     + ITEMS_IN
@@ -196,7 +195,7 @@ return found
 """
 )
 
-# Arguments: id, layout; the rest as of a response's page. The answer is nil if this layout is not there.
+# Arguments: id; layout; the rest as for a response's page. The answer is nil if the layout does not exist.
 ITEM_PAGE = (
     CONVERSATIONS
     + PAGE
@@ -207,7 +206,7 @@ return page(redis.call('GET', index_of(id)) or '', after, limit, is_desc)
 """
 )
 
-# Arguments: id, layout, an item's id as JSON. The answer is nil if this layout is not there; otherwise where the item
+# Arguments: id; layout; an item's id as JSON. The answer is nil if the layout does not exist. Otherwise: where the item
 # begins and ends, or nothing.
 ITEM = (
     CONVERSATIONS
@@ -223,7 +222,7 @@ return {}
 """
 )
 
-# Arguments: id, state, limits of bytes.
+# Arguments: id; state; limits of bytes.
 PUT_STATE = (
     CONVERSATIONS
     + """
@@ -238,7 +237,7 @@ return 1
 """
 )
 
-# Arguments: id, an item's id as JSON.
+# Arguments: id; an item's id as JSON.
 DELETE_ITEM = (
     CONVERSATIONS
     + ITEMS_IN

@@ -1,9 +1,8 @@
-"""The conversations that are stored, as OpenAI's API has them: items that calls, and responses which have ended, are
-added to.
+"""Stored conversations, as in OpenAI's API. Calls, and responses when they end, add items to them.
 
-Items are bytes of one part, JSON with commas between them, which is read in pieces. They are added at its end; an item
-that is deleted leaves a gap there, and when there are many gaps the part is written anew, with another layout. Places
-in it are those of one layout. All methods raise StoreAway, and may be repeated.
+The items are one part, which is read in pieces: comma-separated JSON. New items are appended. A deleted item leaves a
+gap. When there are many gaps, the part is rewritten, with another layout. Positions apply to one layout. All methods
+raise StoreAway and may be repeated.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ from alignedserve.store.responses import ConversationId, ItemPage, Pieces, Span
 @dataclass(frozen=True)
 class ConversationHead:
     id: ConversationId
-    # The owner (gateway/http/keys.py); "" where no keys are needed.
+    # The owner (gateway/http/keys.py); "" if no keys are required.
     owner: str
     # Seconds since 1970.
     created_at: int
     # OpenAI's object as JSON.
     state: bytes
-    # The number of times that its items were written anew.
+    # How often its items were rewritten.
     layout: int = 0
     num_items: int = 0
-    # Where items are in the part: within each span there are commas between them.
+    # Ranges of items in the part. Commas separate the items in each.
     spans: Sequence[Span] = ()
 
     @property
     def num_bytes(self) -> int:
-        """Returns the size in bytes of all items, and of the commas between them."""
+        """Size in bytes of all items and the commas between them."""
         return sum(end - begin for begin, end in self.spans) + max(0, len(self.spans) - 1)
 
 
 @dataclass(frozen=True)
 class NewItems:
-    # JSON with commas between them.
+    # Comma-separated JSON.
     items: Pieces = ()
-    # A line for each of them: where it ends in the bytes of these, and its id as JSON.
+    # A line per item: the position where it ends, and its id as JSON.
     index: bytes = b""
 
     @property
@@ -59,8 +58,8 @@ class ConversationStore(ABC):
 
     @abstractmethod
     def pieces(self, head: ConversationHead, begin: int, end: int) -> AsyncIterator[bytes]:
-        """Yields the bytes of items between two places, some at a time. Raises ResponseGone if the conversation, or
-        its layout, is not there any more."""
+        """Yields the bytes of items between two positions, piece by piece. Raises ResponseGone if the conversation or
+        its layout no longer exists."""
 
     @abstractmethod
     async def item_page(
@@ -70,11 +69,12 @@ class ConversationStore(ABC):
 
     @abstractmethod
     async def item(self, head: ConversationHead, name: bytes) -> Span | None:
-        """Returns where the first item with this id is, which is JSON. Raises ResponseGone, also for another layout."""
+        """Returns the position of the first item with this id, given as JSON. Raises ResponseGone, also for another
+        layout."""
 
     @abstractmethod
     async def put_state(self, head: ConversationHead, state: bytes) -> None:
-        """Raises StoreFull. Does nothing if the conversation is not there any more."""
+        """Replaces the state. Does nothing if the conversation no longer exists. Raises StoreFull."""
 
     @abstractmethod
     async def append(
@@ -86,17 +86,17 @@ class ConversationStore(ABC):
         max_items: int,
         max_bytes: int,
     ) -> bool:
-        """Adds all of them together, and does not add them again by the same `name` in the next minutes. Returns False
-        if the conversation is not there any more. Raises StoreFull, and ConversationFull if it would have more items,
-        or more bytes of them."""
+        """Adds all items atomically. A repetition with the same `name` within minutes adds nothing. Returns False if
+        the conversation no longer exists. Raises StoreFull, and ConversationFull if it would exceed `max_items` or
+        `max_bytes`."""
 
     @abstractmethod
     async def delete_item(self, head: ConversationHead, name: bytes) -> None:
-        """Deletes all items with this id, which is JSON: references have that of their item."""
+        """Deletes all items with this id, given as JSON. A reference has the id of its item."""
 
     @abstractmethod
     async def delete(self, head: ConversationHead) -> None: ...
 
     @abstractmethod
     async def drop_expired(self, now: float) -> None:
-        """Deletes some of the conversations that have expired."""
+        """Deletes some expired conversations."""

@@ -1,6 +1,7 @@
-"""Whether a server with many callers still answers, found from the calls themselves: only they wait for it.
+"""Whether a server with many callers still answers, judged only by those calls.
 
-Ticks are counted, not time: while the event loop stands still no answer can be read, and that is one tick.
+Time is counted in ticks of the event loop: no answer can be read while the loop is blocked, and that counts as one
+tick.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 
 class Liveness:
     def __init__(self, num_ticks: int) -> None:
-        """The server is silent if nothing came from it for so many ticks while a call waited."""
+        """The server is silent if nothing arrived for `num_ticks` ticks while a call was waiting."""
         self._num_ticks = num_ticks
         self._num_waiting = 0
-        # The ticks since the last answer came, or since the first call that waits was made.
+        # Ticks since the last answer, or since the first waiting call began.
         self._num_missed = 0
-        # Whether a call has given up waiting: from then on one call at a time tries, until there is an answer.
+        # Whether a call has timed out. From then on only one call at a time is tried, until there is an answer.
         self._is_given_up = False
 
     @property
@@ -33,7 +34,7 @@ class Liveness:
         self._num_waiting += 1
 
     def answered(self) -> None:
-        """Notes that an answer came, whatever it was."""
+        """Notes that an answer arrived, of any kind."""
         self._num_waiting -= 1
         self._num_missed = 0
         self._is_given_up = False

@@ -1,4 +1,4 @@
-"""Looks for work in the store: when it is woken, and every so often, since others may have put some there."""
+"""Looks for work in the store: when it is woken, and at intervals, because other processes may have added some."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 class Looking:
     def __init__(self, look: Callable[[], Awaitable[None]], every_s: float, what: str) -> None:
-        """`what` it looks for, for the log. `look` may raise StoreAway."""
+        """`what` names the work in the log. `look` may raise StoreAway."""
         self._look = look
         self._every_s = every_s
         self._what = what
@@ -37,7 +37,7 @@ class Looking:
                 with contextlib.suppress(StoreAway):
                     await self._look()
             except Exception:
-                # If this ended, this gateway would do no such work any more, and nobody would notice.
+                # If this ended, the gateway would silently do no such work any more.
                 log.exception("looking for %s failed, and is tried again", self._what)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):

@@ -1,6 +1,6 @@
-"""The records that are stored. Times are seconds since 1970, as in OpenAI's objects.
+"""The stored records. Times are seconds since 1970, as in OpenAI's objects.
 
-A record is replaced only if its bytes are still those that were read: `omit_defaults` keeps them equal when a field is
+A record is replaced only if its bytes are unchanged since it was read. `omit_defaults` keeps them equal when a field is
 added.
 """
 
@@ -19,7 +19,7 @@ Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
 
-# The ids of jobs that were made through Anthropic's API begin with this.
+# Prefix of the ids of jobs from Anthropic's API.
 MESSAGE_BATCH = "msgbatch_"
 
 
@@ -32,7 +32,7 @@ def new_job_id(prefix: str = "batch_") -> JobId:
 
 
 class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file; its bytes are stored beside it, or apart from it, in `num_chunks` chunks."""
+    """A file. Its content has `num_chunks` chunks, in the store or outside."""
 
     id: FileId
     filename: str
@@ -41,43 +41,43 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     num_chunks: int
     created_at: int
     expires_at: int | None = None
-    # The file's owner (gateway/http/keys.py); "" where no keys are needed.
+    # The owner (gateway/http/keys.py); "" if no keys are required.
     owner: str = ""
-    # Whether the bytes are in a directory or a bucket (contents.py), and not in the store.
+    # Whether the content is in a directory or bucket (contents.py) and not in the store.
     is_apart: bool = False
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a job was not accepted."""
+    """The reason why a job was not accepted."""
 
     code: str
     message: str
-    # The line in the input file, counted from 1.
+    # The line in the input file, from 1.
     line: int | None = None
     param: str | None = None
 
 
 class PlacedInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An input file that was not uploaded: it is read where it is, as long as it is the same."""
+    """An input file that is read in place, as long as it does not change."""
 
     url: str
     num_bytes: int
-    # Another one means that the file has changed: an ETag, or what a file system says in place of it.
+    # An ETag, or its equivalent for a local file. It differs if the file has changed.
     version: str
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    # The fields with which the job was created.
+    # Fields that are set when the job is created.
     id: JobId
     endpoint: str
     input_file_id: FileId
     completion_window: str
     created_at: int
     expires_at: int
-    # JSON. Older records hold the object itself.
+    # JSON. Older records contain the object itself.
     metadata: bytes | dict[str, str] | None = None
     owner: str = ""
-    # The state of the job (alignedserve/batch/job.py).
+    # The job's state (alignedserve/batch/job.py).
     status: Status = "validating"
     in_progress_at: int | None = None
     finalizing_at: int | None = None
@@ -86,30 +86,30 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    # Whether the deadline came before the last answer.
+    # Whether the deadline passed before the last answer.
     is_late: bool = False
-    # The model, which validation has found.
+    # The model, which validation found.
     model: str | None = None
     num_lines: int = 0
     problems: list[Problem] = []
-    # The ids of the files that are made at the end.
+    # Ids of the output files.
     output_file_id: FileId | None = None
     error_file_id: FileId | None = None
-    # The seconds for which these are kept; None: until they are deleted.
+    # Seconds for which these are kept; None: until they are deleted.
     output_expires_after_s: int | None = None
-    # Where the job itself asks to be told of its end.
+    # The job's own webhook, which is notified of its end.
     webhook_url: str | None = None
-    # The input file, if it was not uploaded; `input_file_id` is its URL then.
+    # The input file, if it is read in place. `input_file_id` is then its URL.
     placed_input: PlacedInput | None = None
 
     @property
     def stored_input_id(self) -> str:
-        """The id of the uploaded file that must be there as long as the job is open; "" if there is none."""
+        """The id of the uploaded file that must exist while the job is open, or ""."""
         return "" if self.placed_input else self.input_file_id
 
     @property
     def is_message_batch(self) -> bool:
-        """Whether it was made through Anthropic's API, and its results are in that API's form."""
+        """Whether the job was created through Anthropic's API. Its results then have that format."""
         return self.id.startswith(MESSAGE_BATCH)
 
     @property
@@ -118,36 +118,36 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """Counts of a job's lines that are done."""
+    """Counts of a job's completed lines."""
 
     num_completed: int = 0
     num_failed: int = 0
     num_input_tokens: int = 0
     num_output_tokens: int = 0
-    # The input tokens whose KV was reused from earlier prompts.
+    # Input tokens from the prefix cache.
     num_cached_tokens: int = 0
-    # The bytes of results, which are stored until the job is over.
+    # Bytes of results, which are stored until the job ends.
     num_result_bytes: int = 0
-    # The bytes of the lines in the input file.
+    # Bytes of the lines in the input file.
     num_line_bytes: int = 0
-    # The failed lines which were cancelled with the job, and those which had no answer when its time was up.
+    # Failed lines, by cause: cancelled with the job, or unanswered at its deadline.
     num_cancelled: int = 0
     num_expired: int = 0
 
 
-# Why a line was not answered, if its job's end is the reason.
+# The reason why a line was not answered, if it is its job's end.
 Ending = Literal["cancelled", "expired"]
 
 
 class LineResult(msgspec.Struct, frozen=True):
-    """The answer to one line, as it will be in the output or the error file."""
+    """The answer to a line, as it will be in the output or error file."""
 
     is_error: bool
-    # A line of JSON, without its end.
+    # A line of JSON, without the line break.
     text: bytes
     num_input_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
-    # The bytes of the line in the input file.
+    # Size of the line in the input file.
     num_line_bytes: int = 0
     ending: Ending | None = None

@@ -1,4 +1,4 @@
-"""A connection to Redis, or a server with its protocol, and the ways in which it can fail to answer."""
+"""A connection to Redis, or a server with its protocol, and the ways in which it can fail."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from alignedserve.store.liveness import Liveness
 from alignedserve.store.redis_pool import RedisPool
 
 MAX_CONNECTIONS = 32
-# This is longer than a write to a busy disk takes; a server that hangs for so many seconds counts as away.
+# Timeout of a call, in seconds. It is longer than a write to a busy disk takes.
 TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 2.0
-# When nothing was received for so many seconds, in so many ticks, no further call waits.
+# If nothing is received for PATIENCE_S seconds, divided into NUM_TICKS ticks, no further call waits.
 PATIENCE_S, NUM_TICKS = 2.0, 10
 
-# The errors of a Redis that is there but takes no writes, or no commands: its disk is full, its replicas are gone, ...
+# Errors of a Redis that refuses writes or commands for now: its disk is full, its replicas are gone, ...
 _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b")
 
 Args = ParamSpec("Args")
@@ -42,7 +42,7 @@ class RedisConnection:
             timeout=TIMEOUT_S,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
-            # There is one retry: a connection from before Redis's restart is found to be dead only when it is used.
+            # One retry: a connection from before a restart of Redis fails when it is used.
             retry=Retry(NoBackoff(), 1, supported_errors=(ConnectionError,)),
         )
         self._redis: Any = Redis(connection_pool=self._pool.connections)
@@ -50,7 +50,7 @@ class RedisConnection:
         self._hearing = Liveness(NUM_TICKS)
         self._is_ticking = False
         self._is_down = False
-        # The calls that go on, perhaps with no caller waiting for them.
+        # Running calls, perhaps without a waiting caller.
         self._calls: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
@@ -64,14 +64,12 @@ class RedisConnection:
 
     async def probe(self) -> None:
         """See Store."""
-        # It writes, since being able to read says little: on a full disk Redis ends at the first write after each
-        # start.
+        # The probe writes, because reads prove little: on a full disk, Redis exits at the first write after each start.
         await self.call(self._redis.set(f"{scripts.PREFIX}probe", int(time.time())))
         self._is_down = False
 
     async def call(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """Runs the call in a task of its own, which goes on when the caller is cancelled: redis-py 8.1 swallows
-        cancellations."""
+        """Runs the call in a task that goes on if the caller is cancelled: redis-py 8.1 swallows cancellations."""
         if self._hearing.is_silent:
             call.close()
             self._is_down = True
@@ -85,12 +83,12 @@ class RedisConnection:
         return cast(bytes | None, await self._redis.get(key))
 
     async def piece(self, key: str, begin: int, end: int) -> bytes:
-        """Returns the bytes from `begin` up to `end`, as far as there are any."""
+        """Returns the bytes from `begin` to `end`, or fewer if the value is shorter."""
         return cast(bytes, await self._redis.getrange(key, begin, end - 1))
 
     async def put_piece(self, key: str, offset: int, data: bytes, seconds: int) -> int:
-        """Writes bytes at a place in a value, which is deleted `seconds` later. Returns how long it was: where it was
-        shorter than `offset`, there are zeros now."""
+        """Writes bytes at an offset in a value, which expires after `seconds`. Returns the value's previous length. If
+        that was less than `offset`, the gap is now zeros."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             found = await pipeline.strlen(key).setrange(key, offset, data).expire(key, seconds).execute()
         return cast(int, found[0])
@@ -102,7 +100,7 @@ class RedisConnection:
         return cast(bytes | None, await self._redis.hget(key, name))
 
     async def due(self, listing: str, by: float, count: int) -> list[str]:
-        """Returns the first members of a sorted set whose score is `by` at most."""
+        """Returns the first members of a sorted set with a score of at most `by`."""
         found = await self._redis.zrange(listing, "-inf", by, byscore=True, offset=0, num=count)
         return [each.decode() for each in found]
 
@@ -126,7 +124,7 @@ class RedisConnection:
             raise
 
     async def _translated(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """Translates errors to StoreAway. BusyLoadingError and AuthenticationError are ConnectionErrors too."""
+        """Translates errors to StoreAway. BusyLoadingError and AuthenticationError are ConnectionErrors."""
         is_heard = True
         try:
             return await call
@@ -143,7 +141,7 @@ class RedisConnection:
             self._hearing.answered() if is_heard else self._hearing.given_up()
 
     def _next_tick(self) -> None:
-        """Starts the next tick, as long as a call waits."""
+        """Starts the next tick, while any call waits."""
         if self._is_ticking:
             self._hearing.tick()
         self._is_ticking = self._hearing.is_asked
@@ -151,7 +149,7 @@ class RedisConnection:
             asyncio.get_running_loop().call_later(PATIENCE_S / NUM_TICKS, self._next_tick)
 
     def _over(self, call: asyncio.Task[Any]) -> None:
-        """If its caller was cancelled meanwhile, nobody needs the outcome of the call."""
+        """Marks the outcome as retrieved: if the caller was cancelled, nothing else does."""
         self._calls.discard(call)
         if not call.cancelled():
             call.exception()
@@ -162,7 +160,7 @@ Method = Callable[Concatenate[Connected, Args], Coroutine[Any, Any, Result]]
 
 
 def asks(method: Method[Connected, Args, Result]) -> Method[Connected, Args, Result]:
-    """A decorator which turns errors of Redis into StoreAway."""
+    """Decorates a method so that errors of Redis become StoreAway."""
 
     @functools.wraps(method)
     async def asking(store: Connected, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:

@@ -1,8 +1,8 @@
-"""The conversations on Redis.
+"""Conversations on Redis.
 
-Keys: `conversation:ID` a hash with its head and counts; `conversation-items:ID:LAYOUT` its items, and
-`conversation-index:ID` a line for each of them; `appended:NAME` the additions of the last minutes;
-`expiring-conversations` all of them by when they expire.
+Keys: `conversation:ID`, a hash of its head and counts; `conversation-items:ID:LAYOUT`, its items;
+`conversation-index:ID`, a line per item; `appended:NAME`, additions of the last minutes; `expiring-conversations`, all
+conversations by expiry.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class RedisConversations(RedisParts, ConversationStore):
 
     @asynccontextmanager
     async def _sent(self, owner: str, new: Sequence[NewItems]) -> AsyncIterator[list[str | bytes]]:
-        """Yields a script's arguments for these. Raises StoreFull."""
+        """Yields the script's arguments for these items. Raises StoreFull."""
         size = sum(each.num_bytes for each in new)
         if size > SMALL_BYTES:
-            # What is refused need not be sent.
+            # Checked first, so that refused items are not sent.
             self._checked(await self._run(scripts.ADMIT, owner, size, *self._byte_limits))
         parts: dict[str, Pieces] = {}
         for number, each in enumerate(new):

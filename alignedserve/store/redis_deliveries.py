@@ -1,7 +1,7 @@
-"""The deliveries of webhooks on Redis.
+"""Deliveries of webhooks on Redis.
 
-Keys: `delivery:ID` a record; `open:delivering` those that are pending, by when they are due; `deliveries-refused` how
-many were not stored. Leases are those of jobs (redis_store.py).
+Keys: `delivery:ID`, a record; `open:delivering`, pending ones by due time; `deliveries-refused`, the number of refused
+ones. Leases work as for jobs (redis_store.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from alignedserve.store.records import JobId
 from alignedserve.store.redis_connection import RedisConnection
 from alignedserve.store.scripts import PREFIX, RELEASE, TAKE
 
-# For scripts that store deliveries together with something else. Arguments from `first` on: id, record, when it is due.
+# For scripts that store deliveries with something else. Arguments from `first` on: id, record, due time.
 DELIVER = f"""
 local function deliver(first)
   for at = first, #ARGV, 3 do
@@ -41,7 +41,7 @@ let_go(id)
 return 1
 """
 
-# Arguments: token, id, record, when it is due.
+# Arguments: token, id, record, due time.
 _PUT_OFF = """
 local token, id, record, due = unpack(ARGV)
 if not is_held(id, token) then return -1 end
@@ -60,7 +60,7 @@ return tonumber(count or '0')
 
 class RedisDeliveries(DeliveryStore):
     def __init__(self, redis: RedisConnection, check: Callable[[int, Lease | None], int]) -> None:
-        """`check` raises the error that a script's answer stands for."""
+        """`check` raises the error for a script's negative answer."""
         self._redis = redis
         self._check = check
 
@@ -93,5 +93,5 @@ class RedisDeliveries(DeliveryStore):
 
 
 def delivery_args(deliveries: Sequence[Delivery]) -> list[Any]:
-    """Returns the arguments for DELIVER: they are due at once."""
+    """Returns the arguments for DELIVER, with the deliveries due immediately."""
     return [word for each in deliveries for word in (each.id, msgspec.msgpack.encode(each), each.created_at)]

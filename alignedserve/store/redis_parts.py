@@ -1,6 +1,6 @@
-"""Parts of any size on Redis: read in pieces, and staged in pieces before a script takes them.
+"""Parts of any size on Redis: read in pieces, and staged in pieces before a script uses them.
 
-Keys: `staged:NAME` bytes that will be a part.
+Keys: `staged:NAME`, the bytes of a future part.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from alignedserve.store.responses import ConversationFull, Pieces, ResponseGone
 from alignedserve.store.scripts import PREFIX, STAGED_BYTES_LOST, TOO_MANY_ITEMS
 
 _STAGED = f"{PREFIX}staged:"
-# Parts of this size at most go into the command that adds them.
+# Largest part, in bytes, that is sent inside the command that adds it.
 SMALL_BYTES = 64 << 10
-# The bytes of larger parts that are sent or fetched at a time. They take the event loop 0.3 ms in one step (1 MiB: 2
-# ms), and the store is asked to write to its disk for each of them.
+# Bytes of a larger part that are sent or fetched at once. They block the event loop for 0.3 ms (1 MiB: 2 ms). The store
+# writes to its disk for each piece.
 PIECE_BYTES = 256 << 10
-# The seconds after which bytes that have not become a part are deleted.
+# Seconds after which staged bytes that were not used are deleted.
 STAGED_S = 600
 
 
@@ -29,20 +29,20 @@ class RedisParts:
     def __init__(
         self, redis: RedisConnection, limits: StoreLimits, check: Callable[[int, Lease | None], int]
     ) -> None:
-        """`check` raises the error that a script's answer stands for."""
+        """`check` raises the error for a script's negative answer."""
         self._redis = redis
         self._limits = limits
         self._check = check
 
     @property
     def _byte_limits(self) -> tuple[int | str, int | str]:
-        """The limits of bytes as scripts take them: in all, and of the owner."""
+        """The limits of bytes as scripts expect them: in total, and the owner's."""
         limits = self._limits.max_bytes, self._limits.max_bytes_of_owner
         most, most_of_owner = ("" if limit is None else limit for limit in limits)
         return most, most_of_owner
 
     async def _read(self, key: str, begin: int, end: int) -> AsyncIterator[bytes]:
-        """Yields the bytes between two places. Raises ResponseGone."""
+        """Yields the bytes between two positions. Raises ResponseGone."""
         for first in range(begin, end, PIECE_BYTES):
             last = min(first + PIECE_BYTES, end)
             piece = await self._redis.call(self._redis.piece(PREFIX + key, first, last))
@@ -52,8 +52,8 @@ class RedisParts:
 
     @asynccontextmanager
     async def _given(self, parts: Mapping[Any, Pieces]) -> AsyncIterator[list[str | bytes]]:
-        """Yields a script's arguments for new parts. Large ones are sent before, in pieces; what the script did not
-        take is deleted after the block."""
+        """Yields a script's arguments for new parts. Large ones are sent in advance, in pieces. Those that the script
+        did not use are deleted after the block."""
         args: list[str | bytes] = []
         staged: list[str] = []
         try:
@@ -78,7 +78,7 @@ class RedisParts:
             offset += len(block)
 
     def _checked(self, done: int, lease: Lease | None = None) -> int:
-        """Raises the error that a script's answer stands for; otherwise returns the answer."""
+        """Returns a script's answer, or raises the error that it stands for."""
         if done == STAGED_BYTES_LOST:
             raise _lost()
         if done == TOO_MANY_ITEMS:
@@ -90,7 +90,7 @@ class RedisParts:
 
 
 def _blocks(pieces: Pieces) -> Iterator[bytes]:
-    """Yields the same bytes in blocks of less than twice PIECE_BYTES."""
+    """Yields the same bytes in blocks smaller than twice PIECE_BYTES."""
     block = bytearray()
     for piece in pieces:
         view = memoryview(piece)

@@ -1,11 +1,11 @@
 """Connections to Redis, by its address.
 
-`redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` with TLS, and `unix://PATH` are one server.
-`redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB`, and `rediss+sentinel://…`, name sentinels, which say
-which server is the master of the service just now.
+`redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` (with TLS) and `unix://PATH` name one server.
+`redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/SERVICE/DB` and `rediss+sentinel://…` name sentinels, which know the
+service's current master.
 
-Further options follow a `?`: those of redis-py, such as `ssl_ca_certs`; `sentinel_username` and `sentinel_password` are
-for the sentinels themselves.
+Options follow after `?`: those of redis-py, such as `ssl_ca_certs`. `sentinel_username` and `sentinel_password` apply
+to the connections to the sentinels.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from redis.backoff import NoBackoff
 
 SENTINEL = "+sentinel"
 SENTINEL_PORT = 26379
-# Of a sentinel's own connection.
+# Options of the connections to sentinels.
 _OWN = ("username", "password")
 
 
 class RedisPool:
-    """`connections` is what redis-py's client takes."""
+    """`connections` is the pool for redis-py's client."""
 
     def __init__(self, url: str, **options: Any) -> None:
         """Raises ValueError for an invalid address."""
@@ -47,7 +47,7 @@ class RedisPool:
             for name, value in by_url.connection_kwargs.items()
             if name.startswith(("socket_", "ssl_"))
         }
-        # One that does not answer is not asked again, but the next one is.
+        # A sentinel that does not answer is skipped, not retried.
         common["retry"] = Retry(NoBackoff(), 0)
         if is_tls:
             common["ssl"] = True
@@ -71,12 +71,12 @@ class RedisPool:
 
 
 class _MasterPool(BlockingConnectionPool, SentinelConnectionPool):
-    """Waits for a free connection, as the first does; each is to whoever is the master, as the second has it."""
+    """Waits for a free connection like the first base, and connects to the current master like the second."""
 
 
 def _taken_apart(scheme: str, rest: str) -> tuple[list[tuple[str, int]], str, str, dict[str, str]]:
-    """Returns the sentinels, the name of the service, the address of a server that all options but its host are of, and
-    the options of sentinels."""
+    """Returns the sentinels, the service's name, the URL of a server with all other options, and the sentinels'
+    options."""
     place, _, query = rest.partition("?")
     hosts, _, path = place.partition("/")
     user, at, hosts = hosts.rpartition("@")

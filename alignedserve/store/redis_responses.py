@@ -1,8 +1,8 @@
-"""The responses on Redis.
+"""Responses on Redis.
 
-Keys: `response-head:ID` a head and `response-part:ID:NAME` a part; `open:responses` those that are not over, and
-`unanswered@OWNER` an owner's, both by age; `asking` the owners of these, by when they had their last turn;
-`expiring-heads` by when they expire. Leases are those of jobs (redis_store.py).
+Keys: `response-head:ID`, a head; `response-part:ID:NAME`, a part; `open:responses`, unfinished ones by age;
+`unanswered@OWNER`, an owner's unfinished ones by age; `asking`, the owners of these by their last turn;
+`expiring-heads`, all responses by expiry. Leases work as for jobs (redis_store.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from alignedserve.store.scripts import BEGIN_LINES, PREFIX, RELEASE, RENEW
 _LEASE_STATES: tuple[LeaseState, ...] = ("lost", "held", "cancelling")
 _HEAD = f"{PREFIX}response-head:"
 _EXPIRING = f"{PREFIX}expiring-heads"
-# The number of the only line that a response has, where jobs have many.
+# The line number of a response. Jobs have many lines, a response has one.
 _LINE = 1
 
 
@@ -58,7 +58,7 @@ class RedisResponses(RedisParts, ResponseStore):
         num_turn_bytes = _num_bytes_of(turn, parts) if turn else 0
         size = len(record) + sum(sizes_of(parts).values()) + num_turn_bytes
         if size > SMALL_BYTES:
-            # What is refused need not be sent.
+            # Checked first, so that refused parts are not sent.
             self._checked(await self._run(ADMIT, head.owner, is_open, size, *given_bounds))
         args = [record, head.id, head.owner, is_open, head.created_at, head.expires_at, *given_bounds]
         async with self._given(parts) as given:

@@ -1,15 +1,19 @@
 """The store on Redis.
 
-Keys, all under one prefix: `file:ID` a record, `data:ID` a hash of its chunks by number, `apart` a hash of the bytes of
-files whose content is not here, `uses:ID` the open jobs that read a file; `uploads` the files that are not committed by
-when they lapse, `uploaders` a hash of their owners; `job:ID` a record, `holder:ID` the token of its last holder,
-`lease:ID` the same until it lapses, `running:ID` its lines that have begun and have no result, `falls:ID` a hash of
-counts by line number, `results:ID` a hash by line number, `tally:ID` a hash of counts, `place:ID` the place of a job
-that was deleted, and its owner; `bytes` and `bytes@OWNER` what is stored, `bytes-apart` and `bytes-apart@OWNER` what is
-kept apart; `state:NAME` bytes; `identity` the store's own name; `format` the version of all this.
+All keys have one prefix:
 
-Listings are sorted sets of ids: `files`, `files:PURPOSE`, `jobs` and `jobs:messages` by age, `open` by deadline, and of
-each one an owner's part with `@OWNER` at its end; `open:STATUS` and `expiring` by deadline.
+- Files: `file:ID`, a record; `data:ID`, a hash of its chunks by number; `apart`, a hash of the bytes of outside content
+  by file; `uses:ID`, open jobs that read it; `uploads`, uncommitted files by expiry; `uploaders`, a hash of their
+  owners.
+- Jobs: `job:ID`, a record; `holder:ID`, its last holder's token; `lease:ID`, the same until it expires; `place:ID`, a
+  deleted job's position and owner.
+- Lines of a job: `running:ID`, those that run; `falls:ID`, a hash of crash counts by line; `results:ID`, a hash by
+  line; `tally:ID`, a hash of counts.
+- Counters: `bytes` and `bytes@OWNER`, stored bytes; `bytes-apart` and `bytes-apart@OWNER`, bytes outside the store.
+- Others: `state:NAME`, bytes; `identity`, the store's unique name; `format`, the version of this layout.
+
+Listings are sorted sets of ids: `files`, `files:PURPOSE`, `jobs` and `jobs:messages` by age; `open` by deadline; each
+also per owner, with the suffix `@OWNER`; `open:STATUS` and `expiring` by deadline.
 """
 
 from __future__ import annotations
@@ -56,9 +60,9 @@ from alignedserve.store.response_scripts import DROP_OLD_RESPONSE
 from alignedserve.store.responses import ResponseStore
 from alignedserve.store.scripts import PREFIX
 
-# The number of lines that are asked for at a time: an answer is decoded in one step.
+# Lines per request. An answer is decoded in one step.
 _NUM_LINES = 1024
-# The version of what is stored. Before 2 there were no owners, before 3 responses had no parts.
+# The version of the stored layout. Owners came with 2, parts of responses with 3.
 FORMAT = b"3"
 _LEASE_STATES: tuple[LeaseState, ...] = ("lost", "held", "cancelling")
 
@@ -83,7 +87,7 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def info(self) -> Mapping[str, Any]:
-        """Returns what it says of itself, by the names of Redis's INFO."""
+        """Returns the server's statistics, with the names of Redis's INFO."""
         return cast(Mapping[str, Any], await self._redis.info())
 
     # ---- files ----
@@ -257,7 +261,7 @@ class RedisStore(RedisConnection, Store):
 
     @asks
     async def take(self, stage: Stage, holder: str, seconds: float, now: float, count: int) -> list[Lease]:
-        # No two leases ever have the same token; one with which no job is taken is simply not used.
+        # Tokens are unique. A token with which no job is taken is never used again.
         wanted: list[tuple[str, float | str]] = [(status, "+inf") for status in STATUSES[stage]]
         if stage == "end":
             wanted.append(("in_progress", now))
@@ -329,9 +333,9 @@ class RedisStore(RedisConnection, Store):
     # ---- a store of an earlier version ----
 
     async def upgrade(self) -> None:
-        """Gives files and jobs from before there were owners an empty one, and counts them; deletes responses from
-        before they had parts. Safe to repeat, and while other calls go on."""
-        # A gateway of an earlier version may have added some after another one had upgraded the store.
+        """Gives files and jobs from before there were owners an empty owner, and counts them. Deletes responses from
+        before they had parts. Safe to repeat, and to run beside other calls."""
+        # A gateway of an earlier version may add some even after an upgrade.
         for response_id in await self._all("expiring-responses"):
             await self._run_script(DROP_OLD_RESPONSE, response_id)
         found = await self._format()
@@ -356,7 +360,7 @@ class RedisStore(RedisConnection, Store):
         return [each.decode() for each in await self._redis.zrange(_key(listing), 0, -1)]
 
     async def _adopt_file(self, file_id: FileId) -> None:
-        # Records that can't be read are left as they are.
+        # Unreadable records are left as they are.
         with contextlib.suppress(msgspec.DecodeError):
             if file := await self.file(file_id):
                 await self._run_script(scripts.ADOPT_FILE, file.id, file.owner, file.purpose)
@@ -402,7 +406,7 @@ class RedisStore(RedisConnection, Store):
     async def _page_from_place(
         self, listing: str, after: str, owner: str | None, limit: int, newest_first: bool
     ) -> Page | None:
-        """Returns the page after a job that was deleted; None if it was another owner's, or too long ago."""
+        """Returns the page after a deleted job; None if it was another owner's, or was deleted too long ago."""
         place = await self._redis.get(_key("place", after))
         score, _, owner_then = (place or b"").decode().partition(" ")
         if not score or owner not in (None, owner_then):
@@ -422,7 +426,7 @@ class RedisStore(RedisConnection, Store):
         return _or_none(limits.max_bytes), _or_none(limits.max_bytes_of_owner)
 
     def _check(self, done: int, lease: Lease | None = None) -> int:
-        """Raises the error that a script's answer stands for; otherwise returns the answer."""
+        """Returns a script's answer, or raises the error that it stands for."""
         if done < 0:
             self._refused(done, lease)
         return done
@@ -467,7 +471,7 @@ def _decode(data: bytes, kind: type[Record]) -> Record:
 
 def _tally(found: Mapping[bytes, bytes]) -> Tally:
     counts = {name.decode(): int(count) for name, count in found.items()}
-    # A gateway of a later version may count more.
+    # A gateway of a later version may store more counts.
     return Tally(**{name: count for name, count in counts.items() if name in Tally.__struct_fields__})
 
 

@@ -19,8 +19,8 @@ local function size_stored(id)
   return size
 end
 
--- parts are arguments from `first` to `last`: of each its name, then '' and its bytes, or the name under which these
--- are staged and how many there are
+-- parts are arguments from `first` to `last`: each is its name; then '' and its bytes, or the name under which it is
+-- staged and its size
 local function size_given(first, last)
   local size = 0
   for at = first, last, 3 do
@@ -56,7 +56,7 @@ local function close(id, owner)
   let_go(id)
 end
 
--- limits are arguments from `first` on: of open responses, in all and of the owner; of bytes, in all and of the owner
+-- limits from `first` on: open responses, in total and per owner; bytes, in total and per owner
 local function refusal(owner, is_open, size, first)
   local max_open, max_open_of_owner, max_bytes, max_bytes_of_owner = unpack(ARGV, first, first + 3)
   local function is_reached(limit, listing)
@@ -70,8 +70,8 @@ end
 )
 
 # For scripts after which a response may have ended. Its turn is six arguments from `first` on: the conversation or '';
-# when that expires, the most items that it may have, the most bytes of these; the index of the output, and the places
-# between which that is said: pairs of numbers.
+# its expiry; the most items and the most bytes of a conversation; the output's index; and pairs of positions between
+# which output is added.
 _TURN = (
     CONVERSATIONS
     + """
@@ -90,7 +90,7 @@ local function is_turn_too_large(first, input_index, num_input_bytes)
   return is_overfull(id, num_items, num_bytes, max_items, max_bytes)
 end
 
--- the bytes of a turn whose input is stored
+-- size in bytes of a turn with stored input
 local function turn_size(first, response_id)
   local size = #ARGV[first + 4]
   for begin, stop in spans_in(ARGV[first + 5]) do size = size + stop - begin end
@@ -113,7 +113,7 @@ end
 """
 )
 
-# Arguments: owner, '1' if it is open, its size in bytes; limits. The answer is that of ADD.
+# Arguments: owner; '1' if it is open; size in bytes; limits. The answer is that of ADD.
 ADMIT = (
     _PARTS
     + """
@@ -122,8 +122,7 @@ return refusal(owner, is_open, tonumber(size), 4) or 1
 """
 )
 
-# Arguments: head, id, owner, '1' if it is open; when it was created, when it expires; limits; its turn, and the size of
-# that; and parts.
+# Arguments: head; id; owner; '1' if it is open; creation time; expiry; limits; its turn and the turn's size; parts.
 ADD = (
     _PARTS
     + _TURN
@@ -148,7 +147,7 @@ redis.call('ZADD', key('expiring-heads'), expires_at, id)
 if is_open == '1' then
   redis.call('ZADD', key('open', 'responses'), created_at, id)
   redis.call('ZADD', listed('unanswered', owner), created_at, id)
-  -- an owner that had none waiting has its turn before the others
+  -- an owner without waiting responses goes before the others
   redis.call('ZADD', key('asking'), 'NX', 0, owner)
 end
 if has_turn(11) then add_turn(11, id) end
@@ -156,8 +155,8 @@ return 1
 """
 )
 
-# Arguments: token or ''; id, old head, new head, owner, '1' if it is over; limits of bytes, in all and of the owner,
-# which hold if there are parts; the number of parts; its turn; the parts; and per delivery: id, record, when it is due.
+# Arguments: token or ''; id; old head; new head; owner; '1' if it is over; limits of bytes, in total and per owner,
+# which apply if there are parts; number of parts; its turn; the parts. Then per delivery: id, record, due time.
 REPLACE = (
     _PARTS
     + _TURN
@@ -205,14 +204,14 @@ return 1
 """
 )
 
-# Arguments: token, milliseconds, the most to take, the most that an owner may have with this holder.
+# Arguments: token; milliseconds; the most to take; the most that this holder may have of one owner.
 TAKE = """
 local token, milliseconds, count, max_of_owner = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 -- a token ends with its holder's name
 local function holder_of(given) return string.match(given, ':.*') end
 local owners, free, room, found = redis.call('ZRANGE', key('asking'), 0, -1), {}, {}, {}
 for _, owner in ipairs(owners) do
-  -- where no keys are needed, all are one owner
+  -- if no keys are required, all responses have the same owner
   free[owner], room[owner] = {}, owner == '' and count or max_of_owner
   for _, id in ipairs(redis.call('ZRANGE', listed('unanswered', owner), 0, -1)) do
     local lease = redis.call('GET', key('lease', id))
@@ -242,8 +241,8 @@ end
 return found
 """
 
-# Arguments: id; where the page begins: '', or after which item, as JSON, its id or that with its place;
-# the most items, '1' for the last ones first. The answer: nil if the response is not there; otherwise the page.
+# Arguments: id; where the page begins: '' or the item before it, as JSON: its id, perhaps with its place; the most
+# items; '1' for the last ones first. The answer is nil if the response does not exist, otherwise the page.
 ITEM_PAGE = (
     _PARTS
     + PAGE
@@ -254,13 +253,13 @@ return index and page(index, after, limit, is_desc)
 """
 )
 
-# For a store from before responses had parts: a record was a map of msgpack, which began with the id and the owner, and
-# without the owner if that was "". (Redis's cmsgpack does not read it.) Arguments: id of one, which is deleted.
+# Deletes a response of a store from before responses had parts. Argument: its id. Its record was a msgpack map that
+# began with the id and the owner; an owner "" was omitted. (Redis's cmsgpack does not read it.)
 DROP_OLD_RESPONSE = """
 local id = ARGV[1]
 local name = key('response', id)
 local record = redis.call('GETRANGE', name, 0, 511)
--- returns a text, and what comes after it
+-- returns a string and the position after it
 local function text_at(at)
   local head, length = string.byte(record, at, at + 1)
   local first = at + 1

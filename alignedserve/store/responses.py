@@ -1,12 +1,9 @@
-"""The responses that are stored: OpenAI's Responses keep a conversation for its next turn, and a response may be
-answered in the background.
+"""Stored responses. OpenAI's Responses API keeps a conversation for its next turn, and can answer in the background.
 
-A response has a head, which is small, and parts of any size, which are read in pieces, by whoever needs them. A part
-never changes once it is there.
+A response has a small head, and parts of any size that are read in pieces when they are needed. A part never changes.
 
-A response that is not over is worked on by the holder of its lease, as a job is (base.py). It is over when its status
-is one of OVER, and stays as it is from then on, until it is deleted or expires. All methods raise StoreAway, and may
-be repeated.
+The holder of an unfinished response's lease works on it, as for a job (base.py). A response is over when its status is
+in OVER. Then it does not change until it is deleted or expires. All methods raise StoreAway and may be repeated.
 """
 
 from __future__ import annotations
@@ -31,39 +28,42 @@ ConversationId = NewType("ConversationId", str)
 ResponseStatus = Literal["queued", "completed", "incomplete", "failed", "cancelled"]
 OVER = ("completed", "incomplete", "failed", "cancelled")
 
-# call: the body of the call, as JSON, as long as it is not answered. input_items: JSON with commas between them.
-# item_index: a line for each of these, with the place where it ends and its id as JSON. repeated: a JSON object, what
-# the response repeats of its call. output: items as JSON with commas between them. places: where everything is in the
-# output.
+# `call`: The body of the call as JSON, until it is answered.
+# `input_items`: Comma-separated JSON.
+# `item_index`: A line per input item, with the position of its end and its id as JSON.
+# `repeated`: A JSON object with the fields of the call that the response repeats.
+# `output`: Items as comma-separated JSON.
+# `places`: The positions of everything in the output.
 Part = Literal["call", "input_items", "item_index", "repeated", "output", "places"]
 PARTS: Final[tuple[Part, ...]] = ("call", "input_items", "item_index", "repeated", "output", "places")
-# A place where something begins, and the one where it ends.
+# The positions where something begins and ends.
 Span = tuple[int, int]
-# A part, in pieces.
+# The bytes of a part, in pieces.
 Pieces = Sequence[bytes | bytearray | memoryview]
 
 
 class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: ResponseId
-    # The owner (gateway/http/keys.py); "" where no keys are needed.
+    # The owner (gateway/http/keys.py); "" if no keys are required.
     owner: str = ""
     status: ResponseStatus
     # Seconds since 1970.
     created_at: int
     expires_at: int
-    # The response before it: its conversation goes on here.
+    # The previous response of the conversation.
     previous_id: ResponseId | None = None
-    # The conversation that it belongs to (conversations.py).
+    # The conversation object that it belongs to (conversations.py).
     conversation_id: ConversationId | None = None
     is_background: bool = False
-    # The number of responses in the conversation up to this one, which counts too.
+    # Responses in the conversation up to and including this one.
     num_turns: int = 1
-    # The size in bytes of the conversation before it.
+    # Size in bytes of the conversation before it.
     num_earlier_bytes: int = 0
-    # The sizes in bytes of its parts, and of the log-probabilities in its output, which are no part of a conversation.
+    # Sizes in bytes of its parts, and of the log-probabilities in its output. A conversation does not include the
+    # latter.
     num_bytes: dict[str, int] = {}
     num_logprob_bytes: int = 0
-    # OpenAI's object as JSON, without its output and what it repeats of the call.
+    # OpenAI's object as JSON, without the output and the fields repeated from the call.
     state: bytes
 
     @property
@@ -72,7 +72,7 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def num_conversation_bytes(self) -> int:
-        """Returns the size in bytes of the conversation up to this response, its output included."""
+        """Size in bytes of the conversation up to and including this response and its output."""
         num_said = self.size_of("output") - self.num_logprob_bytes
         return self.num_earlier_bytes + self.size_of("input_items") + num_said
 
@@ -82,19 +82,19 @@ class ResponseHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @dataclass(frozen=True)
 class ItemPage:
-    """Some of a response's input items, in order."""
+    """A page of a response's input items, in order."""
 
-    # Where each begins and ends in the part.
+    # Where each item begins and ends in the part.
     spans: list[Span]
-    # The first one's id, and after what the next page begins: the last one's id, with its place if others have the
-    # same id. As JSON; None: there are none.
+    # JSON ids; None if there are no items. `last_id` is where the next page begins after. It includes the item's place
+    # if other items have the same id.
     first_id: bytes | None
     last_id: bytes | None
     has_more: bool
 
     @classmethod
     def of(cls, found: Sequence[Any]) -> Self | None:
-        """Returns the page that a script has found (conversation_scripts.PAGE)."""
+        """Returns the page that a script found (conversation_scripts.PAGE)."""
         if not found:
             return None
         spans = list(zip(found[3::3], found[4::3], strict=True))
@@ -103,25 +103,25 @@ class ItemPage:
 
 @dataclass(frozen=True)
 class Turn:
-    """The addition of a response which has ended to its conversation: its input items, and those of its output."""
+    """The items that an ended response adds to its conversation: its input items and its output."""
 
     conversation_id: ConversationId
-    # A line for each item of the output, and where these are in the output: without log-probabilities. See item_index.
+    # A line per output item (see item_index), and the ranges of these in the output, without log-probabilities.
     output_index: bytes
     output_spans: Sequence[Span]
-    # When the conversation expires after it.
+    # When the conversation then expires.
     expires_at: int
-    # The most items that the conversation may have after it, and the most bytes of them.
+    # The most items, and bytes of items, that the conversation may have after it.
     max_items: int
     max_bytes: int
 
 
 class ResponseGone(Exception):
-    """The response or the conversation was deleted, or changed its layout, while it was read."""
+    """The response or conversation was deleted, or changed its layout, while it was read."""
 
 
 class ConversationFull(Exception):
-    """A conversation would have too many items, or too many bytes of them."""
+    """The conversation would have too many items or too many bytes."""
 
 
 def sizes_of(parts: Mapping[Part, Pieces]) -> dict[str, int]:
@@ -136,8 +136,8 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def add(self, head: ResponseHead, parts: Mapping[Part, Pieces], turn: Turn | None = None) -> None:
-        """Adds the `turn` to its conversation in the same step, if that is still there. Raises StoreFull,
-        ConversationFull, and TooManyJobs if it is not over and there are as many of those as there may be."""
+        """Adds the response, and atomically its `turn` to the conversation if that still exists. Raises StoreFull,
+        ConversationFull, and TooManyJobs if the response is open and the limit is reached."""
 
     @abstractmethod
     async def head(self, response_id: ResponseId) -> ResponseHead | None: ...
@@ -146,14 +146,14 @@ class ResponseStore(ABC):
     def pieces(
         self, head: ResponseHead, part: Part, begin: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
-        """Yields the bytes of a part, or those between two places, some at a time. Raises ResponseGone."""
+        """Yields the bytes of a part, or those between two positions, piece by piece. Raises ResponseGone."""
 
     @abstractmethod
     async def item_page(
         self, response_id: ResponseId, after: bytes | None, limit: int, order: Order
     ) -> ItemPage | None:
-        """`after` is the id of an item, as JSON, or the `last_id` of a page. Returns None if there is no such item.
-        Raises ResponseGone."""
+        """Returns a page of input items, or None if there is no item `after`. `after` is an item's id as JSON, or the
+        `last_id` of a page. Raises ResponseGone."""
 
     @abstractmethod
     async def replace(
@@ -165,25 +165,24 @@ class ResponseStore(ABC):
         parts: Mapping[Part, Pieces] | None = None,
         turn: Turn | None = None,
     ) -> bool:
-        """Replaces the head, stores `deliveries` and new `parts`, and adds the `turn` to its conversation, if that is
-        still there, in the same step; returns False if the head is not `old` any more. `lease` is the holder's
-        (LeaseLost is raised if it was lost); None for other callers. When the response is over after this, its lease
-        and its call are deleted. Raises ConversationFull, and StoreFull if there is no room for `parts`; without any it
-        never does, so that a response can always end."""
+        """Atomically replaces the head, stores `deliveries` and new `parts`, and adds the `turn` to its conversation if
+        that still exists. Returns False if the head is not `old` any more. The holder passes its `lease` (raises
+        LeaseLost if that was lost); other callers pass None. If the response is over after this, its lease and its call
+        are deleted. Raises ConversationFull, and StoreFull if there is no room for `parts`. Without parts it never
+        does, so a response can always end."""
 
     @abstractmethod
     async def delete(self, head: ResponseHead) -> None: ...
 
     @abstractmethod
     async def expired(self, now: float) -> list[ResponseHead]:
-        """Returns some of the responses that have expired."""
+        """Returns some expired responses."""
 
     @abstractmethod
     async def take(self, holder: str, seconds: float, count: int, max_of_owner: int) -> list[Lease]:
-        """Takes the leases of at most `count` responses which are not over and which nobody holds: by owner in turn,
-        the owner first that had its last turn longest ago, and of an owner the oldest first. `holder` is the
-        name of one process, which has leases of at most `max_of_owner` responses of an owner; of "" it has any
-        number."""
+        """Takes the leases of at most `count` open responses without a holder. Owners take turns, the one with the
+        oldest last turn first; within an owner, the oldest response is first. `holder` names one process. It holds at
+        most `max_of_owner` responses per owner, but any number of owner ""."""
 
     @abstractmethod
     async def renew(self, leases: Sequence[Lease], seconds: float) -> list[LeaseState]: ...

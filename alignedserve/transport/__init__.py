@@ -1,7 +1,10 @@
 """How KV blocks move between processes.
 
-There are two ways. `host`: a `Mover` copies blocks between an instance's KV cache and the pool's memory, which every
-process of the host maps. `nccl`, `gloo`, `ipc`: a `KVReceiver` pulls them from the prefill instance that has staged
-them, which sends them through a `KVSender`. Either way the receiver starts each transfer, the copies are made on
-threads of their own, and a transfer's blocks belong to it alone until its outcome is there (`completions.py`).
+- `host`: a `Mover` copies blocks between an instance's KV cache and the pool's memory, which all processes of the host
+  map.
+- `nccl`, `gloo`, `ipc`: a `KVReceiver` pulls blocks from the prefill instance where they are staged. That instance
+  sends them through a `KVSender`.
+
+Either way, the receiver starts each transfer, and threads make the copies. The blocks of a transfer belong to it until
+its outcome is known (`completions.py`).
 """

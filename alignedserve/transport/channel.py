@@ -1,10 +1,10 @@
-"""The control connection of transfers: what its two ends tell each other, and how each notices that the other is gone.
+"""The control connection of transfers: its messages, and how each end notices that the other is gone.
 
-First both prove that they know the cluster's token (`protocol/handshake.py`). Then a frame is four bytes of length,
-and msgpack. The blocks themselves do not pass here (`group.py`, `ipc.py`).
+First both ends prove that they have the cluster's token (`protocol/handshake.py`). After that, a frame is four bytes of
+length, and msgpack. The blocks themselves take another path (`group.py`, `ipc.py`).
 
     receiver -> sender   HandshakeRequest           sender -> receiver   Opened | Refused
-    receiver -> sender   Joining (gloo, nccl)       both form their process group, by way of the receiver's file
+    receiver -> sender   Joining (gloo, nccl)       both form their process group through the receiver's file
     receiver -> sender   Pull                       sender -> receiver   Granted, then the blocks | Denied
     receiver -> sender   Pulled: the blocks have arrived; the sender may free its copy
                                                     sender -> receiver   Released (ipc): the copy was held until then
@@ -27,23 +27,23 @@ from alignedserve.transport.runs import Run
 from alignedserve.types import BlockId, Epoch, InstanceId, RequestKey
 
 MAX_FRAME_BYTES = 16 << 20
-# This is CU_IPC_HANDLE_SIZE of cuda.h.
+# CU_IPC_HANDLE_SIZE in cuda.h.
 IPC_HANDLE_BYTES = 64
 
 
 @dataclass(frozen=True)
 class Identity:
-    """How one end of a connection introduces itself."""
+    """The identity that one end of a connection presents."""
 
     instance_id: InstanceId
     epoch: Epoch
     fingerprint: dict[str, str]
-    # The cluster's token; it is not shown when an identity is printed.
+    # The cluster's token, which is left out of repr().
     token: str = field(repr=False)
 
 
 class HandshakeRequest(Message):
-    # The instance that this end expects at the other end.
+    # The instance that the receiver expects at the sender's end.
     expected: InstanceId
     instance_id: InstanceId
     epoch: Epoch
@@ -54,11 +54,11 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class HostMemory(Message):
-    """Blocks in a file in memory that the sender has open (`shared_memory.py`)."""
+    """Blocks in a memory file that the sender has open (`shared_memory.py`)."""
 
     pid: Count
     fd: Count
-    # The file's inode, by which another process's file or a later one is told from it.
+    # The file's inode, which tells it from another process's file or a later one.
     inode: Count
     num_bytes: Count
 
@@ -66,35 +66,35 @@ class HostMemory(Message):
 class DeviceMemory(Message):
     """Blocks on a GPU (`cuda_ipc.py`)."""
 
-    # The handle of the driver's whole allocation, and the offset in bytes at which the blocks begin in it.
+    # The handle of the driver's whole allocation, and the offset of the blocks in it, in bytes.
     handle: Annotated[bytes, msgspec.Meta(min_length=IPC_HANDLE_BYTES, max_length=IPC_HANDLE_BYTES)]
     offset: Count
     num_bytes: Count
 
 
 class Opened(Message):
-    """The receiver is admitted. The sender says where its blocks are, or waits for Joining."""
+    """The receiver is admitted. The sender names its memory, or waits for Joining."""
 
-    # Of each rank; none where Joining comes next.
+    # One per rank; empty if Joining follows.
     memories: tuple[HostMemory | DeviceMemory, ...] = ()
 
 
 class Joining(Message):
-    # The path of the file by which both ends form their process group.
+    # Path of the file through which both ends form their process group.
     store: str
 
 
 class Pull(Message):
     transfer: TransferId
     keys: list[RequestKey]
-    # For each key, the receiver's blocks that are to be filled.
+    # The receiver's blocks to fill, per key.
     blocks: list[list[BlockId]]
     timeout_s: float
 
 
 class Granted(Message):
     transfer: TransferId
-    # `here` counts the receiver's blocks, `there` the sender's; the runs are in the order in which they will be sent.
+    # `here` is in the receiver's blocks, `there` in the sender's. The runs are in the order of sending.
     runs: list[Run]
 
 
@@ -108,7 +108,7 @@ class Pulled(Message):
 
 
 class Released(Message):
-    """The sender held the blocks until Pulled came, so the receiver has read what was in them."""
+    """The sender held the blocks until Pulled arrived, so the receiver has read their content."""
 
     transfer: TransferId
 
@@ -119,17 +119,17 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Channel:
-    """The connection, which belongs to one thread. Any thread may call `shut`, and `check_open` while that one neither
-    sends nor receives. Its methods raise OSError or msgspec.MsgspecError when they fail."""
+    """The connection. It belongs to one thread. Any thread may call `shut`, and `check_open` while the owner neither
+    sends nor receives. On failure its methods raise OSError or msgspec.MsgspecError."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
-        # Whether the other end has proved that it knows the token.
+        # Whether the other end has proved that it has the token.
         self.is_proven = False
 
     def shake(self, handshake: Handshake, deadline_s: float) -> None:
-        """Runs the handshake, before anything else is sent."""
+        """Runs the handshake. Call it before anything else is sent."""
         self._send_bytes(handshake.opening, deadline_s)
         while num_bytes := handshake.num_bytes:
             self._send_bytes(handshake.take(self._receive_bytes(num_bytes, deadline_s)), deadline_s)
@@ -139,7 +139,7 @@ class Channel:
         self._send_bytes(encoded(frame), deadline_s)
 
     def receive(self, deadline_s: float | None = None, digest: bytes = b"") -> Frame:
-        """Receives a frame. `digest` is the frame's digest, where the handshake gave one."""
+        """Receives a frame. `digest` is the expected digest, if the handshake provided one."""
         head = self._receive_bytes(4, deadline_s)
         num_bytes = int.from_bytes(head)
         if num_bytes > MAX_FRAME_BYTES:
@@ -150,7 +150,7 @@ class Channel:
         return _DECODER.decode(body)
 
     def check_open(self) -> None:
-        """Raises if the other end is gone. It does not wait, and leaves what has arrived in the socket."""
+        """Raises if the other end is gone. Does not wait, and leaves received data in the socket."""
         self.sock.settimeout(None)
         try:
             if not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
@@ -159,7 +159,7 @@ class Channel:
             return
 
     def shut(self) -> None:
-        """Shuts the connection, which wakes the thread that waits in it. Safe to repeat."""
+        """Shuts the connection down, which wakes a thread that waits in it. Safe to repeat."""
         shut(self.sock)
 
     def close(self) -> None:
@@ -193,6 +193,6 @@ def remaining_s(deadline_s: float) -> float:
 
 
 def shut(sock: socket.socket) -> None:
-    """Shuts both directions at once. It does nothing for a socket that is closed or no longer connected."""
+    """Shuts down both directions. Does nothing for a socket that is closed or not connected."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

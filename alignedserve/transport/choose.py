@@ -1,28 +1,29 @@
-"""Which transport two instances use: the one that the operator asks for, or what fits the machine.
+"""Chooses the transport between two instances: the operator's choice, or what fits the machine.
 
-The plan decides it once (`launch/plan.py`); everything after it is told a name of `TRANSPORTS`.
+The launch plan decides once (`launch/plan.py`). All later code gets a name from `TRANSPORTS`.
 """
 
 from __future__ import annotations
 
-# Asks for what fits the machine.
+# Chooses what fits the machine.
 AUTO = "auto"
 TRANSPORTS = {
     "nccl": "GPU to GPU, over NVLink where there is one",
     "gloo": "memory to memory over TCP, the same code as nccl",
-    "ipc": "out of the other process's memory, on one host: of a GPU, also of one that both share, or of a CPU",
+    "ipc": "copies out of the other process's memory, on one host: CPU memory, or that of another or a shared GPU",
     "host": "through the pool's memory",
 }
 
 
 def check_link(link: str) -> None:
-    """Raises ValueError if there is no such link anywhere."""
+    """Raises ValueError if no such link exists."""
     if link not in (AUTO, *TRANSPORTS):
         raise ValueError(f"link={link!r}: must be one of {', '.join((AUTO, *TRANSPORTS))}")
 
 
 def choose_transport(have_cuda: bool, same_host: bool, override: str = AUTO) -> str:
-    """`have_cuda`: both instances run on GPUs. `same_host`: both map the pool's memory."""
+    """Returns the transport's name, or raises ValueError if `override` is impossible here. `have_cuda`: both instances
+    run on GPUs. `same_host`: both map the pool's memory."""
     check_link(override)
     if override == AUTO:
         return _fitting(have_cuda, same_host)

@@ -1,9 +1,10 @@
-"""Where transfers, and other work on threads of its own, report that they have ended.
+"""Where transfers, and other work on threads, report that they have ended.
 
-Transfers run on threads of their own; an instance's loop runs on one thread and owns all blocks and requests. So an
-outcome waits in `Completions` until the loop picks it up, at an iteration boundary: then `done` is called, in the
-loop's thread. Every transfer that was started ends with exactly one outcome, also if it is abandoned, if its deadline
-passes, or if its connection breaks; only then do its blocks belong to their owner again.
+Transfers run on threads, while an instance's loop owns all blocks and requests on one thread. So an outcome waits in
+`Completions` until the loop takes it at an iteration boundary and calls `done` on its own thread.
+
+Every started transfer ends with exactly one outcome, even if it is abandoned, exceeds its deadline or loses its
+connection. Only then do its blocks belong to their owner again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from alignedserve.types import Epoch, RequestKey
 
 
 class TransferId(msgspec.Struct, frozen=True, array_like=True):
-    # The epoch of the process that gives the numbers.
+    # Epoch of the process that assigns the numbers.
     epoch: Epoch
     number: int
 
@@ -34,12 +35,12 @@ class Outcome:
     # "save", "load", "pull" or "send".
     what: str
     keys: tuple[RequestKey, ...]
-    # None: every byte has arrived. Otherwise the content of the destination is undefined, and the source is unchanged.
+    # None if every byte has arrived. Otherwise the destination's content is undefined, and the source is unchanged.
     error: str | None = None
-    # The bytes and the time of the transfer; outcomes that differ only in these are equal.
+    # Bytes and duration of the transfer. They are not compared.
     num_bytes: int = field(default=0, compare=False)
     seconds: float = field(default=0.0, compare=False)
-    # Whether a pull failed because the sender does not have one of the requests staged: the link works.
+    # Whether the pull failed only because the sender has not staged one of the requests. The link works.
     is_denied: bool = False
 
 
@@ -47,8 +48,8 @@ Done = Callable[[Outcome], None]
 
 
 class Completions:
-    """The outcomes that wait for the loop. An instance has one for all of its transports. `wake` is called for each
-    report, on the thread that reports."""
+    """Outcomes that wait for the loop. An instance has one queue for all transports. `wake` is called for each report,
+    on the reporting thread."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
         self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -58,15 +59,14 @@ class Completions:
         self.call(partial(done, outcome))
 
     def call(self, what: Callable[[], object]) -> None:
-        """Makes `run` call `what`. Any thread may call this."""
+        """Has `run` call `what`. Any thread may call this."""
         self._waiting.put(what)
         self._wake()
 
     def run(self, timeout_s: float = 0.0) -> int:
-        """Makes the calls that are waiting, and returns their number. If there are none it waits for one, for
-        `timeout_s` at most."""
+        """Makes the waiting calls and returns their number. If there are none, it waits up to `timeout_s` for one."""
         if not timeout_s and self._waiting.empty():
-            # Nothing waits before most iterations, and an exception takes longer than this.
+            # Usually nothing waits, and this is faster than an exception.
             return 0
         num_run = 0
         while True:

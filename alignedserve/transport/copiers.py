@@ -1,14 +1,14 @@
-"""Copies of runs of blocks between a KV cache and the memory of another process: the pool, or a sender (`ipc.py`).
+"""Copies runs of blocks between a KV cache and the memory of another process: the pool, or a sender (`ipc.py`).
 
-On a CPU it is a plain copy that holds no lock of Python's and takes no thread of torch's (whose own copy would use its
-whole pool, and wait for cores that compute is using). One core gets little more than half of the memory's bandwidth,
-so two share a transfer's copies; there is one transfer at a time.
+On a CPU this is a plain copy that neither holds the GIL nor uses torch's threads (torch's own copy would use its whole
+pool, and wait for busy cores). One core reaches little more than half of the memory's bandwidth, so two share a
+transfer. There is one transfer at a time.
 
-On a GPU each direction has a stream and a copy engine of its own, so both go on at the same time. Copies are queued in
-groups, in one call of the driver's each: a call per block would take the interpreter's lock 50,000 times a second from
-the thread that decodes. Two groups are under way at most, so that a transfer that is to stop does so soon.
+On a GPU each direction has a stream and a copy engine, so both run at the same time. Copies are queued in groups, with
+one driver call each. A call per block would take the GIL 50,000 times a second from the thread that decodes. At most
+two groups are in progress, so that a transfer stops soon.
 
-Of an instance of several ranks each has a part of every block, in memory of its own. In the pool they are one block.
+With several ranks, each has a part of every block in its own memory. In the pool the parts are one block.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from alignedserve.transport.runs import Run, Tail
 Direction = Literal["save", "load"]
 DIRECTIONS: tuple[Direction, Direction] = ("save", "load")
 
-# The bytes that are queued on a GPU in one call: at 50 GB/s, little more than a millisecond.
+# Bytes that are queued on a GPU in one call. At 50 GB/s they take little more than a millisecond.
 GROUP_BYTES = 64 << 20
-# The bytes that one thread copies in less time than it takes to wake another.
+# Bytes that one thread copies faster than another thread wakes up.
 ALONE_BYTES = 1 << 20
 
 
 class Copier(Protocol):
-    # With 2 lanes save and load may be called at the same time, on threads of their own; with 1, one after the other.
+    # With 2 lanes, save and load may be called at the same time on two threads; with 1, only one after the other.
     num_lanes: int
 
     def mark(self) -> torch.cuda.Event | None:
-        """Returns a mark, called by the thread that computes. A copy which waits for the mark comes after all work
-        before it."""
+        """Returns a mark after all computation that this thread has queued. A copy can wait for it."""
 
     def copy(
         self,
@@ -50,10 +49,10 @@ class Copier(Protocol):
         is_stopped: Callable[[], bool],
         tail: Tail | None = None,
     ) -> None:
-        """Copies from the cache to the pool, or back; `run.here` counts the cache's blocks. `tail`: the blocks of a
-        save which are filled in part.
+        """Copies from the cache to the pool, or back. `run.here` is in the cache's blocks. `tail`: the partly filled
+        blocks of a save.
 
-        `is_stopped` is asked before each piece, and may raise. Returns, or raises, when no copy is under way any more.
+        `is_stopped` is called before each piece, and may raise. Returns or raises only after the last copy has ended.
         """
 
     def close(self) -> None: ...
@@ -65,10 +64,10 @@ def make_copier(
     num_threads: int = 1,
     pool_format: BlockFormat | None = None,
 ) -> Copier:
-    """`parts`: the blocks of each rank. `pool_format`: of the pool's blocks; None if they are as the cache's."""
+    """`parts`: the blocks per rank. `pool_format`: the format of the pool's blocks; None if it is the cache's."""
     make, part_bytes, where = _plain_copier, parts[0][0].nbytes, "in the cache"
     if pool_format is not None and pool_format.encoding == "kv-int8":
-        # It is imported where it is needed: few need a kernel to copy blocks.
+        # Imported here because plain copies need no kernel.
         from alignedserve.kernels.kv_int8 import stored_bytes
         from alignedserve.transport.int8_copiers import make_int8_copier
 
@@ -90,7 +89,7 @@ def _plain_copier(blocks: torch.Tensor, pool: NDArray[np.uint8], num_threads: in
 
 
 def as_bytes(blocks: torch.Tensor) -> torch.Tensor:
-    """A view of the blocks as bytes, of shape [num_blocks, block_bytes]."""
+    """Returns a view of the blocks as bytes, of shape [num_blocks, block_bytes]."""
     return blocks.view(len(blocks), -1).view(torch.uint8)
 
 
@@ -122,7 +121,7 @@ class HostCopier:
             self._helpers.submit(self._copy, direction, share, is_stopped, tail) for share in shares if share
         ]
         wait(copies)
-        # The futures are removed one by one: an error that leaves this call must not refer to what refers to it.
+        # Futures are removed one by one, so that a raised error does not form a reference cycle with this frame.
         while copies:
             copies.pop().result()
 
@@ -150,12 +149,12 @@ class HostCopier:
 
 
 class CudaCopier:
-    """The other memory is at an address that the cache's GPU can reach."""
+    """Copies between the cache and memory at an address that the cache's GPU can reach."""
 
     num_lanes = 2
 
     def __init__(self, blocks: torch.Tensor, address: int, pitch: int | None = None) -> None:
-        """`pitch`: the bytes from one block of the other memory to the next, if they don't follow each other."""
+        """`pitch`: bytes from one block of the other memory to the next, if there are gaps."""
         self._cache = as_bytes(blocks)
         self._address = address
         self._pitch = pitch or self._cache.shape[1]
@@ -215,20 +214,20 @@ class CudaCopier:
 
 
 class PartsCopier:
-    """Copies the parts of blocks, each between memories of its own, at the same time if they are large."""
+    """Copies the parts of blocks, each between its own memories; at the same time if they are large."""
 
     def __init__(self, copiers: Sequence[Copier], block_bytes: int) -> None:
-        """`block_bytes`: of all parts of a block together."""
+        """`block_bytes` is the sum over all parts of a block."""
         self._copiers = copiers
         self._block_bytes = block_bytes
         self.num_lanes = copiers[0].num_lanes
-        # Each lane may have a copy under way.
+        # Each lane may have a copy in progress.
         num_threads = self.num_lanes * len(copiers)
         self._helpers = ThreadPoolExecutor(num_threads, thread_name_prefix="mover-parts")
 
     def mark(self) -> torch.cuda.Event | None:
-        """Ranks meet in each step after they have written their KV, so what is behind the first one's work is behind
-        that of all."""
+        """Returns the first rank's mark. Ranks synchronise in each step after writing their KV, so it covers all
+        ranks."""
         return self._copiers[0].mark()
 
     def copy(
@@ -239,7 +238,7 @@ class PartsCopier:
         is_stopped: Callable[[], bool],
         tail: Tail | None = None,
     ) -> None:
-        # Of a block of the pool a part is one piece, but not of several.
+        # A part is contiguous within a block of the pool, but not across blocks.
         each = [Run(run.here + i, run.there + i, 1) for run in runs for i in range(run.num_blocks)]
         if len(each) * self._block_bytes <= ALONE_BYTES:
             for copier in self._copiers:
@@ -276,7 +275,7 @@ class PinningCopier:
 
 
 def groups(runs: Sequence[Run], block_bytes: int) -> Iterator[Sequence[Run]]:
-    """Groups of runs that have about GROUP_BYTES together. Each run is in one group, in order."""
+    """Yields groups of consecutive runs of about GROUP_BYTES each, in order."""
     first = num_blocks = 0
     for index, run in enumerate(runs):
         num_blocks += run.num_blocks

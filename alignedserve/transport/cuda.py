@@ -1,4 +1,4 @@
-"""What the transports use of CUDA, with types."""
+"""The transports' interface to CUDA, with types."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Returns an event behind all that is queued on the stream. A thread that waits for it sleeps."""
+    """Returns an event after all work that is queued on the stream. A thread that waits for it sleeps."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 
 
 def is_through(event: torch.cuda.Event) -> bool:
-    """Returns whether all work before the event is done. It does not wait."""
+    """Returns whether all work before the event is done. Does not wait."""
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def use(device: torch.device) -> None:
-    """Gives the thread a context, which the driver's calls need: a thread that has used the runtime has one."""
+    """Creates a CUDA context for this thread, which the driver's calls need. A thread that has used the runtime already
+    has one."""
     with torch.cuda.device(device):
         record(new_stream(device)).synchronize()
 
 
 def pin(memory: NDArray[np.uint8]) -> None:
-    """Pins memory that CUDA did not allocate, the pool's segment: copies to and from it then need no waiting CPU."""
+    """Pins memory that CUDA did not allocate, such as the pool's segment. Copies to and from it then need no CPU."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
 
@@ -50,7 +51,7 @@ Addresses = NDArray[np.uint64]
 
 
 class _BatchAttributes(ctypes.Structure):
-    """CUmemcpyAttributes. The location hints are for memory without a fixed place; ours has one."""
+    """CUmemcpyAttributes. The location hints are unused: they are for memory without a fixed location."""
 
     _fields_ = (
         ("source_order", ctypes.c_int),
@@ -61,9 +62,9 @@ class _BatchAttributes(ctypes.Structure):
 
 
 class Copies:
-    """Queues any number of copies between addresses, in any direction, without holding Python's lock.
+    """Queues any number of copies between addresses, in any direction, without holding the GIL.
 
-    They are queued in one call where the driver can do that (12.8), else with one each. The calling thread must have
+    One call queues all of them if the driver can do that (12.8); otherwise one call each. The calling thread must have
     its device set.
     """
 
@@ -71,7 +72,7 @@ class Copies:
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
-        # In later drivers this name still stands for the first form, with `failed_at`.
+        # Later drivers keep this name for the first version of the call, with `failed_at`.
         self.can_batch = self.can_batch and hasattr(self._driver, "cuMemcpyBatchAsync")
 
     def queue(
@@ -89,7 +90,7 @@ class Copies:
     def _batch(
         self, targets: Addresses, sources: Addresses, num_bytes: Addresses, stream: torch.cuda.Stream
     ) -> int:
-        # The driver takes contiguous arrays of 64-bit numbers.
+        # The driver needs contiguous arrays of 64-bit numbers.
         arrays = [np.ascontiguousarray(array) for array in (targets, sources, num_bytes)]
         attributes = _BatchAttributes(source_order=_SOURCE_IS_READ_IN_STREAM_ORDER)
         first_with_them, failed_at = ctypes.c_size_t(0), ctypes.c_size_t(0)

@@ -1,7 +1,8 @@
-"""GPU memory of one process, mapped by another one of the same host: the driver's IPC handles.
+"""Maps GPU memory of another process on the same host, through the driver's IPC handles.
 
-A handle stands for a whole allocation of the driver's, of which torch's allocator may have given out a part, so it is
-sent with an offset. Neither a handle nor a mapping moves anything, and nothing runs in the process whose memory it is.
+A handle names a whole allocation of the driver, and torch's allocator may use only part of it. So it is sent with an
+offset. Handles and mappings copy nothing, and the owner of the memory runs no code for them.
+
 The calling thread must have a context (`cuda.use`). Errors are RuntimeErrors that name the call.
 """
 
@@ -13,7 +14,7 @@ from ctypes import POINTER, c_int, c_size_t, c_uint, c_uint64
 from alignedserve.transport.channel import IPC_HANDLE_BYTES, DeviceMemory
 from alignedserve.transport.cuda import check
 
-# CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: if the memory is on another GPU, this one may read it after the mapping.
+# CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: allows this GPU to read a mapping of another GPU's memory.
 _LAZY_ENABLE_PEER_ACCESS = 1
 
 
@@ -26,7 +27,7 @@ class _Handle(ctypes.Structure):
 class Driver:
     def __init__(self, library: str = "libcuda.so.1") -> None:
         driver = ctypes.CDLL(library)
-        # CUdeviceptr has 64 bits. The suffixes are those that cuda.h gives these names, since CUDA 3.2 and 11.0.
+        # CUdeviceptr has 64 bits. The suffixes are those of cuda.h since CUDA 3.2 and 11.0.
         self._get_range = driver.cuMemGetAddressRange_v2
         self._get_range.argtypes = [POINTER(c_uint64), POINTER(c_size_t), c_uint64]
         self._get_handle = driver.cuIpcGetMemHandle
@@ -39,19 +40,19 @@ class Driver:
             call.restype = c_int
 
     def describe(self, address: int, num_bytes: int) -> DeviceMemory:
-        """Describes memory for `map` in another process. It is valid as long as this process has the memory."""
+        """Returns a description for `map` in another process. It is valid while this process has the memory."""
         base, size, handle = c_uint64(), c_size_t(), _Handle()
         check(self._get_range(base, size, address), "cuMemGetAddressRange")
         check(self._get_handle(handle, base.value), "cuIpcGetMemHandle")
         return DeviceMemory(bytes(handle), address - base.value, num_bytes)
 
     def map(self, memory: DeviceMemory) -> int:
-        """Returns the address of the allocation that contains the memory; it is valid until `unmap`."""
+        """Returns the address of the allocation that contains the memory. It is valid until `unmap`."""
         base = c_uint64()
         handle = _Handle.from_buffer_copy(memory.handle)
         check(self._open_handle(base, handle, _LAZY_ENABLE_PEER_ACCESS), "cuIpcOpenMemHandle")
         return base.value
 
     def unmap(self, base: int) -> None:
-        """Unmaps the allocation. It must not be called while a copy from it is under way."""
+        """Unmaps the allocation. No copy from it may be running."""
         check(self._close_handle(base), "cuIpcCloseMemHandle")

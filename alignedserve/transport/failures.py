@@ -1,4 +1,4 @@
-"""How a connection fails: its peer dies or hangs, or sends a wrong message, or torch's process group breaks."""
+"""The failures of a connection: the peer dies, hangs or sends a wrong message, or torch's process group breaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CONNECTION_FAILURES = (OSError, RuntimeError, msgspec.MsgspecError)
 
 
 def describe(error: BaseException) -> str:
-    """Describes the error for people: its first line, and its type where the text alone says little."""
+    """Returns the first line of the error for people, with its type if the text says little."""
     text = str(error).strip().split("\n")[0]
     return text if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
 

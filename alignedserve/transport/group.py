@@ -1,16 +1,16 @@
-"""The data connection of a transfer: a torch.distributed process group of its two ends, one sends and one pulls.
+"""The data connection of a transfer: a torch.distributed process group with two ends, one that sends and one that
+pulls.
 
-The group is built directly on a store of its own, beside torch's global default group, which stays unused. So groups
-come and go one by one, and the death of one peer breaks one group. After any failure a group must be aborted. The
-store is a file that only the user can read: any user of the host could read from a port, and write to it.
+The group is built directly on its own store, apart from torch's global default group, which stays unused. So groups can
+be created and removed one by one, and the death of a peer breaks one group. After a failure a group must be aborted.
+The store is a file that only the user can read. A port could be used by any user of the host.
 
-`gloo` moves CPU memory. When its peer dies, or a wait runs out of time, it closes the connection and wakes a thread
-that waits for a piece which has not begun; a thread that waits for a piece on its way sleeps on. So a byte follows the
-pieces, and the receiver waits for that byte first. The sender does not wait here at all, only for a message on the
-control connection.
+`gloo` moves CPU memory. If its peer dies or a wait times out, it closes the connection. This wakes a thread that waits
+for a piece that has not started to arrive, but not one that waits for a partial piece. So one byte follows the pieces,
+and the receiver waits for that byte first. The sender waits only for a message on the control connection.
 
-`nccl` moves GPU memory, all pieces in one launch. It never notices that its peer is dead, so while pieces are on their
-way, the receiver watches the control connection.
+`nccl` moves GPU memory, all pieces in one launch. It never notices a dead peer, so the receiver watches the control
+connection while pieces are in transit.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from alignedserve.transport.channel import Channel, remaining_s
 
 SENDER, RECEIVER = 0, 1
 SETUP_TIMEOUT_S = 10.0
-# The prefix begins like those of pools' segments, so that files which a killed process leaves are swept with them.
+# The same prefix as pools' segments have, so that the files of killed processes are swept with them.
 _STORE_PREFIX = "/dev/shm/alignedserve-link-"
-# NCCL's own time-out is never reached, since this code has its own deadlines.
+# Never reached: this code has its own deadlines.
 _NO_TIMEOUT = timedelta(hours=1)
 _WATCH_S = 0.0005
-# The shortest time-out that gloo takes; 0 would mean none.
+# Gloo's shortest timeout, in seconds; 0 would mean none.
 _SHORTEST_WAIT_S = 0.001
 
 _Move = Callable[[list[torch.Tensor], int, int], Work]
 
 
 def make_store_file() -> Path:
-    """Makes the file by which the two ends meet. The process that made it removes it; the file of a killed process is
-    removed by the next pool that sweeps."""
+    """Makes the file through which the two ends meet. Its creator removes it. The next pool that sweeps removes that of
+    a killed process."""
     path = Path(f"{_STORE_PREFIX}{secrets.token_hex(16)}")
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     return path
 
 
 def open_store(path: Path, timeout_s: float) -> FileStore:
-    """Opens the file. Raises OSError if it was not made by `make_store_file`."""
+    """Opens the store. Raises OSError if `make_store_file` did not make the file."""
     if not re.fullmatch(re.escape(_STORE_PREFIX) + "[0-9a-f]{32}", str(path)):
         raise OSError(f"{path} is no file for a process group")
     if path.lstat().st_uid != os.getuid():
@@ -73,12 +73,12 @@ class PairGroup:
         device: torch.device,
         timeout_s: float,
     ) -> None:
-        """Returns when the other end has joined. `timeout_s` is only for that."""
+        """Returns when the other end has joined, which `timeout_s` limits."""
         self._channel = channel
         self._device = device
         self._peer = RECEIVER if rank == SENDER else SENDER
         self._group = ProcessGroup(store, rank, 2)
-        # The pieces that were last posted to gloo, in the order in which they are sent.
+        # The pieces that were last posted to gloo, in order of sending.
         self._works: list[Work] = []
         if transport == "nccl":
             self._use_nccl(store, rank)
@@ -86,7 +86,7 @@ class PairGroup:
             self._use_gloo(store, rank, timeout_s)
 
     def send(self, pieces: Sequence[torch.Tensor]) -> None:
-        """Starts to send and returns at once. The pieces are in use until the other end has reported that it has all,
+        """Starts sending and returns immediately. The pieces are in use until the other end has reported their arrival,
         or until `abort`."""
         if self._device.type == "cuda":
             self._launch(self._group.send, pieces)
@@ -94,7 +94,7 @@ class PairGroup:
             self._works = self._post(self._group.send, pieces)
 
     def receive(self, pieces: Sequence[torch.Tensor], deadline_s: float) -> None:
-        """Receives as many pieces as are sent, of the same sizes. All of them are there when it returns."""
+        """Receives the sent pieces, which must have the same number and sizes. Returns when all have arrived."""
         if self._device.type == "cuda":
             self._watch(self._launch(self._group.recv, pieces), deadline_s)
             return
@@ -104,7 +104,7 @@ class PairGroup:
             work.wait(timedelta(seconds=left_s))
 
     def abort(self) -> None:
-        """Ends the group: it reads and writes no piece after this."""
+        """Ends the group. No piece is read or written after this."""
         if self._works:
             with contextlib.suppress(RuntimeError):
                 self._works[-1].wait(timedelta(seconds=_SHORTEST_WAIT_S))
@@ -134,7 +134,7 @@ class PairGroup:
 
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
-        # It uses the address under which the two ends are connected already.
+        # Uses the address at which the two ends are already connected.
         options._devices = [ProcessGroupGloo.create_device(hostname=self._channel.sock.getsockname()[0])]
         options._threads = 1
         backend = ProcessGroupGloo(store, rank, 2, options)
@@ -143,10 +143,10 @@ class PairGroup:
     def _use_nccl(self, store: Store, rank: int) -> None:
         from torch.distributed import ProcessGroupNCCL
 
-        # By default torch ends the process when a communicator fails; here that concerns one connection.
+        # By default, torch ends the process when a communicator fails. Here only one connection is affected.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
-        # NCCL listens while it connects; both ends are on this host.
+        # NCCL listens while it connects. Both ends are on this host.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         options = ProcessGroupNCCL.Options()
         options._timeout = _NO_TIMEOUT

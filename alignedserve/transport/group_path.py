@@ -1,4 +1,4 @@
-"""The data path of `gloo` and `nccl`: both ends form a process group and move the blocks through it, together."""
+"""The data path of `gloo` and `nccl`: both ends form a process group and move the blocks through it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from alignedserve.transport.runs import Run
 
 
 class _GroupEnd:
-    # The sender sends only blocks that it holds for the transfer, so no confirmation is needed.
+    # The sender holds the blocks during the whole transfer, so no confirmation is needed.
     is_confirmed = False
 
     def __init__(self, transport: str, parts: Sequence[torch.Tensor]) -> None:
         self._transport = transport
-        # The blocks of each rank, all on one device.
+        # The blocks per rank, all on one device.
         self._parts = parts
         self._group: PairGroup | None = None
 
@@ -46,7 +46,7 @@ class GroupSender(_GroupEnd):
 
 
 class GroupReceiver(_GroupEnd):
-    # The file that this end has made, and removes.
+    # The file that this end made and will remove.
     _store_file: Path | None = None
 
     def open(self, channel: Channel, opened: Opened, deadline_s: float) -> None:

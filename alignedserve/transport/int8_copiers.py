@@ -1,9 +1,9 @@
-"""Copies between a KV cache and a pool whose blocks are `kv-int8` (`protocol/kv_format.py`): quantised on the way out,
-restored on the way in.
+"""Copies between a KV cache and a pool with `kv-int8` blocks (`protocol/kv_format.py`). They quantise on save and
+dequantise on load.
 
-On a CPU the kernel reads from one memory and writes to the other, on the threads that would copy. On a GPU a kernel
-stands between the cache and a buffer in the GPU's memory, in the stream of the copies, and what crosses PCIe is the
-buffer. One buffer for each direction is enough: within a stream, a kernel and the copies after it take turns.
+On a CPU, the kernel reads from one memory and writes to the other, on the threads that would copy. On a GPU, a kernel
+works between the cache and a buffer in GPU memory, in the copies' stream, and the buffer crosses PCIe. Each direction
+needs one buffer, because a kernel and its copies run in stream order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 Quantise = Callable[[torch.Tensor, torch.Tensor, int], None]
 Dequantise = Callable[[torch.Tensor, torch.Tensor], None]
 
-# The bytes of the pool's blocks that a GPU makes at once; they fill the buffer.
+# Size of the buffer, in bytes of the pool's format. It limits the blocks that a GPU converts at once.
 BUFFER_BYTES = 16 << 20
 
 
@@ -56,11 +56,11 @@ class Int8HostCopier(HostCopier):
 
 
 class Int8Buffer:
-    """Blocks as the pool has them, in the memory of the device that has the cache; `pairs` begin at the buffer's
-    first block. It only queues work. `num_bytes`: of the buffer, BUFFER_BYTES if None."""
+    """A device buffer for blocks in the pool's format. `pairs` correspond to its first blocks. The methods only queue
+    work. `num_bytes` is the buffer's size; None means BUFFER_BYTES."""
 
     def __init__(self, blocks: torch.Tensor, num_bytes: int | None = None) -> None:
-        # Triton is there where there is a GPU.
+        # Triton is installed wherever there is a GPU.
         from alignedserve.kernels.triton.kv_int8 import dequantise, quantise
 
         self._quantise, self._dequantise = quantise, dequantise
@@ -70,7 +70,7 @@ class Int8Buffer:
         self.stored = torch.empty(shape, dtype=torch.uint8, device=blocks.device)
 
     def quantise(self, pairs: Pairs, tail: Tail | None) -> None:
-        # Of the blocks of a call only the last may be of the tail.
+        # In one call, only the last block may be in the tail.
         ends = (
             [] if tail is None else [end for end, (_, there) in enumerate(pairs, start=1) if tail.has(there)]
         )
@@ -87,13 +87,13 @@ class Int8Buffer:
     def _here(self, pairs: Pairs) -> torch.Tensor:
         numbers = torch.tensor([here for here, _ in pairs], dtype=torch.int64)
         if self._blocks.is_cuda:
-            # From other memory, the copy would wait for all that is queued.
+            # Copying from unpinned memory would wait for all queued work.
             numbers = numbers.pin_memory()
         return numbers.to(self._blocks.device, non_blocking=True)
 
 
 class Int8CudaCopier(CudaCopier):
-    """As for plain copies, two groups at most are under way."""
+    """At most two groups are in progress, as for plain copies."""
 
     def __init__(self, blocks: torch.Tensor, pool: NDArray[np.uint8]) -> None:
         super().__init__(blocks, pool.ctypes.data, pool.strides[0])
@@ -143,7 +143,7 @@ def pairs_of(runs: Sequence[Run]) -> Pairs:
 
 
 def functions_for(dtype: torch.dtype) -> tuple[Quantise, Dequantise]:
-    """Returns the kernel's functions where there is a kernel, else those of its reference, which are slow."""
+    """Returns the kernel's functions if it can be built, otherwise the slow reference."""
     if native.is_native(dtype) and _can_build():
         return native.quantise, native.dequantise
     return quantise_torch, dequantise_torch

@@ -1,8 +1,8 @@
 """The data path of `ipc`: the receiver copies blocks out of the sender's memory, which it has mapped.
 
-The sender says where its blocks are, and does nothing else: it may hang, or be killed, during a copy. If it ends a
-pull early, because of a deadline for instance, it may write to the blocks while the receiver still copies. So a pull
-counts only if the sender reports afterwards that it held the blocks until the end (`Released`).
+The sender only names its memory, so it may hang or be killed during a copy. If it ends a pull early, for instance at a
+deadline, it may overwrite the blocks while the receiver is still copying. So a pull counts only if the sender then
+reports that it held the blocks until the end (`Released`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_THREADS = 2
 
 
 def describe(blocks: torch.Tensor) -> HostMemory | DeviceMemory:
-    """Returns where the blocks are. Raises RuntimeError if another process can't map them."""
+    """Returns the location of the blocks. Raises RuntimeError if no other process can map them."""
     if not blocks.is_cuda:
         return shared_memory.describe(blocks)
     cuda.use(blocks.device)
@@ -105,7 +105,7 @@ def _check_alike(memory: HostMemory | DeviceMemory, part: torch.Tensor) -> None:
 
 
 def _unmap(driver: cuda_ipc.Driver, base: int) -> None:
-    """Unmaps the memory. An error is only logged: the sender may be gone, and that must not hold up the outcome of a
+    """Unmaps the memory. An error is only logged: the sender may be gone, and this must not delay the outcome of a
     pull."""
     try:
         driver.unmap(base)

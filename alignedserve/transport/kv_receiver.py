@@ -1,7 +1,6 @@
 """A decode instance's end of transfers.
 
-It has one connection to each prefill instance that it pulls from, which is made when it is needed, and again after it
-broke.
+It has one connection per prefill instance, which is opened when needed, and reopened after a failure.
 """
 
 from __future__ import annotations
@@ -21,20 +20,19 @@ DEFAULT_TIMEOUT_S = 30.0
 
 
 class KVReceiver:
-    """A decode instance's connections to KV senders. It is used by one thread, the instance's loop. Only `close`
-    waits."""
+    """A decode instance's connections to KV senders. Only the instance's loop may use it. Only `close` waits."""
 
     def __init__(
         self, transport: str, parts: Sequence[torch.Tensor], me: Identity, completions: Completions
     ) -> None:
-        """`parts`: the cache's blocks, of each rank."""
+        """`parts`: the cache's blocks, per rank."""
         self._transport = transport
         self._parts = parts
         self._me = me
         self._ids = TransferIds(me.epoch)
         self._completions = completions
         self._connections: dict[InstanceId, SenderConnection] = {}
-        # The connections that were stopped and may not have ended yet.
+        # Stopped connections that may not have ended yet.
         self._stopped: list[SenderConnection] = []
 
     def pull(
@@ -45,7 +43,7 @@ class KVReceiver:
         done: Done,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> TransferId:
-        """Pulls all of the requests' blocks in one transfer. The sender keeps its copy until every byte is there."""
+        """Pulls all blocks of the requests in one transfer. The sender keeps its copy until every byte has arrived."""
         return self._to(source, address, timeout_s).pull(specs, done, timeout_s)
 
     def drop(self, source: InstanceId) -> None:
@@ -56,14 +54,14 @@ class KVReceiver:
             self._stopped.append(self._connections.pop(source))
 
     def close(self) -> None:
-        """Ends all transfers. It waits for other ends that hang, until their deadlines at most."""
+        """Ends all transfers. If a sender hangs, it waits until the transfer's deadline at most."""
         for source in list(self._connections):
             self.drop(source)
         for connection in self._stopped:
             connection.close()
 
     def error(self, source: InstanceId) -> str | None:
-        """Returns why the connection to this instance is broken; None if it works, or if there is none."""
+        """Returns why the connection to this instance is broken; None if it works or does not exist."""
         return self._connections[source].error if source in self._connections else None
 
     def _to(self, source: InstanceId, address: str, timeout_s: float) -> SenderConnection:

@@ -1,7 +1,7 @@
-"""A prefill instance's end of transfers: it listens, and lets decode instances pull what is in the staging buffer.
+"""A prefill instance's end of transfers: it listens, and decode instances pull from the staging buffer.
 
-There is one thread per decode instance (`transfer_session.py`). A decode instance that starts again has a greater
-epoch: its old connection is cut, and requests of an older start are refused.
+Each decode instance has a thread here (`transfer_session.py`). A restarted decode instance has a greater epoch. Its old
+connection is then closed, and requests of older epochs are refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from alignedserve.types import Epoch, InstanceId
 
 logger = logging.getLogger(__name__)
 
-# The most connections, each with a thread, that have not proved that they belong to this cluster. The oldest is closed
-# for a new one.
+# The most connections, with a thread each, that have not proved that they belong to this cluster. A further one
+# replaces the oldest.
 MAX_STRANGERS = 16
 
 
@@ -36,14 +36,14 @@ class KVSender:
         me: Identity,
         host: str = "127.0.0.1",
     ) -> None:
-        """`parts`: the cache's blocks, of each rank."""
+        """`parts`: the cache's blocks, per rank."""
         self._transport = transport
-        # This reference keeps the memory as long as blocks can be pulled, whatever the caller does with its own.
+        # Keeps the memory alive while blocks can be pulled, whatever the caller does.
         self._parts = [as_bytes(part) for part in parts]
         self._make_end = sender_ends(transport, self._parts)
         self._staging_buffer = staging_buffer
         self._me = me
-        # The epoch of each decode instance's latest start, and that start's connection.
+        # The latest epoch of each decode instance, and its connection.
         self._peers: dict[InstanceId, tuple[Epoch, Channel]] = {}
         self._channels: dict[threading.Thread, Channel] = {}
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class KVSender:
             thread.join()
 
     def cut(self) -> None:
-        """Ends all transfers, and returns at once. Decode instances connect again when they pull."""
+        """Ends all transfers and returns immediately. Decode instances reconnect at their next pull."""
         with self._lock:
             for channel in self._channels.values():
                 channel.shut()
@@ -105,7 +105,7 @@ class KVSender:
         logger.info("%s: %s", session.name, reason)
 
     def _admit(self, request: HandshakeRequest, channel: Channel) -> str | None:
-        """Admits the receiver if this is the latest start of its instance; else returns why it is not admitted."""
+        """Admits the receiver if it has its instance's latest epoch. Otherwise returns why not."""
         with self._lock:
             epoch, old = self._peers.get(request.instance_id, (request.epoch, channel))
             if request.epoch < epoch:

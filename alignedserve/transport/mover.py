@@ -1,8 +1,8 @@
-"""The transport `host`: moves blocks between an instance's KV cache and the pool's memory while the instance computes.
+"""The transport `host`: copies blocks between an instance's KV cache and the pool's memory while the instance computes.
 
-A thread does transfers in the order in which they were started, urgent ones before others; on a GPU there is one
-thread for each direction. Before each piece it checks the transfer's deadline, and whether it has been abandoned, so
-that nothing is written long after the blocks may belong to another request.
+One thread (on a GPU, one per direction) carries out transfers in the order of their starts, urgent ones first. Before
+each piece it checks the deadline, and whether the transfer was abandoned. So a stopped transfer writes at
+most one more piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from alignedserve.transport.runs import Pairs, Run, Tail, check_blocks, merge, t
 from alignedserve.types import Epoch, RequestKey
 
 DEFAULT_TIMEOUT_S = 30.0
-# The priorities of jobs in a lane's queue.
+# Priorities in a lane's queue.
 _URGENT, _PLAIN, _LAST = range(3)
 
 
@@ -36,7 +36,7 @@ class _Job:
     key: RequestKey
     runs: list[Run]
     tail: Tail | None
-    # The copy is made after what was computed before this mark.
+    # The copy waits for the work before this mark.
     mark: torch.cuda.Event | None
     deadline_s: float
     done: Done
@@ -55,9 +55,9 @@ class Mover:
         quick_bytes: int = 0,
         pool_format: BlockFormat | None = None,
     ) -> None:
-        """`parts`: the cache's blocks, of each rank. `pool`: has a row for each group's block of a column. Transfers of
-        less than `quick_bytes` of the cache are done by the thread that starts them. `pool_format`: of the pool's
-        blocks; None if they are as the cache's."""
+        """`parts`: the cache's blocks, per rank. `pool`: one row per block. Transfers of less than `quick_bytes` of the
+        cache run on the thread that starts them. `pool_format`: the format of the pool's blocks; None if it is the
+        cache's."""
         self._copier = make_copier(parts, pool, num_threads, pool_format)
         self._pool_format = pool_format
         self._num_blocks, self._num_pool_blocks, self._block_bytes = len(parts[0]), len(pool), pool.shape[1]
@@ -80,8 +80,8 @@ class Mover:
         is_urgent: bool = False,
         num_empty: int = 0,
     ) -> TransferId:
-        """Copies cache blocks to pool blocks, after all that was computed before this call. `num_empty`: of the blocks
-        of the last column so many slots hold nothing; all others are full."""
+        """Copies cache blocks to pool blocks, after all work that was queued before this call. `num_empty`: empty slots
+        in the blocks of the last column; all other blocks are full."""
         tail, form = None, self._pool_format
         if form is not None:
             tail = tail_of(pairs, num_empty, form.block_size, form.num_groups)
@@ -99,12 +99,12 @@ class Mover:
         return self._start("load", key, pairs, done, timeout_s, is_urgent)
 
     def abandon(self, key: RequestKey) -> None:
-        """Stops the request's transfers at their next piece; each still ends with an outcome. Safe to repeat."""
+        """Stops the request's transfers at their next piece. Each still ends with an outcome. Safe to repeat."""
         with self._lock:
             self._stop([job for job in self._pending.values() if job.key == key], "abandoned")
 
     def close(self) -> None:
-        """Stops all transfers. Their outcomes are left in `completions`. Safe to repeat."""
+        """Stops all transfers. Their outcomes stay in `completions`. Safe to repeat."""
         with self._lock:
             self._stop(list(self._pending.values()), "the mover was closed")
             was_closed, self._is_closed = self._is_closed, True
@@ -194,6 +194,6 @@ class _Lane:
             self._carry_out(job)
 
     def close(self) -> None:
-        """Returns when all queued jobs have been done, or found to be stopped."""
+        """Returns when all queued jobs are done or stopped."""
         self._jobs.put((_LAST, next(self._numbers), None))
         self._thread.join()

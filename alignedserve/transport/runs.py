@@ -1,4 +1,4 @@
-"""Which copies a transfer needs: one per block, or one for several blocks which are consecutive at both ends."""
+"""The copies of a transfer: one per block, or one for several blocks that are consecutive at both ends."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 from alignedserve.types import BlockId, PoolBlockId, RequestKey
 
-# Blocks of an instance, each with the pool's block that it is copied from or to.
+# An instance's block and the pool block that it is copied to or from.
 Pairs = Sequence[tuple[BlockId, PoolBlockId]]
-# A request, and the blocks of the receiving instance that its KV is to fill.
+# A request, and the receiver's blocks for its KV.
 TransferSpec = tuple[RequestKey, Sequence[BlockId]]
 
-# The most bytes that are moved in one piece: a transfer can be stopped between two pieces, after about a millisecond.
+# The most bytes per piece. A transfer can stop between two pieces, after about a millisecond.
 MAX_PIECE_BYTES = 16 << 20
 
 
 class Tail(NamedTuple):
-    """The pool's blocks of the column that a save ends with, where only their first slots hold KV. They follow each
-    other: there is one for each group of layers."""
+    """The pool blocks of a save's last column if only their first slots hold KV. They are consecutive, one per layer
+    group."""
 
     first: PoolBlockId
     num_blocks: int
@@ -30,8 +30,7 @@ class Tail(NamedTuple):
 
 
 class Run(NamedTuple):
-    """`num_blocks` consecutive blocks, which start at `here` on the side that counts the runs and at `there` on the
-    other side."""
+    """`num_blocks` consecutive blocks: from `here` on this side, from `there` on the other side."""
 
     here: int
     there: int
@@ -54,7 +53,7 @@ def _follows(run: Run, here: int, there: int) -> bool:
 
 
 def tail_of(pairs: Pairs, num_empty: int, block_size: int, num_groups: int = 1) -> Tail | None:
-    """Returns the blocks of the last column unless they are full: `num_empty` of their slots are not filled."""
+    """Returns the blocks of the last column, or None if they are full. `num_empty` of their slots are empty."""
     if not 0 <= num_empty < block_size or (num_empty and not pairs):
         raise RuntimeError(
             f"{len(pairs)} blocks of {block_size} slots, of the last of which {num_empty} are empty"
@@ -66,8 +65,8 @@ def tail_of(pairs: Pairs, num_empty: int, block_size: int, num_groups: int = 1) 
 
 
 def pieces_of(run: Run, tail: Tail | None) -> Iterator[tuple[Run, bool]]:
-    """Cuts a run of a save into what is full and, one by one, the blocks of the tail. Yields each with whether it is
-    one of these."""
+    """Splits a run of a save into full blocks, together, and blocks of the tail, one by one. Yields each piece, and
+    whether it is in the tail."""
     first = end = run.num_blocks
     if tail is not None:
         first, end = (

@@ -1,9 +1,8 @@
-"""A decode instance's connection to a KV sender: pulls blocks that are staged there into blocks of its own cache.
+"""A decode instance's connection to a KV sender. It pulls staged blocks into the instance's own cache.
 
-Its thread opens the connection, then does the pulls in the order in which they were started. While there is none it
-watches the connection, so that it notices the other end's death at once. Any failure, a deadline included, breaks the
-connection for good: all its transfers end with an error, and so does every later one. `kv_receiver.py` opens the next
-one.
+Its thread opens the connection and then makes the pulls in the order of their starts. When idle, it watches the
+connection, so it notices the other end's death immediately. Any failure, a timeout included, breaks the connection for
+good: its current and later transfers end with an error. `kv_receiver.py` then opens another connection.
 """
 
 from __future__ import annotations
@@ -84,14 +83,14 @@ class SenderConnection:
         self._jobs: deque[_Job] = deque()
         self._lock = threading.Lock()
         self._is_stopping = False
-        # The channel belongs to the thread, except that any thread may shut it.
+        # The channel belongs to the thread, but any thread may shut it.
         self._channel: Channel | None = None
         self._wake_fd = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name=f"sender-connection-{peer}", daemon=True)
         self._thread.start()
 
     def pull(self, specs: Sequence[TransferSpec], done: Done, timeout_s: float) -> TransferId:
-        """Pulls all of the requests' blocks in one transfer; if any fails, none count. Its `timeout_s` starts now."""
+        """Pulls all blocks of the requests in one transfer, which fails as a whole. `timeout_s` counts from now."""
         for _, blocks in specs:
             check_blocks(blocks, len(self._parts[0]), "the KV cache")
         job = _Job(self._ids.next(), specs, time.monotonic() + timeout_s, done)
@@ -104,14 +103,15 @@ class SenderConnection:
         return job.transfer
 
     def stop(self) -> None:
-        """Ends all transfers and the connection, without waiting for that. Safe to repeat."""
+        """Ends all transfers and the connection, without waiting. Safe to repeat."""
         with self._lock:
             self._is_stopping = True
             if self._channel is not None:
                 self._channel.shut()
 
     def close(self) -> None:
-        """Stops, and waits for the end; if the other end hangs, until a running transfer's deadline at most."""
+        """Stops, and waits for the end. If the other end hangs, it waits until the running transfer's deadline at
+        most."""
         self.stop()
         self._thread.join()
 
@@ -167,7 +167,7 @@ class SenderConnection:
         return None if self._is_stopping else self._jobs[0]
 
     def _carry_out(self, job: _Job, channel: Channel, end: ReceiverEnd) -> str | Denied | None:
-        """Does a pull and returns why it has failed, if the connection can still be used; raises if it can't."""
+        """Makes a pull. Returns why it failed if the connection can still be used, and raises if it can't."""
         if time.monotonic() >= job.deadline_s:
             return "its deadline passed before it could begin"
         channel.send(job.frame(), job.deadline_s)

@@ -1,7 +1,7 @@
-"""A sender's memory (kernels/cpu/shared_memory.py), as a receiver on the same host maps it.
+"""A sender's memory (kernels/cpu/shared_memory.py), mapped by a receiver on the same host.
 
-torch maps it, keeps it open, and knows for a tensor which file its memory is. Another process opens the file by way of
-/proc, which only the same user can do, and maps it to be read only.
+torch maps the memory, keeps its file open, and can tell a tensor's file. Another process of the same user opens the
+file through /proc and maps it read-only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["attach", "describe", "empty"]
 
 
 def describe(blocks: torch.Tensor) -> HostMemory:
-    """Describes the memory for `attach` in another process. It is valid as long as this process has the memory."""
+    """Returns a description for `attach` in another process. It is valid while this process has the memory."""
     return HostMemory(os.getpid(), *file_of(blocks))
 
 
 def attach(memory: HostMemory) -> NDArray[np.uint8]:
-    """Maps the bytes to be read only. Raises OSError if the memory is not there."""
+    """Maps the bytes read-only. Raises OSError if the memory is gone."""
     path = f"/proc/{memory.pid}/fd/{memory.fd}"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""The blocks of staged requests, which a prefill instance holds ready to be pulled.
+"""The blocks of staged requests, which a prefill instance holds ready for pulling.
 
-From `put` until its `done` is called, a request's blocks must not be freed or written. `done` is called once: without
-an error when the blocks were pulled, with one when they were withdrawn. After a transfer that fails they stay here,
-for the next pull. It is used by the instance's loop and by the sender's threads.
+From `put` until its `done` is called, a request's blocks must be neither freed nor written. `done` is called once:
+without an error after a pull, with one after a withdrawal. After a failed transfer the blocks stay for the next pull.
+The instance's loop and the sender's threads use this.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ class StagingBuffer:
             return staged.transfer
 
     def withdraw(self, key: RequestKey) -> None:
-        """Withdraws the request; if it is being pulled, when that pull fails. Safe to repeat."""
+        """Withdraws the request; during a pull, only if that pull fails. Safe to repeat."""
         with self._lock:
             if key in self._staged:
                 self._staged[key].is_withdrawn = True
                 self._drop_withdrawn(key)
 
     def begin_pull(self, keys: Sequence[RequestKey], num_blocks: Sequence[int]) -> list[BlockId]:
-        """Returns all blocks of the requests, one request after the other. If it raises NotStaged nothing has
-        changed."""
+        """Returns all blocks of the requests, in the order of the requests. Changes nothing if it raises NotStaged."""
         with self._lock:
             for key, num in zip(keys, num_blocks, strict=True):
                 self._check(key, num)
@@ -67,7 +66,7 @@ class StagingBuffer:
                 self._end(key, error=None)
 
     def cancel_pull(self, keys: Sequence[RequestKey]) -> None:
-        """Makes the requests available again, after a transfer that failed."""
+        """Makes the requests available again after a failed transfer."""
         with self._lock:
             for key in keys:
                 self._staged[key].is_being_pulled = False

@@ -1,7 +1,7 @@
-"""One connection of a sender: the handshake, then blocks for every pull, until either end goes.
+"""One connection of a sender: the handshake, then blocks for each pull, until either end disconnects.
 
-It ends at a deadline too, and at the first message that is out of order. The requests that were being pulled can then
-be pulled again.
+It also ends at a deadline, and at the first message out of order. The requests of an unfinished pull can then be pulled
+again.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class TransferSession:
         self._channel = channel
         self._admit = admit
         self._pulling: Sequence[RequestKey] = ()
-        self.name = "connection to nobody yet"
+        self.name = "connection to an unknown instance"
 
     def run(self) -> str:
-        """Runs until the connection ends, and returns why it did."""
+        """Runs until the connection ends, and returns the reason."""
         try:
             self._open()
             while True:

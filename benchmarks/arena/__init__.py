@@ -1,1 +1,1 @@
-"""Every policy in scenarios that nobody chose, and how far each is behind the best: see __main__.py."""
+"""Every policy in randomly drawn scenarios, and its distance from the best: see __main__.py."""

@@ -1,23 +1,22 @@
-"""Sets all policies against each other, in scenarios drawn from numbers and in virtual time.
+"""Compares all policies in virtual time, in scenarios drawn from numbers.
 
     python -m benchmarks.arena [--first N] [--count N] [--regime NAME=VALUE ...] [--given NAME=VALUE ...]
         [--curve N] [--policy NAME ...] [--baselines] [--traces DIR] [--jobs N] [--out DIR] [--again NAME ...] [--gate]
 
-A scenario says what instances there are and of what model and device, what comes and how fast, and what is asked for
-(`regimes.py`). The options:
+A scenario consists of instances with a model and device, traffic with its rate, and objectives (`regimes.py`). Options:
 
---regime objectives=tight   only scenarios that have this, the next ones from N on
---given pace=1.3            all scenarios have this, whatever their numbers draw; here iterations take 1.3 times what
-                            policies believe
---curve 7                   scenario 7 alone, at loads from half to twice what fits
---baselines                 also baselines as papers had them (`baselines.py`)
---traces DIR                a quarter of scenarios take arrivals and lengths from a trace in that directory
---again NAME                makes that policy's scores anew; others are made where DIR has none of the same scenario and
-                            code
---gate                      makes the default's scores anew; exit status 1 where it is too far behind (`gate.py`)
+    --regime objectives=tight   only scenarios with this value, the next ones from N on
+    --given pace=1.3            all scenarios have this value, whatever their numbers draw; here iterations take
+                                1.3 times what policies expect
+    --curve 7                   only scenario 7, at loads from half to twice the capacity
+    --baselines                 also the papers' own baselines (`baselines.py`)
+    --traces DIR                a quarter of the scenarios take arrivals and lengths from a trace in that directory
+    --again NAME                recomputes that policy's scores; others are computed if DIR has none of the same
+                                scenario and code
+    --gate                      recomputes the default's scores; exit status 1 if it is too far behind (`gate.py`)
 
 Scores are written to DIR/arena.jsonl as soon as they are known. Writes arena.md and arena.png, or curve-N.md and
-curve-N.png. A policy that raises an error in a scenario does not stop the others; exit status 1 at the end.
+curve-N.png. A policy that raises an error in a scenario does not stop the others, but the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def main() -> None:
     record.forget([*args.again, *([DEFAULT] if args.gate else [])])
     regimes, failed = _drawn(args)
     failed |= play_missing(regimes, args.policy, record, args.jobs)
-    # The others are compared with the default: a scenario without its score is not judged.
+    # The others are compared with the default, so a scenario without its score is not judged.
     judged = [
         judge(each, record.of(each, args.policy)) for each in regimes if key_of(each, DEFAULT) in record
     ]
@@ -75,7 +74,7 @@ def main() -> None:
 
 
 def _write(judged: Sequence[Judged], failed: Mapping[str, str], args: argparse.Namespace) -> list[str]:
-    """Returns in what the default is too far behind."""
+    """Writes the page and the plot. Returns where the default is too far behind."""
     args.out.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", "-m", "benchmarks.arena", *_told(args)])
     if args.curve is None:
@@ -87,7 +86,7 @@ def _write(judged: Sequence[Judged], failed: Mapping[str, str], args: argparse.N
     return falls(judged, DEFAULT)
 
 
-# ---- what is asked for ----------------------------------------------------------------------------------------------
+# ---- options --------------------------------------------------------------------------------------------------------
 
 
 def _args() -> argparse.Namespace:
@@ -126,7 +125,7 @@ def _args() -> argparse.Namespace:
 
 
 def _numbers(args: argparse.Namespace) -> list[int]:
-    """Raises ValueError for what does not exist."""
+    """Returns the scenarios' numbers. Raises ValueError for values that do not exist."""
     regime = wanted_regime(args.regime, args.found)
     first = args.first if args.curve is None else args.curve
     with_values(dice_of(first, args.found), args.values)
@@ -134,7 +133,8 @@ def _numbers(args: argparse.Namespace) -> list[int]:
 
 
 def found_traces(folder: Path) -> tuple[Path, ...]:
-    """The traces of a directory. Its other files are named; if there is no trace, ValueError is raised."""
+    """Returns the traces in a directory, and prints the names of its other files. Raises ValueError if there is no
+    trace."""
     found = []
     for path in sorted(folder.glob("*.csv")) + sorted(folder.glob("*.jsonl")):
         try:
@@ -162,7 +162,7 @@ def _told(args: argparse.Namespace) -> list[str]:
 
 
 def _drawn(args: argparse.Namespace) -> tuple[list[Regime], dict[str, str]]:
-    """The scenarios, and the errors of those that can't be drawn."""
+    """Returns the scenarios, and the errors of those that can't be drawn."""
     curve = [{}] if args.curve is None else [{"load": as_text(load)} for load in LOADS]
     drawn, failed = list[Regime](), dict[str, str]()
     for number in args.numbers:
@@ -188,8 +188,7 @@ class _Run:
 def play_missing(
     regimes: Sequence[Regime], policies: Sequence[str], record: Record, num_jobs: int
 ) -> dict[str, str]:
-    """Plays what the record has no score of, and prints a line for each scenario. Returns errors, by scenario and
-    policy."""
+    """Plays what has no recorded score, and prints a line per scenario. Returns errors by scenario and policy."""
     missing = {
         each: [policy for policy in policies if key_of(each, policy) not in record] for each in regimes
     }
@@ -209,7 +208,7 @@ def play_missing(
 
 
 def _results(missing: Mapping[Regime, Sequence[str]], num_jobs: int) -> Iterator[tuple[_Run, Score | str]]:
-    """Yields a score or an error as soon as it is known."""
+    """Yields each score or error as soon as it is known."""
     with ProcessPoolExecutor(num_jobs) as pool:
         running = {
             pool.submit(_play, run): run

@@ -1,7 +1,7 @@
-"""Baselines as papers had them: what is preempted loses its KV, and is computed again. Elsewhere here it is swapped.
+"""The papers' baselines: preempted requests lose their KV and recompute it. Elsewhere here, KV is swapped.
 
-`fcfs-recompute` is vLLM where prompts are chunked and DistServe where they are computed apart, `sarathi-recompute` is
-Sarathi-Serve, and `prompts-first-recompute` is vLLM as it was before: an iteration has prompts, or it has decodes.
+`fcfs-recompute` is vLLM on colocated instances and DistServe on separate ones. `sarathi-recompute` is Sarathi-Serve.
+`prompts-first-recompute` is an earlier vLLM, in which an iteration has either prompts or decodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.papers.baselines import PromptsFirst
 
 
 def _recomputing(config: SchedulingConfig) -> SchedulingConfig:
-    """As `make_policy` changes a configuration with this mode."""
+    """Returns the configuration as `make_policy` changes it for this mode."""
     return replace(config, preemption_mode="recompute", evict_ahead=1)
 
 
@@ -50,7 +50,7 @@ BASELINES: dict[str, type[Policy]] = {
 
 
 def path_of(policy: str) -> str:
-    """What `alignedserve simulate --policy` takes."""
+    """Returns the value of `alignedserve simulate --policy` for it."""
     found = BASELINES.get(policy)
     return f"{found.__module__}:{found.__qualname__}" if found else policy
 

@@ -1,6 +1,5 @@
-"""The call of `alignedserve simulate` that is a scenario: rates, objectives, windows and memory follow from what fits
-and how long requests take there (fitting.py).
-"""
+"""Turns a scenario into a call of `alignedserve simulate`. Rates, objectives, windows and memory are derived from the
+capacity and the duration of requests there (fitting.py)."""
 
 from __future__ import annotations
 
@@ -22,45 +21,45 @@ from benchmarks.arena.fitting import Fitting, Layout
 
 Objectives = Literal["none", "loose", "tight", "mixed", "infeasible"]
 
-# Requests of real time at least, and the most of both classes together.
+# The least real-time requests, and the most requests of both classes.
 NUM_REAL_TIME, MOST_REQUESTS = 240, 1200
-# Requests come for as long as this number of answers takes, so that batches fill: else no load would be felt where the
-# instances hold all requests at once.
+# Requests arrive for as long as this many answers take, so that batches fill. Otherwise the instances might hold all
+# requests at once, and no load would matter.
 NUM_ANSWERS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What a scenario's number draws. See `regimes.DIMENSIONS` for its names."""
+    """The values drawn by a scenario's number. See `regimes.DIMENSIONS` for the names."""
 
     number: int
     machine: str
     layout: Layout
     attention: str
     lengths: str
-    # A share of what fits.
+    # A multiple of the capacity.
     load: float
     bursts: str
     objectives: Objectives
     best_effort: str
     pool: str
     predictor: str
-    # How long iterations take, as a multiple of what policies believe.
+    # Duration of iterations, as a multiple of what policies expect.
     pace: float
 
-    # Where arrivals and lengths are from, if from a trace, and at which share of it they begin.
+    # The trace of arrivals and lengths, if any, and the position in it, as a share, where they begin.
     trace: Path | None
     begin_at: float
-    # Tokens, at the median, and how far they spread.
+    # Median tokens, and their spread.
     prompt: float
     output: float
     spread: float
     burstiness: float
-    # The share of requests that are best effort, where it comes with the others.
+    # Share of best-effort requests, if they arrive with the others.
     be_share: float
-    # How long its windows are, as multiples of what an answer takes.
+    # Length of their windows, as a multiple of an answer's duration.
     windows: float
-    # Tokens of a backlog, at the median.
+    # Median tokens of a backlog.
     be_prompt: float
     be_output: float
 
@@ -70,9 +69,9 @@ class Drawn:
 
 
 def config_of(drawn: Drawn) -> SimConfig:
-    """Raises ValueError where no request fits an instance."""
+    """Returns the scenario's configuration. Raises ValueError if no request fits on an instance."""
     cost = load_cost_model(drawn.machine).with_attention(drawn.attention)  # type: ignore[arg-type]
-    # As much real time with best effort as without.
+    # As much real time as without best effort.
     num_requests = round(NUM_REAL_TIME / (1 - _be_share(drawn)))
     made = _without_times(drawn, cost, num_requests)
     found, share = _fitting(drawn, cost, made)
@@ -80,7 +79,7 @@ def config_of(drawn: Drawn) -> SimConfig:
     num_requests = min(max(num_requests, math.ceil(NUM_ANSWERS * in_flight)), MOST_REQUESTS)
     made = _without_times(drawn, cost, num_requests)
     found, share = _fitting(drawn, cost, made)
-    # What is too long is left out, and the rate is that of all.
+    # Requests that are too long are left out, so the rate of all is higher.
     rate = drawn.load * found.rate / share
     answer_s, wanted = drawn.pace * found.answer_s, _wanted(drawn.objectives, found, drawn.pace)
     return replace(
@@ -99,7 +98,7 @@ def _be_share(drawn: Drawn) -> float:
 
 
 def _fitting(drawn: Drawn, cost: CostModel, config: SimConfig) -> tuple[Fitting, float]:
-    """What fits, and the share of requests that an instance holds. Raises ValueError where that is none."""
+    """Returns the capacity, and the share of requests that fit on an instance. Raises ValueError if none does."""
     lengths = _lengths(config)
     longest = min(MAX_MODEL_LEN, cost.num_kv_tokens)
     fitting = [each for each in lengths if each.prompt + each.output <= longest]
@@ -148,12 +147,12 @@ def _traced(trace: Path) -> list[Lengths]:
 
 
 def _start(trace: Path, num_requests: int, share: float) -> int:
-    """The first request: each place after which there are enough is as likely."""
+    """Returns the index of the first request. Each position with enough requests after it is equally likely."""
     return int(share * (max(0, len(_traced(trace)) - num_requests) + 1))
 
 
 def _small_pool_bytes(cost: CostModel, layout: Layout) -> int:
-    """Half of what decode instances hold, but room for the longest request that one of them holds."""
+    """Returns half of the decode instances' KV, but at least the longest request that one of them holds."""
     num_decoding = layout.num_decode or layout.num_colocated
     held = cost.num_kv_tokens * cost.kv_bytes_per_token
     return int(max(0.5 * num_decoding * held, 1.01 * min(held, MAX_MODEL_LEN * cost.kv_bytes_per_token)))
@@ -161,7 +160,7 @@ def _small_pool_bytes(cost: CostModel, layout: Layout) -> int:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Objectives in seconds; 0: whenever."""
+    """Objectives in seconds; 0 means none."""
 
     ttft_s: float
     tbt_s: float
@@ -169,11 +168,11 @@ class _Wanted:
 
 
 def _wanted(objectives: Objectives, found: Fitting, pace: float) -> _Wanted:
-    """Tight: what a whole batch takes and a half more, and three times what a prompt takes in full iterations.
-    Infeasible: less than a request alone takes."""
+    """Returns the objectives. Tight: 1.5 times a full batch's iteration, and three times a prompt's time in full
+    iterations. Infeasible: less than a request takes alone."""
     full_s, first_s = pace * found.full_s, pace * found.first_among_others_s
     alone_s, first_alone_s = pace * found.alone_s, pace * found.first_s
-    # Where answers have one token there is no time between two; any number will do.
+    # If answers have one token, there is no time between two. Any number will do.
     full_s = full_s or alone_s
     tight, loose = _Wanted(3 * first_s + full_s, 1.5 * full_s), _Wanted(10 * first_s + full_s, 5 * full_s)
     match objectives:
@@ -191,5 +190,5 @@ def _wanted(objectives: Objectives, found: Fitting, pace: float) -> _Wanted:
 
 
 def _rounded(value: float) -> float:
-    """To three digits, so that commands can be read."""
+    """Rounds to three digits, for readable commands."""
     return float(f"{value:.3g}")

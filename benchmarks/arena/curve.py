@@ -1,4 +1,4 @@
-"""Goodput of one scenario against its load, which goes from half to twice what fits."""
+"""Goodput of one scenario by load, from half to twice the capacity."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from benchmarks.arena.regret import Judged
 
 LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0)
-# By how much goodput may fall as load rises, as a share of what fits: by chance it is a little more or less.
+# Allowed decrease of goodput as load rises, as a share of the capacity, because of noise.
 MAY_FALL = 0.05
 
 
 def goodput(judged: Judged, policy: str) -> float:
-    """What real time has in time, as a share of what fits."""
+    """Returns the real time that is in time, as a share of the capacity."""
     return judged.regime.load * judged.score(policy).in_time
 
 
 def falls(judged: Sequence[Judged], policy: str) -> list[str]:
-    """Where goodput is less than at a lower load. `judged`: by load, the lowest first."""
+    """Returns where goodput is less than at a lower load. `judged` is sorted by load, the lowest first."""
     found, most = list[str](), 0.0
     for each in judged:
         own = goodput(each, policy)
@@ -52,12 +52,12 @@ def _lines(judged: Sequence[Judged], machine: str, command: str) -> Iterator[str
 
 
 def policies_of(judged: Sequence[Judged]) -> list[str]:
-    """Those that have a score at each load."""
+    """Returns the policies with a score at each load."""
     return [policy for policy in judged[0].verdicts if all(policy in each.verdicts for each in judged)]
 
 
 def plot_curve(judged: Sequence[Judged], policy: str, to: Path) -> None:
-    """`policy` is drawn with a thicker line."""
+    """Draws the curves. `policy` gets a thicker line."""
     import matplotlib
 
     matplotlib.use("Agg")

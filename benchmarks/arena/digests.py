@@ -1,4 +1,5 @@
-"""What a score depends on: the scenario's configuration, and the code of the policy and of what runs it."""
+"""Digests of everything that determines a score: the scenario's configuration, and the code of the policy and the
+simulator."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ from benchmarks.arena.baselines import BASELINES
 
 ROOT = Path(alignedserve.__file__).parent.parent
 _POLICIES = "alignedserve.scheduling.policies"
-# What runs a policy in the simulation, below `alignedserve`.
+# Folders of `alignedserve` with code that runs a policy in simulation.
 _FOLDERS = (
     *("decode_worker", "engine", "instance", "kvpool", "prefill_worker", "protocol", "router", "scheduling"),
     *("sim", "timing", "transport"),
 )
-# Files there that other policies may have, by the modules that a policy's own files name.
+# Modules named by a policy's own files, which may have further files.
 _IMPORTED = re.compile(r"(?:alignedserve\.scheduling\.policies|benchmarks)(?:\.\w+)+")
 _DIGITS = 16
 
 
 @cache
 def scenario_digest(config: SimConfig) -> str:
-    """Returns the digest of all but the policies. A trace counts by what it holds, and not by its name."""
+    """Returns the digest of everything but the policies. A trace counts by content, not by name."""
     trace = sha256(Path(config.trace).read_bytes()).hexdigest() if config.trace else None
     told = asdict(replace(config, policy=(), trace=trace))
     return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:_DIGITS]
@@ -37,7 +38,7 @@ def scenario_digest(config: SimConfig) -> str:
 
 @cache
 def code_digest(policy: str) -> str:
-    """Returns the digest of the policy's files, those of others that these import, and all that runs every policy."""
+    """Returns the digest of the policy's files, of those that they import, and of the code that runs every policy."""
     digest = sha256()
     for file in sorted(files_of(policy)):
         digest.update(f"{file.relative_to(ROOT)}\n".encode())
@@ -75,7 +76,8 @@ def _own_files(policy: str) -> set[Path]:
 
 
 def _files_in(module: str) -> Iterator[Path]:
-    """None of the package that lists all policies: it is among what all share."""
+    """Yields the module's files. Yields none for the package that lists all policies, which is among the shared
+    files."""
     if module == _POLICIES:
         return
     path = ROOT / module.replace(".", "/")

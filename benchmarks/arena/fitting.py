@@ -1,22 +1,23 @@
-"""How much fits: the rate at which instances are just busy all the time, by the cost model. Pure.
+"""The capacity: the rate at which instances are just busy all the time, by the cost model. Pure.
 
-A request takes two parts of an instance's time. Its first token comes with the last chunk of its prompt, so an answer
-of n tokens is decoded in n - 1 iterations.
+A request takes two parts of an instance's time. Its last prompt chunk yields the first token, so an answer of n tokens
+is decoded in n - 1 iterations.
 
-    prompt_s = what its prompt adds to iterations that are full of prompt tokens, other prompts' included
-    decode_s = (n - 1) * the seconds of an iteration of a whole batch / the requests in it
+    prompt_s = what its prompt adds to iterations that are full of prompt tokens, including those of other prompts
+    decode_s = (n - 1) * the seconds of a full batch's iteration / the requests in it
 
     colocated instances:           instances / (prompt_s + decode_s)
     prefill and decode instances:  the smaller of prefill instances / prompt_s and decode instances / decode_s
 
-**The batch** is the largest that fits memory on average. It holds requests at all places of their answers, and more of
-those with long answers. So its cost is that of a mix of lengths: all lengths at which requests decode are cut into as
-many equal parts as the batch has requests, and each part is represented by its mean. A policy that takes requests as
-they come gets this. A policy that batches like lengths may do more, where the kernel costs more for unequal ones.
+**The batch** is the largest that fits in memory on average. It holds requests at all stages of their answers, and more
+requests with long answers. So its cost is that of a mix of lengths: all lengths at which requests decode are divided
+into as many equal parts as the batch has requests, and each part is represented by its mean. A policy that takes
+requests in order of arrival gets this. A policy that batches similar lengths may do better if the kernel's cost depends
+on differences.
 
-**Beside decodes** a prompt adds only the fixed costs that decodes don't pay anyway, and the decodes' tokens are taken
-from its iteration. Where prompts are long and answers short, prompts fill all iterations while the batch is still
-smaller than memory allows. Then the batch is as large as the answers that begin keep it.
+**Beside decodes**, a prompt only adds the fixed costs that decodes don't already pay, and the decodes' tokens are taken
+from its iteration. With long prompts and short answers, prompts fill all iterations while the batch is smaller than
+memory allows. The batch is then as large as the arriving answers keep it.
 
 Copies of KV run beside iterations, and take less time than either part on all machines of the arena.
 """
@@ -32,9 +33,9 @@ from typing import NamedTuple
 from alignedserve.sim.trace import Lengths
 from alignedserve.timing.cost import CostModel
 
-# The largest batch, the tokens of an iteration and of a block, as `alignedserve simulate` has them.
+# The largest batch, tokens per iteration and tokens per block, as in `alignedserve simulate`.
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE = 256, 2048, 16
-# Places of an answer that stand for all of them.
+# Positions in an answer that represent all of them.
 _NUM_PLACES = 4
 
 
@@ -51,7 +52,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Fitting:
-    """What instances of a layout do of requests with these lengths while they are busy all the time."""
+    """The throughput of a layout's instances with requests of these lengths, if they are always busy."""
 
     cost: CostModel
     layout: Layout
@@ -69,7 +70,7 @@ class Fitting:
 
     @cached_property
     def batch(self) -> list[int]:
-        """The lengths of those that decode at a time."""
+        """Lengths of the requests that decode at the same time."""
         return batch_of(self.lengths, self._batch_size) if self.num_decodes else []
 
     @cached_property
@@ -78,7 +79,7 @@ class Fitting:
         beside = self.batch if self.layout.num_colocated else []
         chunk = MAX_NUM_BATCHED_TOKENS - len(beside)
         added_s = self.cost.iteration([(0, chunk)], beside) - self.cost.iteration([], beside)
-        # Chunks differ by what they attend to.
+        # Chunks differ in what they attend to.
         token_s = (added_s - self.cost.chunk_s(0, chunk)) / chunk
         return fmean(
             token_s * each.prompt + sum(self.cost.chunk_s(*part) for part in _chunks(each.prompt, chunk))
@@ -87,7 +88,7 @@ class Fitting:
 
     @cached_property
     def decode_s(self) -> float:
-        """Mean seconds that the decoding of an answer takes of an instance."""
+        """Mean seconds of an instance for decoding an answer."""
         return self.num_decodes * self.full_s / len(self.batch) if self.batch else 0.0
 
     @cached_property
@@ -95,26 +96,27 @@ class Fitting:
         """Mean iterations in which a request decodes."""
         return fmean(each.output - 1 for each in self.lengths)
 
-    # ---- what a request meets ---------------------------------------------------------------------------------------
+    # ---- durations of a request
+    # -----------------------------------------------------------------------------------------
 
     @cached_property
     def full_s(self) -> float:
-        """The seconds of an iteration of a whole batch, without prompts."""
+        """Seconds of a full batch's iteration, without prompts."""
         return self.cost.iteration([], self.batch)
 
     @cached_property
     def alone_s(self) -> float:
-        """The seconds of an iteration of one request of mean length."""
+        """Seconds of an iteration with one request of mean length."""
         return self.cost.iteration([], [round(fmean(self.batch or [self._prompt]))])
 
     @cached_property
     def first_s(self) -> float:
-        """The seconds to the first token of a mean prompt that is computed alone."""
+        """Seconds to the first token of a mean prompt that is computed alone."""
         return self.cost.fastest_ttft_s(round(self._prompt), MAX_NUM_BATCHED_TOKENS)
 
     @cached_property
     def first_among_others_s(self) -> float:
-        """The same in iterations that are full of prompt tokens, beside the decodes of a colocated instance."""
+        """The same in iterations full of prompt tokens, beside the decodes of a colocated instance."""
         beside = self.batch if self.layout.num_colocated else []
         chunk = MAX_NUM_BATCHED_TOKENS - len(beside)
         num_chunks = -(-round(self._prompt) // chunk)
@@ -122,7 +124,7 @@ class Fitting:
 
     @property
     def answer_s(self) -> float:
-        """The seconds from the arrival of a mean request to its last token, in a whole batch and without waiting."""
+        """Seconds from the arrival of a mean request to its last token, in a full batch and without waiting."""
         return self.first_s + self.num_decodes * self.full_s
 
     # ---- the batch --------------------------------------------------------------------------------------------------
@@ -133,18 +135,18 @@ class Fitting:
 
     @property
     def _batch_size(self) -> int:
-        # The last block of each is half full.
+        # The last block of each request is half full.
         held = _mean_length(self.lengths) + BLOCK_SIZE / 2
         most = min(MAX_NUM_SEQS, self.cost.num_kv_tokens / held)
         if self.layout.num_colocated:
-            # For each request that decodes, so many tokens of prompts are computed in an iteration.
+            # Prompt tokens that are computed per iteration and decoding request.
             prompt_tokens = self._prompt / self.num_decodes
             most = min(most, MAX_NUM_BATCHED_TOKENS / (1 + prompt_tokens))
         return max(1, int(most))
 
 
 def batch_of(lengths: Sequence[Lengths], num_requests: int) -> list[int]:
-    """The lengths of so many requests that decode at a time: the means of as many equal parts of all lengths at which
+    """Returns the lengths of `num_requests` decoding requests: the means of equal parts of all lengths at which
     requests decode, the shortest first. Some answer must have more than one token."""
     places = sorted(_places(lengths))
     part = sum(weight for _, weight in places) / num_requests
@@ -160,7 +162,7 @@ def batch_of(lengths: Sequence[Lengths], num_requests: int) -> list[int]:
 
 
 def _places(lengths: Sequence[Lengths]) -> Iterator[tuple[float, float]]:
-    """Lengths at which requests decode, each with the number of iterations that it stands for."""
+    """Yields lengths at which requests decode, each with the number of iterations that it represents."""
     for each in lengths:
         num_decodes = each.output - 1
         for place in range(_NUM_PLACES if num_decodes else 0):

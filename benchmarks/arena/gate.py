@@ -1,4 +1,4 @@
-"""How far the default may be behind. Pure."""
+"""The limits of how far the default may be behind. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.arena.regret import Judged, standings
 
-# The most that its regret may be, a share of real time: in this share of scenarios, and in any.
+# The largest regrets, as shares of real time: in NEARLY of the scenarios, and in any.
 NEARLY_ALWAYS, EVER = 0.01, 0.03
 NEARLY = 0.98
-# The least that it may have: of the most best effort at level real time, and of the most goodput above what fits.
+# The smallest shares of the most best effort at equal real time, and of the most goodput above the capacity.
 BEST_EFFORT, GOODPUT = 0.95, 0.85
 
 

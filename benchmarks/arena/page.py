@@ -1,4 +1,4 @@
-"""The arena's page: a leaderboard, regrets by regime, and the worst scenarios with what shows each again."""
+"""The arena's page: a leaderboard, regrets by regime, and the worst scenarios with commands that repeat them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_WORST = 12
 def page(
     judged: Sequence[Judged], policy: str, machine: str, command: str, failed: Mapping[str, str] | None = None
 ) -> str:
-    """`failed`: errors, by scenario and policy."""
+    """Returns the page. `failed`: errors by scenario and policy."""
     return "\n".join(_lines(judged, policy, machine, command, failed or {})) + "\n"
 
 

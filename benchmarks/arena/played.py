@@ -1,4 +1,4 @@
-"""What each policy makes of a scenario, in virtual time."""
+"""Plays a scenario with each policy in virtual time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from benchmarks.arena.regimes import Regime
 @dataclass(frozen=True, kw_only=True)
 class Score:
     policy: str
-    # The share of real time that is in time; 1 where there is none.
+    # Share of real time that is in time; 1 if there is none.
     in_time: float
-    # Output tokens per second of best effort, in the window in which real time comes and ends; 0 where there is none.
+    # Output tokens per second of best effort, in the window in which real time arrives and ends; 0 if there is none.
     be_tokens_per_s: float
-    # The share of jobs with a window that ended within it; None where there are none.
+    # Share of jobs that end within their windows; None if there are no windows.
     jobs_in_time: float | None
-    # Mean seconds from the arrival of a real-time request to its last token; 0 where there is none.
+    # Mean seconds from the arrival of a real-time request to its last token; 0 if there is none.
     answer_s: float
-    # Seconds to the first token and between two, at the median and p99.
+    # Seconds to the first token at the median and p99, and between two tokens at the p99.
     ttft_p50_s: float
     ttft_p99_s: float
     gap_p99_s: float
@@ -51,7 +51,8 @@ def play(regime: Regime) -> list[Score]:
 
 
 def comparison(regime: Regime) -> Comparison:
-    """Raises ValueError for a scenario that can't be: an instance that does not hold the longest request, say."""
+    """Returns the scenario's comparison. Raises ValueError if it is impossible, for instance if an instance can't hold
+    the longest request."""
     config = regime.config
     told = SchedulingConfig(config.policy[0], be_share=config.be_min_share)
     engine = EngineConfig("simulated", max_model_len=config.max_model_len)

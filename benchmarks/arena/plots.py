@@ -1,4 +1,4 @@
-"""The default's regret by regime, a strip of dots for each."""
+"""Plots the default's regret by regime, as a strip of dots each."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from benchmarks.arena.regimes import Regime
 
 @dataclass(frozen=True)
 class Key:
-    """What a score is of: one that was made of another configuration, or by other code, is that of another key."""
+    """Identifies a score. Another configuration or other code gives another key."""
 
     number: int
     policy: str
@@ -33,7 +33,7 @@ class Record:
         self._scores: dict[Key, Score] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             told = json.loads(line)
-            # Lines without a score name an error. Earlier versions wrote no keys: nobody knows what these are of.
+            # Lines without a score contain an error. Lines of earlier versions have no keys, and can't be assigned.
             if "score" in told and "key" in told:
                 self._scores[Key(**told["key"])] = Score(**told["score"])
 
@@ -41,11 +41,11 @@ class Record:
         return key in self._scores
 
     def forget(self, policies: Sequence[str]) -> None:
-        """They are tried again. Later lines of the file count."""
+        """Forgets the policies' scores, so that they are played again. Later lines of the file take precedence."""
         self._scores = {key: score for key, score in self._scores.items() if key.policy not in policies}
 
     def of(self, regime: Regime, policies: Sequence[str]) -> list[Score]:
-        """The scores of those policies that have one."""
+        """Returns the scores of those policies that have one."""
         keys = [key_of(regime, policy) for policy in policies]
         return [self._scores[key] for key in keys if key in self._scores]
 
@@ -54,7 +54,7 @@ class Record:
         self._write({"key": asdict(key), "score": asdict(score)})
 
     def failed(self, key: Key, error: str) -> None:
-        """It is tried again by the next run."""
+        """Records an error. The next run tries again."""
         self._write({"key": asdict(key), "error": error})
 
     def _write(self, line: dict[str, object]) -> None:

@@ -1,6 +1,6 @@
-"""Scenarios drawn from numbers: what comes, how fast, on what, and what is asked for. Pure.
+"""Scenarios drawn from numbers: traffic, rate, instances and objectives. Pure.
 
-A scenario is a call of `alignedserve simulate`, so that any of them can be run again by itself: see configs.py.
+A scenario is a call of `alignedserve simulate`, so each can be repeated on its own: see configs.py.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ OBJECTIVES: tuple[Objectives, ...] = ("none", "loose", "tight", "tight", "mixed"
 BEST_EFFORT = ("none", "none", "share", "windows", "backlog")
 POOLS = ("roomy", "roomy", "small")
 PREDICTORS = ("none", "rough", "rough", "exact")
-# How long iterations take, as multiples of what policies believe: their cost models are off.
+# Durations of iterations, as multiples of what policies expect, because cost models are inexact.
 PACES = (1.0, 1.0, 1.0, 1.0, 0.7, 1.3)
-# Loads of real time and best effort together, as shares of what fits; a backlog fills what real time leaves.
+# Loads of real time and best effort together, as multiples of the capacity. A backlog fills what real time leaves.
 LOADS = (0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0)
 LOADS_BESIDE_BACKLOG = (0.05, 0.3, 0.5, 0.7, 0.9)
-# What bursts of a trace are called: it has its own.
+# The value of `bursts` for a trace, which has its own.
 TRACED = "traced"
 
 
@@ -62,7 +62,7 @@ class Regime(Drawn):
         return self.objectives not in ("none", "infeasible")
 
     def command(self, policies: Sequence[str]) -> str:
-        """What shows it again."""
+        """Returns the command that repeats the scenario."""
         words = ["alignedserve simulate"]
         default = SimConfig()
         for field in fields(SimConfig):
@@ -76,24 +76,24 @@ class Regime(Drawn):
 
 # ---- names of regimes -----------------------------------------------------------------------------------------------
 
-# What regimes are told apart by, in tables and plots.
+# The dimensions that distinguish regimes in tables and plots.
 DIMENSIONS = (
     *("layout_name", "machine", "attention", "lengths", "load", "bursts", "objectives", "best_effort"),
     *("pool", "predictor", "pace"),
 )
-# Those which `with_values` sets, whatever a number draws.
+# Dimensions that `with_values` can set, whatever a number draws.
 CAN_BE_SET = ("load", "objectives", "best_effort", "attention", "pool", "predictor", "pace")
-# Numbers that are tried in a search for scenarios of a regime.
+# The most numbers that are tried in a search for scenarios of a regime.
 _MOST_TRIED = 20_000
 
 
 def values_of(dimension: str, traces: Sequence[Path] = ()) -> list[str]:
-    """Those that scenarios have there. Raises ValueError for a dimension that does not exist."""
+    """Returns the possible values of a dimension. Raises ValueError if the dimension does not exist."""
     return [*_known(dimension, traces)]
 
 
 def _known(dimension: str, traces: Sequence[Path]) -> dict[str, object]:
-    """The values of a dimension by their names."""
+    """Returns a dimension's values by name."""
     known: dict[str, Sequence[object]] = {
         "layout_name": LAYOUTS,
         "machine": MACHINES,
@@ -121,7 +121,7 @@ def value_of(drawn: Drawn, dimension: str) -> str:
 
 
 def wanted_regime(words: Sequence[str], traces: Sequence[Path] = ()) -> dict[str, str]:
-    """Reads `objectives=tight` and the like. Raises ValueError for what does not exist."""
+    """Parses words like `objectives=tight`. Raises ValueError for values that do not exist."""
     wanted = {}
     for word in words:
         dimension, _, value = word.partition("=")
@@ -139,7 +139,8 @@ def numbers_of(
     traces: Sequence[Path] = (),
     most_tried: int = _MOST_TRIED,
 ) -> list[int]:
-    """The numbers of the next scenarios with these values, from `first` on. Raises ValueError if there are too few."""
+    """Returns the numbers of the next scenarios with these values, from `first` on. Raises ValueError if there are too
+    few."""
     tried = range(first, first + max(count, most_tried)) if regime else range(first, first + count)
     drawn = (number for number in tried if _is_of(regime, number, traces))
     found = list(islice(drawn, count))
@@ -167,10 +168,9 @@ def draw(
     policies: Sequence[str] = tuple(POLICIES),
     given: Mapping[str, str] | None = None,
 ) -> Regime:
-    """The scenario of this number. With traces, which have to be given in the same order, a quarter of scenarios take
-    arrivals and lengths from one. `given`: values that it has whatever the number draws, by dimension. Raises
-    ValueError for a number below 0, for a dimension that can't be given, and for a trace without a request that fits.
-    """
+    """Returns the scenario with this number. With traces, which must always have the same order, a quarter of the
+    scenarios take arrivals and lengths from one. `given`: values by dimension that replace the drawn ones. Raises
+    ValueError for a negative number, a dimension that can't be given, or a trace without a request that fits."""
     drawn = with_values(dice_of(number, traces), given or {})
     found = _config_of(drawn)
     paths = tuple(map(path_of, policies))
@@ -184,7 +184,7 @@ def _config_of(drawn: Drawn) -> SimConfig:
 
 
 def with_values(drawn: Drawn, given: Mapping[str, str]) -> Drawn:
-    """Raises ValueError for a dimension or a value that does not exist, or that follows from others."""
+    """Raises ValueError for an unknown dimension or value, or for a dimension that is derived from others."""
     for dimension, value in given.items():
         known = _known(dimension, ())
         if dimension not in CAN_BE_SET:
@@ -196,7 +196,7 @@ def with_values(drawn: Drawn, given: Mapping[str, str]) -> Drawn:
 
 
 def dice_of(number: int, traces: Sequence[Path]) -> Drawn:
-    """What a number draws. A new draw goes behind the others: those of a number have to stay what they are."""
+    """Returns what a number draws. A new draw must come after the others, so that existing scenarios stay the same."""
     if number < 0:
         raise ValueError(f"number={number}: scenarios have numbers from 0 on")
     dice = Random(f"arena {number}")

@@ -1,12 +1,12 @@
-"""How far each policy is behind the best of a scenario, and of many. Pure.
+"""How far each policy is behind the best, in a scenario and over many. Pure.
 
-Real time counts first: a policy's *regret* is how many points less of it are in time than under the best policy. Best
-effort counts second, among policies whose real time is level: within a point of the best. It is output tokens per
-second, or, where jobs have windows, the share of jobs that end within theirs. Above what fits, where most may be late
-under every policy, *goodput* counts: what is in time, as a share of the most that any policy has in time.
+Real time comes first: a policy's *regret* is the difference to the best policy's share of real time in time, in points.
+Best effort comes second, among policies with equal real time, that is, within a point of the best. It is measured in
+output tokens per second, or, with windows, as the share of jobs that end within theirs. Above the capacity, where most
+requests may be late under every policy, *goodput* counts: the share in time, relative to the best policy's.
 
-Where real time has no objectives, or none that can be kept, the share in time does not tell policies apart. There the
-mean seconds of an answer count instead, and best effort is compared with that of policies which answer as soon.
+If real time has no objectives, or none that can be met, the share in time does not distinguish policies. Then the mean
+seconds per answer count instead, and best effort is compared among policies with equally fast answers.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from statistics import fmean
 from benchmarks.arena.played import Score
 from benchmarks.arena.regimes import Regime, value_of
 
-# Real time is level within this share, which is a point; answers are within this share of their seconds.
+# Real time is equal within this share, which is a point; answers are equal within this share of their seconds.
 LEVEL, LEVEL_ANSWERS = 0.01, 0.05
-# Digits of a regret: a difference of shares that is a point is not a little more than one.
+# Digits of a regret. Rounding prevents a difference of exactly a point from being slightly more.
 _DIGITS = 9
-# Less than this of best effort, under the best, is none.
+# Less best effort than this, under the best policy, counts as none.
 _LEAST = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How one policy did in one scenario."""
+    """The result of one policy in one scenario."""
 
     policy: str
-    # A share, 0.01 being a point.
+    # A share; 0.01 is a point.
     regret: float
-    # Its best effort, as a share of the most among policies with level real time; None where its own is not level, or
-    # there is no best effort.
+    # Its best effort relative to the most among policies with equal real time; None if its own real time is not equal,
+    # or there is no best effort.
     be_share: float | None
-    # How many jobs more end within their windows under the best of these policies, as a share of all jobs; None where
-    # there are no windows, or its real time is not level.
+    # Additional jobs that end within their windows under the best of these policies, as a share of all jobs; None if
+    # there are no windows, or its real time is not equal.
     windows_regret: float | None
-    # The shortest mean answer under any policy as a share of its own; None where real time has objectives that can be
-    # kept.
+    # The shortest mean answer under any policy, relative to its own; None if real time has objectives that can be met.
     answer_share: float | None
-    # What is in time, as a share of the most under any policy; None where nothing is, or nothing can be.
+    # Its share in time relative to the best policy's; None if that is zero, or nothing can be in time.
     goodput_share: float | None
     # Whether no policy is better by more than noise.
     is_best: bool
@@ -63,7 +62,7 @@ class Judged:
         return next(each for each in self.scores if each.policy == policy)
 
     def rival(self, policy: str) -> Score:
-        """The best of the other policies."""
+        """Returns the best of the other policies."""
         others = [each for each in self.scores if each.policy != policy]
         return max(
             others or self.scores,
@@ -98,7 +97,7 @@ def judge(regime: Regime, scores: Sequence[Score]) -> Judged:
 
 
 def _level(score: Score, scores: Sequence[Score], regime: Regime) -> list[Score]:
-    """Those whose best effort it has to match."""
+    """Returns the policies with which its best effort is compared."""
     best = max(each.in_time for each in scores)
     level = [each for each in scores if round(best - each.in_time, _DIGITS) <= LEVEL]
     if regime.is_feasible:
@@ -116,31 +115,31 @@ def _share_of_own(least: float, own: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How one policy did over many scenarios. Regrets are shares: 0.01 is a point."""
+    """The result of one policy over many scenarios. Regrets are shares: 0.01 is a point."""
 
     policy: str
-    # The share of scenarios in which nobody is better, among those that tell policies apart; None if none does.
+    # Share of scenarios in which no policy is better, among those that distinguish policies; None if there are none.
     won: float | None
-    # Over scenarios in which real time has objectives.
+    # Regrets over scenarios in which real time has objectives.
     mean: float
     p95: float
     p98: float
     worst: float
-    # The least share of best effort that it had in 95 % of the scenarios with level real time, and the mean.
+    # The mean and the 5th percentile of its share of best effort, over scenarios with equal real time.
     be_mean: float | None
     be_p5: float | None
-    # How many points of jobs it is behind in windows.
+    # Regrets in jobs within their windows.
     windows_mean: float | None
     windows_worst: float | None
-    # The mean of the shortest answers as shares of its own, where real time has no objectives that can be kept.
+    # The mean of the shortest answers relative to its own, if real time has no objectives that can be met.
     answer_mean: float | None
-    # The least share of the best goodput above what fits, and the mean.
+    # The mean and the least share of the best goodput above the capacity.
     overload_mean: float | None
     overload_worst: float | None
 
 
 def standings(judged: Iterable[Judged]) -> list[Standing]:
-    """The best mean first."""
+    """Returns the standings, the best mean first."""
     of: dict[str, list[tuple[Judged, Verdict]]] = {}
     for each in judged:
         for policy, verdict in each.verdicts.items():
@@ -182,18 +181,18 @@ def _there(values: Iterable[float | None]) -> list[float]:
 
 
 def at(ascending: Sequence[float], share: float) -> float:
-    """Nearest rank."""
+    """Returns the quantile by nearest rank."""
     return ascending[max(0, -(-int(1000 * len(ascending) * share) // 1000) - 1)]
 
 
 def by_value(judged: Iterable[Judged], dimension: str, policy: str) -> Mapping[str, list[float]]:
-    """The regrets of a policy by the value of one of `regimes.DIMENSIONS`, where real time has objectives."""
+    """Returns a policy's regrets by the value of one of `regimes.DIMENSIONS`, where real time has objectives."""
     late = [each for each in judged if each.regime.has_objectives]
     return _by_value(late, dimension, policy, lambda verdict: verdict.regret)
 
 
 def be_by_value(judged: Iterable[Judged], dimension: str, policy: str) -> Mapping[str, list[float]]:
-    """Likewise its shares of the most best effort, where it is compared."""
+    """Returns its shares of the most best effort in the same way, where it is compared."""
     return _by_value(judged, dimension, policy, lambda verdict: verdict.be_share)
 
 

@@ -1,1 +1,1 @@
-"""What somebody who means harm may send to a server, and whether it holds."""
+"""Attacks on a running server, and checks that it withstands them."""

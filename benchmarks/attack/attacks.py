@@ -1,4 +1,4 @@
-"""Finds the attacks: functions `attack_*` of this folder's modules."""
+"""Finds the attacks: the functions `attack_*` in this folder's modules."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from benchmarks.attack.target import Finding, Target
 
 @dataclass(frozen=True)
 class Attack:
-    # of its module and its function
+    # Its module and its function.
     name: str
     run: Callable[[Target], Awaitable[Finding]]
     needs_keys: bool
 
 
 def all_attacks(only: str = "") -> list[Attack]:
-    """Those whose names have `only` in them, the servers without keys first."""
+    """Returns the attacks with `only` in their names, those on servers without keys first."""
     found = [attack for module in _modules() for attack in _attacks_of(module)]
     return sorted((each for each in found if only in each.name), key=lambda each: each.needs_keys)
 

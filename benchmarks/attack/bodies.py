@@ -1,4 +1,4 @@
-"""Bodies that are expensive to read: each held up every stream for seconds once."""
+"""Bodies that are expensive to parse. Each of them once blocked every stream for seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _object(value: str, num_bytes: int = NUM_BYTES) -> str:
 async def _refused(
     target: Target, name: str, bodies: Iterable[tuple[str, str]], status: int = 400
 ) -> Finding:
-    """Each is answered with this status, and in a few lines."""
+    """Checks that each body gets this status and a short answer."""
     answers = []
     async with httpx.AsyncClient(base_url=target.url, timeout=60) as http:
         for path, body in bodies:
@@ -56,7 +56,7 @@ async def attack_too_many_tools(target: Target) -> Finding:
 
 
 async def attack_too_many_unused_tools(target: Target) -> Finding:
-    """The demo model is not told of tools, so these change nothing."""
+    """The demo model's prompt doesn't contain the tools, so they change nothing."""
     tool = '{"type":"function","function":{"name":"f"}}'
     bodies = [(CHAT, f'{{"messages":[{USER}],"max_tokens":1,"tools":{_list(tool)}}}')]
     return await _refused(target, "40,000 tools that nothing is told of", bodies, status=200)

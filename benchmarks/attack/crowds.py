@@ -1,5 +1,7 @@
-"""Crowds of one client: streams whose answers nobody reads, embeddings of as many texts as there may be, and hundreds
-that are given up at once. Each is quick; all of them together were a turn of the event loop."""
+"""Many calls by one client: unread streams, embeddings with the most texts allowed, and hundreds cancelled at once.
+
+Each call is quick, but together they once blocked the event loop.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,21 @@ ATTACK_S = 6.0
 
 
 async def attack_unread_responses(target: Target) -> Finding:
-    """400 streams of responses with the 20 likeliest tokens of each token; their client reads nothing, and hangs up."""
+    """Opens 400 streams of responses with the 20 most likely tokens for each token. The client reads nothing and hangs
+    up."""
     body = {"input": "hello", "stream": True, "top_logprobs": 20, "max_output_tokens": 1500, "store": False}
     body |= {"ignore_eos": True, "service_tier": "flex"}
     return await _unread(target, RESPONSES, body, "responses that nobody reads")
 
 
 async def attack_unread_chats(target: Target) -> Finding:
-    """The same of chats without them."""
+    """Does the same with chats without the likely tokens."""
     body: dict[str, Any] = {"messages": [USER], "stream": True, "max_tokens": 1500, "ignore_eos": True}
     return await _unread(target, CHAT, body | {"service_tier": "flex"}, "chats that nobody reads")
 
 
 async def attack_many_embeddings(target: Target) -> Finding:
-    """8 calls of 2,048 texts in real time."""
+    """Makes 8 real-time calls with 2,048 texts each."""
     body = {"input": [f"text number {number}" for number in range(NUM_INPUTS)]}
     async with httpx.AsyncClient(base_url=target.url, timeout=60) as http:
         begun_s = time.monotonic()
@@ -50,7 +53,7 @@ async def attack_many_embeddings(target: Target) -> Finding:
 
 
 async def attack_background_cancelled(target: Target) -> Finding:
-    """150 responses in the background, which are all cancelled at once, and then all deleted."""
+    """Creates 150 background responses, cancels them all at once, and then deletes them all."""
     body = {"input": "x", "background": True, "max_output_tokens": 500, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=target.url, timeout=60) as http:
         made = await asyncio.gather(*(http.post(RESPONSES, json=body) for _ in range(150)))
@@ -75,7 +78,7 @@ async def _unread(target: Target, path: str, body: dict[str, Any], name: str) ->
     pipes = [await asyncio.open_connection(target.host, target.port, limit=1) for _ in range(NUM_STREAMS)]
     begun_s = time.monotonic()
     for reader, writer in pipes:
-        # What comes stays where it is.
+        # Incoming data stays in the socket.
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(said)
     await asyncio.sleep(ATTACK_S)

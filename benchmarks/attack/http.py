@@ -1,4 +1,5 @@
-"""At the HTTP door, without a key: what is sent is no request, too much of one, or somebody else's."""
+"""Attacks over HTTP without a key: malformed requests, excessive data, and requests for other users' pages and
+files."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ TIMEOUT_S = 8.0
 NUM_IDLE = 2000
 NUM_BODIES = 50
 BODY_BYTES = 8 << 20
-# --max-total-body-bytes, unless somebody changed it
+# The default of --max-total-body-bytes.
 TOTAL_BYTES = 256 << 20
 FILE_BYTES = 24 << 20
 
@@ -27,20 +28,20 @@ FILE_BYTES = 24 << 20
 
 
 async def attack_chunk_flood(target: Target) -> Finding:
-    """960 KB of chunks of one byte."""
+    """Sends 960 KB of chunks of one byte."""
     status = await _status(target, [_head(target, "Transfer-Encoding: chunked"), b"1\r\n \r\n" * 160_000])
     return Finding("chunk flood", status == 400, f"status {status}")
 
 
 async def attack_chunk_extension(target: Target) -> Finding:
-    """Patterns that look for the extension's end backtrack."""
+    """Regular expressions that search for the end of the extension backtrack."""
     extension = b"1;" + b" " * 200_000 + b"\n\r\n \r\n"
     status = await _status(target, [_head(target, "Transfer-Encoding: chunked"), extension])
     return Finding("chunk extension", status == 400, f"status {status}")
 
 
 async def attack_header_flood(target: Target) -> Finding:
-    """Many headers, one that has no end, and one that patterns stumble over."""
+    """Sends many headers, an endless one, and one that makes regular expressions backtrack."""
     begin = f"GET /health HTTP/1.1\r\nHost: {target.host}\r\n".encode()
     floods = {
         "many": [begin, b"a: b\r\n" * 200_000, b"\r\n"],
@@ -52,7 +53,7 @@ async def attack_header_flood(target: Target) -> Finding:
 
 
 async def attack_tiny_segments(target: Target) -> Finding:
-    """A head and a body, a byte at a time."""
+    """Sends a head and a body a byte at a time."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     body = b'{"model": "nothing"}'
@@ -70,7 +71,8 @@ async def attack_tiny_segments(target: Target) -> Finding:
 
 
 async def attack_unfinished_bodies(target: Target) -> Finding:
-    """Each one piece short of 8 MiB, and then silence: more of them than there is memory for."""
+    """Sends each body one piece short of 8 MiB, then nothing more. There are more of them than memory for bodies
+    allows."""
     announced = _head(target, f"Content-Length: {BODY_BYTES}")
     sent = [announced, *[b" " * 65536] * (BODY_BYTES // 65536 - 1)]
     begun = [asyncio.create_task(_status(target, sent)) for _ in range(NUM_BODIES)]
@@ -82,7 +84,7 @@ async def attack_unfinished_bodies(target: Target) -> Finding:
 
 
 async def attack_idle_connections(target: Target) -> Finding:
-    """As many as this process may open, and then somebody who wants something."""
+    """Opens as many connections as this process may, and then sends a normal request."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, NUM_IDLE + 500)), hard))
     kept: list[socket.socket] = []
@@ -106,7 +108,7 @@ async def attack_idle_connections(target: Target) -> Finding:
 
 
 async def attack_two_lengths(target: Target) -> Finding:
-    """The second request is hidden in the first one's body, to whoever goes by the length."""
+    """The second request is hidden in the first one's body for a reader that uses the length."""
     hidden = f"GET /v1/models HTTP/1.1\r\nHost: {target.host}\r\n\r\n".encode()
     both = _head(target, f"Content-Length: {5 + len(hidden)}\r\nTransfer-Encoding: chunked")
     got = await _talk(target, [both + b"0\r\n\r\n" + hidden])
@@ -118,7 +120,8 @@ async def attack_two_lengths(target: Target) -> Finding:
 
 
 async def attack_foreign_pages(target: Target) -> Finding:
-    """As a browser asks for a page that has this server's address under a name of its own, or sends a form."""
+    """Sends requests as a browser would for a page that maps its own host name to this server's address, or submits a
+    form."""
     form = {"purpose": (None, b"batch"), "file": ("x.jsonl", b"{}")}
     async with httpx.AsyncClient(base_url=target.url, timeout=TIMEOUT_S) as http:
         rebound = {"Host": f"evil.example:{target.port}"}
@@ -139,14 +142,14 @@ async def attack_foreign_pages(target: Target) -> Finding:
 
 
 async def attack_deleted_download(target: Target) -> Finding:
-    """A file is deleted while somebody downloads it, who sees that it is not whole."""
+    """Deletes a file during a download. The client must notice that the download is incomplete."""
     form = {"purpose": (None, b"batch"), "file": ("x.jsonl", os.urandom(FILE_BYTES))}
     async with httpx.AsyncClient(base_url=target.url, timeout=TIMEOUT_S) as http:
         path = f"/v1/files/{(await http.post('/v1/files', files=form)).json()['id']}"
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=4096)
         writer.write(f"GET {path}/content HTTP/1.1\r\nHost: {target.host}\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")
-        # asyncio reads no more than its limit, so the most of it is still to come
+        # asyncio reads no more than its limit, so most of the file is still to come.
         await http.delete(path)
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -174,14 +177,14 @@ def _head(target: Target, headers: str) -> bytes:
 
 
 async def _status(target: Target, sent: Iterable[bytes], timeout_s: float = TIMEOUT_S) -> int | str:
-    """Of the first answer; what is said instead of one."""
+    """Returns the status of the first answer, or what came instead of an answer."""
     got = await _talk(target, sent, timeout_s)
     found = re.match(rb"HTTP/1\.1 ([0-9]{3})", got)
     return int(found[1]) if found else got.decode(errors="replace") or "silence"
 
 
 async def _talk(target: Target, sent: Iterable[bytes], timeout_s: float = TIMEOUT_S) -> bytes:
-    """What comes back while something is sent, and then until the server is silent for a moment."""
+    """Returns what is received while sending, and then until the server has been silent for a moment."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     got = bytearray()
 
@@ -197,7 +200,7 @@ async def _talk(target: Target, sent: Iterable[bytes], timeout_s: float = TIMEOU
             while piece := await reader.read(65536):
                 got += piece
                 if got.endswith((b"}", b"\n")):
-                    # perhaps there is another one
+                    # There may be another answer.
                     timeout_s = 1.0
                     async with asyncio.timeout(timeout_s):
                         got += await reader.read(65536)

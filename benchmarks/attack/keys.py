@@ -1,4 +1,4 @@
-"""What the holder of one key can do to the holder of another, and somebody without a key to both."""
+"""What the holder of one key can do to the holder of another, and what a client without a key can do to both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEEDS_KEYS = True
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "How far?"}
 ATTACKER, VICTIM = KEYS
-# Longest that a call of the victim's may take while the attacker's hold what memory there is for theirs, in seconds.
+# The most seconds that the victim's call may take while the attacker's calls use up their share of the memory.
 MAX_WAIT_S = 3.0
 
 
@@ -27,7 +27,7 @@ def _client(target: Target, key: str | None) -> httpx.AsyncClient:
 
 
 async def attack_without_a_key(target: Target) -> Finding:
-    """Whatever is asked for is answered alike, before a body is read."""
+    """All calls get the same answer, before their body is read."""
     asked = [
         ("GET", "/v1/models"),
         ("GET", "/v1/files"),
@@ -57,7 +57,7 @@ async def attack_without_a_key(target: Target) -> Finding:
 
 
 async def attack_anothers_files(target: Target) -> Finding:
-    """They are not listed, read, used, deleted or cancelled."""
+    """Another key's files and jobs can't be listed, read, used, deleted or cancelled."""
     async with _client(target, VICTIM) as victim, _client(target, ATTACKER) as attacker:
         body = {"model": target.model, "messages": [USER], "max_tokens": 200, "ignore_eos": True}
         line = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body}).encode()
@@ -89,7 +89,7 @@ async def attack_anothers_files(target: Target) -> Finding:
 
 
 async def attack_anothers_prompt(target: Target) -> Finding:
-    """Whether somebody else has asked the same can't be seen from how much of it was there."""
+    """The number of cached tokens doesn't reveal whether another client has sent the same prompt."""
     prompt = "A letter that nobody else has read. " * 40
 
     async def num_cached(http: httpx.AsyncClient) -> int:
@@ -107,12 +107,12 @@ async def attack_anothers_prompt(target: Target) -> Finding:
 
 
 async def attack_large_bodies(target: Target) -> Finding:
-    """Another key's body, which is not small either, waits for one of them at most."""
+    """Another key's body, which is not small either, waits for at most one of these."""
     large = json.dumps({"prompt": [[1]] * 500_000, "max_tokens": 1}).encode()
     small = json.dumps({"messages": [USER], "user": "x" * 300_000, "max_tokens": 1}).encode()
     asked = {"Content-Type": "application/json"}
     async with _client(target, VICTIM) as victim, _client(target, ATTACKER) as attacker:
-        # the process that reads them is there from now on
+        # This starts the process that reads them, so that it runs from now on.
         await victim.post(CHAT, content=small, headers=asked)
         going_on = [
             asyncio.create_task(attacker.post(COMPLETIONS, content=large, headers=asked)) for _ in range(12)
@@ -122,14 +122,14 @@ async def attack_large_bodies(target: Target) -> Finding:
         answer = await victim.post(CHAT, content=small, headers=asked)
         took_s = time.monotonic() - begun_s
         num_left = await _ended(going_on)
-    # one had its turn when the victim's came, and one may have had the next
+    # One had its turn when the victim's body came, and one may have had the next turn.
     held = answer.status_code == 200 and num_left >= 8
     detail = f"{answer.status_code} after {took_s:.2f} s, with {num_left} of 12 to come"
     return Finding("a key's large bodies", held, detail)
 
 
 async def attack_slow_grammars(target: Target) -> Finding:
-    """Another key's, which is not quick either, does not wait for all of them."""
+    """Another key's grammar, which is not quick either, doesn't wait for all of these."""
 
     def asked(num_properties: int, title: str) -> dict[str, Any]:
         properties = dict(list(SLOW_PROPERTIES.items())[:num_properties])
@@ -143,19 +143,19 @@ async def attack_slow_grammars(target: Target) -> Finding:
         ]
         await asyncio.sleep(0.5)
         begun_s = time.monotonic()
-        # Two properties take three times as long as the first lane allows, and a fifth of what the second allows: an
-        # instance compiles them again before it answers, and has to be quicker at it than the attacker's next one.
+        # Two properties take three times as long as the first lane allows, and a fifth of what the second allows. An
+        # instance compiles them again before it answers, and has to finish before the attacker's next grammar.
         answer = await victim.post(CHAT, json=asked(2, "the victim's"))
         took_s = time.monotonic() - begun_s
         num_left = await _ended(going_on)
-    # one had its turn when the victim's came, and one may have had the next
+    # One had its turn when the victim's grammar came, and one may have had the next turn.
     held = answer.status_code == 200 and num_left >= 12
     detail = f"{answer.status_code} after {took_s:.2f} s, with {num_left} of 14 to come"
     return Finding("a key's slow grammars", held, detail)
 
 
 async def attack_memory_for_bodies(target: Target) -> Finding:
-    """A hundred bodies that never end: another key's are read all the same."""
+    """Sends a hundred bodies that never end. Another key's bodies must still be read."""
     head = (
         f"POST {CHAT} HTTP/1.1\r\nHost: {target.host}\r\nAuthorization: Bearer {ATTACKER}\r\n"
         "Content-Type: application/json\r\nContent-Length: 8000000\r\n\r\n"
@@ -183,7 +183,7 @@ async def attack_memory_for_bodies(target: Target) -> Finding:
 
 
 async def _ended(going_on: list[asyncio.Task[httpx.Response]]) -> int:
-    """How many were not answered yet."""
+    """Returns how many were not answered yet."""
     num_left = sum(not each.done() for each in going_on)
     for each in going_on:
         each.cancel()

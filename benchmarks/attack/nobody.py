@@ -1,4 +1,4 @@
-"""To be another user of the machine for a moment: `nobody`, in a child process. Takes root."""
+"""Acts as another user of the machine for a moment: `nobody`, in a child process. Requires root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ IS_POSSIBLE = os.geteuid() == 0
 
 
 def as_nobody(work: Callable[[], Any]) -> Any:
-    """What `work` returns, by way of JSON. It is to use the operating system only, and for some seconds."""
+    """Returns the result of `work`, passed as JSON. `work` may only use the operating system, and only for some
+    seconds."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

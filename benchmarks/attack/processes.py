@@ -1,4 +1,4 @@
-"""The processes of a server: how much memory they have, and whether they live."""
+"""A server's processes: how much memory they use, and whether they are alive."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LOOK_S = 0.2
 
 
 def num_bytes(pid: int) -> int:
-    """Resident, of a process and all that hang on it. Without shared memory: the KV pool's is there from the beginning,
-    whoever touches it."""
+    """Returns the resident memory of a process and all its descendants. It leaves out shared memory, because the KV
+    pool's segment is allocated from the beginning."""
     return sum(map(own_bytes, [pid, *(each for each, _ in descendants(pid))]))
 
 
@@ -39,7 +39,7 @@ def is_alive(pid: int) -> bool:
 
 
 class MemoryWatch:
-    """On a thread of its own, as long as the block lasts."""
+    """Watches memory on its own thread while the block runs."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

@@ -1,4 +1,4 @@
-"""Many requests at once: many choices of best effort, streams that are dropped, prompts that share nothing."""
+"""Many requests at once: many best-effort choices, dropped streams, and prompts that share nothing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import httpx
 from benchmarks.attack.target import Finding, Target
 
 PATH = "/v1/completions"
-# an attack asks, or goes on asking, for so long
+# How long an attack sends requests.
 ATTACK_S = 6.0
 
 
 async def attack_flex_with_many_choices(target: Target) -> Finding:
-    """16 calls of 256 choices: as much as the router's queue takes."""
+    """Makes 16 calls with 256 choices, as many as the router's queue accepts."""
     flex = _body(target, n=256, max_tokens=16, service_tier="flex", temperature=1.0, ignore_eos=True)
     async with _client(target) as http, _client(target) as other:
         calls = [
@@ -30,7 +30,7 @@ async def attack_flex_with_many_choices(target: Target) -> Finding:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        # the aborts of all that
+        # This measures calls while all those requests are aborted.
         again, last = await _ask_on(other, _body(target, service_tier="priority", max_tokens=4), seconds=1.0)
     detail = f"priority calls took {_times(times)} beside them, {_times(again)} while they were aborted"
     return Finding(
@@ -39,7 +39,7 @@ async def attack_flex_with_many_choices(target: Target) -> Finding:
 
 
 async def attack_streams_dropped(target: Target) -> Finding:
-    """2,000 streams, 50 at a time, each dropped when it has begun, or before."""
+    """Opens 2,000 streams, 50 at a time, and drops each one before or after it has begun."""
     turns, num_begun = asyncio.Semaphore(50), 0
 
     async def one(number: int) -> None:
@@ -56,7 +56,7 @@ async def attack_streams_dropped(target: Target) -> Finding:
 
 
 async def attack_many_salts(target: Target) -> Finding:
-    """1,000 prompts that begin alike, 100 at a time, each with a salt of its own: nothing is shared."""
+    """Sends 1,000 prompts with the same beginning, 100 at a time. Each has its own salt, so nothing is shared."""
     turns, statuses = asyncio.Semaphore(100), Counter[int]()
     prompt = "the same words again and again " * 20
 
@@ -86,7 +86,7 @@ def _client(target: Target) -> httpx.AsyncClient:
 async def _ask_on(
     http: httpx.AsyncClient, body: dict[str, Any], seconds: float = ATTACK_S
 ) -> tuple[list[float], Counter[int]]:
-    """One call after the other; how long each took, and their statuses."""
+    """Makes one call after the other. Returns how long each took, and their statuses."""
     times: list[float] = []
     statuses, deadline = Counter[int](), time.monotonic() + seconds
     while not times or time.monotonic() < deadline:
@@ -101,7 +101,7 @@ def _times(times: list[float]) -> str:
 
 
 async def _drop(target: Target, number: int) -> bool:
-    """Whether it had begun."""
+    """Returns whether the stream had begun."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     try:
         body = json.dumps(_body(target, max_tokens=1000, stream=True, ignore_eos=True)).encode()
@@ -119,7 +119,7 @@ async def _drop(target: Target, number: int) -> bool:
 
 
 async def _answers(target: Target, name: str, detail: str) -> Finding:
-    """Held, if it answers in real time after all that."""
+    """Held if it still answers in real time after the attack."""
     async with _client(target) as http:
         begun_s = time.monotonic()
         status = (await http.post(PATH, json=_body(target))).status_code

@@ -1,4 +1,4 @@
-"""Files and batch jobs: lines that take long to read, more jobs than there are places for, a Redis that hangs."""
+"""Attacks with files and batch jobs: lines that are slow to parse, more jobs than allowed, a Redis that hangs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from benchmarks.attack.target import Finding, Target
 
 ENDPOINT = "/v1/chat/completions"
 OVER = ("failed", "completed", "expired", "cancelled")
-# of one attack
+# The most seconds for one attack.
 LIMIT_S = 10.0
-# longest that a Redis which hangs may take to be found and started again
+# The most seconds until a hanging Redis is detected and restarted.
 RESTART_S = 30.0
 NUM_ITEMS = 1_800_000
 NUM_JOBS = 300
 
 
 async def attack_line_of_a_million_items(target: Target) -> Finding:
-    """It is answered with an error, once."""
+    """Checks that the line gets one error."""
     name = "batch: a line of 1.8 million messages"
     async with _client(target) as client:
         body = b'{"model": ' + json.dumps(target.model).encode() + b', "messages": ['
@@ -39,7 +39,7 @@ async def attack_line_of_a_million_items(target: Target) -> Finding:
 
 
 async def attack_blank_lines(target: Target) -> Finding:
-    """Eight times ten megabytes of them: each is refused, with a reason."""
+    """Submits a file with 10 MB of blank lines eight times. Each is refused with a reason."""
     name = "batch: files of 10 MB of blank lines"
     async with _client(target) as client:
         file_id = await _upload(client, b"\n" * (10 << 20))
@@ -50,7 +50,7 @@ async def attack_blank_lines(target: Target) -> Finding:
 
 
 async def attack_many_jobs(target: Target) -> Finding:
-    """As many as there may be; then one of them is cancelled, and soon."""
+    """Submits as many jobs as allowed, and then one of them has to be cancelled soon."""
     name = f"batch: {NUM_JOBS} jobs at once"
     async with _client(target) as client:
         lines = b"".join(_line(b"%d" % number, _question(target)) for number in range(500))
@@ -71,7 +71,7 @@ async def attack_many_jobs(target: Target) -> Finding:
 
 
 async def attack_redis_that_hangs(target: Target) -> Finding:
-    """Others are told so at once, chats go on, and it is killed and started again."""
+    """File requests fail at once, chats continue, and Redis is killed and restarted."""
     name = "the private Redis hangs"
     pid = _redis_pid(target.pid)
     if pid is None:
@@ -94,8 +94,8 @@ async def attack_redis_that_hangs(target: Target) -> Finding:
 
 
 async def _while_it_hangs(client: httpx.AsyncClient, target: Target) -> tuple[int, int]:
-    """What files and a chat answer then."""
-    # whoever is the first to ask waits
+    """Returns the status of a file request and a chat while Redis hangs."""
+    # The first request waits.
     first = asyncio.create_task(client.get("/v1/files"))
     await asyncio.sleep(4)
     quick = (await client.get("/v1/files", timeout=3)).status_code
@@ -142,7 +142,7 @@ async def _submit(client: httpx.AsyncClient, file_id: str) -> str:
 
 
 async def _until_over(client: httpx.AsyncClient, batch_id: str, limit_s: float) -> dict[str, Any]:
-    """As it is then, over or not."""
+    """Returns the batch's last state, final or not."""
     give_up_s = time.monotonic() + limit_s
     while True:
         batch: dict[str, Any] = (await client.get(f"/v1/batches/{batch_id}")).json()
@@ -163,7 +163,7 @@ def _first_code(batch: dict[str, Any]) -> str | None:
 
 
 def _redis_pid(launcher: int) -> int | None:
-    """Of the launcher's children."""
+    """Searches the launcher's children."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     for child in children:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a running server has of files, memory, sockets and ports; and what of that another user can get at."""
+"""A running server's files, memory, sockets and ports, and which of these another user can access."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 from alignedserve.launch.leftovers import descendants
 
-# where a server makes directories and memory of its own; who can read there reads prompts
+# Where a server makes its own directories and memory. Users that can read there can read prompts.
 _OWN = ("/tmp/alignedserve-", "/dev/shm/alignedserve-")
 _LISTENS = "0A"
 
 
 @dataclass(frozen=True)
 class Surface:
-    # files, directories and Unix sockets
+    # Files, directories and Unix sockets.
     paths: frozenset[Path]
-    # of those, what is the server's alone, for nobody else to read either
+    # Those of `paths` that only the server's user may read.
     private: frozenset[Path]
-    # where it listens, on whatever address
+    # Ports it listens on, at any address.
     ports: frozenset[int]
 
 
@@ -35,7 +35,7 @@ def surface_of(launcher: int, state_dir: Path | None = None) -> Surface:
 
 
 def reached(surface: Surface) -> list[str]:
-    """What this process can write, connect to, or read although it is private. Changes nothing."""
+    """Returns what this process can write or connect to, and the private paths it can read. Changes nothing."""
     found = []
     for path in sorted(surface.paths):
         try:
@@ -65,7 +65,7 @@ def tcp_ports(pids: Iterable[int]) -> set[int]:
 
 
 def _files_of(pid: int) -> Iterator[Path]:
-    """Open, or mapped."""
+    """Yields files that are open or mapped."""
     try:
         mapped = [line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
         names = [row[5] for row in mapped if len(row) == 6]
@@ -93,7 +93,7 @@ def _socket_inodes(pids: Iterable[int]) -> Iterator[str]:
 
 
 def _top(path: Path) -> Path:
-    """The server's own directory, or its memory itself."""
+    """Returns the server's own directory or memory segment that contains the path."""
     depth = 3 if str(path).startswith("/tmp/") else 4
     return Path(*path.parts[:depth])
 

@@ -1,8 +1,8 @@
-"""What an attack is given, and what it says. One is any `async def attack_NAME(target)` in a module of this folder; it
-takes ten seconds at most.
+"""An attack's arguments and its result.
 
-What goes on beside it (a victim's stream, /health, memory, processes) is watched by the harness: an attack says only
-whether what it saw itself was right.
+An attack is any `async def attack_NAME(target)` in a module in this folder. It takes ten seconds at most. The harness
+watches everything else (a victim's stream, /health, memory, processes): an attack only reports whether its own
+observations were right.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-# Those of the server of a module that has NEEDS_KEYS = True: an attacker's, and the victim's.
+# The keys of a server for modules with NEEDS_KEYS = True: an attacker's and the victim's.
 KEYS = ("attacker-key-of-make-attack", "victim-key-of-make-attack")
 
 
@@ -19,7 +19,7 @@ class Target:
     url: str
     host: str
     port: int
-    # of the launcher
+    # The launcher's process id.
     pid: int
     state_dir: Path
     model: str
@@ -29,5 +29,5 @@ class Target:
 class Finding:
     name: str
     held: bool
-    # for people; "killed PID" excuses that process's death, and the silence until it is back
+    # For humans. "killed PID" excuses the end of that process, and the silence until it has been restarted.
     detail: str

@@ -1,4 +1,4 @@
-"""What was measured beside an attack, and what is said of it. Pure."""
+"""The measurements during an attack, and the verdict on them. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.attack.target import Finding
 
-# A stall is reported, and counts as broken when it is so much longer than what the machine does without an attack.
+# A stall counts as broken if it exceeds the longest one without an attack by this many seconds.
 MAX_STALL_S = 1.0
 
 HEAD = f"{'attack':44} {'verdict':8} {'silence':>9} {'health':>9} {'memory':>16}  what it saw"
@@ -16,40 +16,41 @@ HEAD = f"{'attack':44} {'verdict':8} {'silence':>9} {'health':>9} {'memory':>16}
 
 @dataclass(frozen=True)
 class Watched:
-    """By the victim, in a process of its own."""
+    """What the victim saw, in its own process."""
 
-    # longest time without a token of a stream that is asked for, and longest answer of /health
+    # The longest time without a token while a stream was open, and the slowest answer of /health.
     silence_s: float
     health_s: float
     num_tokens: int
-    # answers of /health that were not 200
+    # Answers of /health with a status other than 200.
     num_unwell: int
-    # what is wrong with streams: one that broke off, or said something else than without an attack
+    # Errors in streams: one that broke off, or had a different text than without an attack.
     wrong: list[str]
 
 
 @dataclass(frozen=True)
 class Measured:
     watched: Watched
-    # resident memory of all processes: the most while it lasted, and three seconds later, beyond what it was
+    # How much the resident memory of all processes had grown, at most during the attack and three seconds after it.
     grown_bytes: int
     kept_bytes: int
-    # instance id of each process that is not the one that it was -> the process id that it had
+    # Maps the instance id of each replaced process to its former process id.
     died: dict[str, int]
     is_up: bool
-    # of /health, at the end
+    # The status of /health at the end.
     last_status: int
 
 
 def killed(finding: Finding) -> set[int]:
-    """Process ids that the attack says it has killed."""
+    """Returns the ids of the processes that the attack reports as killed."""
     return {int(pid) for pid in re.findall(r"\bkilled (\d+)\b", finding.detail)}
 
 
 def objections(
     finding: Finding, measured: Measured, baseline: Watched, max_stall_s: float = MAX_STALL_S
 ) -> list[str]:
-    """None: it held. `max_stall_s`: the seconds by which a silence may be longer than without an attack."""
+    """Returns an empty list if the server held. `max_stall_s`: how many seconds longer a silence may be than without an
+    attack."""
     return list(_objections(finding, measured, baseline, killed(finding), max_stall_s))
 
 
@@ -67,7 +68,7 @@ def _objections(
             yield f"{name} died"
     yield from measured.watched.wrong
     if excused:
-        # what a death costs is measured elsewhere
+        # The cost of a process's death is measured elsewhere.
         return
     for what, seconds, before_s in (
         ("the victim heard nothing", measured.watched.silence_s, baseline.silence_s),

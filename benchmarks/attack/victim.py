@@ -1,10 +1,11 @@
-"""A client that a server should not let down: one long answer after another in real time, and /health all the while.
+"""A well-behaved client that a server must keep serving.
 
-Run in a process of its own, so that the load of an attack's client does not show:
+It makes one long real-time call after another and polls /health.
+It runs in its own process, so that the load of an attack's client doesn't affect it:
 
     python -m benchmarks.attack.victim URL [KEY]
 
-It reads lines: `begin` forgets what was seen so far, `end` is answered by what was seen since, in JSON.
+It reads lines: `begin` discards the observations so far, `end` prints those made since then, as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ QUESTION = {
     "messages": [{"role": "user", "content": "Count from 1 to 21."}],
     "max_tokens": 300,
     "temperature": 0,
-    # a token without text is not heard of
+    # A token without text would not be received.
     "ignore_eos": True,
     "skip_special_tokens": False,
     "service_tier": "priority",
@@ -56,7 +57,7 @@ class Victim:
             base_url=url, timeout=TIMEOUT_S, headers={"Authorization": f"Bearer {key}"} if key else {}
         )
         self._eyes = Eyes()
-        # since when it waits for a token or an answer: whoever asks in between is told of that too
+        # The time it has been waiting for a token or an answer since. Reports include a wait that has not ended.
         self._waiting_since = {"stream": 0.0, "health": 0.0}
         self._expected = ""
 
@@ -97,7 +98,7 @@ class Victim:
                 await asyncio.sleep(0.2)
 
     async def _answer(self) -> str:
-        """Raises ValueError for what is no whole answer."""
+        """Raises ValueError if the answer is incomplete."""
         self._waiting_since["stream"] = time.monotonic()
         pieces: list[str] = []
         async with self._http.stream("POST", "/v1/chat/completions", json=QUESTION) as response:
@@ -139,10 +140,10 @@ def _text_of(chunk: dict[str, Any]) -> str:
 
 
 class Watch:
-    """The victim, from the harness's side."""
+    """The harness's interface to the victim."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        """Raises RuntimeError for a server that does not answer it."""
+        """Raises RuntimeError if the server doesn't answer the victim."""
         command = [sys.executable, "-m", "benchmarks.attack.victim", url, *([key] if key else [])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if self._read() != "ready":

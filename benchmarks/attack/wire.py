@@ -1,4 +1,4 @@
-"""What another user of the machine can do to a server: with its files, and with the ports beside that of HTTP."""
+"""What another user of the machine can do to a server: through its files, and its ports other than HTTP's."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from benchmarks.attack.nobody import IS_POSSIBLE, as_nobody
 from benchmarks.attack.surface import reached, surface_of, tcp_ports
 from benchmarks.attack.target import Finding, Target
 
-# It says that a frame of 64 MB comes, and begins to send it.
+# Announces a frame of 64 MB, and begins to send it.
 _BIG = (64 << 20).to_bytes(4, "big") + bytes(8 << 20)
 _HTTP = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-# a nonce and a proof that nobody made, and the message that would end everything
+# A forged nonce and proof, and the message that would stop everything.
 _FORGED = bytes(64) + b"\0\0\0\x05\x91\xa4Stop"
-# the most that someone who has proved nothing is told: a nonce and a proof
+# The most that a client without a valid proof may receive: a nonce and a proof.
 _MAX_TOLD_BYTES = 64
-# that a process of ours says first, to whoever listens in the router's place
+# What our process sends first to anything that listens in the router's place.
 _NONCE_BYTES = 32
 _TLS = b"\x16\x03"
-# what turns a stranger away: TLS, or HTTP that wants a token
+# What turns a client away: TLS, or HTTP that requires a token.
 _TURNED_AWAY = (b"\x15\x03", b"HTTP/1.1 4", b"HTTP/1.0 4")
 _NOT_RUN = "not run: it takes root to be another user"
 _LISTEN_S, _RECOVER_S = 6.0, 30.0
@@ -48,7 +48,7 @@ async def attack_files(target: Target) -> Finding:
 
 
 async def attack_ports(target: Target) -> Finding:
-    """Speaks to each port that is not HTTP's, in several ways, without knowing a secret."""
+    """Connects to each port except HTTP's, in several ways, without knowing a secret."""
     ports = sorted(surface_of(target.pid).ports - {target.port})
     answers = await asyncio.gather(
         *(_ask(port, said) for port in ports for said in (_BIG, _HTTP, _FORGED, b"") for _ in range(2))
@@ -65,7 +65,7 @@ async def attack_ports(target: Target) -> Finding:
 
 
 async def attack_router_s_place(target: Target) -> Finding:
-    """Kills the router, and takes the ports that it had, as another user, before it is back."""
+    """Kills the router and, as another user, takes over its ports before it is restarted."""
     name = "who takes the dead router's place learns nothing, and the server is whole again"
     if not IS_POSSIBLE:
         return Finding(name, True, _NOT_RUN)
@@ -90,7 +90,7 @@ async def attack_router_s_place(target: Target) -> Finding:
 
 
 async def _ask(port: int, said: bytes) -> tuple[int, bytes]:
-    """What it answers, within a second."""
+    """Returns what it answers within a second."""
     answer = b""
     with contextlib.suppress(OSError, TimeoutError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -129,7 +129,7 @@ def _ray_token(pid: int) -> bytes:
 
 
 def _impersonate(ports: Iterable[int], seconds: float) -> list[str]:
-    """What came to these ports, a connection each, in hex. It answers what might pass for a router's words."""
+    """Returns what these ports received, in hex, one entry per connection. It answers like a router might."""
     end_s, wanted, heard = time.monotonic() + seconds, set(ports), dict[socket.socket, bytes]()
     selector = selectors.DefaultSelector()
     while time.monotonic() < end_s:

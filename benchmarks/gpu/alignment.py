@@ -1,12 +1,11 @@
-"""When decode batches of similar prefix lengths pay, and how much: AlignedServe's figures 1 and 3, with two kernels.
+"""Measures when and how much decode batches of similar prefix lengths help: AlignedServe's figures 1 and 3.
 
-Mixes: a step of 64 requests, all of them 128 long, and with 1, 2 and 4 of them as long as the model allows (4096 at
-most). Groups: one multiset of heavy-tailed lengths, cut into batches twice, by length (aligned: each batch is one
-quantile) and at random (mixed), so that both sum up steps of the same requests. Each in two cells, with the plain
-kernel (one program per sequence and KV head) and the balanced one (split-KV), for models with many KV heads and with
-few.
+Mixes: a step of 64 requests, all 128 tokens long, or with 1, 2 or 4 of them as long as the model allows (at most 4096).
+Groups: one set of heavy-tailed lengths, cut into batches by length (aligned: each batch is one quantile) and at random
+(mixed), so the steps of both add up to the same requests. Each is measured with the plain kernel (one program per
+sequence and KV head) and the balanced one (split-KV), for models with many KV heads and with few.
 
-Attention is a step's time less that of a batch of as many requests of one block each.
+A step's attention time is its time minus that of a batch with as many requests of one block each.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MODELS = ("llama-3.1-8b", "llama-2-7b", "opt-6.7b")
 BATCHES = (64, 16, 128, 32)
 NUM_GROUPS = 8
 SHORT, LONGEST = 128, 4096
-# of the heavy-tailed lengths: the median, and the deviation of their logarithm
+# The median of the heavy-tailed lengths, and the standard deviation of their logarithm.
 MEDIAN, SIGMA = 256, 1.0
 NUM_STEPS, WARM_UPS = 6, 2
 
@@ -38,7 +37,7 @@ def heavy_tailed(count: int, longest: int, seed: int = 0) -> list[int]:
 
 
 def aligned_groups(lengths: Sequence[int], num_groups: int) -> list[list[int]]:
-    """Quantiles: the shortest first."""
+    """Returns the quantiles, the shortest first."""
     size = len(lengths) // num_groups
     ordered = sorted(lengths)
     return [ordered[first : first + size] for first in range(0, size * num_groups, size)]
@@ -52,7 +51,7 @@ def mixed_groups(lengths: Sequence[int], num_groups: int, seed: int = 1) -> list
 
 
 def mixes(batch: int, longest: int) -> dict[int, list[int]]:
-    """By the number of long ones."""
+    """Returns the lengths by the number of long requests."""
     return {num: [longest] * num + [SHORT] * (batch - num) for num in (0, 1, 2, 4)}
 
 

@@ -1,9 +1,10 @@
-"""Decode attention alone: bytes of KV over time, as a share of what a copy reaches on this GPU.
+"""Measures decode attention alone: bytes of KV per second, as a share of what a copy reaches on this GPU.
 
-Six mixes of lengths (the skewed ones that HPC-Ops measures), for 8 KV heads of 128 with 32 query heads. Ours in both
-forms, beside torch's FlashAttention over packed KV, torch's SDPA where all lengths are equal, and a plain copy of as
-many bytes: what a mix of few bytes can reach at all. Calls follow each other in a CUDA graph, as in a step, each over
-another layer's KV, so that none finds its bytes in the cache. Aims: 85 % at 64 x 4K, 75 % at the others.
+There are six mixes of lengths (the skewed ones are HPC-Ops's), with 8 KV heads of size 128 and 32 query heads. Both of
+our kernels are compared with torch's FlashAttention over packed KV, torch's SDPA where all lengths are equal, and a
+plain copy of as many bytes, which shows what a mix of few bytes can reach. Calls follow each other in a CUDA graph, as
+in a step. Each uses another layer's KV, so none finds its bytes in the cache. Targets: 85% at 64 x 4K, 75% at the
+others.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ MIXES = {
 }
 AIM_EVEN, AIM_SKEWED = 0.85, 0.75
 BLOCK_SIZE = 16
-# of all layers together: several times what the cache holds
+# Bytes of all layers together: several times the size of the cache.
 MIN_BYTES = 600 << 20
 MAX_LAYERS = 24
 REPEATS = 15
 
 
 def kv_bytes(lengths: Sequence[int], num_kv_heads: int, head_dim: int, value_bytes: int = 2) -> int:
-    """Keys and values of one layer."""
+    """Returns the bytes of one layer's keys and values."""
     return sum(lengths) * num_kv_heads * head_dim * 2 * value_bytes
 
 
@@ -87,12 +88,12 @@ def measure_mix(bench: Bench, mix: str, lengths: list[int]) -> Row:
 
 
 def chained_seconds(bench: Bench, calls: Sequence[Callable[[], Any]]) -> list[float]:
-    """Of one call, from all of them one after the other in a graph."""
+    """Returns the seconds per call, measured over all calls one after the other in a graph."""
     for call in calls[:2]:
         call()
     bench.synchronize()
     if not bench.is_cuda:
-        # Only to try a script out: once is enough.
+        # On a CPU this only tries the script out, so one repeat is enough.
         once = device_seconds(bench, lambda: [call() for call in calls], repeats=1, warm_ups=0)
         return [seconds / len(calls) for seconds in once]
     graph = torch.cuda.CUDAGraph()
@@ -103,7 +104,7 @@ def chained_seconds(bench: Bench, calls: Sequence[Callable[[], Any]]) -> list[fl
 
 
 class Inputs:
-    """Sequences whose blocks lie anywhere in a cache of several layers."""
+    """Sequences with blocks scattered over a cache of several layers."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class Inputs:
         self.scratch.make_plan(self.plan, self.step, num_kv_heads, None)
 
     def kernels(self) -> dict[str, list[Callable[[], Any]]]:
-        """By name: the same attention in every layer."""
+        """Returns each kernel's calls, one per layer, all computing the same attention."""
         layers = range(self.layers)
         found: dict[str, list[Callable[[], Any]]] = {
             "balanced": [partial(self._balanced, layer) for layer in layers],
@@ -186,7 +187,7 @@ class Inputs:
         plain_attention(self.q, self.cache[:, layer], self.step, self.scale, None, self.out, self.tuning)
 
     def _packed(self) -> torch.Tensor:
-        """As much KV again, each sequence's in one piece: [layer, k|v, tokens, kv_head, head_dim]."""
+        """Returns as much KV again, with each sequence in one piece: [layer, k|v, tokens, kv_head, head_dim]."""
         _, layers, _, num_kv_heads, _, head_dim = self.cache.shape
         packed = torch.empty(
             layers, 2, sum(self.lengths), num_kv_heads, head_dim, dtype=self.q.dtype, device=self.q.device
@@ -217,10 +218,10 @@ class Inputs:
         return [partial(call, layer) for layer in range(self.layers)]
 
     def _copies(self) -> list[Callable[[], Any]]:
-        """Half of the bytes read, and as many written."""
+        """Each copy reads half of the bytes and writes as many."""
         flat = self.cache.view(-1)
         half = len(flat) // self.layers // 2
-        # a kernel like any other: what a graph makes of a plain copy of memory is slower
+        # An ordinary kernel, because a plain memory copy is slower in a graph.
         target = torch.empty(half, dtype=flat.dtype, device=flat.device)
 
         def call(layer: int) -> None:

@@ -1,4 +1,4 @@
-"""What every part works with: the device, the time that is left, and where results go."""
+"""What every part works with: the device, the remaining time, and the results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from benchmarks.gpu.record import Record, Row
 class Options:
     # EngineConfig.attention_backend
     backend: str = "auto"
-    # EngineConfig.decode_kernel, where it has that field: those that are compared, and the first where none are
+    # The values of EngineConfig.decode_kernel to compare, if it has that field. The first is used where none are
+    # compared.
     decode_kernels: tuple[str, ...] = ("balanced", "plain")
-    # presets to keep to; empty: all
+    # The presets to measure; empty: all.
     models: tuple[str, ...] = ()
-    # EngineConfig.quantization, of `step` and `experts`
+    # EngineConfig.quantization, for `step` and `experts`.
     quantization: str | None = None
-    # models and sizes of no weight, to try the scripts out without a GPU
+    # Tiny models and sizes, to try the scripts out without a GPU.
     is_tiny: bool = False
 
 
@@ -35,11 +36,11 @@ class Bench:
     out: Path
     record: Record
     options: Options
-    # time.monotonic() at which the part in hand, and the whole run, have to be through
+    # The time.monotonic() at which the current part, and the whole run, must end.
     part_deadline: float
     deadline: float
     part: str = ""
-    # what `ceilings` measured: bytes or operations per second by name
+    # Results of `ceilings`: bytes or operations per second by name.
     ceilings: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -54,7 +55,7 @@ class Bench:
         return tiny if self.options.is_tiny else full
 
     def models(self, *names: str) -> list[str]:
-        """Returns the models of a part that were asked for."""
+        """Returns those of a part's models that were asked for."""
         return [name for name in names if not self.options.models or name in self.options.models]
 
     def has_time(self, case: str, needs_s: float) -> bool:
@@ -66,7 +67,7 @@ class Bench:
     def case(
         self, name: str, measure: Callable[..., Row], *arguments: Any, needs_s: float = 3.0
     ) -> Row | None:
-        """Measures and records one case. A failure is recorded too, and None: the next one goes on."""
+        """Measures and records one case. A failure is recorded too, and returns None so that the next case can run."""
         if not self.has_time(name, needs_s):
             return None
         begin, row = time.monotonic(), None
@@ -93,7 +94,7 @@ class Bench:
 
 
 def free_memory() -> None:
-    """Frees memory of the GPU. Does nothing on a CPU, where looking at all objects takes longer than a tiny case."""
+    """Frees GPU memory. Does nothing on a CPU, where garbage collection takes longer than a tiny case."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()

@@ -1,9 +1,9 @@
-"""Real time beside best effort on one GPU, live: Llama-3.1-8B's shape served by one instance, policy by policy.
+"""Measures real time beside best effort on one GPU, live: one instance of Llama-3.1-8B's shape, policy by policy.
 
-Chats of 400 to 1,200 tokens, answered with 64 to 128, come at random; a batch job of lines of 300 to 800 tokens,
-answered with 150 to 350, fills what they leave. Cases are those of `benchmarks.rt_with_be`: best effort alone, real
-time alone, both. Aims, to real time alone: TTFT p50 1.05 and p99 1.10, gaps p99 1.05; best effort keeps 0.90 of what is
-left.
+Chats with prompts of 400 to 1,200 tokens and answers of 64 to 128 arrive at random. The lines of a batch job, which
+have 300 to 800 tokens and answers of 150 to 350, use the rest of the capacity. The cases are those of
+`benchmarks.rt_with_be`: best effort alone, real time alone, both. Targets relative to real time alone: TTFT p50 1.05
+and p99 1.10, gaps p99 1.05. Best effort keeps 0.90 of the capacity that is left.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def served_options(is_tiny: bool, directory: Path) -> list[str]:
 
 
 def measured(live: Live, policy: str) -> list[Row]:
-    """Its three cases, and what they come to."""
+    """Returns the rows of its three cases and their comparison."""
     begun_s, rows = time.monotonic(), []
     roles = ["--colocated-instances", "1"]
     try:
@@ -106,7 +106,7 @@ def said_of(row: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    # A server's context ends it.
+    # Leaving a server's context stops it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     device = torch.device("cuda" if torch.cuda.is_available() and not args.tiny else "cpu")
     record = Record(args.out / "gpu.json", describe_machine(device, "benchmarks.gpu.beside"))
@@ -147,8 +147,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policies", help=f"[default: {','.join(POLICIES)}; with --tiny the first]")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--rt-rate", type=float, default=6.0, help="chats a second")
-    parser.add_argument("--window", type=float, help="seconds of each case [default: 10; with --tiny 3]")
-    parser.add_argument("--lines", type=int, help="of the batch job [default: 1500; with --tiny 400]")
+    parser.add_argument(
+        "--window", type=float, help="length of each case in seconds [default: 10; with --tiny 3]"
+    )
+    parser.add_argument("--lines", type=int, help="lines in the batch job [default: 1500; with --tiny 400]")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="the demo model, on a CPU")
     return parser

@@ -1,12 +1,12 @@
-"""What this GPU can do at most, measured: the other parts give their results as shares of these.
+"""Measures this GPU's limits. The other parts report their results as shares of these.
 
-    copy_bytes_per_s      a device-to-device copy, bytes read and bytes written
-    read_bytes_per_s      a sum, bytes read (a lead: what a kernel that only reads could reach)
+    copy_bytes_per_s      a device-to-device copy, bytes read plus bytes written
+    read_bytes_per_s      a sum, bytes read (a hint of what a kernel that only reads could reach)
     matmul_DTYPE_per_s    FLOPs of an 8192 x 8192 x 8192 product
-    narrow_DTYPE_per_s    the same of 256 rows through a layer of 4096 x 28672, as a decode step has them (a lead)
+    narrow_DTYPE_per_s    FLOPs of 256 rows through a layer of 4096 x 28672, as in a decode step (a hint)
     h2d, d2h_bytes_per_s  one large copy between pinned host memory and the device
 
-All on random data: zeros multiply faster.
+All use random data, because zeros multiply faster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(bench: Bench) -> None:
 
 
 def ceiling(bench: Bench, name: str) -> float:
-    """As `run` has measured it, or as it is now."""
+    """Returns the value measured by `run`, or measures it now."""
     if name not in bench.ceilings:
         _ceiling(bench, name)
     return bench.ceilings[name]
@@ -49,7 +49,7 @@ def _ceiling(bench: Bench, name: str) -> None:
 
 
 def _measures(bench: Bench) -> dict[str, tuple[Any, ...]]:
-    """By name: a function, and what it is given beside the bench. The most important first."""
+    """Returns a function and its arguments beside the bench by name, the most important first."""
     size, width, inner = bench.pick(8192, 128), bench.pick(4096, 128), bench.pick(28672, 256)
     host_copies = {"h2d_bytes_per_s": (_host_copy, True), "d2h_bytes_per_s": (_host_copy, False)}
     return {
@@ -88,13 +88,13 @@ def _read(bench: Bench) -> Row:
 
 
 def _random_bytes(bench: Bench, num_bytes: int) -> torch.Tensor:
-    """Of normal numbers."""
+    """Returns bytes of normally distributed numbers."""
     return torch.randn(num_bytes // 4, device=bench.device).view(torch.uint8)
 
 
 def _matmul(bench: Bench, dtype: str, m: int, k: int, n: int) -> Row:
     a = torch.randn((m, k), device=bench.device).to(DTYPES[dtype])
-    # as a linear layer has it: [out, in]
+    # Shaped as in a linear layer: [out, in].
     b = torch.randn((n, k), device=bench.device).to(DTYPES[dtype])
     out = torch.empty((m, n), device=bench.device, dtype=DTYPES[dtype])
     seconds = device_seconds(bench, lambda: torch.mm(a, b.T, out=out), repeats=30)

@@ -1,6 +1,6 @@
-"""Steps that compute a prompt's chunk, from the call to the token on the host, and their share of the roofline.
+"""Measures steps that compute a prompt chunk, from the call to the token on the host, as a share of the roofline.
 
-Aims for Llama-3.1-8B: 128, 512 and 1,024 tokens in 6, 14 and 27 ms.
+Targets for Llama-3.1-8B: 128, 512 and 1,024 tokens in 6, 14 and 27 ms.
 """
 
 from __future__ import annotations

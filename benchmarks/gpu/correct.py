@@ -1,10 +1,11 @@
-"""Greedy tokens of small float32 models on this device, against the plain reference on the CPU: equal, or where not.
+"""Compares greedy tokens of small float32 models on this device with the plain reference on the CPU.
 
-Random weights large enough that attention and every layer matter, saved as a checkpoint that both read. In one go; with
-prompts cut in chunks; with so few blocks that requests are preempted, KV saved, and resumed. With each decode kernel.
+Their random weights are large enough for attention and every layer to matter, and are saved as a checkpoint that both
+sides load. Prompts are computed in one go, in chunks, and with so few blocks that requests are preempted, their KV
+saved and resumed. All this is done with each decode kernel.
 
-In bfloat16, which FlashAttention and CUDA graphs of prompts need, sums come in another order with every shape: the
-first token's log-probability is compared with what kernels launched one by one give.
+In bfloat16, which FlashAttention and CUDA graphs of prompts need, sums have a different order in every shape. There the
+log-probability of the first token is compared with that of kernels launched one by one.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ from benchmarks.gpu.decoding import has_decode_kernels, kernel_option
 from benchmarks.gpu.models import tiny, write_config
 from benchmarks.gpu.record import Row
 
-# with a window in some layers, with experts, with few KV heads, with many, with norms of q and k
+# With a window in some layers, with experts, with few KV heads, with many, with norms of q and k.
 FAMILIES = ("gemma-3-4b", "qwen3-30b-a3b", "llama-3.1-8b", "opt-13b", "qwen3-0.6b")
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 150, 300)
 MAX_LEN, NUM_NEW, BLOCK_SIZE = 512, 48, 16
-# of all that the prompts above come to, with their outputs: fewer than they need, enough for any one
+# Fewer blocks than all prompts above and their outputs need, but enough for any one of them.
 FEW_BLOCKS = 36
 WAYS: dict[str, dict[str, Any]] = {
     "in one go": {},
     "in chunks": {"max_num_batched_tokens": 64, "max_prefill_chunk": 24},
     "preempted": {"few_blocks": True},
 }
-# of log-probabilities, in bfloat16
+# For log-probabilities in bfloat16.
 TOLERANCE = 0.05
 Tokens = list[list[int]]
 
@@ -76,7 +77,7 @@ def run(bench: Bench) -> None:
 
 
 def reference(directory: Path) -> Tokens:
-    # on tensors as small as these, more threads only wait for each other
+    # With tensors this small, more threads only wait for each other.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -137,7 +138,7 @@ def instance_of(
     directory: Path, device: torch.device, backend: str, num_blocks: int, options: dict[str, Any]
 ) -> LocalInstance:
     config = resolve_model(directory).config
-    # enough for float32
+    # Enough for float32.
     block_bytes = 4 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * BLOCK_SIZE
     built = build_engine(
         EngineConfig(
@@ -157,7 +158,7 @@ def instance_of(
 
 
 def run_prompts(instance: LocalInstance, params: SamplingParams) -> list[TokenOutput]:
-    """All that it says of them, in the order of the prompts."""
+    """Returns all events, in the order of the prompts."""
     for index, prompt in enumerate(prompts(instance.engine.vocabulary.size)):
         instance.add_request(RequestId(str(index)), prompt, params, 0)
     events = []
@@ -187,7 +188,7 @@ def checkpoint(directory: Path, config: dict[str, Any]) -> Path:
 
 
 class RandomWeights:
-    """A WeightSource that makes up what it is asked for, and keeps it."""
+    """A WeightSource that makes up random tensors when they are requested, and keeps them."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -209,4 +210,4 @@ class RandomWeights:
         return lambda number: tensor[number].T
 
     def finish(self) -> None:
-        """Nothing to close."""
+        """There is nothing to close."""

@@ -1,6 +1,6 @@
-"""Fits timing/cost.py's model to what `cost_grid` measured: python -m benchmarks.gpu.cost_fit GPU_JSON OUT_DIR
+"""Fits the model in timing/cost.py to the results of `cost_grid`: python -m benchmarks.gpu.cost_fit GPU_JSON OUT_DIR
 
-The fit is that of `alignedserve profile` (alignedserve/instance/profile/fit.py).
+The fit is the one in `alignedserve profile` (alignedserve/instance/profile/fit.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from alignedserve.instance.profile.fit import Error, fit_held_out
 from alignedserve.instance.profile.points import Measured, Point
 
-# no field of a fit, which knows nothing of them
+# Not fields of a fit, which can't determine them.
 _NOT_MEASURED = ("num_kv_tokens", "num_filling", "channels")
 
 

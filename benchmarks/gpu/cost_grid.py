@@ -1,7 +1,7 @@
-"""What iterations cost: prefill chunks, decode batches and both together, over a grid, for `cost_fit` to fit.
+"""Measures iterations over a grid for `cost_fit`: prefill chunks, decode batches, and both together.
 
-A point is {chunks: [[tokens before, tokens computed], ...], lengths: [of each decode], seconds, repeats}: the median,
-from the call to tokens on the host. A chunk is the last of its prompt, so that a token is due.
+A point is {chunks: [[tokens before, tokens computed], ...], lengths: [one per decode], seconds, repeats}. Seconds is
+the median from the call to tokens on the host. A chunk is the last one of its prompt, so it produces a token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 BEFORE = (0, 2048, 8192, 16384)
 BATCHES = (1, 4, 16, 32, 64, 96, 128, 192, 256)
 LENGTHS = (128, 512, 1024, 2048, 4096, 8192)
-# tokens of KV that fit beside the weights, with room for graphs and activations
+# Tokens of KV that fit beside the weights, leaving room for graphs and activations.
 MAX_KV_TOKENS = {"llama-3.1-8b": 600_000, "opt-13b": 110_000}
 CHUNK_REPEATS, DECODE_REPEATS, WARM_UPS = 4, 6, 2
 MAX_STEPS = 32
@@ -45,7 +45,7 @@ class Point:
 
 
 def points(max_len: int, max_kv_tokens: int, seed: int = 0) -> list[Point]:
-    """In an order of no meaning, so that a run that ends early has seen some of everything."""
+    """Returns the points in shuffled order, so a run that ends early has measured some of everything."""
     found = [Point((chunk,), ()) for chunk in chunk_grid(max_len)]
     found += [Point((), (length,) * batch) for batch in BATCHES for length in LENGTHS]
     found += list(_mixed(seed, max_len))
@@ -63,7 +63,7 @@ def chunk_grid(max_len: int) -> list[tuple[int, int]]:
 
 
 def _mixed(seed: int, max_len: int) -> Iterator[Point]:
-    """Batches of unequal lengths, and decodes beside a chunk."""
+    """Yields batches of unequal lengths, and decodes beside a chunk."""
     choose = random.Random(seed)
     for batch in (8, 32, 64, 128, 256):
         for _ in range(3):
@@ -77,7 +77,7 @@ def _mixed(seed: int, max_len: int) -> Iterator[Point]:
 def run(bench: Bench) -> None:
     models = bench.models(*MODELS)
     for index, model in enumerate(models):
-        # an equal part of what is left to each of those to come
+        # The remaining time is divided equally among the remaining models.
         until = time.monotonic() + bench.seconds_left / (len(models) - index)
         if not bench.has_time(model, bench.pick(20, 1)):
             continue
@@ -91,7 +91,7 @@ def run(bench: Bench) -> None:
 
 
 def _batches(grid: Sequence[Point]) -> list[list[int]]:
-    """As the engine sees them: a chunk is a request too."""
+    """Returns the lengths as the engine sees them: a chunk is a request too."""
     return [[before + count for before, count in point.chunks] + list(point.lengths) for point in grid]
 
 

@@ -1,4 +1,4 @@
-"""Decode steps through the engine's own door: adopted requests whose KV is noise, computed elsewhere as it were."""
+"""Decode steps through the engine's public interface. It adopts requests with random KV, as if computed elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.gpu.bench import Bench, free_memory
 from benchmarks.gpu.models import config_of, dtype_of, source_of
 
 BLOCK_SIZE = 16
-# Keys of unit variance with queries of dummy weights would do as well; small, so that no logit overflows in float16.
+# Keys and queries with unit variance and dummy weights would also work. This is small so no logit overflows in float16.
 KV_DEVIATION = 0.1
 
 
@@ -35,7 +35,8 @@ def engine_for(
     spare_blocks: int = 0,
     **options: Any,
 ) -> Iterator[BuiltEngine]:
-    """One with room for each of `batches` (prefix lengths) alone, `max_steps` further on; its KV cache holds noise."""
+    """Yields an engine with room for each of `batches` (prefix lengths) alone and `max_steps` more tokens. Its KV cache
+    holds random values."""
     config = config_of(model, bench)
     longest = max(max(batch) for batch in batches) + max_steps
     max_model_len = min(config.max_position, max(longest + BLOCK_SIZE, 4096))
@@ -50,7 +51,7 @@ def engine_for(
         block_size=BLOCK_SIZE,
         use_tqdm=False,
         **kernel_option(decode_kernel or bench.options.decode_kernels[0]),
-        # of the usual ladder, only what is measured
+        # Only the sizes that are measured.
         **optional("cudagraph_capture_sizes", tuple(sorted(set(map(len, batches))))),
         **options,
     )
@@ -77,21 +78,21 @@ def has_decode_kernels() -> bool:
 
 
 def optional(name: str, value: Any) -> dict[str, Any]:
-    """EngineConfig's field, where it has one."""
+    """Returns the EngineConfig argument if EngineConfig has that field."""
     return {name: value} if name in {field.name for field in fields(EngineConfig)} else {}
 
 
 def fill_with_noise(blocks: torch.Tensor) -> None:
-    """Never NaN, and never zeros, which are quicker."""
+    """Never writes NaN, nor zeros, which are faster."""
     for block in torch.split(blocks, 64):
         block.normal_(0.0, KV_DEVIATION)
 
 
 class Decoding:
-    """A batch that decodes: each `step` is one token of all, whose prefixes grow by it."""
+    """A decode batch: each `step` produces one token per request, so prefixes grow by one."""
 
     def __init__(self, engine: Engine, lengths: Sequence[int], max_steps: int) -> None:
-        """`lengths`: tokens attended to in the first step, the new one included."""
+        """`lengths`: tokens attended to in the first step, including the new one."""
         self._engine = engine
         tokens, vocab_size = np.random.default_rng(0), engine.vocabulary.size
         params = SamplingParams(temperature=0, max_tokens=max_steps + 2, ignore_eos=True)
@@ -119,7 +120,7 @@ class Decoding:
             raise RuntimeError(f"{len(outputs)} tokens of {len(self.work)}: {outputs[:1]}")
 
     def wall_seconds(self, num_steps: int, warm_ups: int = 3) -> list[float]:
-        """Of each step, from the call until its tokens are on the host."""
+        """Returns the seconds of each step, from the call until its tokens are on the host."""
         for _ in range(warm_ups):
             self.step()
         seconds = []

@@ -1,9 +1,9 @@
-"""A mixture's experts alone: bytes of those that a batch hits over time, as a share of what a copy reaches on this GPU.
+"""Measures a mixture's experts alone: bytes of hit experts per second, as a share of what a copy reaches on this GPU.
 
-From a row's logits to the sum of what its experts make of it, as in a layer: route, order, two products, combine
-(kernels/triton/experts.py). Rows are random and choose at random. Calls follow each other in a CUDA graph, each over
-another layer's weights, so that none finds all of its bytes in the cache. With --quantization experts are in codes, and
-so are gpt-oss's without it, in MXFP4. Aim: 65 %.
+The time runs from a row's logits to the sum of its experts' outputs, as in a layer: route, order, two products, combine
+(kernels/triton/experts.py). Rows and their choices are random. Calls follow each other in a CUDA graph. Each uses
+another layer's weights, so none finds all of its bytes in the cache. With --quantization experts are quantised;
+gpt-oss's are in MXFP4 anyway. Target: 65%.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ROWS = (1, 8, 32, 128, 256)
 TINY_ROWS = (1, 3)
 NUM_LAYERS, NUM_TINY_LAYERS = 3, 2
 AIM = 0.65
-# Rows that are compared with the reference, which gathers the weights of each in float64.
+# Rows to compare with the reference, which gathers each row's weights in float64.
 NUM_COMPARED = 2
 TINY = ExpertsSpec(8, 2, 64, 32, normalises=True)
-# Codes, and a scale of two bytes for each 32 of them.
+# Codes, plus a scale of two bytes per 32 codes.
 MXFP4_BYTES = 0.5 + 2 / 32
 
 
@@ -61,7 +61,7 @@ def spec_of(model: str) -> ExpertsSpec:
 
 
 class Layers:
-    """The experts of several layers, of random values."""
+    """The experts of several layers, with random values."""
 
     def __init__(self, bench: Bench, model: str) -> None:
         from alignedserve.ops.cuda_experts import stack_experts

@@ -1,12 +1,12 @@
-"""What a GPU has to show, in one unattended call: the worst questions first.
+"""Runs the most important GPU checks in one unattended call, the most doubtful first.
 
     python -m benchmarks.gpu.prepare --python 3.12 --out .gpu       before, where there is a package index
     python -m benchmarks.gpu.first --prepared .gpu --minutes 8 --out DIR
 
-Each part is a process of its own with a limit, killed with all that it started when the limit is over; the next one
-goes on. DIR/first.json is written anew after each, DIR/first.log has the end of what each said, and a table is printed
-last. --tiny runs all of it on a CPU with models of no weight. `--again DIR/first.json` runs those parts again that did
-not end well there: they failed, were stopped, skipped or not begun, or have a case that failed or was skipped.
+Each part is its own process with a time limit. When the limit is over, it is killed with everything that it started,
+and the next part runs. DIR/first.json is rewritten after each part, DIR/first.log has the end of each part's output,
+and a table is printed last. --tiny runs everything on a CPU with tiny models. `--again DIR/first.json` reruns the parts
+that did not end well there: they failed, were stopped, skipped or not begun, or have a case that failed or was skipped.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from benchmarks.gpu.record import Row, is_measured, summary
 
 ROOT = Path(__file__).parents[2]
 RECORD = "gpu.json"
-# A part that is stopped says what it has.
+# A part that is stopped gets this time to write its results.
 GRACE_S = 8.0
-# Less is not worth beginning with.
+# No part is begun with less time than this.
 LEAST_S = 10.0
-# Left at the end to write and print.
+# Reserved at the end to write and print.
 RESERVE_S = 3.0
 MAX_LOG_CHARS = 400_000
 
@@ -75,16 +75,16 @@ NAMES = tuple(part.name for part in PARTS)
 class Ended:
     part: str
     took_s: float
-    # "ended", "failed", "stopped" at its limit, or "skipped"
+    # "ended", "failed", "stopped" at its limit, or "skipped".
     how: str
     machine: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    # the last words of one that did not end well
+    # The end of its output if it did not end well.
     words: str = ""
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it failed, was stopped, or has a case that failed. One that is skipped is not wrong."""
+        """Returns whether it failed, was stopped, or has a failed case. A skipped part is not wrong."""
         return self.how in ("failed", "stopped") or not all(map(is_right, self.rows))
 
     def lines(self) -> list[str]:
@@ -114,10 +114,10 @@ class First:
             print("\n".join(ended.lines()), flush=True)
 
     def _carry_out(self, part: Part, limit_s: float) -> Ended:
-        # A socket's path must be short.
+        # The path of a socket must be short.
         with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp", ignore_cleanup_errors=True) as name:
             out, log = Path(name), Path(name) / "log"
-            # A part that ends by itself has ended before it is stopped.
+            # A part gets less time than its limit, so that it can end by itself.
             minutes = str(max(limit_s - GRACE_S, LEAST_S / 2) / 60)
             command = [sys.executable, "-m", part.module, *part.arguments, *self._options]
             begun_s = time.monotonic()
@@ -151,7 +151,7 @@ class First:
 
 
 def run_within(command: Sequence[str], log: Any, limit_s: float) -> int | None:
-    """Returns the status of a command, or None if it was stopped. Whatever it started is killed then."""
+    """Returns the exit status of a command, or None if it was stopped. Then everything it started is killed."""
     process = subprocess.Popen(
         command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
     )
@@ -159,7 +159,7 @@ def run_within(command: Sequence[str], log: Any, limit_s: float) -> int | None:
     status, until = None, time.monotonic() + limit_s
     try:
         while (status := process.poll()) is None and time.monotonic() < until:
-            # Those that left its session are not found any more when it has ended.
+            # Processes that left its session can't be found any more once it has ended.
             started |= set(descendants(process.pid))
             time.sleep(0.2)
         if status is None:
@@ -191,7 +191,7 @@ def _kill(process: subprocess.Popen[bytes], started: set[tuple[int, int]]) -> No
 
 
 def read_record(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Empty if the part has not come to write one."""
+    """Returns empty results if the part did not write any."""
     if not path.exists():
         return {}, []
     record = json.loads(path.read_text())
@@ -203,7 +203,7 @@ def is_right(row: Row) -> bool:
 
 
 def unfinished(path: Path) -> list[str]:
-    """Returns the names of the parts that were asked for in this record and did not end well."""
+    """Returns the names of the parts that this record asked for and that did not end well."""
     record = json.loads(path.read_text())
     well = {
         each["part"]
@@ -215,7 +215,7 @@ def unfinished(path: Path) -> list[str]:
 
 
 def longer_than(parts: Sequence[Part], minutes: float) -> str:
-    """Returns what has to be said of the parts' limits; empty if all of them fit."""
+    """Returns a warning if the parts' limits exceed the time, otherwise an empty string."""
     seconds = sum(part.seconds for part in parts)
     if seconds <= 60 * minutes:
         return ""
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.tiny and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     first = First(args.out, options, args.minutes)
-    # Whoever stops it does not leave a part behind.
+    # SIGTERM must not leave a part running.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if said := longer_than(parts, args.minutes):
         print(said, flush=True)
@@ -270,8 +270,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prepared", type=Path, help="what `benchmarks.gpu.prepare` made")
-    parser.add_argument("--commit", help="of a tree that is no git checkout")
-    parser.add_argument("--tiny", action="store_true", help="models of no weight, on a CPU too")
+    parser.add_argument("--commit", help="commit of a tree that is not a git checkout")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, also on a CPU")
     return parser
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu.first_page benchmarks/results/gpu_first.json --out benchmarks/results
 
 Writes gpu_first.json, which has all runs without paths and long texts, and gpu_first.md. A case that several runs have
-is shown as the last run that measured it has it. A run's `notes`, which are added by hand, are printed with it.
+is shown as in the last run that measured it. A run's `notes`, which are added by hand, are printed with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.gpu.record import Row, is_measured, summary
 Run = dict[str, Any]
 
 NAME = "gpu_first"
-# of a machine's description; of a row
+# Names left out of a machine's description, and out of a row.
 LEFT_OUT, ROW_LEFT_OUT = ("changed_files",), ("failures", "prompts")
 ENDS_WITH_ERROR = re.compile(r"\w+(?:Error|Exception|Interrupt): .*$")
 KERNELS = ("balanced", "plain", "torch varlen", "torch SDPA", "copy")
@@ -33,7 +33,7 @@ KERNELS = ("balanced", "plain", "torch varlen", "torch SDPA", "copy")
 
 
 def runs_of(files: Sequence[Path]) -> list[Run]:
-    """Returns the runs of records, and of files that this has written, without paths and long texts."""
+    """Returns the runs in records, and in files written by this program, without paths and long texts."""
     found: list[Run] = []
     for file in files:
         record = json.loads(file.read_text())
@@ -53,7 +53,7 @@ def _short(run: Run) -> Run:
 
 
 def _short_row(row: Row) -> Row:
-    """Keeps the last line of a traceback, and the names of tests that failed."""
+    """Keeps the last line of a traceback, and the names of failed tests."""
     short = {name: value for name, value in row.items() if name not in ROW_LEFT_OUT}
     if "error" in row:
         short["error"] = str(row["error"]).strip().rpartition("\n")[2]
@@ -80,7 +80,7 @@ def _error_of(words: str) -> str:
 
 
 def _without_out(command: str | None) -> str | None:
-    """Returns the command with DIR in place of where it wrote."""
+    """Returns the command with DIR in place of its output directory."""
     if command is None:
         return None
     words = shlex.split(command)
@@ -93,7 +93,7 @@ def _without_out(command: str | None) -> str | None:
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """Returns the rows with the number of their run, and the part of `first` that they are of as `asked`."""
+    """Returns the rows with the number of their run, and the part of `first` that they belong to as `asked`."""
     best: dict[tuple[str, ...], Row] = {}
     for number, run in enumerate(runs, 1):
         for part in run["parts"]:
@@ -105,7 +105,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
 
 
 def _worth(row: Row) -> int:
-    """A failure says more than that a case was skipped."""
+    """A failure says more than a skipped case."""
     return 2 if is_measured(row) else int("error" in row)
 
 
@@ -155,7 +155,7 @@ def _about(number: int, run: Run) -> str:
 
 
 def _aims(rows: Sequence[Row]) -> str:
-    """Those that are numbers."""
+    """Uses the targets that are numbers."""
     found = list(_shares(rows)) + list(_milliseconds(rows)) + list(_ratios(rows))
     missed = [(what, value, aim) for what, value, aim, is_reached in found if not is_reached]
     said = f"{len(found) - len(missed)} of {len(found)} aims were reached."
@@ -354,7 +354,7 @@ def _chunks(rows: Sequence[Row]) -> str:
 
 
 def _attention(rows: Sequence[Row]) -> str:
-    """Microseconds, with the share of a copy's bandwidth."""
+    """Shows microseconds, with the share of a copy's bandwidth."""
     found = {(row["mix"], row["kernel"]): row for row in rows if "kernel" in row}
     cells = []
     for row in rows:
@@ -382,7 +382,7 @@ def _parts(runs: Sequence[Run]) -> str:
 def write(files: Sequence[Path], out: Path) -> None:
     runs = runs_of(files)
     out.mkdir(parents=True, exist_ok=True)
-    # a line for each row: they are long, and read one by one
+    # Each row gets its own line, because rows are long and read one by one.
     (out / f"{NAME}.json").write_text(_text_of(runs))
     (out / f"{NAME}.md").write_text(markdown(runs))
 

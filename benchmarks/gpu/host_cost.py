@@ -1,10 +1,10 @@
-"""What the host adds to a decode step: the time from call to tokens that is not hidden behind the GPU.
+"""Measures what the host adds to a decode step: the time from call to tokens that is not hidden behind the GPU.
 
-    exposed = wall of a step - time in which the GPU was busy with it
+    exposed = duration of a step - time in which the GPU worked on it
 
-Busy is measured twice: the union of the activities that the profiler saw (in other steps than those that were timed:
-it slows the host down), and as a check, what an empty stream's events say around a step. A tiny model shows the whole
-cost, its GPU has next to nothing to do; the 8B is what the aim is about: 0.3 ms at batch 256.
+The GPU's time is measured as the union of the activities in a profile. Other steps are timed, because the profiler
+slows the host down. As a check, events on an empty stream around a step measure it too. A tiny model shows the whole
+cost, since its GPU has almost nothing to do. The target is for the 8B: 0.3 ms at batch 256.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_PROFILED = 10
 
 
 def exposed_seconds(wall_s: float, busy_s: float | None) -> float:
-    """All of it, where no GPU was seen to do anything."""
+    """Returns all of it if no GPU activity was seen."""
     return wall_s - (busy_s or 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Each kernel's test against its reference, on the GPU: a row for each file, with the names of those that fail."""
+"""Runs each kernel's test against its reference on the GPU. Each file gets a row with the names of the failed tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TESTS = (
     "tests/ops/test_cuda_model.py",
     "tests/ops/test_cuda_linear.py",
 )
-# It compiles for Hopper without a GPU, and is about that.
+# One compiles for Hopper without a GPU; neither needs this GPU.
 LEFT_OUT = ("tests/kernels/triton/test_offline.py", "tests/kernels/triton/test_interpreter.py")
 TINY_TESTS = ("tests/kernels/triton/test_gated_mul.py",)
 MAX_WORKERS = 16
@@ -30,15 +30,15 @@ MAX_WORKERS = 16
 
 @dataclass
 class File:
-    # of all its tests, set-up included
+    # Seconds of all its tests, including setup.
     took_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
-    # of what failed: its name, and the last line of why
+    # The name of each failed test, and the last line of its message.
     failed: list[tuple[str, str]] = field(default_factory=list)
 
     def row(self, case: str) -> Row:
         said = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
-        # workers report in the order in which they end
+        # Workers report in the order in which they end.
         failed = sorted(self.failed)
         names = "; ".join(f"{name}: {why}" for name, why in failed[:3])
         return {
@@ -52,7 +52,7 @@ class File:
 
 
 class Listener:
-    """A plugin of pytest that notes how tests end."""
+    """A pytest plugin that records the tests' outcomes."""
 
     def __init__(self, record: Record) -> None:
         self._files: dict[str, File] = defaultdict(File)
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.kernel_tests", description=__doc__)
     parser.add_argument("tests", nargs="*", metavar="FILE", help="[default: those of kernels]")
-    parser.add_argument("--minutes", type=float, help="it is stopped then by whoever started it")
+    parser.add_argument("--minutes", type=float, help="time after which the caller stops it")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="one file")
     return parser

@@ -1,8 +1,8 @@
-"""KV blocks from one process to another on one GPU, by `ipc`: a sender in a process of its own, a receiver here.
+"""Measures KV transfer between two processes on one GPU with `ipc`: a sender in its own process, a receiver here.
 
-All blocks in one pull, in no order, so that each block is a copy of its own; from the call to the outcome. What arrived
-is compared with what the sender has, byte by byte. The share is of a large copy within the GPU (`ceilings`), if that
-was measured. `first_s`: the first pull, with connecting and mapping.
+All blocks are pulled at once, in random order so that each block is its own copy, and timed from the call to the
+outcome. The received bytes are compared with the sender's. The share is relative to a large copy within the GPU
+(`ceilings`), if that was measured. `first_s` is the first pull, including connecting and mapping.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from benchmarks.gpu.moves import scattered
 from benchmarks.gpu.record import Row
 
 MIB = 1 << 20
-# of a block: of a small model, of llama-3.1-8b, of (nearly) opt-13b
+# Sizes of a block: of a small model, of llama-3.1-8b, of (nearly) opt-13b.
 BLOCK_MIB = (1, 2, 12)
 NUM_BYTES = 1 << 30
 REPEATS = 12
 SENDER, RECEIVER = InstanceId("prefill-0"), InstanceId("decode-0")
 MAX_PULL_S = 10.0
-# to end by itself
+# Seconds to end by itself.
 END_S = 5.0
 
 
@@ -69,7 +69,7 @@ def pulls(bench: Bench, pipe: Connection, block_bytes: int) -> Row:
     }
     text = f"{per_s / 1e9:.1f} GB/s, the right bytes; first {seconds[0] * 1e3:.1f} ms"
     if "copy_bytes_per_s" in bench.ceilings:
-        # which counts bytes read and bytes written
+        # The copy's rate counts bytes read plus bytes written.
         row["share"] = per_s / (bench.ceilings["copy_bytes_per_s"] / 2)
         text += f"; {row['share']:.1%} of a copy"
     return row | {"summary": text}
@@ -94,7 +94,7 @@ def _timed(bench: Bench, ours: torch.Tensor, address: str, repeats: int) -> list
 
 
 def run_sender(pipe: Connection, device_name: str, seed: int = 0) -> None:
-    """For every question, blocks, and where they can be pulled; None: no more of them. Ends when the pipe does."""
+    """Makes blocks for every request and sends where they can be pulled. None frees them. Ends when the pipe closes."""
     device = torch.device(device_name)
     while True:
         try:
@@ -126,7 +126,7 @@ def _send(
 
 
 def noise(num_blocks: int, block_bytes: int, device: torch.device, seed: int = 0) -> torch.Tensor:
-    """The same in every process."""
+    """Returns the same values in every process."""
     blocks = allocator("ipc")((num_blocks, block_bytes // 4), dtype=torch.int32, device=device)
     blocks.random_(generator=torch.Generator(device).manual_seed(seed))
     if device.type == "cuda":
@@ -140,7 +140,7 @@ def identity(name: InstanceId) -> Identity:
 
 @contextmanager
 def sender(bench: Bench) -> Iterator[Connection]:
-    """The pipe to it. It ends with the block, and with this process, however that ends."""
+    """Yields the pipe to the sender, which ends with the block, and with this process however that ends."""
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
     process = spawn.Process(target=run_sender, args=(theirs, str(bench.device)), daemon=True)

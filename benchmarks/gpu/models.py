@@ -1,4 +1,4 @@
-"""Models by the names of their presets; with --tiny, models of the same build and no weight."""
+"""Models by the names of their presets; with --tiny, tiny models of the same structure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def config_of(name: str, bench: Bench) -> ModelConfig:
 
 
 def source_of(name: str, bench: Bench) -> str:
-    """What EngineConfig.model has to be."""
+    """Returns the value for EngineConfig.model."""
     if not bench.options.is_tiny:
         return name
     directory = bench.out / "tiny" / name
@@ -39,7 +39,7 @@ def write_config(directory: Path, config: dict[str, Any]) -> None:
 
 
 def tiny(real: ModelConfig) -> dict[str, Any]:
-    """Of the real one's family, maximum length, and sharing of KV heads."""
+    """Returns a config with the real model's family, maximum length, and sharing of KV heads."""
     num_heads = 2
     if real.architecture == "opt":
         return _TINY | {
@@ -71,7 +71,7 @@ def tiny(real: ModelConfig) -> dict[str, Any]:
 
 
 def dtype_of(config: ModelConfig, bench: Bench) -> str:
-    """What an engine would run it in, if nobody says otherwise."""
+    """Returns the dtype that an engine would use by default."""
     return choose_dtype(EngineConfig(""), config, is_cpu=not bench.is_cuda)
 
 

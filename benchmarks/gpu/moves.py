@@ -1,9 +1,9 @@
-"""KV blocks between the GPU and the pool's memory, by the Mover that the instances have, over a segment as the pool's.
+"""Measures moves of KV blocks between the GPU and the pool's memory, with the instances' Mover and a pool's segment.
 
-save and load of several hundred blocks in no order, so that each block is a copy of its own, from the call to the
-outcome; both at once; and both at once while a batch decodes, whose steps are timed with and without them in turn, A B
-A B. Rates are shares of one large copy of pinned memory, that way alone (`ceilings`). What arrived is compared, byte by
-byte. Aims: 90 % of such a copy, and decode steps at most 3 % longer.
+It saves and loads several hundred blocks in random order, so that each block is its own copy, timed from the call to
+the outcome. Each direction is measured alone, then both at once, then both while a batch decodes. That batch's steps
+are timed with and without moves in turn, A B A B. Rates are shares of one large copy of pinned memory in the same
+direction (`ceilings`). Moved bytes are compared. Targets: 90% of such a copy, and decode steps at most 3% longer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.gpu.record import Row
 
 MIB = 1 << 20
 AIM_SHARE, AIM_SLOW_DOWN = 0.90, 0.03
-# MiB of a block, and what format has such: of a small model, of llama-3.1-8b, of (nearly) opt-13b
+# Formats by MiB per block: a small model's, llama-3.1-8b's, and one near opt-13b's.
 FORMATS = {
     1: BlockFormat(16, 16, 8, 128, "bfloat16"),
     2: BlockFormat(32, 16, 8, 128, "bfloat16"),
@@ -50,7 +50,7 @@ def slow_down(without: list[float], with_moves: list[float]) -> float:
 
 
 def scattered(num_blocks: int, seed: int) -> Pairs:
-    """Every block once at each end, and no two that follow each other at both."""
+    """Returns every block once at each end, with no two pairs adjacent at both ends."""
     here, there = list(range(num_blocks)), list(range(num_blocks))
     random.Random(seed).shuffle(here)
     random.Random(seed + 1).shuffle(there)
@@ -149,7 +149,8 @@ def _check_equal(cache: torch.Tensor, pool: NDArray[np.uint8], pairs: Pairs) -> 
 
 @contextmanager
 def pool_memory(form: BlockFormat, num_blocks: int) -> Iterator[tuple[NDArray[np.uint8], str]]:
-    """A segment as the pool makes it; plain memory where there is too little of the shared kind, and which it is."""
+    """Yields a segment as the pool makes it, or plain memory if there is too little shared memory, and says which it
+    is."""
     disk = os.statvfs(DIRECTORY)
     if num_blocks * form.block_bytes > 0.9 * disk.f_bavail * disk.f_frsize:
         memory = mmap.mmap(-1, num_blocks * form.block_bytes)
@@ -183,7 +184,7 @@ def beside(
     leased = engine.lease(RequestId("moves"), num_moved)
     pairs = [(leased[here], there) for here, there in scattered(num_moved, seed=0)]
     with pool_memory(form, num_moved) as (pool, kind):
-        # noise, and as numbers small enough: what is loaded is never attended to, but is KV to whoever comes next
+        # Small random numbers: later requests may use loaded blocks as KV, although these are never attended to.
         pool[:] = np.random.default_rng(0).integers(0, 60, pool.shape[1], dtype=np.uint8)
         completions = Completions()
         mover = Mover(engine.cache.parts, pool, Epoch(1), completions)
@@ -200,13 +201,14 @@ def beside(
 
 
 class Traffic:
-    """Saves and loads without a pause, each of a part of the blocks, and started anew when its outcome is picked up."""
+    """Saves and loads without a pause. Each transfer moves a part of the blocks and restarts once its outcome is picked
+    up."""
 
     num_transfers = 4
 
     def __init__(self, mover: Mover, completions: Completions, pairs: Pairs) -> None:
         self._mover, self.completions = mover, completions
-        # two each way: while the outcome of one waits to be picked up, the other goes on
+        # Two each way: while the outcome of one waits to be picked up, the other continues.
         self._parts = [pairs[first :: self.num_transfers] for first in range(self.num_transfers)]
         self._is_on = False
         self._num_open = 0
@@ -218,7 +220,7 @@ class Traffic:
             self._move(part)
 
     def stop(self) -> None:
-        """Once the last has ended."""
+        """Returns once the last transfer has ended."""
         self._is_on = False
         while self._num_open:
             self.completions.run(timeout_s=30.0)
@@ -238,7 +240,7 @@ class Traffic:
 
 
 def _alternate(batch: Decoding, traffic: Traffic, rounds: int, num_steps: int) -> Row:
-    """Seconds from one step's end to the next's, as an instance's loop takes them."""
+    """Measures seconds from one step's end to the next step's end, like an instance's loop."""
     seconds: dict[bool, list[float]] = {False: [], True: []}
     moved_bytes, moving_s = 0, 0.0
     for number in range(2 * rounds + 2):
@@ -249,7 +251,7 @@ def _alternate(batch: Decoding, traffic: Traffic, rounds: int, num_steps: int) -
         if has_moves:
             moved_bytes, moving_s = moved_bytes + traffic.num_bytes, moving_s + sum(taken)
             traffic.stop()
-        # the first of each kind warm up
+        # The first of each kind warm up.
         if number >= 2:
             seconds[has_moves] += taken
     return {

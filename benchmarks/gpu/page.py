@@ -1,7 +1,7 @@
 """Turns what was measured into a page: python -m benchmarks.gpu.page GPU_JSON ... --out benchmarks/results
 
-Writes gpu.md, gpu-*.png beside it and, from several files, one gpu.json: of a case that was measured twice, the last
-time that did not fail. Needs matplotlib.
+Writes gpu.md, with gpu-*.png beside it, and from several files one gpu.json. If a case was measured several times, it
+takes the last measurement that did not fail. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Table = Sequence[Sequence[object]]
 
 
 def merged(files: Sequence[Path]) -> tuple[list[dict[str, Any]], list[Row]]:
-    """What the machines were, and the rows, with `run` saying which of them."""
+    """Returns the descriptions of the machines, and the rows with `run` as the number of their machine."""
     machines: list[dict[str, Any]] = []
     rows: dict[tuple[str, str], Row] = {}
     for number, file in enumerate(files):
@@ -215,7 +215,7 @@ SECTIONS = {
 
 
 def run(description: str | None, write: Callable[[Sequence[Path], Path], None]) -> None:
-    """The command of a page: files in, a directory out."""
+    """The command line of a page: files in, a directory out."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -226,7 +226,7 @@ def run(description: str | None, write: Callable[[Sequence[Path], Path], None]) 
 
 
 def save(path: Path, runs: Any, rows: Sequence[Any]) -> None:
-    """A line for each row, so that changes can be read."""
+    """Writes each row on its own line, so that diffs are readable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in rows)
     path.write_text(f'{{"runs": {json.dumps(runs, indent=1)},\n "rows": [\n{lines}\n]}}\n')

@@ -1,4 +1,4 @@
-"""The page's pictures."""
+"""The page's plots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KERNEL_COLORS = {"balanced": "tab:blue", "plain": "tab:orange", "only": "tab:blu
 
 
 def draw_all(rows: Sequence[Row], out: Path) -> None:
-    """Those for which there are rows."""
+    """Draws the plots that have rows."""
     pictures: dict[str, tuple[list[Row], Callable[[Figure, Sequence[Row]], None]]] = {
         "step": ([row for row in rows if row["part"] == "step" and "share" in row], _step),
         "mixes": ([row for row in rows if row["part"] == "alignment" and "short" in row], _mixes),
@@ -29,7 +29,7 @@ def draw_all(rows: Sequence[Row], out: Path) -> None:
 
 
 def _is_mix(row: Row) -> bool:
-    """Attention alone: {mix: which lengths, kernel: whose, share: of the copy's bandwidth}."""
+    """Returns whether this is attention alone: {mix: lengths, kernel: name, share: of the copy's bandwidth}."""
     return row["part"] == "attention" and {"mix", "kernel", "share"} <= row.keys()
 
 

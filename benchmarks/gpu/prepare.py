@@ -1,11 +1,11 @@
-"""Makes what `benchmarks.gpu.first` needs on a bare machine that reaches no package index.
+"""Makes what `benchmarks.gpu.first` needs on a bare machine without a package index.
 
     python -m benchmarks.gpu.prepare --python 3.12 --present packages.txt --out .gpu
 
-DIR/site.tar.xz has the packages that alignedserve needs and that machine lacks (--present: names of those it has, or
-the output of `pip list --format=freeze` there), for its Python, without what a server never loads: Ray's libraries and
-Java, debug symbols. There: `tar xf DIR/site.tar.xz -C SITE`, and SITE and the tree in PYTHONPATH. DIR/answers.json is
-what `serves` compares with, computed in float32 on this CPU.
+DIR/site.tar.xz has the packages that alignedserve needs and that machine lacks, for its Python. (--present: names of
+the packages it has, or the output of `pip list --format=freeze` there.) It leaves out what a server never loads: Ray's
+libraries and Java, debug symbols. On that machine run `tar xf DIR/site.tar.xz -C SITE`, and put SITE and the tree in
+PYTHONPATH. DIR/answers.json has the answers that `serves` compares with, computed in float32 on this CPU.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pathlib import Path
 from benchmarks.gpu.serves import write_answers
 
 ROOT = Path(__file__).parents[2]
-# torch and what it brings have to be there: they are gigabytes, and made for that machine's driver.
+# torch and its dependencies have to be there already: they are gigabytes, and built for that machine's driver.
 HEAVY = ("torch", "triton", "nvidia-", "cuda-", "transformers")
-# For the tests of kernels.
+# Needed by the kernel tests.
 TESTS = ("pytest", "pytest-xdist", "pytest-rerunfailures", "hypothesis", "trustme")
-# Versions of glibc, without their 2: where a package has wheels for several, the newest.
+# Minor versions of glibc 2. If a package has wheels for several, the newest is taken.
 GLIBCS = (39, 34, 31, 28, 27, 24, 17)
 UNUSED = (
     *(f"ray/{name}" for name in ("jars", "rllib", "data", "tune", "train", "serve", "llm", "cpp", "include")),
     "ray/dashboard/client",
-    # S3, of which nothing is asked here
+    # For S3, which is not used here.
     "obstore",
 )
 
@@ -48,13 +48,13 @@ def named(requirement: str) -> str:
 
 
 def missing(pinned: Sequence[str], present: Sequence[str]) -> list[str]:
-    """Returns those of `pinned` (NAME==VERSION) that are not there and that can be brought."""
+    """Returns those of `pinned` (NAME==VERSION) that are missing there and can be brought along."""
     there = set(map(named, present))
     return [each for each in pinned if named(each) not in there and not named(each).startswith(HEAVY)]
 
 
 def resolve(python: str) -> list[str]:
-    """Returns all that is needed there but torch, with versions, by pip's own resolver. Raises CalledProcessError."""
+    """Returns everything needed there except torch, with versions, from pip's resolver. Raises CalledProcessError."""
     with tempfile.NamedTemporaryFile() as report:
         arguments = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", report.name]
         _pip(*arguments, "--target", "/nowhere", *_target(python), *needed())

@@ -1,4 +1,4 @@
-"""What a GPU did, kernel by kernel: torch's profiler, through the trace that it writes."""
+"""A GPU's activities, kernel by kernel, from the trace of torch's profiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu.bench import Bench
 
-# of trace events: what the device did
+# Categories of trace events on the device.
 CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
@@ -25,7 +25,7 @@ class Activity:
 
 
 def profiled(bench: Bench, work: Callable[[], Any], repeats: int) -> list[Activity]:
-    """All activities of `repeats` calls, in order of time. Nothing on a CPU."""
+    """Returns all activities of `repeats` calls, in order of time. Returns nothing on a CPU."""
     if not bench.is_cuda:
         return []
     bench.synchronize()
@@ -50,7 +50,7 @@ def activities_of(trace: dict[str, Any]) -> list[Activity]:
 
 
 def busy_seconds(activities: Sequence[Activity]) -> float:
-    """In which at least one was under way. In order of their starts."""
+    """Returns the time in which at least one activity was running. They must be in the order of their starts."""
     busy_s, through_s = 0.0, float("-inf")
     for activity in activities:
         busy_s += max(0.0, activity.end_s - max(activity.start_s, through_s))
@@ -59,7 +59,7 @@ def busy_seconds(activities: Sequence[Activity]) -> float:
 
 
 def table(activities: Sequence[Activity], repeats: int, num_rows: int = 40) -> str:
-    """The names that took longest, per call."""
+    """Returns the names that took longest, per call."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for activity in activities:
         seconds[activity.name].append(activity.end_s - activity.start_s)
@@ -73,6 +73,6 @@ def table(activities: Sequence[Activity], repeats: int, num_rows: int = 40) -> s
 
 
 def write_table(path: Path, title: str, activities: Sequence[Activity], repeats: int) -> None:
-    """Adds to the file."""
+    """Appends to the file."""
     with path.open("a") as file:
         file.write(f"== {title}\n{table(activities, repeats)}\n\n")

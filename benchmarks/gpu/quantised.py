@@ -1,10 +1,11 @@
-"""Linear layers of weights in 8 and 4 bits alone: bytes over time, as a share of what a copy reaches on this GPU, and
-how much faster they are than the same layer in bfloat16.
+"""Measures linear layers with weights in 8 and 4 bits alone.
 
-Layers of Llama-3.1-8B, by the way that a step of so many rows takes (alignedserve/ops/cuda_linear.py); "in pieces" is a
-few rows going the way of many, which says what MAX_CODED_ROWS should be. Weights are random. Calls follow each other in
-a CUDA graph, each over another layer's weights, so that none finds all of its bytes in the cache. Aim: 65 % with few
-rows.
+The results are bytes per second, as a share of what a copy reaches on this GPU, and the speedup over bfloat16.
+
+These are layers of Llama-3.1-8B, computed as a step with that number of rows would (alignedserve/ops/cuda_linear.py).
+"in pieces" computes few rows in the way meant for many, to find the right MAX_CODED_ROWS. Weights are random. Calls
+follow each other in a CUDA graph. Each uses another layer's weights, so none finds all of its bytes in the cache.
+Target: 65% with few rows.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ LAYERS = {"qkv": (4096, 6144), "gate_up": (4096, 28672), "down": (14336, 4096)}
 TINY = {"down": (96, 64)}
 ROWS = (1, 2, 8, 32, 64, 128, 512, 2048)
 TINY_ROWS = (1, 3, 70)
-# So many rows go both ways.
+# These numbers of rows are measured both ways.
 FEW = range(2, 65)
-# Of all layers together: several times what the cache holds.
+# Bytes of all layers together: several times the size of the cache.
 MIN_BYTES = 300 << 20
 MAX_LAYERS = 24
 AIM = 0.65
@@ -41,7 +42,7 @@ NUM_COMPARED = 4
 @dataclass(frozen=True)
 class Format:
     kind: str
-    # None: a scale for each output.
+    # None: one scale per output.
     group: int | None = None
     has_zeros: bool = False
 
@@ -78,12 +79,12 @@ def run(bench: Bench) -> None:
 
 
 class Layers:
-    """Weights of several layers, alike."""
+    """The weights of several identical layers."""
 
     def __init__(self, bench: Bench, form: Format | None, num_in: int, num_out: int) -> None:
         from alignedserve.ops.cuda_ops import CudaOps
 
-        # Triton's interpreter multiplies no matrices of bfloat16.
+        # Triton's interpreter can't multiply bfloat16 matrices.
         self.dtype = torch.bfloat16 if bench.is_cuda else torch.float16
         self._ops = CudaOps(self.dtype, bench.device)
         self.device, self.num_in, self.num_out = bench.device, num_in, num_out

@@ -1,4 +1,4 @@
-"""What a run leaves behind: one JSON file, written anew after every case, since the process may be killed any time."""
+"""A run's results: one JSON file, rewritten after every case because the process may be killed at any time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 class Record:
     path: Path
     machine: dict[str, Any]
-    # part, case, seconds it took; then what it measured, or `error`
+    # Part, case, seconds it took; then its results, or `error`.
     rows: list[Row] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
@@ -33,7 +33,7 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        # a line for each row: they are long, and read one by one
+        # Each row gets its own line, because rows are long and read one by one.
         head = json.dumps(self.machine, indent=1, default=_plain)[:-2]
         rows = ",\n".join(json.dumps(row, default=_plain) for row in self.rows)
         text = f'{head},\n "rows": [\n{rows}\n]\n}}\n'
@@ -66,7 +66,7 @@ def describe_machine(device: torch.device, module: str = "benchmarks.gpu.run") -
     described: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        # The environment has it where the tree is no git checkout.
+        # The environment has it if the tree is not a git checkout.
         "commit": os.environ.get("ALIGNEDSERVE_COMMIT")
         or _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "changed_files": _output("git", "-C", str(ROOT), "status", "--short"),
@@ -105,7 +105,7 @@ def _cpu_name() -> str:
 
 
 def _output(*command: str) -> str | None:
-    """None where there is no such program, or it fails: a copy of the tree need not be a git checkout."""
+    """Returns None if there is no such program or it fails: a copy of the tree need not be a git checkout."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,10 +1,10 @@
-"""The least time that a decode step can take: bytes that must be read over bandwidth, or FLOPs over the matrix rate.
+"""The least time of a decode step: bytes that must be read over bandwidth, or FLOPs over the matrix rate.
 
-    bytes = every weight once (of the input embedding, the rows of the batch) + KV of all prefixes + KV written
-    FLOPs = 2 * weights of matrices * batch + 4 * query heads * head_dim * layers * sum of prefixes
+    bytes = every weight once (the batch's rows of the input embedding) + KV of all prefixes + KV written
+    FLOPs = 2 * matrix weights * batch + 4 * query heads * head_dim * layers * sum of prefixes
 
-Of a mixture of E experts, those are read that the batch is expected to hit: E * (1 - (1 - k/E)^batch), where each row
-chooses k of them evenly. FLOPs are those of k experts for each row.
+In a mixture of E experts, the expected number of experts read is E * (1 - (1 - k/E)^batch), if each row chooses k of
+them evenly. FLOPs are those of k experts per row.
 
 Activations are left out: a few MB beside tens of GB.
 """
@@ -31,7 +31,8 @@ class Work:
 def decode_work(
     config: ModelConfig, lengths: Sequence[int], value_bytes: int, quantization: str | None = None
 ) -> Work:
-    """`lengths`: tokens attended to by each sequence, its new one included. `quantization`: of matrices and experts."""
+    """`lengths`: tokens that each sequence attends to, including its new one. `quantization`: of the matrices and
+    experts."""
     batch, num_kv_tokens = len(lengths), attended(config, lengths)
     num_rows = batch * (2 if config.architecture == "opt" else 1)
     experts = expert_values(config)
@@ -68,7 +69,7 @@ def chunk_work(
 
 
 def attended(config: ModelConfig, lengths: Sequence[int]) -> int:
-    """Tokens, all layers together."""
+    """Returns the number of tokens attended to, summed over layers."""
     windows = config.sliding_windows or (None,) * config.num_layers
     return sum(
         sum(length if window is None else min(length, window) for length in lengths) for window in windows
@@ -80,7 +81,8 @@ def kv_values_per_token(config: ModelConfig) -> int:
 
 
 def matrix_values(config: ModelConfig) -> int:
-    """Of the matrices that every token goes through: the output layer's included, the experts' not."""
+    """Returns the number of values in matrices that every token uses, including the output layer but not the
+    experts."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     num_mlp_matrices = 2 if config.architecture == "opt" else 3
@@ -93,7 +95,7 @@ def matrix_values(config: ModelConfig) -> int:
 
 
 def matrix_bytes(config: ModelConfig, value_bytes: int, quantization: str | None) -> float:
-    """The output layer has a byte for each weight at least; routers stay as they are."""
+    """The output layer has at least a byte per weight, and routers are not quantised."""
     num_values = matrix_values(config)
     if quantization is None:
         return num_values * value_bytes
@@ -108,21 +110,21 @@ def router_values(config: ModelConfig) -> int:
 
 
 def expert_values(config: ModelConfig) -> int:
-    """Of one expert of every mixture."""
+    """Returns the number of values in one expert of every mixture."""
     if config.moe is None:
         return 0
     return sum(config.moe.layers) * 3 * config.hidden_size * config.moe.intermediate_size
 
 
 def hit_experts(config: ModelConfig, batch: int) -> float:
-    """How many experts of each mixture a batch is expected to go through."""
+    """Returns how many experts in each mixture a batch is expected to use."""
     if config.moe is None:
         return 0.0
     return config.moe.num_experts * ExpertCounts(config.moe.num_experts, config.moe.top_k).hit_share(batch)
 
 
 def vector_values(config: ModelConfig) -> int:
-    """Norms and biases."""
+    """Returns the number of values in norms and biases."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     is_opt = config.architecture == "opt"

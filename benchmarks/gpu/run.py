@@ -1,10 +1,10 @@
-"""Measures what was asked for on one GPU, in one call, within the time it is given.
+"""Measures the requested parts on one GPU, in one call, within the given time.
 
     python -m benchmarks.gpu.run --parts ceilings,step:150,throughput --minutes 9 --out DIR
 
-Parts run in the order given; NAME:SECONDS gives a part other than its usual budget. DIR/gpu.json is written anew after
-every case, so that a run that is killed keeps what it has; a case that fails is recorded, and the next one goes on. A
-short table is printed last. --tiny runs all of it with models of no weight, on a CPU too, to try the scripts out.
+Parts run in the given order; NAME:SECONDS overrides a part's usual limit. DIR/gpu.json is rewritten after every case,
+so a run that is killed keeps its results so far. A failed case is recorded, and the next one runs. A short table is
+printed last. --tiny runs everything with tiny models, also on a CPU, to try the scripts out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from alignedserve.engine.config import QUANTIZATIONS
 from benchmarks.gpu.bench import Bench, Options, free_memory
 from benchmarks.gpu.record import Record, describe_machine
 
-# what a part may take, in seconds; together more than one call has
+# The most seconds each part may take. Together they are more than one call has.
 PARTS = {
     "ceilings": 30,
     "attention": 90,
@@ -42,7 +42,7 @@ PARTS = {
     "alignment": 200,
     "cost_grid": 120,
 }
-# left at the end to write and print, whatever a part does
+# Reserved at the end to write and print, whatever a part does.
 RESERVE_S = 5.0
 
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def ended_after(bench: Bench, seconds: float) -> Iterator[None]:
-    """Whatever hangs, a kernel too: the process prints what there is, and where it stands, and is gone."""
+    """If anything hangs, even a kernel, the process prints its results and its stack, and exits."""
 
     def end() -> None:
         faulthandler.dump_traceback(sys.stdout)
@@ -133,9 +133,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--decode-kernels", default="", help="EngineConfig.decode_kernel: those to compare")
     parser.add_argument("--models", default="", help="keep to these presets")
     parser.add_argument(
-        "--quantization", choices=QUANTIZATIONS, help="of `step` and `experts`: EngineConfig.quantization"
+        "--quantization", choices=QUANTIZATIONS, help="EngineConfig.quantization for `step` and `experts`"
     )
-    parser.add_argument("--commit", help="of a tree that is no git checkout")
+    parser.add_argument("--commit", help="commit of a tree that is not a git checkout")
     parser.add_argument("--tiny", action="store_true")
     return parser
 

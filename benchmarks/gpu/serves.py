@@ -1,8 +1,8 @@
-"""Whether it serves: `alignedserve serve` on one GPU, by each link and as one instance that does both.
+"""Checks that `alignedserve serve` works on one GPU, with each link and as one colocated instance.
 
-Each setup has clients of both classes and batch jobs, all at once, answers compared with those of the engine in float32
-on a CPU; its processes are killed one after the other in mid-stream, and nothing may be left of it at the end. The
-setups run beside each other: what is asked is whether, not how fast.
+Each setup has clients of both classes and batch jobs at once. Their answers are compared with answers that the engine
+computed in float32 on a CPU. Its processes are killed one after the other in mid-stream, and nothing may be left behind
+at the end. The setups run at the same time, because this checks correctness, not speed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from benchmarks.soak.served import Setup, serving
 
 NUM_QUESTIONS = 48
 ANSWERS = "answers.json"
-# Streams of each class at once.
+# Simultaneous streams of each class.
 NUM_CHATS, NUM_TINY_CHATS = 6, 2
 SEED = 58
-# Before each kill, with all processes up.
+# Before each kill, with all processes running.
 PAUSE_S, TINY_PAUSE_S = 3.0, 1.0
 MOST_S = 600.0
 OPTIONS = ("--max-num-seqs", "64", "--kv-cache-memory-bytes", str(1 << 30))
@@ -69,7 +69,7 @@ def write_answers(prepared: Path) -> None:
 
 
 def silent() -> tqdm[Any]:
-    """The setups run beside each other: the table says how they ended."""
+    """The setups run at the same time, so their results are only shown in the table."""
     return tqdm(disable=True)
 
 
@@ -102,7 +102,7 @@ class Case:
         return self
 
     def row(self) -> Row:
-        """Also of one that is not over."""
+        """Returns the row even if it has not ended."""
         if self.ended is not None:
             return self.ended
         if self.soak is None or self.log is None:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(record.table(), flush=True)
 
     def stop(number: int, frame: object) -> None:
-        """Whoever stops this kills the servers too: they may hang."""
+        """Also kills the servers, because they may hang."""
         try:
             note()
         finally:
@@ -167,11 +167,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     prepared = os.environ.get("ALIGNEDSERVE_PREPARED")
-    parser.add_argument("--cases", help="ipc, host, gloo, colocated [default: those that the device has]")
+    parser.add_argument(
+        "--cases", help="ipc, host, gloo, colocated [default: those that the device supports]"
+    )
     parser.add_argument("--prepared", type=Path, default=Path(prepared) if prepared else None)
-    parser.add_argument("--minutes", type=float, help="it is stopped then by whoever started it")
+    parser.add_argument("--minutes", type=float, help="time after which the caller stops it")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--log", action="store_true", help="what the servers said, too")
+    parser.add_argument("--log", action="store_true", help="also print the servers' logs")
     parser.add_argument("--tiny", action="store_true", help="on a CPU")
     return parser
 

@@ -1,7 +1,7 @@
-"""A whole decode step, from the engine's call to tokens on the host, and its share of the roofline.
+"""Measures a whole decode step, from the engine's call to tokens on the host, as a share of the roofline.
 
-A case is a model and a batch of equal prefixes: N x L is N requests that attend to L tokens each in the step in the
-middle of those that are timed. Aims: 80 % of the roofline at batch 1, 75 % at the others; 65 % of a mixture of experts.
+A case is a model and a batch of equal prefixes. N x L means N requests that each attend to L tokens in the middle one
+of the timed steps. Targets: 80% of the roofline at batch 1, 75% at the others; 65% for a mixture of experts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""256 requests at once, as the small engines measure throughput: ours, and transformers' continuous batching beside it.
+"""Measures the throughput of 256 simultaneous requests, as small engines do, and transformers' continuous batching.
 
-Input and output lengths are uniform in 100 to 1024, seed 0; nobody stops early; max_model_len is 4096; greedy. Both
-have the same random weights. A first run of the same prompts with two output tokens each, not timed, compiles and
-captures. transformers runs in a process of its own (`transformers_batching.py`), after ours has given the GPU back;
-what it can do is measured in each of its ways to attend that work without a download.
+Input and output lengths are uniform in 100 to 1024, seed 0. No request stops early, max_model_len is 4096, and decoding
+is greedy. Both have the same random weights. A first run of the same prompts with two output tokens each compiles and
+captures, and is not timed. transformers runs in its own process (`transformers_batching.py`), after our engine has
+freed the GPU. It is measured with each of its attention functions that work without a download.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from benchmarks.gpu.record import ROOT, Row
 from benchmarks.gpu.workload import Asked, uniform
 
 MODELS = ("qwen3-0.6b", "llama-3.1-8b")
-# attention, CUDA graphs, the next batch prepared beside the GPU. `torch_varlen`: FlashAttention as torch has it;
-# `sdpa`: what it takes by itself, with its own choices for that
+# Attention, CUDA graphs, the next batch prepared while the GPU works. `torch_varlen`: torch's FlashAttention. `sdpa`:
+# its default, with its own choices for the others.
 THEIR_WAYS = (("torch_varlen", True, True), ("torch_varlen", False, True), ("sdpa", False, False))
-# to start Python, import and build
+# To start Python, import and build.
 THEIR_START_S = 30.0
 
 
@@ -91,7 +91,7 @@ def our_options(bench: Bench) -> dict[str, Any]:
         "device": str(bench.device),
         "attention_backend": bench.options.backend,
         "skip_tokenizer_init": True,
-        # they run twice, once to warm up
+        # Prompts run twice, once to warm up.
         "enable_prefix_caching": False,
         "max_model_len": 4096,
         "max_num_seqs": 256,

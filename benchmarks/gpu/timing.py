@@ -1,4 +1,4 @@
-"""Seconds of work on a device, by its own events; on a CPU by the clock."""
+"""Measures seconds of work on a device with its events, or on a CPU with the clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.gpu.bench import Bench
 def device_seconds(
     bench: Bench, work: Callable[[], Any], repeats: int, warm_ups: int = 3, stream: Any = None
 ) -> list[float]:
-    """Of each of `repeats` calls, queued one behind the other: the time between an event before and one after it."""
+    """Returns the seconds of each of `repeats` queued calls: the time between an event before it and one after it."""
     for _ in range(warm_ups):
         work()
     bench.synchronize()

@@ -1,9 +1,9 @@
-"""transformers' continuous batching, in a process of its own: python -m benchmarks.gpu.transformers_batching JOB ANSWER
+"""transformers' continuous batching in its own process: python -m benchmarks.gpu.transformers_batching JOB ANSWER
 
-Without flash-attn, and without a network to fetch a kernel through, what it takes by itself is `paged|sdpa`: one call
-over all sequences with a mask over everybody's KV. That is no fair measure of its scheduler, so it is also given the
-FlashAttention that torch holds, as one more attention function (its own interface for that), called as its own
-`paged|flash_attention_2` calls flash-attn.
+Without flash-attn, and without a network to download a kernel, its default is `paged|sdpa`: one call over all sequences
+with a mask over the KV of all of them. That is not a fair measure of its scheduler. It is therefore also given torch's
+FlashAttention as an additional attention function (which transformers has an interface for), called in the same way as
+its own `paged|flash_attention_2` calls flash-attn.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def torch_varlen(
     max_seqlen_k: int,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """[1, heads, tokens, head_dim] in, [tokens, heads, head_dim] out; causal from each sequence's end."""
+    """Takes [1, heads, tokens, head_dim], returns [tokens, heads, head_dim]; causal from each sequence's end."""
     keys, values = cache.update(
         key_states=key,
         value_states=value,
@@ -167,7 +167,7 @@ def measure(model: Peer, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_sizes(model: Peer) -> dict[str, Any]:
-    """On a CPU there is no memory of a GPU to size it by."""
+    """On a CPU there is no GPU memory from which the sizes could be derived."""
     if model.device.type == "cuda":
         return {}
     return {"num_blocks": 64, "block_size": 16, "max_batch_tokens": 64}
@@ -176,7 +176,7 @@ def tiny_sizes(model: Peer) -> dict[str, Any]:
 def generate(
     manager: Any, prompts: list[list[int]], num_outputs: list[int], limit_s: float
 ) -> dict[str, Any]:
-    """All requests at once; gives up after `limit_s`."""
+    """Sends all requests at once and gives up after `limit_s`."""
     begin = time.perf_counter()
     names = [
         manager.add_request(prompt, max_new_tokens=count, eos_token_id=NO_TOKEN)

@@ -1,4 +1,4 @@
-"""A tokenizer whose every token is a word: a model of random weights says something with each of its tokens."""
+"""A tokenizer in which every token is a word, so that all of a random model's tokens are text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small engines' benchmark: so many requests, input and output lengths uniform between two limits, one seed."""
+"""The small engines' benchmark: simultaneous requests, with input and output lengths uniform between two limits."""
 
 from __future__ import annotations
 

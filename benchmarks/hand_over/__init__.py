@@ -1,1 +1,2 @@
-"""What is saved where a decode instance pulls the KV of real time from where it was just computed."""
+"""Measures the benefit of the direct hand-over, in which a decode instance pulls real time's KV from where it was
+computed."""

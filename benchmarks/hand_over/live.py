@@ -1,15 +1,18 @@
-"""What the direct way from prefill to decode instances saves: the time from the first token of real time to its second,
-and bytes from and to the pool's memory. `simulated.py` says it of larger hardware.
+"""Measures the savings of the direct hand-over from prefill to decode instances, live.
+
+These are the time from the first to the second token of real time, and bytes from and to the pool's memory.
+`simulated.py` measures the same for larger hardware.
 
     python -m benchmarks.hand_over.live [--beside DIR] [--requests N] [--rounds N] [--prompt-tokens N]
                                         [--best-effort N] [--out FILE] [-- OPTIONS OF alignedserve serve]
 
-Each round starts a server of this checkout (with --beside, then one of the checkout in DIR, so that they take turns:
-A B A B), asks for answers of a few tokens to prompts that are all different, one after the other, beside so many
-best-effort requests all the time, and reads what was copied off `/metrics`. Printed are, for each round, the median and
-the 99th percentile of the time between the first two tokens in milliseconds, and for one real-time request how many KiB
-were saved to the pool, loaded from it, and pulled from instance to instance (those of best effort are among them).
-Without options after `--` the link is ipc.
+Each round starts a server of this checkout; with --beside, also one of the checkout in DIR, so that they take turns
+(A B A B). It requests answers of a few tokens to different prompts, one after the other, beside a constant number of
+best-effort requests, and reads the copied bytes from `/metrics`.
+
+For each round it prints the median and the 99th percentile of the time between the first two tokens, in milliseconds.
+It also prints the KiB per real-time request that were saved to the pool, loaded from it, and pulled between instances.
+These include the copies of best effort. Without options after `--` the link is ipc.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ HERE = Path(__file__).parents[2]
 COPIES = ("save", "load", "pull")
 MOVED = re.compile(r'^alignedserve:kv_transfer_bytes_total\{.*transfer="(\w+)"\} (\S+)$', re.MULTILINE)
 HANDED_OVER = re.compile(r"^alignedserve:num_handed_over_total\{.*\} (\S+)$", re.MULTILINE)
-# Ids of tokens that every model has, and none that ends an answer.
+# Token ids that every model has, none of which ends an answer.
 TOKENS = range(20, 50)
 READY_S = 300.0
 
@@ -47,9 +50,9 @@ class Round:
     checkout: str
     median_ms: float
     p99_ms: float
-    # For one real-time request: KiB of each kind of copy.
+    # KiB of each kind of copy, per real-time request.
     kib: dict[str, float]
-    # How many real-time requests were handed over directly, of all.
+    # Real-time requests that were handed over directly.
     num_handed_over: int
     num_requests: int
 
@@ -61,7 +64,7 @@ class Round:
 
 @contextmanager
 def server(checkout: Path, options: Sequence[str]) -> Iterator[str]:
-    """A server of that checkout, by its own interpreter where it has one."""
+    """Runs a server of that checkout, with its own interpreter if it has one."""
     own = checkout / ".venv" / "bin" / "python"
     port = free_port("127.0.0.1")
     with tempfile.TemporaryDirectory(dir="/tmp") as state, open(Path(state) / "said", "w") as said:
@@ -86,7 +89,7 @@ def _until_healthy(url: str, process: subprocess.Popen[bytes], said: Path) -> No
             if httpx.get(f"{url}/health").json().get("status") == "ok":
                 return
         except (httpx.TransportError, ValueError):
-            pass  # Nobody answers yet.
+            pass  # The server does not answer yet.
         time.sleep(0.2)
     raise SystemExit(f"the server has not started:\n{said.read_text()}")
 
@@ -104,7 +107,7 @@ class Client:
         return body | {"stream": True, "service_tier": tier}
 
     async def gap_s(self, max_tokens: int) -> float:
-        """Asks in real time; returns the seconds between the first token and the second."""
+        """Sends a real-time request. Returns the seconds between the first and the second token."""
         times_s = []
         async with self._http.stream(
             "POST", "/v1/completions", json=self._body(max_tokens, "default")
@@ -116,7 +119,7 @@ class Client:
         return times_s[1] - times_s[0]
 
     async def keep_asking(self) -> None:
-        """Best effort, one request after the other."""
+        """Sends best-effort requests, one after the other."""
         while True:
             body = self._body(64, "flex") | {"stream": False}
             (await self._http.post("/v1/completions", json=body)).raise_for_status()
@@ -149,8 +152,8 @@ async def measure(url: str, args: argparse.Namespace, name: str) -> Round:
 
 
 async def _metrics(http: httpx.AsyncClient) -> dict[str, float]:
-    """The bytes of all copies by kind, and the number of requests that were handed over."""
-    await asyncio.sleep(0.5)  # What was copied last is in a report by then.
+    """Returns the bytes of all copies by kind, and the number of requests that were handed over."""
+    await asyncio.sleep(0.5)  # By then, the last copies are in a report.
     text = (await http.get("/metrics")).text
     found = dict.fromkeys(COPIES, 0.0)
     for what, num_bytes in MOVED.findall(text):
@@ -160,14 +163,16 @@ async def _metrics(http: httpx.AsyncClient) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--beside", type=Path, metavar="DIR", help="another checkout, for each second round")
+    parser.add_argument("--beside", type=Path, metavar="DIR", help="another checkout, for every second round")
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=2, help="of each checkout")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds per checkout")
     parser.add_argument("--prompt-tokens", type=int, default=150)
     parser.add_argument("--max-tokens", type=int, default=4)
-    parser.add_argument("--best-effort", type=int, default=0, help="requests that are there all the time")
+    parser.add_argument(
+        "--best-effort", type=int, default=0, help="number of best-effort requests that run all the time"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the result here as JSON")
+    parser.add_argument("--out", type=Path, help="write the results to this file as JSON")
     parser.add_argument("serve", nargs="*", help="options of alignedserve serve, after --")
     args = parser.parse_args()
     checkouts = {"here": HERE} | ({str(args.beside.name): args.beside.resolve()} if args.beside else {})

@@ -1,12 +1,12 @@
-"""The direct way from prefill to decode instances beside the way through the pool, in simulation: OPT-13B on A100s, by
-its cost model, over NVLink (`nccl`).
+"""Compares the direct hand-over with the way through the pool, in simulation: OPT-13B on A100s, link `nccl` (NVLink).
 
     python -m benchmarks.hand_over.simulated [--seconds 200] [--out DIR]
 
-For each case: the time from the first token of a real-time request to its second, how long the first and all others
-take, what is decoded, and what is copied from and to the pool. The last cases are more real time than can be decoded,
-where batches of like lengths wait in the pool, with a kernel that splits KV evenly and with one in which all wait for
-the longest. Everything but the way is the same, the arrivals too. Writes hand_over.md and hand_over.json.
+For each case it measures the time from the first to the second token of a real-time request, the times of the first and
+of all tokens, the throughput, and the copies from and to the pool. The last cases have more real time than can be
+decoded, so that batches of similar lengths wait in the pool: with a kernel that splits KV evenly, and with one in which
+all sequences wait for the longest. All else is the same, including the arrivals. Writes hand_over.md and
+hand_over.json.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from benchmarks.progress import say
 COST = "opt-13b/a100-80gb"
 MAX_MODEL_LEN = 4096
 POOL_BYTES = 800e9
-# Real time begins when the instances are full of best effort.
+# Seconds until real time begins, when the instances are full of best effort.
 FILL_S = 60.0
-# Best effort that is there at the beginning, and that comes, more than is done, for each decode instance.
+# Best-effort requests per decode instance: at the beginning, and per second after that, which is more than can be done.
 BE_AT_FIRST, BE_PER_S = 200, 7.0
 
 CHATS = LognormalLengths(200, 48, spread=1.6, max_prompt=1024, max_output=256)
 DOCUMENTS = LognormalLengths(2000, 48, spread=1.3, max_prompt=3500, max_output=256)
-# Of lengths that differ much.
+# Widely varying lengths.
 STORIES = LognormalLengths(500, 300, spread=2.5, max_prompt=3000, max_output=1000)
 BEST_EFFORT = LognormalLengths(500, 250, spread=1.6, max_prompt=2048, max_output=1024)
 
@@ -50,7 +50,7 @@ WAYS = {"through the pool": "benchmarks.hand_over.through_pool:AlignedThroughPoo
 class Case:
     name: str
     lengths: LognormalLengths
-    # Real-time requests a second.
+    # Real-time requests per second.
     rate: float
     num_prefill: int = 1
     num_decode: int = 1
@@ -95,10 +95,10 @@ class Row:
     # From the first token to the second.
     second_p50_s: float
     second_p99_s: float
-    # Of all gaps between two tokens of real time.
+    # Between any two tokens of real time.
     gap_p50_s: float
     gap_p99_s: float
-    # Of both classes.
+    # Output tokens of both classes.
     tokens_per_s: float
     loaded_gb: float
     saved_gb: float
@@ -205,7 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.hand_over.simulated", description=__doc__.split("\n\n")[0]
     )
-    parser.add_argument("--seconds", type=float, default=200.0, help="of real time in each case")
+    parser.add_argument("--seconds", type=float, default=200.0, help="seconds of real time per case")
     parser.add_argument("--out", type=Path, metavar="DIR")
     args = parser.parse_args()
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""`aligned` as it would be without the direct way."""
+"""The policy `aligned` without the direct hand-over."""
 
 from __future__ import annotations
 

@@ -2,17 +2,18 @@
 
     python -m benchmarks.llmd_protocol --out DIR [--vllm VENV/bin/python] [--quick]
 
-Chats come from guidellm itself (`make clients`): 90 s at one call a second, 90 s at 15, three times. They are asked
-alone, and again beside three jobs of 1,000 lines with windows of 30 minutes, 2 hours and 24 hours. Said of each
-system: the ratios of TTFT p50 and p99 and of gaps' p99 beside the jobs to those alone, jobs that were done within their
-windows, and tokens of the jobs per second. Systems are this server's default policy, `fcfs` and `priority`, and, with
---vllm, vLLM for CPU with its priority scheduling, for which a client keeps lines open, since it has no batch API.
+guidellm itself (`make clients`) sends the chats: 90 s at one call per second, 90 s at 15, three times. They are sent
+alone, and again beside three jobs of 1,000 lines with windows of 30 minutes, 2 hours and 24 hours. The results for each
+system are ratios of values beside the jobs to those alone (TTFT p50 and p99, and p99 of gaps), the jobs that finished
+within their windows, and the jobs' tokens per second. The systems are this server's default policy, `fcfs` and
+`priority`, and with --vllm, vLLM for CPU with its priority scheduling. vLLM has no batch API, so a client keeps its
+lines open.
 
-What 15 calls a second are depends on the machine: it is measured first, how many chats a second this server answers
-with nothing else to do (`throughput` of guidellm), and a burst is a share of that (--burst-share), the calm a fifteenth
-of the burst. Likewise lines are so long that all three jobs together would take as long as the bursts do, at the pace
-that best effort has alone: beside chats they last longer, and the page says how many lines were left. All systems are
-asked the same.
+What 15 calls per second mean depends on the machine. It is first measured how many chats per second this server answers
+when it does nothing else (guidellm's `throughput`). A burst is a share of that (--burst-share), and the calm rate is a
+fifteenth of the burst. Similarly, lines are so long that all three jobs would take as long as the bursts at best
+effort's pace alone. Beside chats they take longer, and the page shows how many lines were left. All systems get the
+same requests.
 
-guidellm counts a gap as the mean of a call's gaps; so do the published figures.
+guidellm counts the mean of a call's gaps as one gap, and so do the published figures.
 """

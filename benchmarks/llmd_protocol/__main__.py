@@ -1,4 +1,4 @@
-"""Measures one system after the other; DIR/llmd_protocol.json is written anew after each, and the page beside it."""
+"""Measures one system after the other. DIR/llmd_protocol.json and the page are rewritten after each."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.clients.environments import directory_of
 
 POLICIES = ("aligned", "fcfs", "priority")
 GUIDELLM = directory_of("guidellm") / "bin/guidellm"
-# of a prompt and its output; a line's prompt has 600 at most
+# The tokens of a prompt and its output. A line's prompt has at most 600.
 MAX_LINE_TOKENS, MIN_LINE_TOKENS = 1400, 8
-# chats open at once while it is measured how many are answered
+# Chats open at once while the capacity is measured.
 NUM_AT_ONCE = 32
-# until best effort has filled what there is
+# The time until best effort has filled the server.
 FILL_S = 10.0
 
 
@@ -39,7 +39,7 @@ class Protocol:
     num_rounds: int = 3
     num_lines: int = 1000
     burst_share: float = 0.5
-    # how long the jobs take alone, in lengths of all phases together
+    # How long the jobs take alone, as a multiple of the length of all phases together.
     jobs_share: float = 1.0
     calibration_s: float = 30.0
     vllm: Path | None = None
@@ -52,14 +52,14 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Scale:
-    """What fits this machine."""
+    """The load that fits this machine."""
 
-    # chats a second, alone
+    # Chats per second, alone.
     capacity_per_s: float
     be_tokens_per_s: float
-    # chats a second, of a burst
+    # Chats per second in a burst.
     rate: float
-    # of output, of a line
+    # Output tokens per line.
     line_tokens: int
 
 
@@ -71,7 +71,8 @@ def scale_of(protocol: Protocol, capacity_per_s: float, be_tokens_per_s: float) 
 
 
 def jobs_of(num_lines: int, line_tokens: int) -> dict[str, list[dict[str, Any]]]:
-    """Of each window, other lines; the outputs are from half of `line_tokens` to one and a half."""
+    """Returns different lines for each window. Their outputs have between half and one and a half times
+    `line_tokens`."""
     found = {}
     for seed, window in enumerate(WINDOWS):
         bodies = list(lines(num_lines, seed).values())
@@ -87,7 +88,7 @@ def calibrate(protocol: Protocol) -> Scale:
     with opener(POLICIES[0], None, protocol.options)() as system:
         warm_up(protocol, system)
         capacity = ask_at_once(protocol.guidellm, system.url, NUM_AT_ONCE, protocol.calibration_s)
-        # more than is answered meanwhile
+        # More than is answered during the measurement.
         system.start(jobs_of(1000, 200))
         time.sleep(FILL_S)
         before, begun_s = system.num_tokens(), time.monotonic()
@@ -129,7 +130,7 @@ def warm_up(protocol: Protocol, system: System) -> Chats:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    # whoever stops it does not leave a server behind
+    # SIGTERM must not leave a server running.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     protocol = _protocol(args)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -192,18 +193,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--policies", type=lambda text: text.split(","), default=list(POLICIES))
-    parser.add_argument("--vllm", type=Path, help="a Python that has vLLM for CPU: it is measured too")
+    parser.add_argument("--vllm", type=Path, help="a Python that has vLLM for CPU: also measures it")
     parser.add_argument(
-        "--guidellm", type=Path, default=GUIDELLM, help="[default: what `make clients` makes]"
+        "--guidellm", type=Path, default=GUIDELLM, help="[default: the one from `make clients`]"
     )
     parser.add_argument(
-        "--burst-share", type=float, default=0.5, help="of the chats a second that it can do alone"
+        "--burst-share",
+        type=float,
+        default=0.5,
+        help="share of the chats per second that it can answer alone",
     )
-    parser.add_argument("--colocated", type=int, default=0, help="so many instances, instead of 1+1")
     parser.add_argument(
-        "--resume", action="store_true", help="measure what DIR does not have yet, at the scale that it has"
+        "--colocated", type=int, default=0, help="number of colocated instances, instead of 1+1"
     )
-    parser.add_argument("--quick", action="store_true", help="a few seconds of each: to see that it runs")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="measure what DIR does not have yet, at the scale recorded there",
+    )
+    parser.add_argument("--quick", action="store_true", help="a few seconds for each, to check that it works")
     return parser
 
 

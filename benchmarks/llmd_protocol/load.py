@@ -1,4 +1,4 @@
-"""Chats from guidellm, and what it wrote of them."""
+"""Chats sent by guidellm, and its results."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from alignedserve.sim.report import quantiles
 from benchmarks.rt_with_be.traffic import MAX_OUTPUT, MIN_OUTPUT, MODEL
 from tests.clients.environments import shared_packages
 
-# of calm and burst: one call a second against 15
+# The ratio of burst to calm: 15 calls per second against one.
 CALM = 15.0
-# more than are answered in a second by anything on a CPU: guidellm ends with its data
+# More than anything on a CPU answers per second. guidellm stops when its data ends.
 MAX_CALLS_PER_S = 500.0
-# seconds beyond the phases that a run may take: each begins with processes of its own
+# Seconds that a run may take beyond its phases, because each phase starts its own processes.
 SLACK_S = 120.0
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
-    # it shares the cores with the server; with ten processes, its default, it would measure itself
+    # It shares the cores with the server. With ten processes, its default, it would measure itself.
     "GUIDELLM__MAX_WORKER_PROCESSES": "1",
 }
 
 
 @dataclass(frozen=True)
 class Chats:
-    """What guidellm says of all calls of a run that were answered."""
+    """guidellm's results for all answered calls in a run."""
 
     num_calls: int
     ttft_p50_ms: float
     ttft_p99_ms: float
     gap_p99_ms: float
     calls_per_s: float
-    # of all answers
+    # In all answers.
     num_tokens: int
-    # calls that failed, and calls that were open when a phase ended: their times are in nothing above
+    # Failed calls, and calls that were open when a phase ended. The times above don't include them.
     num_failed: int = 0
     num_open: int = 0
 
 
 def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Counting goes on for longer than any answer may."""
+    """Counting takes longer than any answer may be."""
     dice = random.Random(seed)
     firsts = [dice.randint(100, 900) for _ in range(count)]
     return [
@@ -64,13 +64,13 @@ def bursts(rate: float, num_rounds: int) -> list[float]:
 
 
 def ask_at(guidellm: Path, url: str, rates: Sequence[float], phase_s: float) -> Chats:
-    """At each rate for so many seconds, one after the other."""
+    """Sends calls at each rate for `phase_s` seconds, one rate after the other."""
     profile = {"kind": "constant", "rate": list(rates)}
     return _run(guidellm, url, profile, phase_s, len(rates), max(rates))
 
 
 def ask_at_once(guidellm: Path, url: str, num_at_once: int, seconds: float) -> Chats:
-    """As fast as they are answered."""
+    """Sends a new call as soon as one is answered."""
     profile = {"kind": "throughput", "max_concurrency": num_at_once}
     return _run(guidellm, url, profile, seconds, 1, MAX_CALLS_PER_S)
 
@@ -78,7 +78,7 @@ def ask_at_once(guidellm: Path, url: str, num_at_once: int, seconds: float) -> C
 def _run(
     guidellm: Path, url: str, profile: dict[str, Any], phase_s: float, num_phases: int, max_rate: float
 ) -> Chats:
-    """Each phase begins with the first question. Raises CalledProcessError, with what it said, when guidellm fails."""
+    """Each phase begins with the first question. Raises CalledProcessError with guidellm's output if guidellm fails."""
     with tempfile.TemporaryDirectory(prefix="guidellm-") as directory:
         data, report = Path(directory, "data.jsonl"), Path(directory, "report.json")
         data.write_text("\n".join(map(json.dumps, questions(math.ceil(max_rate * phase_s) + 1))))
@@ -98,7 +98,7 @@ def _run(
 
 
 def chats_of(report: dict[str, Any]) -> Chats:
-    """Raises RuntimeError when none was answered: there is nothing to compare then."""
+    """Raises RuntimeError if no chat was answered, since there is nothing to compare then."""
     parts = [part["requests"] for part in report["benchmarks"]]
     done, failed, left = (
         [call for part in parts for call in part.get(end) or ()]

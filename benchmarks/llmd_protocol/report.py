@@ -1,4 +1,4 @@
-"""What the runs say: ratios, jobs in time, tokens of jobs per second; as a page."""
+"""The runs' results as a page: ratios, jobs in time, and the jobs' tokens per second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.llmd_protocol.load import Chats
 from benchmarks.llmd_protocol.systems import Done
 
 AIM = (1.25, 1.5, 1.25)
-# of two replicas of gpt-oss-120b: beside the interactive part alone
+# Published for two replicas of gpt-oss-120b: ratios to the interactive part alone.
 PUBLISHED = {
     "llm-d, flow control by priority (published)": (1.54, 22.3, 4.3),
     "llm-d, admission control (published)": (1.76, 5.95, 2.3),
@@ -31,15 +31,15 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Run:
-    """One system."""
+    """The results for one system."""
 
     name: str
     alone: Chats
     beside: Chats
     jobs: Sequence[Done]
-    # lines without an answer when the last chat had ended; 0: some chats had nothing beside them
+    # Lines without an answer when the last chat had ended. If 0, some chats ran without jobs beside them.
     num_left: int
-    # of the jobs' output: beside the bursts, and from their beginning to their end
+    # The jobs' output tokens per second: beside the bursts, and from the jobs' beginning to their end.
     beside_tokens_per_s: float
     tokens_per_s: float
 
@@ -53,7 +53,7 @@ class Run:
 
 
 def read(text: str) -> tuple[dict[str, Any], list[Run]]:
-    """What was said of the machine, and the runs, of `llmd_protocol.json`."""
+    """Returns the machine's description and the runs from the text of `llmd_protocol.json`."""
     said = json.loads(text)
     return said, [_run(row) for row in said.pop("rows")]
 

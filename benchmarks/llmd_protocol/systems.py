@@ -1,4 +1,5 @@
-"""What is asked: this server with a policy, or vLLM. Both take lines, and say how many tokens they made."""
+"""The measured systems: this server with a policy, or vLLM. Both take lines, and report how many tokens they
+produced."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from benchmarks.rt_with_be import peer, served
 from benchmarks.rt_with_be.traffic import OVER, Job
 
 VLLM = "vllm-priority"
-# KV of more than may run and wait
+# KV for more requests than may run and wait.
 KV = served.kv_options(512 << 20, 1 << 30)
 LOOK_S = 1.0
-# the window of a job, as this server's API takes it
+# A job's window, as this server's API takes it.
 WINDOWS = {"30m": 1800.0, "2h": 7200.0, "24h": 86400.0}
 
 
 @dataclass(frozen=True)
 class Done:
-    """One job."""
+    """One job's result."""
 
     window: str
-    # seconds from when it was made; None: not done
+    # Seconds since it was created; None: not finished.
     took_s: float | None
     num_lines: int
     num_answered: int
@@ -41,22 +42,22 @@ class System(Protocol):
     url: str
 
     def start(self, lines: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """`lines`: of each window's job."""
+        """`lines`: the lines of each window's job."""
         ...
 
-    # whether `num_tokens` counts those of chats too
+    # Whether `num_tokens` also counts the chats' tokens.
     counts_chats: bool
 
     def num_tokens(self) -> float:
-        """Made for lines, since the server started."""
+        """Returns the tokens produced for lines since the server started."""
         ...
 
     def num_left(self) -> int:
-        """Lines that are not answered."""
+        """Returns the number of lines without an answer."""
         ...
 
     def wait(self, timeout_s: float) -> list[Done]:
-        """Until all jobs are over, or have had their time; stops what is left."""
+        """Waits until all jobs have finished or used up their time, and stops the rest."""
         ...
 
 
@@ -101,7 +102,7 @@ def done_of(window: str, batch: Mapping[str, Any]) -> Done:
 
 
 class Peer:
-    """Lines of the shorter windows come first. It has no jobs, and so nothing that knows of windows."""
+    """Lines with shorter windows come first. It has no jobs, so nothing in it knows about windows."""
 
     counts_chats = True
 
@@ -144,7 +145,7 @@ class Peer:
 
 
 def ends_of(sizes: Mapping[str, int]) -> dict[str, int]:
-    """How many lines are done when each job is, if lines are done in order."""
+    """Returns how many lines are done when each job is done, if lines are done in order."""
     ends, total = {}, 0
     for window, size in sizes.items():
         ends[window] = total = total + size
@@ -152,7 +153,7 @@ def ends_of(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def opener(name: str, vllm: Path | None, options: Sequence[str]) -> Callable[[], Any]:
-    """A context manager of the system with this name."""
+    """Returns a function that opens the system with this name as a context manager."""
 
     @contextmanager
     def ours() -> Iterator[System]:

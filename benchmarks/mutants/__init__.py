@@ -1,1 +1,2 @@
-"""How soon `alignedserve vopr` finds bugs: each mutant of `mutants.toml` is a line of the deciding code gone wrong."""
+"""Measures how soon `alignedserve vopr` finds bugs. Each mutant in `mutants.toml` is one wrong line in the deciding
+code."""

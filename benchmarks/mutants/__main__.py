@@ -1,13 +1,13 @@
-"""Lets `alignedserve vopr` look for each mutant until it is found or the time is up.
+"""Lets `alignedserve vopr` search for each mutant until it is found or the time is up.
 
     python -m benchmarks.mutants [--minutes 5] [--only TEXT ...] [--jobs 2] [--out DIR] [--continue]
 
-`--minutes`: those of a machine that does nothing else and has a core for each job. It is the processors' time
-that counts, so that the machine may do other things. `--only`: mutants with one of the texts in their name or file.
-`--continue`: not those that were looked for before, as DIR says; all of them take hours. Writes mutants.md and
-mutants.json. Exit status 1: not all were found.
+`--minutes` assumes a machine that does nothing else and has one core per job. What is counted is CPU time, so the
+machine may do other things as well. `--only` selects mutants with one of these texts in their name or file.
+`--continue` skips mutants that DIR already has results for; all of them take hours. Writes mutants.md and mutants.json.
+The exit status is 1 if any mutant was not found.
 
-With `--random N` or `--named` mutants are tried against the tests instead: see command.py.
+With `--random N` or `--named`, mutants are tried against the tests instead: see command.py.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from benchmarks.mutants.catch import Bounds
 from benchmarks.mutants.family import load_of
 from benchmarks.mutants.mutant import Mutant, copy_packages, living, mutants
 
-# `alignedserve vopr` ends with this status when something did not hold.
+# The exit status of `alignedserve vopr` when a check failed.
 FOUND = 1
-# With this one when it was stopped here.
+# Its exit status after this program stopped it.
 STOPPED = -signal.SIGKILL
-# How long it may take on a machine that does other things as well, in multiples of what it would take otherwise.
+# How long a search may take, as a multiple of its time on a machine that does nothing else.
 _MOST_TIMES = 6
 _LOOK_S = 1.0
-# And its last line says how to see that again.
+# The beginning of vopr's last line, which tells how to replay a failure.
 REPLAYS = "alignedserve vopr --seed"
 
 
@@ -48,18 +48,18 @@ class Hunt:
 
     name: str
     file: str
-    # The systems in which it was looked for; None: in all.
+    # The system it was searched for in; None: in all.
     system: str | None
     is_found: bool
-    # The processors' time.
+    # CPU time.
     cpu_s: float
-    # What did not hold, and the command that shows it.
+    # What failed, and the command that reproduces it.
     failure: str
     command: str
 
 
 def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
-    """Raises RuntimeError if the search itself fails, or if what it found is no fault of the mutant."""
+    """Raises RuntimeError if the search itself fails, or if the failure it found is not caused by the mutant."""
     most_cpu_s = 60 * minutes * num_jobs
     flags = ["--minutes", str(_MOST_TIMES * minutes), "--jobs", str(num_jobs), "--no-shrink"]
     flags += ["--out", str(copy / "out")]
@@ -68,7 +68,7 @@ def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
     with living(mutant, copy), _Search(copy, flags) as search:
         out, errors, cpu_s = search.until_it_ends(most_cpu_s)
     status, lines = search.status, out.strip().splitlines()
-    # Python ends with the same status when vopr itself fails.
+    # Python exits with the same status when vopr itself fails.
     is_found = status == FOUND and bool(lines) and lines[-1].startswith(REPLAYS)
     if is_found:
         if fails(copy, lines[-1]):
@@ -81,7 +81,7 @@ def hunt(mutant: Mutant, copy: Path, minutes: float, num_jobs: int) -> Hunt:
 
 
 def fails(copy: Path, command: str) -> bool:
-    """Whether a history fails in these packages as they are."""
+    """Returns whether a simulation fails in these packages as they are."""
     words = [sys.executable, "-m", *shlex.split(command), "--no-shrink", "--out", str(copy / "out")]
     ran = subprocess.run(words, cwd=copy, env=_environment(copy), capture_output=True, text=True)
     if ran.returncode not in (0, FOUND):
@@ -94,7 +94,7 @@ def _environment(copy: Path) -> dict[str, str]:
 
 
 class _Search:
-    """`alignedserve vopr` with its processes. At the end of the block none of them is left."""
+    """Runs `alignedserve vopr` with its processes. All of them have ended when the block is left."""
 
     def __init__(self, copy: Path, flags: Sequence[str]) -> None:
         self._vopr = subprocess.Popen(
@@ -120,7 +120,7 @@ class _Search:
         return self._vopr.returncode
 
     def until_it_ends(self, most_cpu_s: float) -> tuple[str, str, float]:
-        """Returns its output, its errors and the processors' time that it took. It is ended after `most_cpu_s`."""
+        """Returns its output, its errors and the CPU time it took. It is killed once it has taken `most_cpu_s`."""
         before_s, seen_s = _children_cpu_s(), 0.0
         while True:
             try:
@@ -130,7 +130,8 @@ class _Search:
                 if seen_s > most_cpu_s:
                     os.killpg(self._vopr.pid, signal.SIGKILL)
             else:
-                # Those that were killed with it were waited for by nobody.
+                # Children killed together with it were not waited for, so their time is missing from its children's CPU
+                # time.
                 return out, errors, max(seen_s, _children_cpu_s() - before_s)
 
 
@@ -180,7 +181,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--continue", action="store_true", dest="goes_on")
-    # options of mutants that are tried against the tests
+    # Options for mutants that are tried against the tests.
     parser.add_argument("--random", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--named", action="store_true")

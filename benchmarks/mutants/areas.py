@@ -1,11 +1,11 @@
-"""The areas of the deciding code that random mutants are drawn from, and the files of each."""
+"""The areas of the deciding code that random mutants are drawn from, and each area's files."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatch
 from pathlib import Path
 
-# Patterns of files, from the root of the repository.
+# Patterns of files, relative to the root of the repository.
 AREAS: dict[str, tuple[str, ...]] = {
     "router": ("router/*.py",),
     "pool": ("kvpool/*.py",),
@@ -40,13 +40,13 @@ AREAS: dict[str, tuple[str, ...]] = {
 
 
 def files_of(area: str, root: Path) -> list[str]:
-    """Paths from the root, sorted."""
+    """Returns sorted paths relative to the root."""
     found = {path for pattern in AREAS[area] for path in root.glob(pattern)}
     return sorted(str(path.relative_to(root)) for path in found if path.name != "__init__.py")
 
 
 def area_of(file: str) -> str | None:
-    """Returns the area of a file, named from the root; None: it is in none."""
+    """Returns the area of a file, given by its path relative to the root, or None if it is in no area."""
     for area, patterns in AREAS.items():
         if any(_matches(file, pattern) for pattern in patterns):
             return area

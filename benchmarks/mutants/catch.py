@@ -1,7 +1,7 @@
-"""Tries a mutant against the tests that execute its statement, the nearest and cheapest first, and then against vopr.
+"""Tries a mutant against the tests that execute its statement, nearest and cheapest first, and then against vopr.
 
-This costs what tests cost until one fails. So that what is caught early is known early, all are tried for a short time
-first, and then those that live go on where they stopped.
+A mutant costs CPU time until a test fails. To learn early what is caught early, all mutants are first tried for a short
+time. Those that survive are then continued where they stopped.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from benchmarks.mutants.edit import Edit
 from benchmarks.mutants.mutant import with_text
 from benchmarks.mutants.reach import VOPR, Reach
 
-# Asks a server of tests: see server.py.
+# Sends a request to a test server: see server.py.
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a mutant that nothing catches may cost, in seconds of a processor's time."""
+    """The most CPU time in seconds that a mutant may take if nothing catches it."""
 
     tests_cpu_s: float = 120.0
     vopr_cpu_s: float = 60.0
-    # The first seed of vopr, all mutants the same.
+    # The first seed for vopr, the same for all mutants.
     first_seed: int = 1
 
 
@@ -35,7 +35,7 @@ class Bounds:
 class Verdict:
     key: str
     name: str
-    # None: its file is in no area.
+    # None if its file is in no area.
     area: str | None
     file: str
     line: int
@@ -43,30 +43,30 @@ class Verdict:
     old: str
     new: str
     is_caught: bool
-    # The test that failed, or the seed of vopr, and how.
+    # The failed test or vopr seed, and how it failed.
     by: str
     why: str
-    # The number of tests that execute the statement, and of those that were run.
+    # The number of tests that execute the statement, and how many of them were run.
     num_reaching: int
     num_run: int
     # Whether vopr executes its file.
     is_in_vopr: bool
-    # Seconds of a processor's time that tests took.
+    # CPU seconds that the tests took.
     cpu_s: float
-    # The tests took as long as a mutant may: some that execute the statement were not run.
+    # Whether the tests took the most time allowed, so some that execute the statement were not run.
     is_cut: bool
-    # CollectedTests can't see it in a fork: what it changes stands outside functions.
+    # Whether CollectedTests can't apply it in a fork because it changes code outside functions.
     is_outside: bool = False
-    # Seconds of a processor's time for which vopr has looked for it.
+    # CPU seconds that vopr has searched for it.
     vopr_cpu_s: float = 0.0
-    # Its tests were collected anew, with it in its file: see `attempt_imported`.
+    # Whether its tests were collected again with the mutant in its file: see `attempt_imported`.
     is_imported: bool = False
 
 
 def attempt(
     edit: Edit, tests: CollectedTests, reach: Reach, bounds: Bounds, before: Verdict | None = None
 ) -> Verdict:
-    """`before`: how it went for a shorter time."""
+    """`before`: the result of a shorter trial."""
     original = (tests.copy / edit.file).read_text()
     with mutated(tests.copy, edit) as text:
         reaching = reach.of(edit.file, edit.statement_line)
@@ -83,8 +83,9 @@ def attempt_imported(
     bounds: Bounds,
     before: Verdict | None = None,
 ) -> Verdict:
-    """As `attempt`, of a mutant that is executed when its file is imported: `start` imports and collects all anew, in
-    the copy of those `without` it. Those that execute anything in its file are tried. `before`: how this went."""
+    """Does the same as `attempt` for a mutant that is executed when its file is imported. `start` imports and collects
+    everything again in the copy that `without` uses. All tests that execute anything in its file are tried. `before`:
+    the result so far."""
     lines = {line for file, line in reach.places if file == edit.file}
     reaching = list(dict.fromkeys(name for line in sorted(lines) for name in reach.of(edit.file, line)))
     original = (without.copy / edit.file).read_text()
@@ -107,7 +108,7 @@ def attempt_imported(
 
 
 def _asking_without(edit: Edit, original: str, tests: CollectedTests) -> Ask:
-    """`original`: the text of the mutant's file without it, which processes that tests start have meanwhile."""
+    """`original`: the mutant's file without the mutant. Meanwhile processes that tests start also read this text."""
 
     def ask(request: dict[str, Any]) -> dict[str, Any]:
         with with_text(tests.copy / edit.file, original):
@@ -117,14 +118,14 @@ def _asking_without(edit: Edit, original: str, tests: CollectedTests) -> Ask:
 
 
 def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> Verdict:
-    # Others may have been measured before, and an imported mutant may change the ids of tests.
+    # Some may not have been measured, and an imported mutant may change test ids.
     names = [name for name in reaching if name in trial.tests.runs_twice]
-    # Where no test executes it, those of its folder may still start processes that do.
+    # If no test executes it, tests in its folder may still start processes that do.
     near = (name for name in trial.reach.passing() if name.startswith(_folder(edit.file)))
     tried = names or [name for name in near if name in trial.tests.runs_twice]
     if not trial.by:
         trial.run(ordered(edit.file, tried, trial.reach)[trial.num_run :], bounds.tests_cpu_s)
-    # Its seeds of today may execute what those that were measured did not.
+    # vopr's current seeds may execute code that the measured seeds did not.
     is_in_vopr = trial.reach.is_executed(edit.file, by=VOPR)
     if is_in_vopr and not trial.by and not trial.is_outside and trial.vopr_cpu_s < bounds.vopr_cpu_s:
         trial.run_seeds(bounds.first_seed, edit.systems, bounds.vopr_cpu_s)
@@ -152,8 +153,8 @@ def _attempt(edit: Edit, trial: _Trial, reaching: list[str], bounds: Bounds) -> 
 
 
 def ordered(file: str, names: list[str], reach: Reach) -> list[str]:
-    """Those of the folder that mirrors the file's before others, cheap ones before dear ones; tests of one file stay
-    together, since they share what the file sets up."""
+    """Tests in the folder that mirrors the file's folder come before others, and cheap ones before expensive ones.
+    Tests in one file stay together because they share its setup."""
     folder = _folder(file)
     cost_of: dict[tuple[int, str], float] = defaultdict(float)
     tiers = {}
@@ -174,14 +175,14 @@ def ordered(file: str, names: list[str], reach: Reach) -> list[str]:
     )
 
 
-# Seconds from which on a test takes long.
+# A test that takes at least this many seconds is considered long.
 _LONG_S = 2.0
-# Seconds of a processor's time that a test of the tier takes at most, and whether all are in it, or only near ones.
+# Each tier's most CPU seconds per test, and whether it has all tests or only near ones.
 _TIERS = ((0.5, False), (0.1, True), (5.0, False), (2.0, True), (float("inf"), True))
 
 
 def _folder(file: str) -> str:
-    """The folder of tests that mirrors the file's."""
+    """Returns the folder of tests that mirrors the file's folder."""
     parts = file.split("/")
     return f"tests/{parts[1] if parts[0] == 'alignedserve' else parts[0]}/"
 
@@ -199,7 +200,7 @@ class _Trial:
         ask_without: Ask,
         before: Verdict | None = None,
     ) -> None:
-        """`ask_without`: asks the same tests without the mutant."""
+        """`ask_without`: sends a request to the same tests without the mutant."""
         self._mutant, self.tests, self.reach, self._ask_without = mutant, tests, reach, ask_without
         self.by = self.why = ""
         self.num_run, self.cpu_s = (before.num_run, before.cpu_s) if before else (0, 0.0)
@@ -218,9 +219,9 @@ class _Trial:
             names = names[num_run:]
 
     def _is_sure(self, names: list[str]) -> bool:
-        """Whether it is the mutant that the last of these tests has failed for: without it, all of them have to pass.
-        One that takes long, or that CI runs once more if it fails, depends on how busy the machine is: it has to fail
-        once more before."""
+        """Returns whether the last of these tests failed because of the mutant. To confirm it, all of them have to pass
+        without the mutant. A long test, or one that CI runs again when it fails, depends on how busy the machine is, so
+        it has to fail a second time first."""
         request = {"items": names, "cpu_s": 1e9}
         if self.tests.runs_twice[names[-1]] or self.reach.tests[names[-1]].wall_s >= _LONG_S:
             again = self._ask(request)
@@ -230,7 +231,7 @@ class _Trial:
         return bool(without["outcome"] == "passed")
 
     def run_seeds(self, first_seed: int, systems: Sequence[str], cpu_s: float) -> None:
-        """A seed that fails without the mutant too is passed over."""
+        """Ignores a seed that also fails without the mutant."""
         spent_s, seed = self.cpu_s, first_seed
         while self.cpu_s - spent_s < cpu_s:
             request = {"first_seed": seed, "systems": systems, "cpu_s": cpu_s - (self.cpu_s - spent_s)}
@@ -245,7 +246,7 @@ class _Trial:
         self.cpu_s, self.vopr_cpu_s = spent_s, cpu_s
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns what is known of the last test that was run."""
+        """Returns the results of the last test that was run."""
         limits = self.reach.limits(request.get("items", ()))
         answer = self.tests.ask(request | self._mutant | {"limits": limits})
         ended: list[dict[str, Any]] = answer["ended"]

@@ -1,8 +1,8 @@
-"""Every change of one place in the functions of a file that someone might make by mistake.
+"""Finds every change of one place in a file's functions that someone might make by mistake.
 
-Comparisons, `and`, `or`, `not`, constants, arithmetic, `min` and `max`, slices, conditions, results, and statements
-that are left out. Nothing changes that a program does not decide by: names, texts, what is logged, what an error says,
-`assert`, annotations, default values, and what stands outside functions, which is settings.
+It changes comparisons, `and`, `or`, `not`, constants, arithmetic, `min` and `max`, slices, conditions and results, and
+leaves out statements. It changes only what decides: not names, texts, log calls, error messages, `assert`, annotations
+or default values. It also leaves code outside functions as it is, because that code is settings.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _CALLED = {
     "bisect_left": "bisect_right",
     "bisect_right": "bisect_left",
 }
-# What these objects' methods do is to tell an operator.
+# These objects' methods only inform an operator.
 _TELLING = ("log", "logger", "_log", "_logger", "logging", "warnings", "print")
-# Functions that tell a reader what something is.
+# Functions that only describe an object to a reader.
 _TOLD = ("__repr__", "__str__")
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -59,7 +59,7 @@ _NodeT = TypeVar("_NodeT", bound=ast.AST)
 
 
 def changes(file: str, text: str) -> list[Edit]:
-    """In the order of the lines. A few of them change nothing: see `is_different`."""
+    """Returns the changes in the order of the lines. A few of them have no effect: see `is_different`."""
     found: list[Edit] = []
     numbers: Counter[tuple[str, str, str]] = Counter()
     for function, statement, node, new in _found(ast.parse(text)):
@@ -75,13 +75,13 @@ def changes(file: str, text: str) -> list[Edit]:
 
 
 def _span(node: ast.expr | ast.stmt) -> tuple[int, int, int, int]:
-    """First line and column, last line and the column after it."""
+    """Returns the first line and column, the last line and the column after the end."""
     assert node.end_lineno is not None and node.end_col_offset is not None
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
 def is_different(text: str, edit: Edit) -> bool:
-    """Whether it compiles, to other code than the text."""
+    """Returns whether the changed text compiles, and to different code than the text."""
     try:
         changed = compile(edit.applied(text), edit.file, "exec", dont_inherit=True)
     except SyntaxError:
@@ -90,13 +90,13 @@ def is_different(text: str, edit: Edit) -> bool:
 
 
 def _essence(code: object) -> object:
-    """What a code object does, without where it stands."""
+    """Returns what a code object does, without its position."""
     if not isinstance(code, CodeType):
         return (type(code), repr(code))
     return (code.co_code, code.co_names, code.co_varnames, tuple(_essence(each) for each in code.co_consts))
 
 
-# Function, innermost statement, node, and the code that takes the node's place.
+# Function, innermost statement, node, and the code that replaces the node.
 _Found = tuple[str, ast.stmt, ast.expr | ast.stmt, str]
 
 
@@ -109,7 +109,7 @@ def _found(tree: ast.Module) -> Iterator[_Found]:
 
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Function]]:
-    """Those that are nested in another function belong to it."""
+    """A function nested in another belongs to the outer function."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Function):
             yield prefix + child.name, child
@@ -175,7 +175,7 @@ def _of_statement(function: _Function, statement: ast.stmt) -> Iterator[tuple[as
 
 
 def _in_expression(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Yields the changes of an expression and of all parts of it."""
+    """Yields the changes of an expression and all its parts."""
     if isinstance(node, ast.JoinedStr) or _tells(node):
         return
     if isinstance(node, ast.expr):
@@ -238,7 +238,7 @@ def _of_expression(node: ast.expr) -> Iterator[str]:
 
 
 def _with(node: _NodeT, **fields: object) -> _NodeT:
-    """A copy with other fields."""
+    """Returns a copy with some fields changed."""
     return type(node)(**{**dict(ast.iter_fields(node)), **fields})
 
 

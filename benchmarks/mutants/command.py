@@ -3,23 +3,23 @@
     python -m benchmarks.mutants --random N --seed S [--named] [--only TEXT ...] [--jobs J] [--out DIR] [--of TREE]
                                  [--tests PATH ...] [--cpu-s S] [--vopr-cpu-s S] [--continue] [--live]
 
-As many mutants of each area are drawn from the seed (areas.py, changes.py); `--named` adds those of mutants.toml. The
-same seed draws the same mutants in another commit, but for functions that differ. `--of` names the checkout that is
-tried, code and tests: two commits' tests are compared by one run in each.
+The seed draws the same number of mutants from each area (areas.py, changes.py); `--named` adds those in mutants.toml.
+The same seed draws the same mutants in another commit, except for functions that differ. `--of` names the checkout
+whose code and tests are tried. To compare the tests of two commits, run this in each.
 
-A mutant is caught if a test fails, or hangs. First, once for a state of the tree, every test is run with probes, which
-say what statements of the deciding code it executes, and what it costs (reach.json in DIR). Then a mutant is tried
-against those that execute its statement: the nearest and cheapest first, until one fails or they have taken `--cpu-s`
-seconds of a processor's time. A test that takes long, or that CI runs a second time, has to fail twice. What is left is
-tried by vopr, for `--vopr-cpu-s`. Each test and each seed that fails is run once more without the mutant, and has to
-pass. Property tests draw what they draw in CI, where `CI` makes that the same each time. A copy has no commit, so its
-share of large matrices is that of `--draw 0`; CI's shares are others.
+A mutant is caught if a test fails or hangs. First, once per state of the tree, every test is run with probes, which
+record the statements of the deciding code it executes, and its cost (reach.json in DIR). Then a mutant is tried against
+the tests that execute its statement, nearest and cheapest first, until one fails or they have taken `--cpu-s` seconds
+of CPU time. A long test, or one that CI runs a second time, has to fail twice. Mutants not caught by then are tried
+with vopr for `--vopr-cpu-s`. Each failing test or seed is run once more without the mutant and has to pass. Property
+tests draw the same examples as in CI, where `CI` makes them the same each time. A copy has no commit, so its share of
+large matrices is that of `--draw 0`; CI uses other shares.
 
-A value that a module of tests makes when it is imported (an argument of `parametrize`) is made without the mutant.
-What runs in processes that a test starts is not seen by probes, so the tests of whole systems are left out: `cluster`,
-`launch`, `clients`, `deploy`, `benchmarks`, and those of models and kernels, which decide nothing. `--live` tries all
-survivors together against those of `cluster` and `launch` (live.py): that takes hours. `--continue` goes on where DIR's
-results stopped, if the tree is the same.
+A value that a test module computes when it is imported (an argument of `parametrize`) is computed without the mutant.
+Probes don't see what runs in processes that a test starts. The tests of whole systems are therefore left out:
+`cluster`, `launch`, `clients`, `deploy`, `benchmarks`. So are tests of models and kernels, which decide nothing.
+`--live` tries all survivors together against the tests in `cluster` and `launch` (live.py), which takes hours.
+`--continue` continues where DIR's results stopped if the tree is the same.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from benchmarks.mutants.reach import VOPR, digest_of, load, measure
 from benchmarks.mutants.table import save, saved
 
 _T = TypeVar("_T")
-# Seconds of a processor's time for which all are tried first.
+# CPU seconds that every mutant is tried for first.
 _SHORT_S = 20.0
-# Those that decide, or run what decides, first.
+# Folders with code that decides, or runs such code, come first.
 FOLDERS = (
     "router",
     "scheduling",
@@ -74,7 +74,7 @@ FOLDERS = (
 
 
 class Trials:
-    """Servers of tests, each in a copy of its own, work through what there is to do."""
+    """Test servers, each in its own copy, that work through the mutants."""
 
     def __init__(self, root: Path, digest: str, tests: list[str], num_jobs: int, out: Path) -> None:
         self._root, self._paths, self._num_jobs, self._out = root, tests, num_jobs, out
@@ -156,7 +156,7 @@ class Trials:
 
 
 def _together(calls: list[Callable[[], None]]) -> None:
-    """Each in a thread; raises what the first of them raised."""
+    """Runs each call in a thread, and raises the first error that one of them raised."""
     errors: list[BaseException] = []
 
     def guarded(call: Callable[[], None]) -> None:
@@ -175,7 +175,7 @@ def _together(calls: list[Callable[[], None]]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """The options are __main__.py's."""
+    """Takes the options of __main__.py."""
     root, out = (args.of or ROOT).resolve(), args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     edits = [

@@ -1,4 +1,4 @@
-"""Copies of the repository in which mutants live, and servers of tests in them."""
+"""Copies of the repository that contain mutants, and test servers in these copies."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _OWN_ROOT = Path(__file__).parents[2]
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", ".clients", "__pycache__", ".mypy_cache", ".ruff_cache", ".hypothesis"
 )
-# What a checkout has that no commit has.
+# Folders in a checkout that are in no commit.
 _LINKED = (".venv", ".clients")
-# No test of a mutant reads what Python compiled of another.
+# A mutant's tests must not read bytecode compiled from another mutant.
 _ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
-# Seconds after which a process that still collects tests hangs: it takes ten where nothing else runs.
+# A process that collects tests for longer than this is considered hung. It takes ten seconds on an idle machine.
 _COLLECTS_S = 600.0
 
 
@@ -38,7 +38,7 @@ def copy_tree(root: Path, to: Path) -> Path:
 
 
 def copied_files(root: Path) -> Iterator[Path]:
-    """In the order of their names."""
+    """Yields them in the order of their names."""
     for folder, folders, names in os.walk(root):
         left_out = _LEFT_OUT(folder, [*folders, *names])
         folders[:] = sorted(set(folders) - left_out)
@@ -51,7 +51,8 @@ def copied_files(root: Path) -> Iterator[Path]:
 
 @contextmanager
 def mutated(copy: Path, edit: Edit) -> Iterator[str]:
-    """While the block runs, the mutant is in the copy: processes that tests start have it, too. Gives its text."""
+    """The copy has the mutant while the block runs, so processes that tests start have it too. Yields the file's
+    text."""
     path = copy / edit.file
     text = edit.applied(path.read_text())
     with with_text(path, text):
@@ -59,17 +60,17 @@ def mutated(copy: Path, edit: Edit) -> Iterator[str]:
 
 
 def module_of(file: str) -> str:
-    """As tests import it."""
+    """Returns the module's name as tests import it."""
     parts = Path(file).with_suffix("").parts
     return ".".join(parts if parts[0] == "alignedserve" else ("alignedserve", *parts))
 
 
 class CollectedTests:
-    """Tests that were collected in a copy, in a process that runs any of them in a fork: see server.py."""
+    """Tests collected in a copy, in a process that runs any of them in a fork: see server.py."""
 
     def __init__(self, copy: Path, paths: list[str], mutated: list[str], log: Path) -> None:
-        """`mutated`: the files in which mutants may live. Raises RuntimeError if collecting ends the process, or does
-        not end."""
+        """`mutated`: the files that may contain mutants. Raises RuntimeError if the process ends, or does not finish,
+        while it collects."""
         modules = json.dumps([module_of(file) for file in mutated])
         with log.open("a") as errors:
             self._process = subprocess.Popen(
@@ -89,9 +90,9 @@ class CollectedTests:
             self._process.wait()
             raise RuntimeError(f"tests are not collected within {_COLLECTS_S:g} s")
         collected = self._answer()
-        # Each test's id, and whether CI runs it once more if it fails.
+        # Each test's id, and whether CI runs it again if it fails.
         self.runs_twice: dict[str, bool] = dict(collected["items"])
-        # The number of files of tests that could not be imported.
+        # The number of test files that could not be imported.
         self.num_broken: int = collected["num_broken"]
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Draws mutants from a seed, as many of each area."""
+"""Draws mutants from a seed, the same number from each area."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from benchmarks.mutants.edit import Edit
 
 
 def draw(root: Path, num: int, seed: int) -> list[Edit]:
-    """At most one of each statement. What is drawn of a function hangs on that function and the seed: a change of
-    another adds or takes away few others."""
+    """Draws at most one mutant per statement. Which ones are drawn from a function depends on that function and the
+    seed. A change in another function adds or removes only a few."""
     found: list[Edit] = []
     for at, area in enumerate(AREAS):
         share = num // len(AREAS) + (at < num % len(AREAS))

@@ -1,4 +1,4 @@
-"""A mutant as a change of one place in one file, which leaves the number of lines as it is."""
+"""A mutant as a change of one place in one file that keeps the number of lines."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Edit:
-    # The path of the file, from the root of the repository.
+    # The file's path, relative to the root of the repository.
     file: str
-    # The first line of the innermost statement that is changed; from 1.
+    # The first line of the innermost changed statement, from 1.
     statement_line: int
-    # Where the change begins; the line from 1, the column in bytes from 0, as `ast` counts them.
+    # Where the change begins: the line from 1, the column in bytes from 0, as in `ast`.
     line: int
     column: int
     end_line: int
     end_column: int
-    # Whether an expression is changed; otherwise, a statement.
+    # True if an expression is changed, False if a statement.
     is_expression: bool
-    # The code that stands there, without its line breaks, and the code that takes its place.
+    # The original code, without its line breaks, and its replacement.
     old: str
     new: str
-    # The function, as `__qualname__` says it, and how often the same change occurs before it in that function.
+    # The function's `__qualname__`, and how many times the same change occurs before this one in the function.
     function: str
     number: int
-    # What is told of it instead of its code.
+    # Shown instead of its code.
     title: str = ""
-    # The systems in which vopr looks for it, as for `alignedserve vopr --system`; none: in all.
+    # The systems vopr searches in, as for `alignedserve vopr --system`; empty: all.
     systems: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """Is the same wherever in the file the function stands: eight hexadecimal digits."""
+        """Returns eight hexadecimal digits that don't depend on the function's position in the file."""
         text = "\0".join((self.file, self.function, self.old, self.new, str(self.number)))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -43,7 +43,8 @@ class Edit:
         return f"{self.file}:{self.line}:{self.column} `{_short(self.old)}` → `{_short(self.new)}`"
 
     def rank(self, seed: int) -> str:
-        """Mutants are drawn in the order of this: a seed's order of two of them hangs on nothing else."""
+        """Mutants are drawn in the order of this rank. The order of two mutants depends only on the seed and these
+        two."""
         return hashlib.sha256(f"{seed}\0{self.key}".encode()).hexdigest()
 
     def applied(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""A process and all that it has started: their processor's time, whether any of them computes, and their end."""
+"""A process and all its descendants: their CPU time, whether any of them is busy, and how to kill them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Load:
-    # Seconds of processors since the processes began, ended children included.
+    # CPU seconds since the processes began, including ended children.
     cpu_s: float
-    # Whether one of them computes, or waits for a processor or the disk.
+    # Whether one of them computes, or waits for a CPU or the disk.
     is_busy: bool
 
 
 def adopt_orphans() -> None:
-    """From here on, what descendants leave behind are children of this process."""
+    """From now on, orphaned descendants become children of this process."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap() -> None:
-    """What has ended below this process and has no other parent any more: tests wait until it is gone."""
+    """Waits for all ended descendants that have no other parent, since tests wait until they are gone."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -68,7 +68,7 @@ def _family(pid: int, stats: dict[int, list[str]]) -> list[int]:
 
 
 def _stats() -> dict[int, list[str]]:
-    """The fields of each process's `stat` from its state on: proc(5) counts that one as the third."""
+    """Returns the fields of each process's `stat` from its state on, which proc(5) numbers as the third field."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

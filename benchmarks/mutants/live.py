@@ -1,8 +1,8 @@
-"""Tries mutants against tests of live systems, which take too long for each mutant by itself: all together in one copy.
+"""Tries mutants against tests of live systems. They take too long per mutant, so all mutants are tried in one copy.
 
-When a test fails, it is run alone without any mutant. If it passes, halves of the mutants are tried against it, until
-one is left. If it fails with that one alone, that one is caught. A test that fails without mutants, or with no half of
-them, is left out from there on, which is printed. Then the others go on from the file of that test.
+When a test fails, it is run alone without any mutant. If it passes, halves of the mutants are tried with it until one
+is left. If it fails with only that mutant, the mutant is caught. A test that fails without mutants, or with neither
+half, is left out from then on, and this is printed. Then the remaining mutants continue from that test's file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDERS = ("tests/cluster", "tests/launch")
 
 # A test in pytest's short summary, or a file that can't be imported.
 _FAILURE = re.compile(r"(?:FAILED|ERROR) (tests/\S.*?)(?: - .*)?")
-# pytest's exit status if all tests are left out
+# pytest's exit status if all tests are deselected.
 _NO_TESTS = 5
 
 
@@ -30,19 +30,19 @@ class Run(Protocol):
     def __call__(
         self, edits: Sequence[Edit], tests: Sequence[str], left_out: Sequence[str] = ()
     ) -> str | None:
-        """Runs the tests, files or single ones, with the mutants. Returns the first that fails; None: all pass."""
+        """Runs the tests (files or single ones) with the mutants. Returns the first that fails, or None if all pass."""
 
 
 def caught_live(
     edits: Sequence[Edit], files: Sequence[str], run: Run, tell: Callable[[Edit, str], None]
 ) -> None:
-    """`tell` is called with each mutant that a test catches, and the test."""
+    """`tell` is called with each caught mutant and the test that caught it."""
     for group in apart(edits):
         _caught(group, list(files), run, tell)
 
 
 def apart(edits: Sequence[Edit]) -> list[list[Edit]]:
-    """Groups in which no two change the same place."""
+    """Returns groups in which no two mutants change the same place."""
     groups: list[list[Edit]] = []
     for edit in edits:
         fitting = (group for group in groups if not any(_overlap(edit, other) for other in group))
@@ -55,7 +55,7 @@ def apart(edits: Sequence[Edit]) -> list[list[Edit]]:
 
 
 def together(text: str, edits: Sequence[Edit]) -> str:
-    """The text of a file with all of these, none of which changes the same place."""
+    """Returns a file's text with all these mutants, no two of which change the same place."""
     for edit in sorted(edits, key=lambda each: (each.line, each.column), reverse=True):
         text = edit.applied(text)
     return text
@@ -89,7 +89,7 @@ def _caught(group: list[Edit], files: list[str], run: Run, tell: Callable[[Edit,
 
 
 def _narrowed(group: list[Edit], test: str, run: Run) -> Edit | None:
-    """Returns the mutant for which the test fails; None: there is no such one."""
+    """Returns the mutant that makes the test fail, or None if there is no such mutant."""
     if run([], [test]):
         return None
     while len(group) > 1:
@@ -102,7 +102,7 @@ def _narrowed(group: list[Edit], test: str, run: Run) -> Edit | None:
 
 
 def run_in(copy: Path) -> Run:
-    """Each time in new processes, which import the mutants."""
+    """Each run uses new processes, which import the mutants."""
 
     def run(edits: Sequence[Edit], tests: Sequence[str], left_out: Sequence[str] = ()) -> str | None:
         by_file: dict[str, list[Edit]] = defaultdict(list)
@@ -133,7 +133,7 @@ def _first_failure(copy: Path, tests: Sequence[str], left_out: Sequence[str]) ->
         capture_output=True,
         text=True,
     )
-    # Lines of captured logs, which come before the summary, may begin with "ERROR" as well.
+    # Lines of captured logs, which come before the summary, may also begin with "ERROR".
     _, _, summary = ran.stdout.rpartition("= short test summary info =")
     failures = filter(None, map(_FAILURE.fullmatch, summary.splitlines()))
     for failure in failures:

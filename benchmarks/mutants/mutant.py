@@ -1,4 +1,4 @@
-"""The mutants, and a copy of the packages in which one of them lives."""
+"""The mutants, and a copy of the packages that contains one of them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# What `alignedserve vopr` needs of this repository.
+# The packages that `alignedserve vopr` needs.
 _PACKAGES = ("alignedserve", "router", "kvpool", "prefill_worker", "decode_worker", "kernels")
 
 
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    # The path of the file, from the root of the repository.
+    # The file's path, relative to the root of the repository.
     file: str
-    # What occurs in it once, and what stands there instead.
+    # A text that occurs once in the file, and its replacement.
     old: str
     new: str
-    # The systems in which it is looked for, as for `alignedserve vopr --system`: its line runs in no others.
+    # The only system that executes its line, as for `alignedserve vopr --system`.
     system: str | None = None
-    # Why it may not be found: what else makes up for it.
+    # Why it may not be found: what other code compensates for it.
     survives: str = ""
 
     def applied(self, text: str) -> str:
-        """Raises ValueError if the text is not what the mutant was made of."""
+        """Raises ValueError if the text is not the one that the mutant was made for."""
         if text.count(self.old) != 1:
             raise ValueError(
                 f"{self.name}: {self.file} has its line {text.count(self.old)} times, and must once"
@@ -50,7 +50,7 @@ def copy_packages(to: Path) -> None:
 
 @contextmanager
 def with_text(path: Path, text: str) -> Iterator[None]:
-    """While the block runs, the file has this text."""
+    """The file has this text while the block runs."""
     before = path.read_text()
     path.write_text(text)
     try:
@@ -61,7 +61,7 @@ def with_text(path: Path, text: str) -> Iterator[None]:
 
 @contextmanager
 def living(mutant: Mutant, copy: Path) -> Iterator[None]:
-    """While the block runs, the mutant is in the copy of the packages."""
+    """The copy of the packages has the mutant while the block runs."""
     path = copy / mutant.file
     with with_text(path, mutant.applied(path.read_text())):
         yield

@@ -1,4 +1,4 @@
-"""The mutants of `mutants.toml`, as tests are tried with them."""
+"""The mutants in `mutants.toml`, in the form in which tests are tried with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def named_edits(root: Path) -> list[Edit]:
 
 
 def edit_of(mutant: Mutant, text: str) -> Edit:
-    """Raises ValueError if the text is not what the mutant was made of."""
+    """Raises ValueError if the text is not the one that the mutant was made for."""
     mutant.applied(text)
     begin = text.index(mutant.old)
     end = begin + len(mutant.old)
@@ -45,7 +45,7 @@ def _place(text: str, at: int) -> tuple[int, int]:
 
 
 def _around(tree: ast.Module, line: int) -> tuple[int, str]:
-    """The first line of the innermost statement there, and the functions and classes around it."""
+    """Returns the first line of the innermost statement there, and the enclosing functions and classes."""
     statement, names = line, []
     body: list[ast.AST] = [tree]
     while body:

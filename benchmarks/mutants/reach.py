@@ -1,4 +1,5 @@
-"""Which tests execute which statements of the deciding code, and what each of them costs: measured once for a tree."""
+"""Which tests execute which statements of the deciding code, and each test's cost, measured once per state of the
+tree."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from typing import Any
 
 from benchmarks.mutants.copies import CollectedTests, copied_files
 
-# Seconds of a processor's time, and of a clock, for which limits are made where nothing is known yet.
+# CPU seconds and elapsed seconds that limits are computed from before anything is measured.
 _UNKNOWN = [6.0, 30.0]
-# The seeds of vopr that are run to see which statements it executes: these seconds of a processor's time.
+# CPU seconds that vopr's seeds are run for, to see which statements they execute.
 _VOPR_CPU_S = 60.0
 VOPR = "vopr"
 _CODE = {".py", ".cpp", ".h", ".js", ".lua", ".toml"}
@@ -26,30 +27,30 @@ class Measured:
     outcome: str
     cpu_s: float
     wall_s: float
-    # Bits of the statements, as in `Reach.places`.
+    # A bit per executed statement, in the order of `Reach.places`.
     hits: int
 
 
 @dataclass
 class Reach:
-    # The state of the tree that this was measured in.
+    # The state of the tree that was measured.
     digest: str
-    # Each statement: its file and its first line.
+    # The file and first line of each statement.
     places: list[tuple[str, int]] = field(default_factory=list)
     tests: dict[str, Measured] = field(default_factory=dict)
 
     def of(self, file: str, statement_line: int) -> list[str]:
-        """The tests that pass and execute a statement; `VOPR` may be one of them."""
+        """Returns the passing tests that execute a statement; `VOPR` may be among them."""
         bits = sum(1 << at for at, place in enumerate(self.places) if place == (file, statement_line))
         return [name for name, test in self.tests.items() if test.outcome == "passed" and test.hits & bits]
 
     def is_executed(self, file: str, by: str) -> bool:
-        """Whether any statement of a file is."""
+        """Returns whether any statement in a file is executed."""
         bits = sum(1 << at for at, place in enumerate(self.places) if place[0] == file)
         return by in self.tests and bool(self.tests[by].hits & bits)
 
     def passing(self) -> list[str]:
-        """All tests but `VOPR`."""
+        """Returns all passing tests except `VOPR`."""
         return [name for name, test in self.tests.items() if test.outcome == "passed" and name != VOPR]
 
     def limits(self, names: Iterable[str]) -> dict[str, list[float]]:
@@ -69,7 +70,7 @@ class Reach:
 
 
 def load(path: Path, digest: str) -> Reach:
-    """Returns an empty one if there is none of this state of the tree."""
+    """Returns an empty one if none was saved for this state of the tree."""
     if not path.exists():
         return Reach(digest)
     data = json.loads(path.read_text())
@@ -82,7 +83,7 @@ def load(path: Path, digest: str) -> Reach:
 
 
 def digest_of(root: Path) -> str:
-    """Returns a hash of a tree's code, and of all else in its tests/."""
+    """Returns a hash of a tree's code and everything else in its tests/."""
     digest = hashlib.sha256()
     for path in copied_files(root):
         if path.suffix in _CODE or path.is_relative_to(root / "tests"):
@@ -93,8 +94,8 @@ def digest_of(root: Path) -> str:
 def measure(
     tests: CollectedTests, test_file: str, probed: list[str], add: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Runs the tests of a file, or seeds for `VOPR`. A test that ends the process, or hangs, costs only itself, and
-    those that fail get a second run."""
+    """Runs the tests in a file, or seeds for `VOPR`. If a test ends the process or hangs, only that test is lost.
+    Failed tests are run a second time."""
     request: dict[str, Any] = {"probes": probed, "cpu_s": 1e9}
     if test_file == VOPR:
         answer = tests.ask(request | {"first_seed": 0, "cpu_s": _VOPR_CPU_S})
@@ -109,7 +110,7 @@ def measure(
 def _run(
     tests: CollectedTests, names: list[str], request: dict[str, Any], add: Callable[[dict[str, Any]], None]
 ) -> list[str]:
-    """Returns those that failed."""
+    """Returns the failed tests."""
     failed: list[str] = []
     while names:
         answer = tests.ask(request | {"items": names, "limits": dict.fromkeys(names, _UNKNOWN)})

@@ -1,10 +1,10 @@
-"""A process that has collected the tests of a copy of the repository, and forks for each run of some of them.
+"""A process that has collected the tests in a copy of the repository and forks to run some of them.
 
     python -m benchmarks.mutants.server COPY MODULES PATH...
 
-It reads one request a line from its standard input, as JSON, and writes one answer a line to its standard output. What
-is imported and collected once costs ten seconds; a fork, in which a mutant's code is put into the functions that are
-imported already (swap.py), costs a tenth of one.
+It reads one JSON request per line from standard input and writes one answer per line to standard output. Importing and
+collecting everything takes ten seconds and is done once. A fork, which swaps a mutant's code into functions that are
+already imported (swap.py), takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from benchmarks.mutants.swap import Functions, Probes
 Request = dict[str, Any]
 Answer = dict[str, Any]
 
-# A test hangs when it has computed for this many times what it takes otherwise, and these seconds more,
+# A test hangs if it has used this many times its usual CPU time plus these seconds,
 _TIMES, _MORE_CPU_S = 10.0, 15.0
-# or has waited for so long, while none of its processes had anything to compute.
+# or has waited for this long while none of its processes was busy.
 _IDLE_TIMES, _IDLE_S = 3.0, 25.0
-# Seconds between two looks at a test's processes, and before the first.
+# Seconds between two checks of a test's processes, and before the first.
 _LOOK_S = 1.0
-# The most seconds of a processor that one seed of vopr may take.
+# The most CPU seconds that one vopr seed may take.
 _SEED_CPU_S = 120.0
 
 
 class Server:
-    """pytest's plugin: instead of running what was collected, it answers requests."""
+    """A pytest plugin that answers requests instead of running the collected tests."""
 
     def __init__(self, root: Path, modules: list[str], requests: TextIO, answers: TextIO) -> None:
         self._root, self._modules = root, modules
@@ -52,12 +52,12 @@ class Server:
         self._items: dict[str, pytest.Item] = {}
         self._reports: list[pytest.TestReport] = []
         self._probes: Probes | None = None
-        # What setups have executed: a fixture's setup may be that of the tests after it, too.
+        # Statements executed by setups, because later tests may use the same fixture.
         self._setup_hits: set[int] = set()
         self._functions: Functions
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Property tests draw the same examples each time, and what fails is not made smaller."""
+        """Property tests draw the same examples each time, and failing examples are not minimised."""
         from hypothesis import Phase, settings
 
         phases = (Phase.explicit, Phase.generate)
@@ -154,7 +154,7 @@ class Server:
             spent_s += took_s
             ends = "failed" if failed and not probes else "spent" if spent_s > request["cpu_s"] else ""
             if ends:
-                # so that fixtures of several tests remove what they have made
+                # This lets fixtures shared by several tests remove what they made.
                 item.session._setupstate.teardown_exact(None)
                 tell({"outcome": ends})
                 return
@@ -210,7 +210,7 @@ def _write(writing: int, answer: Answer) -> None:
 
 
 class _Watch:
-    """Reads what a fork tells, and ends it when a test hangs."""
+    """Reads what a fork reports, and kills it when a test hangs."""
 
     def __init__(self, request: Request, pid: int, reading: int, requests: TextIO) -> None:
         self._limits: dict[str, list[float]] = request.get("limits", {})
@@ -218,7 +218,8 @@ class _Watch:
         self._running = ""
         self._ended: list[Answer] = []
         self._places: list[Any] = []
-        # Since when the test runs, and what its processes had computed then; since when they have nothing to compute.
+        # The time the test has been running since, its processes' CPU time then, and the time they have been idle
+        # since.
         self._begun_cpu_s: float | None = None
         self._seen_cpu_s = 0.0
         self._looked_s = self._idle_since_s = time.monotonic()
@@ -237,7 +238,7 @@ class _Watch:
                 if not data:
                     return self._over("failed", "the process of the tests ended")
             elif _is_closed(self._requests):
-                sys.exit("nobody asks any more")
+                sys.exit("standard input was closed")
             if time.monotonic() - self._looked_s >= _LOOK_S:
                 reap()
                 hang = self._hangs()
@@ -245,12 +246,12 @@ class _Watch:
                     return self._over("failed", hang)
 
     def _take(self, told: Answer) -> Answer | None:
-        """Returns the last thing that is told."""
+        """Returns the answer if this is the fork's last report."""
         if "begins" in told:
             self._running, self._begun_cpu_s, self._seen_cpu_s = told["begins"], None, 0.0
             self._looked_s = self._idle_since_s = time.monotonic()
         elif "ends" in told:
-            # Processes that the test did not wait for count as well.
+            # Processes that the test did not wait for also count.
             self._ended.append(told | {"cpu_s": max(told["cpu_s"], round(self._seen_cpu_s, 3))})
         elif "places" in told:
             self._places = told["places"]
@@ -292,7 +293,7 @@ class _Watch:
 
 
 def _is_closed(file: TextIO) -> bool:
-    """Nothing is sent while an answer is awaited: what can be read is the end."""
+    """Nothing is sent while an answer is awaited, so anything readable is the end of the file."""
     return bool(select.select([file], [], [], 0)[0])
 
 
@@ -306,7 +307,7 @@ def _cpu_s() -> float:
 
 
 def _last_line(report: pytest.TestReport) -> str:
-    """What pytest says last about why it failed."""
+    """Returns the first line of pytest's last message about the failure."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return str(crash.message if crash else report.longrepr).split("\n")[0][:200]
 
@@ -314,7 +315,7 @@ def _last_line(report: pytest.TestReport) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants.server", description=__doc__)
     parser.add_argument("copy", type=Path)
-    parser.add_argument("modules", type=json.loads, help="those in which mutants may live, as JSON")
+    parser.add_argument("modules", type=json.loads, help="modules that may contain mutants, as JSON")
     parser.add_argument("tests", nargs="+", metavar="PATH")
     args = parser.parse_args()
     root = args.copy.resolve()
@@ -325,10 +326,10 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     adopt_orphans()
     os.chdir(root)
-    # What multiprocessing starts does not import this file: tests have no part in it.
+    # Processes that multiprocessing starts must not import this file, which is no part of the tests.
     main_module = sys.modules["__main__"]
     main_module.__spec__, main_module.__file__ = None, None
-    # The copy has benchmarks of its own, which its tests import.
+    # The copy has its own benchmarks package, which its tests import.
     sys.path[0] = str(root)
     for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
         del sys.modules[name]

@@ -1,6 +1,6 @@
-"""Puts other code into functions that are imported already, so that a mutant costs no start of a process.
+"""Puts other code into functions that are already imported, so that a mutant needs no new process.
 
-Functions stand in for the modules: a change that lies outside all of them can't be put in this way.
+Only functions are changed, not modules. A change outside all functions can't be applied this way.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 
-# The name of the array that says which statements were executed: it is one of Python's own for as long as that matters.
+# The name of the array that records executed statements. It is one of Python's builtins while it is needed.
 _HITS = "__alignedserve_hits__"
 
 
 class Functions:
-    """All functions of a folder that this process has."""
+    """All functions in a folder that this process has imported."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
@@ -35,12 +35,12 @@ class Functions:
                     self._by_file[name].append(each)
 
     def _name(self, path: str) -> str | None:
-        """From the root, with links resolved: `alignedserve/router` is `router`."""
+        """Returns the path relative to the root with links resolved: `alignedserve/router` becomes `router`."""
         real = os.path.realpath(path)
         return os.path.relpath(real, self._root) if real.startswith(f"{self._root}{os.sep}") else None
 
     def replace(self, file: str, text: str | ast.Module) -> int:
-        """Returns in how many functions the code is another one now. Lines must be where they were."""
+        """Returns the number of functions with changed code. Line numbers must stay the same."""
         functions = self._by_file[file]
         path = functions[0].__code__.co_filename if functions else file
         new = _codes(compile(text, path, "exec", dont_inherit=True))
@@ -69,7 +69,7 @@ def _codes(code: CodeType) -> dict[tuple[str, int], list[CodeType]]:
 
 
 class Probes:
-    """Which statements of functions are executed: each sets one byte before it runs."""
+    """Records which statements in functions are executed: each sets one byte before it runs."""
 
     def __init__(self, functions: Functions, root: Path, files: list[str]) -> None:
         self.places: list[tuple[str, int]] = []
@@ -80,7 +80,7 @@ class Probes:
             functions.replace(file, tree)
 
     def take(self) -> list[int]:
-        """Those since the last time, as positions in `places`."""
+        """Returns the statements executed since the last call, as positions in `places`."""
         found = [at for at, is_hit in enumerate(self._hits) if is_hit] if any(self._hits) else []
         self._hits[:] = bytes(len(self._hits))
         return found
@@ -93,7 +93,7 @@ class Probes:
         return ast.fix_missing_locations(tree)
 
     def _fill(self, file: str, node: ast.AST) -> None:
-        """Puts probes into the statements of a function, but not into functions and classes within it."""
+        """Puts probes into a function's statements, but not into nested functions and classes."""
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, None)
             if isinstance(statements, list) and statements and isinstance(statements[0], ast.stmt):

@@ -16,7 +16,7 @@ _ELSEWHERE = "elsewhere"
 
 
 def remarks() -> dict[str, str]:
-    """What is known of mutants that live, by their keys: why one changes nothing, or which test is missing."""
+    """Returns remarks on surviving mutants by key: why one has no effect, or which test is missing."""
     text = (Path(__file__).parent / "survivors.toml").read_text()
     return {key: str(remark) for key, remark in tomllib.loads(text).items()}
 
@@ -77,7 +77,7 @@ def _catchers(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
 
 
 def save(verdicts: Sequence[Verdict], to: Path, command: str, digest: str) -> None:
-    """`digest`: of the tree in which they were tried."""
+    """`digest`: the hash of the tree in which they were tried."""
     to.mkdir(parents=True, exist_ok=True)
     (to / "random_mutants.md").write_text(page(verdicts, remarks(), command))
     data = {"command": command, "digest": digest, "mutants": [asdict(each) for each in verdicts]}
@@ -85,7 +85,7 @@ def save(verdicts: Sequence[Verdict], to: Path, command: str, digest: str) -> No
 
 
 def saved(to: Path, digest: str) -> list[Verdict]:
-    """Returns nothing if they were tried in another tree."""
+    """Returns nothing if they were tried in a different tree."""
     path = to / "random_mutants.json"
     data = json.loads(path.read_text()) if path.exists() else {}
     return [Verdict(**each) for each in data["mutants"]] if data.get("digest") == digest else []

@@ -1,4 +1,4 @@
-"""Measures the papers that are asked for; DIR/papers.json and the page are written anew after every experiment."""
+"""Measures the requested papers. DIR/papers.json and the page are rewritten after every experiment."""
 
 from __future__ import annotations
 
@@ -87,20 +87,20 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.papers", description="Five papers' headline figures beside ours."
     )
     parser.add_argument("--quick", action="store_true", help="a third of the requests, one seed")
-    parser.add_argument("--seeds", type=int, help="of each experiment [default: 2, or 1 with --quick]")
     parser.add_argument(
-        "--paper", action="append", choices=list(PAPERS), help="repeat for several [default: all]"
+        "--seeds", type=int, help="number of seeds for each experiment [default: 2, or 1 with --quick]"
     )
     parser.add_argument(
-        "--continue", action="store_true", dest="goes_on", help="not what OUT has measured already"
+        "--paper", action="append", choices=list(PAPERS), help="may be given several times [default: all]"
     )
+    parser.add_argument("--continue", action="store_true", dest="goes_on", help="skip what OUT already has")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--processes", type=int, default=min(os.cpu_count() or 1, 2))
-    parser.add_argument("--page-only", action="store_true", help="only write the page of papers.json anew")
+    parser.add_argument("--page-only", action="store_true", help="only rewrite the page from papers.json")
     parser.add_argument(
-        "--azure-trace", type=Path, help="of the Azure format: its lengths replace the made ones"
+        "--azure-trace", type=Path, help="trace in Azure's format: its lengths replace the generated ones"
     )
-    parser.add_argument("--answers", type=Path, help="JSON lines on which lengths are predicted")
+    parser.add_argument("--answers", type=Path, help="JSON lines to predict lengths on")
     return parser
 
 

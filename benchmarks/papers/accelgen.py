@@ -1,4 +1,4 @@
-"""AccelGen: by what each request may still wait, in iterations as long as the tightest objective allows."""
+"""AccelGen: orders requests by how long they can still wait, in iterations as long as the tightest objective allows."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from benchmarks.papers.verdict import amount, at_most, gain, together
 
 KV_BYTES = 12e9
 MAX_MODEL_LEN = 10_240
-# The tokens of an iteration under the others: the paper's pivot. AccelGen's budget may be more.
+# The tokens in an iteration for the other policies: the paper's pivot. AccelGen's budget may be larger.
 CHUNK = 768
-# Requests per second, as in the paper far more than can be done; and the seconds in which they come and are measured.
+# Requests per second, far beyond the capacity as in the paper, and the seconds in which they arrive and are measured.
 RATE, WINDOW_S = 8.0, 300
-# Three quarters of what can be done, where objectives can be kept; for longer, as fewer come.
+# Three quarters of the capacity, where objectives can be met. It runs longer, because fewer requests arrive.
 NEAR_RATE, NEAR_WINDOW_S = 0.25, 900
 TBT_S, TBT_SCALES, TTFT_SCALES = 0.1875, (0.75, 1.25), (0.5, 1.5)
-# The lengths of a group of prompts.
+# The range of lengths in a group of prompts.
 GROUP = 512
 HOW = (
     f"simulated: {FITS}, KV of 12 GB (14,600 tokens), one colocated instance; 8 requests/s for 300 s, as in the paper "
@@ -45,7 +45,7 @@ HOW = (
     f"Sarathi-Serve are `sarathi`, with iterations of {CHUNK} tokens"
 )
 SETUP = "OPT-13B, A100 80 GB with 12 GB for KV, Alpaca + ShareGPT + BookCorpus"
-# The same prompts with answers as short as Alpaca's, at a rate that is as much too high.
+# The same prompts with answers as short as Alpaca's, at a rate that exceeds the capacity as much.
 SHORT_ANSWERS = replace(ACCELGEN_MIX, name="short answers", output=Lognormal(58.45, 58.45))
 NEVER = Slo(1e9, 1e9)
 
@@ -54,7 +54,7 @@ NEVER = Slo(1e9, 1e9)
 
 
 class Unordered(RemainingTime):
-    """All may wait alike, so that they go in order of arrival."""
+    """All requests can wait equally long, so they go in order of arrival."""
 
     def of(self, request: DecodeRequest, now: float) -> float:
         return math.inf
@@ -65,7 +65,7 @@ class Unordered(RemainingTime):
     def in_time(
         self, decodes: Iterable[AnyDecode], now: float, num_urgent_tokens: int = 0
     ) -> tuple[list[AnyDecode], float]:
-        """Nobody sits out: with none that must run, a tight objective would leave an iteration empty."""
+        """No request sits out. If none had to run, a tight objective would leave an iteration empty."""
         requests = [*decodes]
         return requests, self._bound_s(requests, [each.num_tokens for each in requests], now)
 
@@ -77,7 +77,7 @@ class WithoutOrderPart(AccelgenColocated):
 
 
 class WithoutChunkPart(AccelgenColocated):
-    """No objective bounds an iteration's tokens."""
+    """No objective limits an iteration's tokens."""
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig, estimate: Estimate | None) -> None:
         super().__init__(limits, config, estimate)
@@ -86,7 +86,7 @@ class WithoutChunkPart(AccelgenColocated):
 
 
 class WithoutBatchPart(AccelgenColocated):
-    """Prompts begin in order, whatever fits best."""
+    """Prompts begin in order, not by what fits best."""
 
     def _begin(self, at: DecodeBoundary, waiting: list[DecodeRequest], prompts: Prompts) -> None:
         for request in waiting:
@@ -133,7 +133,8 @@ def scenario(policy: str) -> Scenario:
 
 
 def with_objectives(arrivals: list[Arrival], seed: int) -> list[Arrival]:
-    """To the first token: what prompts of about its length take alone, times a scale."""
+    """Sets each request's TTFT objective to the time that prompts of about its length take alone, times a random
+    scale."""
     dice, cost = random.Random(f"objectives {seed}"), with_kv(ONE_GPU, KV_BYTES)
     return [
         replace(
@@ -147,7 +148,8 @@ def with_objectives(arrivals: list[Arrival], seed: int) -> list[Arrival]:
 
 
 def middle_of_group(prompt_len: int) -> int:
-    """Prompts of a group of lengths have one objective to scale: what they take on average."""
+    """All prompts in a group of lengths have the same objective before scaling: the time of the group's middle
+    length."""
     return (prompt_len - 1) // GROUP * GROUP + GROUP // 2
 
 
@@ -155,7 +157,7 @@ def middle_of_group(prompt_len: int) -> int:
 
 
 def num_in_time(stream: Stream) -> int:
-    """Tokens within the request's own objectives."""
+    """Returns the number of tokens within the request's own objectives."""
     request = stream.request
     if not stream.times_s or request.ttft_s is None or request.tbt_s is None:
         return 0
@@ -164,7 +166,8 @@ def num_in_time(stream: Stream) -> int:
 
 
 def is_job_in_time(stream: Stream) -> bool:
-    """By when its last token is due, if the first one may take its objective and each of the others theirs."""
+    """Returns whether it ends when its last token is due, if the first token and each further one take their
+    objectives."""
     request = stream.request
     if not stream.is_complete or request.ttft_s is None or request.tbt_s is None:
         return False

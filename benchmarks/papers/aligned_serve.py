@@ -1,4 +1,4 @@
-"""AlignedServe: decode batches of similar prefix length, staged through prefill instances."""
+"""AlignedServe: decode batches of similar prefix lengths, staged through prefill instances."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from benchmarks.papers.machines import FITS, NEVER, ONE_GPU, scheduling
 from benchmarks.papers.verdict import Verdict, at_least, at_most, gain, together
 
 MAX_MODEL_LEN = 16_384
-# Requests per second: more than any policy decodes on two GPUs.
+# Requests per second: more than any policy can decode on two GPUs.
 SATURATING = 40.0
-# The tokens of an iteration under FastGen.
+# The tokens in an iteration under FastGen.
 CHUNK = 512
-# Also where it is to be quick: with a third of them, a third of the tokens would be of batches that only shrink.
+# Also with --quick: with a third of them, a third of the tokens would be in batches that only shrink.
 NUM_REQUESTS = 900
-# All wait for the longest, or none does: what unequal lengths cost at most, and at least.
+# Either all sequences wait for the longest, or none does: the most and the least that unequal lengths can cost.
 KERNELS: tuple[Attention, Attention] = ("balanced", "padded")
 _LOAD = (
     f"simulated: {FITS} 80 GB, {NUM_REQUESTS} requests of best effort, also with --quick, more than can be decoded as "
@@ -53,7 +53,7 @@ class System:
     policy: str
     num_colocated: int = 0
     link: str = "nccl"
-    # So many that decode is what saturates.
+    # Enough to make decode the bottleneck.
     num_prefill: int = 4
     max_num_batched_tokens: int = 2048
 
@@ -78,7 +78,7 @@ ALIGNED, DISTSERVE = System("aligned"), System("fcfs")
 ALIGNED_2, VLLM = System("aligned", num_prefill=1), System("fcfs", num_colocated=2)
 FASTGEN = System("sarathi", num_colocated=2, max_num_batched_tokens=CHUNK)
 SYSTEMS = ("distserve", "vllm", "fastgen")
-# Prefetched by nothing; and in order of arrival on top.
+# Without prefetching; and also in order of arrival.
 WITHOUT_P, WITHOUT_PB = System("aligned", link="host"), System("fcfs", link="host")
 
 
@@ -90,7 +90,7 @@ def lengths_of(dataset: Dataset, size: Size, seed: int) -> list[Lengths]:
 
 
 def best_effort(lengths: Sequence[Lengths], rate: float, seed: int) -> list[Arrival]:
-    """The paper has no objectives, and counts the throughput of batches: that is best effort here."""
+    """The paper has no objectives and measures the throughput of batches, so all requests are best effort here."""
     return [replace(each, tier="be") for each in at_rate(lengths, rate, seed)]
 
 
@@ -99,7 +99,7 @@ def saturate(system: System, lengths: Sequence[Lengths], seed: int, kernel: Atte
 
 
 def tokens_per_s(ran: Ran) -> float:
-    """Output tokens of all instances, until the last request is admitted; after that batches only shrink."""
+    """Returns the output rate of all instances until the last request is admitted. After that, batches only shrink."""
     end_s = max(each.end_s for each in loaded(ran.lifetimes))
     return tokens_between(ran.streams, 0.0, end_s) / end_s
 
@@ -108,7 +108,7 @@ def tokens_per_s(ran: Ran) -> float:
 
 
 def compare(lengths: Sequence[Lengths], seed: int) -> tuple[dict[str, float], dict[str, float]]:
-    """By how much the throughput is higher, and the p99 of iterations is shorter."""
+    """Returns the gains in throughput, and in p99 iteration time."""
     throughput, latency = {}, {}
     systems = {
         "aligned": ALIGNED,
@@ -132,7 +132,7 @@ def compare(lengths: Sequence[Lengths], seed: int) -> tuple[dict[str, float], di
 
 
 def iteration_s(ran: Ran, share: float) -> float:
-    """A quantile."""
+    """Returns a quantile of iteration times."""
     return quantile([each.duration_s for each in loaded(ran.lifetimes)], share)
 
 
@@ -151,7 +151,7 @@ _RATIOS = (
 
 
 def judge_against(claimed: Mapping[str, float]) -> Callable[[Numbers], Verdict]:
-    """Of each system with either kernel."""
+    """Returns a judgement over each system with both kernels."""
 
     def judge(numbers: Numbers) -> Verdict:
         return together(
@@ -190,7 +190,7 @@ BECAUSE = {
 
 
 def against(name: str, title: str, figure: str, claimed: Mapping[str, float]) -> list[Claim]:
-    """For made lengths there is a figure of latency, too; those for datasets are lost in the text that we have."""
+    """Generated lengths also have a latency figure. The dataset figures are missing from the text that we have."""
     claims = [
         Claim(
             f"throughput-{name}",
@@ -220,7 +220,8 @@ def against(name: str, title: str, figure: str, claimed: Mapping[str, float]) ->
 
 
 def measure_iterations(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """The bound is such that a tenth of the iterations in order of arrival are within it: the paper's 30 ms."""
+    """The limit is chosen so that a tenth of the iterations in order of arrival are within it, like the paper's 30
+    ms."""
     found: dict[str, float] = {}
     for kernel in KERNELS:
         lengths = lengths_of(LONGBENCH, size, seed)
@@ -250,7 +251,7 @@ ITERATIONS = Claim(
 
 
 def measure_switches(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """An instance counts iterations with requests of two batches, or of a batch and of none."""
+    """An instance counts iterations with requests from two batches, or from a batch and from none."""
     found: dict[str, float] = {}
     for name, dataset in (("sharegpt", SHAREGPT), ("longbench", LONGBENCH)):
         ran = iterations(saturate(ALIGNED, lengths_of(dataset, size, seed), seed).lifetimes)
@@ -295,7 +296,7 @@ def measure_ablations(size: Size, seed: int) -> Mapping[str, Numbers]:
 
 
 def busy_share(ran: Ran) -> float:
-    """Of the decode instance's time, as far as it is loaded."""
+    """Returns the share of time that the decode instance is busy while it is loaded."""
     found = loaded(ran.lifetimes)
     return busy_s(found) / max(each.end_s for each in found)
 
@@ -315,12 +316,12 @@ def ablation(name: str, text: str, claimed: float) -> Claim:
 
 # ---- time to the first token, and time of scheduling ----------------------------------------------------------------
 
-# The share of the saturated rate at which TTFT is measured: the paper names no rate.
+# The share of the saturated rate at which TTFT is measured. The paper states no rate.
 NEAR = 0.9
 
 
 def measure_ttft(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """Nothing starves less than ever: the threshold is a day."""
+    """Requests never count as starving: the threshold is a day."""
     found = {}
     for name, dataset in (("sharegpt", SHAREGPT), ("longbench", LONGBENCH)):
         lengths = lengths_of(dataset, size, seed)

@@ -1,4 +1,4 @@
-"""ALISE: the shortest predicted remaining time first, preemptively, with KV swapped by estimated waiting time."""
+"""ALISE: preemptive, shortest predicted remaining time first, with KV swapped by estimated waiting time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from benchmarks.papers.machines import FITS, ONE_GPU, colocated, scheduling, wit
 from benchmarks.papers.verdict import NOISE, Verdict, amount, at_least, at_most, gain, together
 
 MAX_MODEL_LEN = 4096
-# Seconds for each token of the answer: the paper's bound.
+# Seconds per answer token: the paper's limit.
 BOUND_S = 0.2
-# The seconds in which requests come, and a rate that every policy keeps up with.
+# The seconds in which requests arrive, and a rate that every policy can sustain.
 RUNS = {"alpaca": (ALPACA, 60, 80.0), "sharegpt": (SHAREGPT, 400, 5.0)}
 HOW = (
     f"simulated: {FITS}, KV of 38,600 tokens as on two V100 32 GB, one colocated instance of up to 1,024 requests; "
@@ -69,7 +69,7 @@ def highest_rate(
 def measure_rate(name: str) -> Callable[[Size, int], Mapping[str, Numbers]]:
     def measure(size: Size, seed: int) -> Mapping[str, Numbers]:
         dataset, seconds, first = RUNS[name]
-        # In a third of a minute hardly any queue grows, with either policy.
+        # In a third of a minute hardly any queue grows with either policy.
         seconds = seconds if name == "alpaca" else size.scaled(seconds)
         precision = 0.06 if size.is_quick else 0.03
         fcfs, alise = (
@@ -107,7 +107,7 @@ def rate_claim(name: str, figure: str, claimed: float, because: Mapping[Verdict,
 
 
 def measure_latency(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """A little above what the machine can do: with less no order matters, and with more no order helps."""
+    """The rate is a little above the capacity. Below it, order makes no difference; far above it, no order helps."""
     arrivals = SHAREGPT.arrivals(int(8.0 * size.scaled(400)), 8.0, seed)
     fcfs, alise = (simulate(policy, arrivals) for policy in ("fcfs", "alise"))
     known = simulate("alise", arrivals, oracle(MAX_MODEL_LEN))
@@ -139,7 +139,7 @@ LATENCY = Claim(
 )
 
 
-# In requests per second: far above what the machine can do.
+# In requests per second, far above the capacity.
 OVERLOADS = (("alpaca", 140.0), ("sharegpt", 10.0))
 
 
@@ -181,13 +181,13 @@ RECOMPUTED = mode_claim("recompute", "deleting it and computing it again", 2.8, 
 
 # ---- KV as INT8 in host memory ---------------------------------------------------------------------------------------
 
-# As far as the rates above fill it, and less than that.
+# One pool larger than the rates above need, and one smaller.
 POOLS = {"wide": 1e12, "narrow": 20e9}
-# What benchmarks/int8_kv.py has measured of answers.
+# The results of benchmarks/int8_kv.py for answers.
 ANSWERS = Path(__file__).parent.parent / "results" / "int8_kv.json"
-# Points of exact answers that INT8 may cost: the aim of that benchmark.
+# The most points of exact answers that INT8 may cost: that benchmark's target.
 MOST_LOST = 0.3
-# The seconds in which requests come, also without --quick: a queue of thousands takes an hour to simulate.
+# The seconds in which requests arrive, also without --quick. A queue of thousands takes an hour to simulate.
 INT8_S = 130
 
 

@@ -1,4 +1,4 @@
-"""Apt-Serve: requests by what they have waited for the memory that they need, and layers' inputs in place of KV."""
+"""Apt-Serve: orders requests by waiting time per memory needed, and keeps layer inputs in place of KV."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.papers.machines import FITS, ONE_GPU, colocated, scheduling, wit
 from benchmarks.papers.verdict import Verdict, amount, at_most, gain, together
 
 NUM_REQUESTS = 1000
-# The tokens of an iteration under Sarathi-Serve.
+# The tokens in an iteration under Sarathi-Serve.
 CHUNK = 512
 BASELINES = {"vllm": "fcfs", "then": PROMPTS_FIRST, "sarathi": "sarathi"}
 HOW = (
@@ -37,7 +37,7 @@ SETUP = "OPT-13B, 30B and 66B on A100 40 GB (4.3); TTFT and p99 TBT within Table
 class Application:
     dataset: Dataset
     slo: Slo
-    # Requests per second that every policy keeps up with.
+    # Requests per second that every policy can sustain.
     first_rate: float
 
 
@@ -55,7 +55,7 @@ def scenario(policy: str, slo: Slo) -> Scenario:
 
 
 def with_hidden_cache(base: Scenario) -> Scenario:
-    """An instance sets memory aside for K and V of one layer, of a quarter of the tokens that it has KV of."""
+    """An instance reserves memory for K and V in one layer, for a quarter of the tokens that it has KV of."""
     num_restored = NUM_LAYERS * BLOCKS_PER_RESTORED
     num_kv_tokens = base.cost.num_kv_tokens * num_restored // (num_restored + 1)
     return replace(base, cost=structs.replace(base.cost, num_kv_tokens=num_kv_tokens), hidden_cache=True)
@@ -71,7 +71,7 @@ def attained(each: Scenario, arrivals: list[Arrival]) -> float:
 
 
 def effective_rates(application: Application, policy: str, size: Size, seed: int) -> dict[float, float]:
-    """The highest rate at which 90 and 60 % are in time."""
+    """Returns the highest rates at which 90% and 60% are in time."""
     number = size.scaled(NUM_REQUESTS)
 
     def at(rate: float) -> float:
@@ -211,7 +211,7 @@ HYBRID = {
     ("longbench", 3.0, 1.0): (0.700, 0.776),
     ("longbench", 3.0, 10.0): (0.356, 0.425),
 }
-# Differences of attainments below this are noise of one run.
+# Smaller differences between attainments are noise in a single run.
 HYBRID_NOISE = 0.01
 
 
@@ -231,7 +231,7 @@ def _key(name: str, rate: float, cv: float) -> str:
 
 
 def _judge_hybrid_cache(numbers: Numbers) -> Verdict:
-    """Of the rows in which the paper has a gain of two points or more; of the others nothing can be told."""
+    """Judges the rows in which the paper has a gain of two points or more. The others allow no conclusion."""
     verdicts = []
     for row, (kv, hybrid) in HYBRID.items():
         if hybrid - kv >= 2 * HYBRID_NOISE:
@@ -263,7 +263,7 @@ HYBRID_CACHE = Claim(
 
 
 def measure_bursts(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """Attainment over Sarathi's at the rates of figure 9, in bursts."""
+    """Returns attainment relative to Sarathi's at the rates of figure 9, in bursts."""
     number, ratios = size.scaled(NUM_REQUESTS), {}
     for name, rate in (("sharegpt", 3.8), ("humaneval", 9.0), ("longbench", 1.5)):
         application = APPLICATIONS[name]
@@ -289,12 +289,12 @@ BURSTS = Claim(
 
 # ---- time of scheduling ---------------------------------------------------------------------------------------------
 
-# Maps candidates to milliseconds: table 6, as far as ours are given so many at once.
+# Maps candidates to milliseconds: table 6, up to the number of candidates that our runs reach.
 PLAN_MS = {50: 0.3, 100: 0.5, 200: 1.0, 400: 2.1, 800: 4.8}
 
 
 def measure_planning(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """In an overload in which more and more wait. Candidates are those that wait and those that run."""
+    """The overload makes more and more requests wait. Candidates are the waiting and the running requests."""
     arrivals = SHAREGPT.arrivals(2000, 20.0, seed)
     plans = timed.plans_of(
         scenario(timed.policy_name(timed.TimedApt), Slo(1.0, 1.0)), arrivals, until_s=100.0

@@ -1,4 +1,4 @@
-"""What papers compare with and the project has no use for: policies of the benchmark, by `--policy module:Class`."""
+"""Baselines of the papers that only this benchmark needs, as policies for `--policy module:Class`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from alignedserve.timing.estimate import Estimate
 
 
 class PromptsFirstPart(ColocatedPart):
-    """vLLM as it was before prompts were cut into chunks beside decodes: an iteration computes prompts as long as one
-    fits, and else decodes."""
+    """vLLM before chunked prefill: an iteration computes prompts as long as one fits, and otherwise decodes."""
 
     def plan(self, at: DecodeBoundary) -> None:
         self.preempt(at, decoding.victims(at, self.config.evict_ahead, self.in_eviction_order))
@@ -36,7 +35,7 @@ class PromptsFirst(Policy):
 
 
 class RoundRobinPart(ColocatedPart):
-    """BROS's baseline: real time and best effort have iterations in turn, and each goes in order of arrival."""
+    """BROS's baseline: iterations alternate between real time and best effort, and each goes in order of arrival."""
 
     def __init__(self, limits: InstanceLimits, config: SchedulingConfig) -> None:
         super().__init__(limits, config)

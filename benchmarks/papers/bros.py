@@ -1,4 +1,4 @@
-"""BROS: real time (RT) by what is left until its next token is due, best effort (BE) in what that leaves."""
+"""BROS: real time (RT) is ordered by the time until its next token is due; best effort (BE) uses what that leaves."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from benchmarks.papers.verdict import NOISE, Verdict, amount, at_most, gain, tog
 
 SLO = Slo(0.4, 0.2)
 DATASETS = {"sharegpt": SHAREGPT, "lmsys": LMSYS}
-# Requests per second: the paper's figure goes up to 15.
+# Requests per second. The paper's figure goes up to 15.
 RATES = (5.0, 10.0)
 WINDOW_S = 360.0
-# Requests of a best-effort job; the paper does not say.
+# Requests in a best-effort job. The paper does not state it.
 JOB_SIZE = 256
 MAX_MODEL_LEN = 4096
 POLICIES = {"vllm": "fcfs", "then": PROMPTS_FIRST, "rr": ROUND_ROBIN, "priority": "priority", "bros": "bros"}
@@ -88,7 +88,7 @@ def measure_hybrid(name: str) -> Callable[[Size, int], Mapping[str, Numbers]]:
             return fmean(each[what] for each in worths[policy])
 
         def less(policy: str, what: str) -> float:
-            """Of each rate, by how much less BROS has, as a share."""
+            """Returns how much lower BROS's value is as a share, averaged over the rates."""
             pairs = zip(worths["bros"], worths[policy], strict=True)
             return fmean(1 - bros[what] / other[what] for bros, other in pairs)
 
@@ -112,7 +112,7 @@ def measure_hybrid(name: str) -> Callable[[Size, int], Mapping[str, Numbers]]:
 
 @dataclass(frozen=True)
 class Claimed:
-    """The paper's figures for one dataset, each over vLLM and over round robin."""
+    """The paper's figures for one dataset, each relative to vLLM and to round robin."""
 
     latency: tuple[float, float]
     be: tuple[float, float]
@@ -128,7 +128,7 @@ CLAIMED = {
 
 def packing_claim(name: str) -> Claim:
     def judge(numbers: Numbers) -> Verdict:
-        """More first tokens in time; and BE keeps nine tenths of what it had."""
+        """Reproduced if more first tokens are in time and BE keeps nine tenths of its throughput."""
         is_less_than_noise = numbers["bros_ttft"] - numbers["priority_ttft"] <= NOISE
         if is_less_than_noise:
             return Verdict.REFUTED
@@ -218,7 +218,7 @@ def hybrid(name: str) -> Experiment:
 
 
 def measure_alone(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """At rates of which the higher one is beyond what the machine can do."""
+    """The higher one of the rates is beyond the capacity."""
     window_s = size.scaled(int(WINDOW_S))
     found: dict[str, list[dict[str, float]]] = {
         policy: [
@@ -254,7 +254,7 @@ ALONE = Claim(
 
 
 class ForgetfulWorker(ColocatedWorker):
-    """Whoever leaves is computed again: nothing of its KV is saved."""
+    """A preempted request is computed again, because none of its KV is saved."""
 
     def _save_changed(self, order: Evict, request: Request) -> None:
         self._save(order.key, [], 0, partial(self._evicted, 0))
@@ -269,7 +269,7 @@ class Forgetful(Scenario):
 
 
 def moved_gb(ran: Ran) -> float:
-    """What left the instance's memory for others, or came back."""
+    """Returns the GB that left the instance's memory for other requests, or came back."""
     pauses = ran.pauses
     num_tokens = pauses.num_saved_tokens + pauses.num_fetched_tokens
     ends_bytes = pauses.num_checkpoint_bytes + pauses.num_restored_bytes
@@ -277,7 +277,7 @@ def moved_gb(ran: Ran) -> float:
 
 
 def measure_blocks(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """At a rate at which real time and best effort together want more KV than there is."""
+    """At this rate, real time and best effort together need more KV than there is."""
     window_s, base = size.scaled(int(WINDOW_S)), scenario("bros")
     forgetful = Forgetful(**{each.name: getattr(base, each.name) for each in fields(base)})
     ways = {
@@ -323,7 +323,7 @@ BLOCKS = Claim(
 
 
 def measure_overhead(size: Size, seed: int) -> Mapping[str, Numbers]:
-    """Plans by processor time, over iterations of the simulated GPUs."""
+    """Compares the CPU time of plans with the duration of the simulated GPUs' iterations."""
     window_s = size.scaled(90)
     arrivals = SHAREGPT.arrivals(int(10 * window_s), 10.0, seed)
     jobs = BE_SYNTHETIC.arrivals(JOB_SIZE, 1e6, seed)

@@ -1,4 +1,4 @@
-"""All papers, by the name that `--paper` takes."""
+"""All papers, by their names for `--paper`."""
 
 from __future__ import annotations
 

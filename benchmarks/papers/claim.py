@@ -1,4 +1,4 @@
-"""What a paper claims, how it is measured here, and what was found. Data and pure functions."""
+"""A paper's claims, how they are measured here, and the results. Data and pure functions."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Numbers = Mapping[str, float]
 
 
 def short_of(reason: str) -> dict[Verdict, str]:
-    """The same reason, whether there is some of the gain or none."""
+    """Returns the same reason for a partial gain and for none."""
     return {Verdict.PARTLY: reason, Verdict.REFUTED: reason}
 
 
 @dataclass(frozen=True)
 class Claim:
-    # One word or a few with hyphens; it is unique within its paper.
+    # One or more words with hyphens, unique within its paper.
     name: str
-    # What the paper says, in our words, and its setup: model, GPU, data.
+    # The paper's claim in our words, and its setup: model, GPU, data.
     text: str
     setup: str
-    # The paper's figure, as it is written in the table.
+    # The paper's figure as shown in the table.
     figure: str
-    # How ours was obtained, and where it differs from the paper's way.
+    # How our figure was obtained, and where the method differs from the paper's.
     how: str
     # The text of our figure, with the names of numbers in braces.
     ours: str
     judge: Callable[[Numbers], Verdict]
-    # Why the verdict is what it is, as far as that was looked into, with the names of numbers in braces.
+    # Reasons for a verdict, as far as they were investigated, with the names of numbers in braces.
     because: Mapping[Verdict, str] = field(default_factory=dict)
 
 
@@ -53,14 +53,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """How much to measure."""
 
     is_quick: bool = False
-    # A trace of the Azure format whose lengths replace the made ones.
+    # A trace in Azure's format with lengths that replace the generated ones.
     azure_trace: Path | None = None
-    # Questions with answers (JSON lines) on which lengths are predicted, instead of the demo model's tasks.
+    # Questions with answers (JSON lines) to predict lengths on, instead of the demo model's tasks.
     answers: Path | None = None
-    # How many; None: two, or one where it is to be quick.
+    # The number of seeds; None: two, or one with --quick.
     seeds: int | None = None
 
     @property
@@ -68,7 +68,7 @@ class Size:
         return self.seeds or (1 if self.is_quick else 2)
 
     def scaled(self, number: int) -> int:
-        """Of requests or seconds."""
+        """Scales a number of requests or seconds."""
         return max(number // 3, 1) if self.is_quick else number
 
 
@@ -78,11 +78,11 @@ Measure = Callable[[Size, int], Mapping[str, Numbers]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """One set of runs, which serves one claim or several."""
+    """One set of runs that serves one or more claims."""
 
     claims: Sequence[Claim]
     measure: Measure
-    # It takes wall-clock time, so that nothing else of the benchmark runs beside it; and it needs no other seeds.
+    # Whether it measures elapsed time. Then nothing else in the benchmark runs beside it, and it needs no other seeds.
     is_timed: bool = False
 
 
@@ -94,13 +94,13 @@ class Paper:
 
 
 def names_of(claim: Claim) -> set[str]:
-    """The numbers that its texts name."""
+    """Returns the numbers that its texts mention."""
     texts = (claim.ours, *claim.because.values())
     return {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
 
 
 def finding(paper: str, claim: Claim, by_seed: Sequence[Numbers]) -> Finding:
-    """The verdict is that of the seeds' medians."""
+    """The verdict is that for the medians over seeds."""
     numbers = {name: [each[name] for each in by_seed] for name in by_seed[0]}
     middle = {name: median(values) for name, values in numbers.items()}
     verdict = claim.judge(middle)

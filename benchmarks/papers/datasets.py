@@ -1,7 +1,7 @@
-"""Made requests with the lengths of datasets that can't be had, or whose licence forbids it.
+"""Generated requests with the lengths of datasets that are not available, or that a licence restricts.
 
-Lengths are log-normal with a published mean and deviation, unless a dataset is given as ranges. What is drawn beyond
-the longest is drawn again. `source` says where the numbers come from, and which of them are assumed.
+Lengths are log-normal with a published mean and standard deviation, unless a dataset is given as ranges. Values beyond
+the longest are drawn again. `source` tells where the numbers come from, and which of them are assumed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Shares of requests by range of length; within a range each order of magnitude is as likely."""
+    """Shares of requests by range of length. Within a range, each order of magnitude is equally likely."""
 
     shares: Sequence[tuple[float, int, int]]
 
@@ -52,7 +52,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Either:
-    """The first of two in a given share of requests."""
+    """The first distribution in a given share of requests, otherwise the other."""
 
     share: float
     first: Uniform
@@ -77,7 +77,7 @@ class Dataset:
         return [Lengths(self.prompt.draw(dice), self.output.draw(dice)) for _ in range(number)]
 
     def arrivals(self, number: int, rate: float, seed: int, cv: float = 1.0) -> list[Arrival]:
-        """The same requests in the same rhythm at any rate."""
+        """Returns the same requests in the same rhythm at any rate."""
         return at_rate(self.lengths(number, seed), rate, seed, cv)
 
 
@@ -133,8 +133,8 @@ AZURE = Dataset(
     Lognormal(211.1, 162.9, longest=1000),
     "means and deviations of the public trace, cut at the 7437 tokens that AlignedServe names",
 )
-# Of four ranges that add up to one, AccelGen gives three shares of prompts. A third of the answers would be longer
-# than the 2048 tokens that the same paper allows: they are drawn up to there.
+# AccelGen gives three shares of prompts for four ranges that together make one. A third of the answers would be longer
+# than the 2048 tokens that the same paper allows, so they are limited to that.
 ACCELGEN_MIX = Dataset(
     "Alpaca, ShareGPT and BookCorpus",
     Ranges([(0.34, 10, 512), (0.52, 512, 4096), (0.14, 4096, 8192)]),

@@ -1,4 +1,4 @@
-"""What papers measure, of the streams and iterations of a simulation. Pure; seconds and tokens."""
+"""The papers' metrics, computed from a simulation's streams and iterations. Pure; seconds and tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignedserve.sim.report import latency_of
 
 
 def normalized_latency_s(streams: Sequence[Stream], now: float, max_model_len: int) -> float:
-    """The mean of each request's seconds to its end for each of its tokens. One that has no end counts with the
+    """Returns the mean over requests of the seconds to a request's end per token. An unfinished request counts with the
     seconds so far."""
     return fmean(
         ((stream.times_s[-1] if stream.is_complete else now) - stream.request.arrival_s)
@@ -23,18 +23,18 @@ def normalized_latency_s(streams: Sequence[Stream], now: float, max_model_len: i
 
 
 def ttft_s(stream: Stream, now: float) -> float:
-    """Of one that has no token yet, the seconds so far."""
+    """Returns the seconds so far if it has no token yet."""
     return (stream.times_s[0] if stream.times_s else now) - stream.request.arrival_s
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Nearest rank."""
+    """Returns the value at the nearest rank."""
     ordered = sorted(values)
     return ordered[max(0, -int(-len(ordered) * share // 1) - 1)]
 
 
 def meets(stream: Stream, ttft: float, p99_tbt: float) -> bool:
-    """Apt-Serve's and DistServe's: the first token, and the p99 of the gaps."""
+    """Applies Apt-Serve's and DistServe's criterion: the first token, and the p99 of the gaps."""
     if not stream.is_complete or ttft_s(stream, 0.0) > ttft:
         return False
     gaps = [later - sooner for sooner, later in pairwise(stream.times_s)]
@@ -46,7 +46,7 @@ def share_of_ttft(streams: Sequence[Stream], ttft: float, now: float) -> float:
 
 
 def share_of_tpot(streams: Sequence[Stream], tpot: float) -> float:
-    """Those without an end have missed it."""
+    """Unfinished requests count as late."""
     return fmean(stream.is_complete and latency_of(stream).tpot_s <= tpot for stream in streams)
 
 
@@ -55,13 +55,13 @@ def iterations(lifetimes: Lifetimes) -> list[Iteration]:
 
 
 def loaded(lifetimes: Lifetimes) -> list[Iteration]:
-    """Up to the last admission: batches only shrink after it."""
+    """Returns the iterations up to the last admission, because batches only shrink after it."""
     last_s = max(lifetimes.times("admitted"), default=float("inf"))
     return [each for each in iterations(lifetimes) if each.end_s <= last_s]
 
 
 def kv_in_use(ran: Sequence[Iteration]) -> float:
-    """Tokens of the requests that decode, on average over time."""
+    """Returns the tokens of decoding requests, averaged over time."""
     return sum(each.num_tokens * each.mean_length * each.duration_s for each in ran) / busy_s(ran)
 
 

@@ -1,4 +1,4 @@
-"""Real time beside best effort that comes in jobs: the next one when the last is done, as BROS submits it."""
+"""Real time beside best-effort jobs: as in BROS, the next job is submitted when the last one is done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignedserve.sim.trace import Arrival, Lengths
 
 
 class Jobs:
-    """Jobs of `size` requests each, which have keys from `first_key` on."""
+    """Jobs of `size` requests each, with keys from `first_key` on."""
 
     def __init__(
         self, scenario: Scenario, gateway: SimGateway, lengths: Sequence[Lengths], size: int, first_key: int
@@ -48,7 +48,7 @@ class Jobs:
 def beside_jobs(
     scenario: Scenario, real_time: Sequence[Arrival], lengths: Sequence[Lengths], size: int, until_s: float
 ) -> Ran:
-    """What is open at the end stays open."""
+    """Requests that are open at the end stay open."""
     island, lifetimes, pauses = scenario.island(), Lifetimes(), Pauses()
     island.router.observers += [lifetimes, pauses]
     requests = scenario.requests(real_time)

@@ -1,4 +1,4 @@
-"""How well the lengths of answers are predicted: what `alignedserve predict-lengths` measures."""
+"""How well the lengths of answers are predicted, as measured by `alignedserve predict-lengths`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The papers' machines, as far as there is a published profile: OPT-13B on A100, by DistServe's fits.
+"""The papers' machines, as far as a profile is published: OPT-13B on A100, by DistServe's fits.
 
-Memory is that of the paper's machine, since it decides how many requests run at once. What a token costs stays that of
-an A100 80 GB where the paper has another device.
+Memory is that of the paper's machine, since it decides how many requests can run at once. The cost per token is always
+that of an A100 80 GB, even if the paper used another device.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from alignedserve.sim.scenario import Scenario
 from alignedserve.timing.cost import CostModel
 from alignedserve.timing.cost_presets import load_cost_model
 
-# Nothing is due: no policy hurries, and nothing is judged.
+# Without deadlines: no policy hurries, and nothing is judged.
 NEVER = Slo(inf, inf)
 ONE_GPU, TWO_GPUS = "opt-13b/a100-80gb", "opt-13b/a100-80gb-tp2"
 FITS = "DistServe's published fits of OPT-13B on A100"
-# Bytes: weights of OPT-13B, and the share of a GPU's memory that vLLM uses by default.
+# Bytes of OPT-13B's weights, and the share of GPU memory that vLLM uses by default.
 _WEIGHTS, _USED = 26e9, 0.9
 
 
 def with_memory(name: str, num_gpus: int, gpu_bytes: float) -> CostModel:
-    """A cost model whose KV fills what weights leave of so many GPUs."""
+    """Returns a cost model in which KV fills the memory that weights leave on `num_gpus` GPUs."""
     cost = load_cost_model(name)
     kv_bytes = _USED * num_gpus * gpu_bytes - _WEIGHTS
     return replace(cost, num_kv_tokens=int(kv_bytes / cost.kv_bytes_per_token))
@@ -39,7 +39,7 @@ def with_kv(name: str, kv_bytes: float) -> CostModel:
 def colocated(
     cost: CostModel, slo: Slo = NEVER, num_instances: int = 1, max_model_len: int = 4096
 ) -> Scenario:
-    """vLLM's shape: instances that compute prompts and decode."""
+    """Has vLLM's structure: instances that compute prompts and decode."""
     return Scenario(
         cost,
         num_colocated=num_instances,

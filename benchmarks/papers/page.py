@@ -1,4 +1,4 @@
-"""What was found, as a page and as a table for a terminal."""
+"""The results as a page, and as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _section(name: str, findings: Sequence[Finding]) -> str:
 
 
 def _spread(finding: Finding) -> str:
-    """Of the first number, where there are several seeds."""
+    """Shows the range of the first number if there are several seeds."""
     values = next(iter(finding.numbers.values()), [])
     if len(values) < 2:
         return ""
@@ -92,7 +92,8 @@ def _datasets() -> str:
 
 
 def terminal(findings: Sequence[Finding]) -> str:
-    """One table: the claim, the paper's figure, ours, the verdict; the reason and how it was obtained below."""
+    """Returns a table of claim, paper's figure, our figure and verdict, with the reason and the method below each
+    row."""
     lines = []
     for each in findings:
         rows = [textwrap.wrap(text, WIDTH) or [""] for text in (each.text, each.figure, each.ours)]

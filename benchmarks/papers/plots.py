@@ -1,4 +1,4 @@
-"""The page's picture: which claims are reproduced, by paper."""
+"""The page's plot: which claims are reproduced, by paper."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What was measured: one JSON file, written anew after every experiment. Verdicts and reasons are not in it: they
-follow from the numbers, by the claims as they are in the code."""
+"""The measurements in one JSON file, rewritten after every experiment.
+
+It doesn't contain verdicts and reasons, because they follow from the numbers by the claims in the code.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ class Record:
     path: Path
     # The command, date, commit and machine of each run.
     runs: list[dict[str, Any]] = field(default_factory=list)
-    # Maps a paper to its claims' names, and these to the run that measured them, and to the numbers of each seed.
+    # Maps a paper to its claims' names, and these to the run that measured them and each seed's numbers.
     measured: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
     @staticmethod
     def at(path: Path) -> Record:
-        """With what the file has already."""
+        """Reads what the file already has."""
         if not path.exists():
             return Record(path)
         read = json.loads(path.read_text())
@@ -34,7 +36,7 @@ class Record:
         self.runs.append(run)
 
     def add(self, paper: str, claim: str, by_seed: list[Numbers]) -> None:
-        """It replaces what an earlier run has measured."""
+        """Replaces the results of earlier runs."""
         seeds = [dict(each) for each in by_seed]
         self.measured.setdefault(paper, {})[claim] = {"run": len(self.runs) - 1, "seeds": seeds}
         self._drop_runs()
@@ -45,7 +47,8 @@ class Record:
         os.replace(unfinished, self.path)
 
     def has(self, task: Task) -> bool:
-        """Whether all of the experiment's claims were measured: with any seeds, and whole if it is to be whole."""
+        """Returns whether all claims of the experiment were measured, with any seeds, and in full if that is
+        required."""
         found = {(each.paper, each.claim) for each in self.findings()}
         names = [claim.name for claim in task.experiment.claims]
         return all((task.paper, name) in found and self._is_enough(task, name) for name in names)
@@ -55,8 +58,8 @@ class Record:
         return task.size.is_quick or "--quick" not in run["command"]
 
     def findings(self) -> list[Finding]:
-        """Of all claims that the code has, but for those of which an older version was measured: its numbers are not
-        those that the text names."""
+        """Returns the findings for all current claims. Leaves out a claim if an older version of it was measured,
+        because then the numbers are not those in its text."""
         return [
             finding(paper.name, claim, found["seeds"])
             for paper in PAPERS.values()
@@ -67,7 +70,7 @@ class Record:
         ]
 
     def _drop_runs(self) -> None:
-        """Runs of which nothing is left, but for the one under way."""
+        """Drops runs with no remaining results, except the current one."""
         claims = [claim for of_paper in self.measured.values() for claim in of_paper.values()]
         used = sorted({claim["run"] for claim in claims} | {len(self.runs) - 1})
         places = {run: place for place, run in enumerate(used)}

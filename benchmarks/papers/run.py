@@ -1,4 +1,4 @@
-"""Runs experiments in a few processes, each experiment once for every seed, and collects the numbers of each."""
+"""Runs experiments in several processes, each experiment once per seed, and collects the numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.papers.claim import Experiment, Numbers, Size
 
 @dataclass(frozen=True)
 class Task:
-    """One experiment with one seed: what another process is told."""
+    """One experiment with one seed, as another process receives it."""
 
     paper: str
     index: int
@@ -40,13 +40,13 @@ class Done:
     # Maps a claim's name to its numbers.
     numbers: dict[str, Numbers]
     took_s: float
-    # Of the processor's time, which is the same on a machine that does other things, too.
+    # CPU seconds, which don't depend on what else the machine does.
     cpu_s: float
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One experiment, with all of its seeds."""
+    """One experiment with all its seeds."""
 
     paper: str
     # Maps a claim's name to the numbers of each seed.
@@ -60,7 +60,7 @@ def work(task: Task) -> Done:
 
 
 def tasks(papers: Sequence[str], size: Size) -> list[Task]:
-    """Those that measure wall-clock time come last."""
+    """Tasks that measure elapsed time come last."""
     found = [
         Task(name, index, seed, size)
         for name in papers
@@ -71,7 +71,7 @@ def tasks(papers: Sequence[str], size: Size) -> list[Task]:
 
 
 def run(todo: Sequence[Task], num_processes: int, told: Callable[[Done], None]) -> Iterator[Measured]:
-    """`told` of every task that is done. What an experiment measures comes when all of its seeds are done."""
+    """Calls `told` for every finished task. Yields an experiment's results when all its seeds are finished."""
     done: defaultdict[tuple[str, int], list[Done]] = defaultdict(list)
     num_seeds = Counter(task.place for task in todo)
     for each in _each_done(todo, num_processes):

@@ -1,6 +1,6 @@
-"""How long policies take to plan an iteration: processor time of this machine, in simulations that serve nothing else.
+"""How long policies take to plan an iteration: this machine's CPU time, in simulations that serve nothing else.
 
-Others may want the processor at the same time, so that the clock on the wall would say more.
+Elapsed time would be longer if other processes need the CPU at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Plan:
     seconds: float
 
 
-# What the policies of this process have planned since `plans_of` began.
+# The plans that policies in this process have made since `plans_of` began.
 _plans: list[Plan] = []
 
 
@@ -71,12 +71,12 @@ class TimedAccelgen(_Timed, Accelgen):
 
 
 def policy_name(policy: type[Policy]) -> str:
-    """As `--policy` takes it."""
+    """Returns the name that `--policy` takes."""
     return f"{policy.__module__}:{policy.__qualname__}"
 
 
 def plans_of(scenario: Scenario, arrivals: Sequence[Arrival], until_s: float | None = None) -> list[Plan]:
-    """Those of iterations in which something runs."""
+    """Returns the plans of iterations in which something runs."""
     _plans.clear()
     scenario.simulate(arrivals, until_s)
     return [plan for plan in _plans if plan.num_running]

@@ -1,7 +1,7 @@
 """When a claim counts as reproduced. Pure.
 
-A gain is a ratio whose 1 is "no gain". A claim is reproduced with at least 80 % of what is claimed beyond that, partly
-with less, and refuted where there is no gain, or the reverse: 2 % either way are noise.
+A gain is a ratio in which 1 means "no gain". A claim is reproduced with at least 80% of the claimed gain, partly
+reproduced with less, and refuted without a gain or with a loss. Up to 2% either way is noise.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from enum import StrEnum
 
 # The share of the claimed gain that reproduces a claim.
 ENOUGH = 0.8
-# A ratio that is nearer to 1 than this says nothing.
+# A ratio closer to 1 than this is meaningless.
 NOISE = 0.02
-# A claimed bound that is exceeded by up to this factor is kept partly.
+# A cost that exceeds its claimed limit by up to this factor is partly reproduced.
 NEARLY = 2.0
-# Differences are rounded off at so many digits, so that a value at a bound is within it.
+# Differences are rounded to this many digits, so that a value at a limit is within it.
 _DIGITS = 9
 
 
@@ -26,14 +26,14 @@ class Verdict(StrEnum):
 
 
 def gain(claimed: float, ours: float) -> Verdict:
-    """Ratios above 1. Where a claim is a range, `claimed` is its lower end; where it says "up to", the most."""
+    """Compares ratios above 1. If the claim is a range, `claimed` is its lower end; if it says "up to", the maximum."""
     if claimed <= 1 + NOISE:
         raise ValueError(f"claimed={claimed}: must be above {1 + NOISE}, else it is no gain")
     return amount(claimed - 1, ours - 1)
 
 
 def amount(claimed: float, ours: float, noise: float = NOISE) -> Verdict:
-    """What is claimed to be above 0: a share lost without some part, a difference of attainments."""
+    """Compares values claimed to be above 0: a share lost without some part, or a difference between attainments."""
     if claimed <= 0:
         raise ValueError(f"claimed={claimed}: must be above 0")
     if round(ours - noise, _DIGITS) <= 0:
@@ -42,21 +42,21 @@ def amount(claimed: float, ours: float, noise: float = NOISE) -> Verdict:
 
 
 def at_most(claimed: float, ours: float) -> Verdict:
-    """A cost that is claimed to be no more than this."""
+    """Judges a cost that is claimed to be no more than this."""
     if ours <= claimed:
         return Verdict.REPRODUCED
     return Verdict.PARTLY if ours <= NEARLY * claimed else Verdict.REFUTED
 
 
 def at_least(claimed: float, ours: float) -> Verdict:
-    """A share that is claimed to be no less than this: half of it is partly."""
+    """Judges a share that is claimed to be no less than this. Half of it counts as partly."""
     if ours >= claimed:
         return Verdict.REPRODUCED
     return Verdict.PARTLY if ours >= claimed / NEARLY else Verdict.REFUTED
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """Of a claim that says several things: all alike, or partly."""
+    """Combines the verdicts of a claim with several parts: the common verdict if all are the same, else partly."""
     different = set(verdicts)
     if not different:
         raise ValueError("a claim without parts has no verdict")

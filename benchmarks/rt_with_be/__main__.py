@@ -1,4 +1,4 @@
-"""Measures the parts that are asked for; DIR/rt_with_be.json is written anew after every case, the page at the end."""
+"""Measures the requested parts. Writes DIR/rt_with_be.json after every case, and the page at the end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rows_of(part: str, args: argparse.Namespace) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    # whoever stops it does not leave a server behind
+    # Stops the server as well when this process is stopped.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     args.out.mkdir(parents=True, exist_ok=True)
     record = Record(args.out / "rt_with_be.json", describe(args))
@@ -92,7 +92,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _vllm_version(python: Path) -> str:
-    """Raises CalledProcessError where there is none."""
+    """Returns the version. Raises CalledProcessError if there is no vLLM."""
     code = "import vllm; print(vllm.__version__)"
     return subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
@@ -105,18 +105,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--parts", type=_names(PARTS), default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--policies", type=_names(POLICIES), default=list(POLICIES), help=", ".join(POLICIES))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=2, help="of the live table")
-    parser.add_argument("--rt-rate", type=float, default=2.0, help="live: real-time requests a second")
-    parser.add_argument("--window", type=float, default=16.0, help="live: seconds of each case")
-    parser.add_argument("--colocated", type=int, default=0, help="live: so many instances, instead of 1+1")
-    parser.add_argument("--lines", type=int, default=1500, help="live: of the batch job")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of the live table")
+    parser.add_argument("--rt-rate", type=float, default=2.0, help="live: real-time requests per second")
+    parser.add_argument("--window", type=float, default=16.0, help="live: seconds per case")
     parser.add_argument(
-        "--slo-ms", type=float, nargs=2, metavar=("TTFT", "TBT"), help="[default: 1.25 times the p99 alone]"
+        "--colocated", type=int, default=0, help="live: number of colocated instances, instead of 1+1"
+    )
+    parser.add_argument("--lines", type=int, default=1500, help="live: lines of the batch job")
+    parser.add_argument(
+        "--slo-ms",
+        type=float,
+        nargs=2,
+        metavar=("TTFT", "TBT"),
+        help="objectives [default: 1.25 times RT's p99 alone]",
     )
     parser.add_argument(
-        "--vllm-python", type=Path, help=f"has vLLM for CPU: live also measures {', '.join(peer.POLICIES)}"
+        "--vllm-python",
+        type=Path,
+        help=f"Python with vLLM for CPU: live also measures {', '.join(peer.POLICIES)}",
     )
-    parser.add_argument("--trace", type=Path, help="simulated: lengths of a trace of the Azure format")
+    parser.add_argument("--trace", type=Path, help="simulated: take lengths from a trace in Azure's format")
     return parser
 
 

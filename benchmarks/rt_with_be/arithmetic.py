@@ -1,4 +1,4 @@
-"""Figures of cases, and what they say together. Pure; seconds and tokens."""
+"""Figures of cases and their evaluation. Pure; in seconds and tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from alignedserve.bench.client import Outcome
 from alignedserve.sim.report import quantiles
 
-# what RT may lose, and what BE has to keep
+# RT's largest allowed ratio, and BE's smallest.
 MOST_OF_RT, LEAST_OF_BE = 1.25, 0.85
-# The interval of a median holds the true one with this probability, at least.
+# Least probability with which the interval of a median contains the true one.
 CONFIDENCE = 0.95
 PREFIX = "alignedserve:"
 
 Row = dict[str, Any]
-# (name, labels) -> value
+# (name, labels) -> value.
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -32,14 +32,14 @@ class Case:
     num_rt: int = 0
     ttft_p50_s: float = 0.0
     ttft_p99_s: float = 0.0
-    # between two tokens of a request
+    # Between two tokens of a request.
     gap_p50_s: float = 0.0
     gap_p99_s: float = 0.0
-    # of RT's requests, the share that was kept; None: they had no objectives
+    # Share of RT requests that met their objectives; None if they had none.
     attainment: float | None = None
     rt_tokens_per_s: float = 0.0
     be_tokens_per_s: float = 0.0
-    # of the decode instances' time, the share in which they compute
+    # Share of the decode instances' time in which they compute.
     busy: float = 0.0
 
     def as_row(self) -> Row:
@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Worth:
-    """Ratios of one round: RT beside BE to RT alone; BE beside RT to what it was expected to do."""
+    """Ratios of one round: RT beside BE to RT alone, and BE beside RT to its expectation."""
 
     ttft_p50: float
     ttft_p99: float
@@ -76,7 +76,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def worths(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Worth]]:
-    """(part, place, policy) -> of each round that has all three cases."""
+    """Returns (part, place, policy) -> the ratios of each round with all three cases."""
     cases: dict[tuple[str, str, str, int], dict[str, Case]] = {}
     for row in rows:
         if "case" in row and row["case"] in ("rt", "be", "mix") and "error" not in row:
@@ -90,15 +90,15 @@ def worths(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Worth]]:
 
 
 def middle(all_worths: Sequence[Worth]) -> Worth:
-    """Medians of the rounds' ratios."""
+    """Returns the medians of the rounds' ratios."""
     return Worth(
         **{field.name: median(getattr(each, field.name) for each in all_worths) for field in fields(Worth)}
     )
 
 
 def interval(all_worths: Sequence[Worth]) -> tuple[Worth, Worth] | None:
-    """The range that holds the true median of each ratio with at least 95 % confidence, whatever its distribution; None
-    if there are too few rounds to say."""
+    """Returns the range that contains the true median of each ratio with at least 95 % confidence, for any
+    distribution; None if there are too few rounds."""
     rank = _lowest_rank(len(all_worths))
     if rank is None:
         return None
@@ -107,8 +107,8 @@ def interval(all_worths: Sequence[Worth]) -> tuple[Worth, Worth] | None:
 
 
 def _lowest_rank(count: int) -> int | None:
-    """The highest index from either end of `count` ordered values between which the median lies with confidence: a
-    value is below it as often as a coin falls on heads."""
+    """Returns the highest index from either end of `count` ordered values between which the median lies with the
+    required confidence. Each value is below the median with probability 1/2."""
     outside, rank = 0.0, None
     for index in range(count // 2):
         outside += 2 * math.comb(count, index) / 2**count
@@ -123,7 +123,8 @@ def gaps_of(times_s: Sequence[float]) -> list[float]:
 
 
 def is_kept(outcome: Outcome, ttft_s: float, tbt_s: float) -> bool:
-    """Every token came by its due time, as `Deadlines` has it: one that came early may wait."""
+    """Returns whether every token arrived by its due time, as in `Deadlines`: an early token delays no later due
+    time."""
     if outcome.error is not None or not outcome.times_s:
         return False
     first_due_s = outcome.due_s + ttft_s
@@ -136,11 +137,12 @@ def real_time(
     window_s: float,
     may_join: bool = False,
 ) -> Case:
-    """Without BE's figures. Raises RuntimeError when a request was not answered, or a token came without a time."""
+    """Returns the case without BE's figures. Raises RuntimeError if a request was not answered, or a token has no
+    time."""
     for outcome in outcomes:
         if outcome.error is not None:
             raise RuntimeError(f"real-time request due at {outcome.due_s:.2f} s: {outcome.error}")
-        # the token that ends an answer says nothing
+        # The token that ends an answer may have no text.
         if not outcome.times_s or (not may_join and outcome.output_len - len(outcome.times_s) not in (0, 1)):
             raise RuntimeError(f"{outcome.output_len} tokens came in {len(outcome.times_s)} pieces")
     ttft_s = quantiles([outcome.times_s[0] - outcome.due_s for outcome in outcomes])
@@ -159,7 +161,7 @@ def real_time(
 
 
 def objectives_s(rt: Case) -> tuple[float, float]:
-    """TTFT and TBT that RT may need at most, in whole milliseconds."""
+    """Returns RT's largest allowed TTFT and TBT, in whole milliseconds."""
     return tuple(max(math.ceil(MOST_OF_RT * value * 1e3), 1) / 1e3 for value in (rt.ttft_p99_s, rt.gap_p99_s))  # type: ignore[return-value]
 
 
@@ -175,7 +177,8 @@ def parse_metrics(text: str) -> Samples:
 
 
 def total(samples: Samples, name: str, **labels: str) -> float:
-    """Of all with these labels, whatever their others. Raises KeyError if there are none: a name that is not there."""
+    """Returns the sum over all samples with these labels, whatever their other labels. Raises KeyError if there are
+    none."""
     wanted = set(labels.items())
     found = [value for (each, has), value in samples.items() if each == name and wanted <= has]
     if not found:
@@ -191,10 +194,10 @@ def difference(before: Samples, after: Samples, name: str, **labels: str) -> flo
 
 
 def num_needed(prompt_len: int, output_len: int) -> int:
-    """Tokens whose KV a request needs: the last one's it does not."""
+    """Returns the number of a request's tokens that need KV: all but the last."""
     return prompt_len + output_len - 1
 
 
 def num_different(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """Keys whose values differ, or that only one of them has."""
+    """Returns the number of keys with different values, or with a value on one side only."""
     return sum(one.get(key) != other.get(key) for key in {*one, *other})

@@ -1,8 +1,8 @@
-"""A job for a server that has no batch API: keeps NUM lines open until all are answered, as a process of its own.
+"""The client of a server without a batch API: keeps NUM lines open until all are answered, in its own process.
 
     python -m benchmarks.rt_with_be.keep_open URL NUM < ASKED.json > ANSWERED.jsonl
 
-It doesn't stream: that would cost the server what nobody needs.
+It does not stream, which would cost the server time for nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The live parts: a server for each policy, one after the other; in it, all cases of a round."""
+"""The live parts: one server per policy, one after the other, in which all cases of a round run."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from benchmarks.rt_with_be.traffic import DEMO, Traffic, chats, lines
 
 PLACE = "1+1"
 BURST_CV = 5.0
-# KV of more than all that may run, and of more than all that may wait
+# Room for the KV of more than can run, and of more than can wait.
 ROOMY = kv_options(512 << 20, 1 << 30)
-# of less than half of the slots: who runs has to go now and then
+# Room for less than half of the slots, so that running requests must leave now and then.
 TIGHT = kv_options(24 << 20, 1 << 30)
 FILL_S = 60.0
-# lines that are answered by then
+# Answered lines after which best effort counts as steady.
 NUM_DONE = 16
 NUM_WARMING = 4
 LOOK_S = 0.1
@@ -51,21 +51,21 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Live:
-    # RT requests a second
+    # RT requests per second.
     rt_rate: float = 2.0
     window_s: float = 16.0
-    # of the batch job
+    # Lines of the batch job.
     num_lines: int = 1500
     seed: int = 0
-    # has vLLM, for the policies that are a peer's
+    # A Python with vLLM, for the peer's policies.
     vllm_python: Path | None = None
-    # so many instances that do both, instead of one each
+    # Colocated instances, in place of one of each role.
     num_colocated: int = 0
-    # of `serve`, in place of those of the demo model on a CPU
+    # Options of `serve`, in place of those for the demo model on a CPU.
     usual: Sequence[str] = OPTIONS
     traffic: Traffic = DEMO
     num_slots: int = NUM_SLOTS
-    # Several tokens may come in one piece, as from a server that makes a thousand a second.
+    # Whether one piece may carry several tokens, as from a server that produces a thousand per second.
     may_join: bool = False
 
     # ---- parts ------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Live:
                 yield from tried(head, self._served_cases(policy, slo_s, cv=1.0))
 
     def bursts(self, policies: Sequence[str], slo_s: tuple[float, float] | None) -> Iterator[Row]:
-        """No job has a window here: the shortest that the API takes is an hour."""
+        """Jobs have no windows here, because the API's shortest one is too long."""
         for policy in policies:
             head = {"part": "live_bursts", "place": self._place(policy), "policy": policy, "round": 0}
             yield from tried(head, self._served_cases(policy, slo_s, cv=BURST_CV))
@@ -124,7 +124,7 @@ class Live:
     # ---- cases ------------------------------------------------------------------------------------------------------
 
     def cases(self, server: Server, slo_s: tuple[float, float] | None, cv: float) -> Iterator[Row]:
-        """BE alone, of a server that has seen no RT; RT alone; both."""
+        """Yields the cases: BE alone on a server without any RT so far; RT alone; both."""
         job = server.start(self.traffic.lines(self.num_lines))
         until_steady(job)
         before, begun_s = server.counters(), time.monotonic()
@@ -147,7 +147,7 @@ class Live:
         slo_s = slo_s or objectives_s(rt)
         job = server.start(self.traffic.lines(self.num_lines))
         until_steady(job)
-        # what the steady rate's objectives are is known by the time they are measured
+        # Exposes the steady rate's objectives before they are measured.
         server.ask(warming, slo_s)
         before = server.counters()
         outcomes, took_s = server.ask(items, slo_s)
@@ -174,7 +174,7 @@ class Live:
         job.cancel()
 
     def _exact(self, served: Served) -> Row:
-        """The same job twice, to its end: alone, and with RT beside it for as long as it takes."""
+        """Runs the same job twice to its end: alone, and with RT beside it for as long as it takes."""
         asked = lines(self.num_lines)
         items = chats(self.rt_rate, self.window_s, 1.0, self.seed)
         rt_alone, _ = served.ask(items, None)
@@ -196,7 +196,7 @@ class Live:
 
 
 def tried(head: Row, rows: Iterator[Row]) -> Iterator[Row]:
-    """What goes wrong is a row too, and the next policy goes on."""
+    """Yields an error as a row, so that the next policy can continue."""
     try:
         for row in rows:
             yield head | row
@@ -205,7 +205,7 @@ def tried(head: Row, rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def until_steady(job: BestEffort) -> None:
-    """Best effort has filled what there is, and the first have made room for others."""
+    """Waits until best effort has filled the available room and the first lines have made room for others."""
     deadline = time.monotonic() + FILL_S
     while job.counts()["completed"] < NUM_DONE:
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""Turns what was measured into a page: python -m benchmarks.rt_with_be.page JSON ... --out benchmarks/results
+"""Makes a page from the measurements: python -m benchmarks.rt_with_be.page JSON ... --out benchmarks/results
 
-Writes rt_with_be.md, rt_with_be-*.png beside it and, from several files, one rt_with_be.json: a part that was measured
-again replaces the earlier one of the same place and policy. Needs matplotlib.
+Writes rt_with_be.md, rt_with_be-*.png beside it and, from several files, one rt_with_be.json. A repeated part replaces
+the earlier one of the same place and policy. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CASES = {"rt": "RT alone", "be": "BE alone", "mix": "RT with BE"}
 
 
 def merged(files: Sequence[Path]) -> tuple[list[Row], list[Row]]:
-    """What the runs were, and the rows, with `run` saying which of them."""
+    """Returns descriptions of the runs, and the rows. `run` in a row is the index of its run."""
     runs: list[Row] = []
     rows: dict[tuple[str, str | None, str], list[Row]] = {}
     for file in files:
@@ -69,7 +69,7 @@ def terminal_table(rows: Sequence[Row]) -> str:
 
 
 def line(row: Row) -> str:
-    """One case, on the terminal."""
+    """Returns one case as a line for the terminal."""
     name = " ".join(
         str(row[key]) for key in ("part", "place", "policy", "lengths", "case", "round") if key in row
     )

@@ -1,12 +1,13 @@
-"""vLLM for CPU with the demo model, asked the same.
+"""vLLM for CPU with the demo model, under the same load.
 
-It has no batch API: best effort is a client that keeps as many lines open as our router takes of a job. It has no
-objectives either: chats go before lines by `priority`, or not at all. What it generates is read off its /metrics, of
-which chats' tokens, as their clients count them, are not BE's. It tells nobody how long it computes: here it does while
-a request is open.
+It has no batch API, so best effort is a client that keeps as many lines open as our router takes from a job. It has no
+objectives either: chats precede lines by `priority`, or not at all. Its output is read from its /metrics; chats'
+tokens, as counted by their clients, are subtracted to get BE's. It does not report its computing time, so a request
+that is open counts as computing.
 
-Its cores are divided as it does by default: on two, one computes and one schedules and answers. With both to compute
-(VLLM_CPU_OMP_THREADS_BIND=0-1, which it takes from the environment) it did about half as much, and nobind a third.
+Its cores are divided as by default: with two, one computes, and the other schedules and answers. With both computing
+(VLLM_CPU_OMP_THREADS_BIND=0-1, which it takes from the environment) it reached about half of the throughput, and with
+nobind a third.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from benchmarks.rt_with_be.arithmetic import parse_metrics, total
 from benchmarks.rt_with_be.served import HOST, NUM_SLOTS, Counters, running
 from benchmarks.rt_with_be.traffic import MODEL, ask
 
-# our name -> its scheduling policy
+# our name -> its scheduling policy.
 POLICIES = {"vllm": "fcfs", "vllm-priority": "priority"}
-# one instance does both
+# One instance does both.
 PLACE = "1"
-# chats have 0, its default, which goes first
+# Chats have its default, 0, which goes first.
 LINE_PRIORITY = 10
-# it compiles
+# It compiles at the start.
 START_S = 600.0
 STOP_S = 20.0
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    # it asks nobody for the model and reports to nobody
+    # No downloads and no reports.
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
 }
@@ -79,7 +80,7 @@ class Peer:
         self._state = state
         self._jobs: list[KeptOpen] = []
         self._rt_tokens = 0
-        # with a chat open and no job
+        # Seconds with a chat open and no job.
         self._rt_alone_s = 0.0
 
     def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
@@ -109,7 +110,7 @@ class Peer:
 
 
 class TokenCounting(Client):
-    """vLLM puts several tokens into a piece when it can't send them as fast as they come."""
+    """Counts tokens: vLLM combines several tokens into a piece when it can't send them as fast as it produces them."""
 
     def _body(self, item: Item) -> dict[str, Any]:
         body = super()._body(item)
@@ -124,7 +125,7 @@ class TokenCounting(Client):
 
 
 class KeptOpen:
-    """Twice as many lines as run at once, like a job of ours, until there are no more."""
+    """Keeps twice as many lines open as run at once, as for our jobs, until there are no more."""
 
     def __init__(self, url: str, asked: Mapping[str, dict[str, Any]], state: Path) -> None:
         self._num_lines = len(asked)
@@ -151,7 +152,7 @@ class KeptOpen:
         return counts
 
     def cancel(self) -> None:
-        """Safe to repeat."""
+        """Ends the job's client. Safe to repeat."""
         self._ended_s = self._ended_s or time.monotonic()
         self._process.terminate()
         try:
@@ -162,8 +163,8 @@ class KeptOpen:
 
 
 def counted(answered: str, num_lines: int) -> dict[str, int]:
-    """Raises RuntimeError for a line that was not answered."""
-    # what follows the last newline is being written
+    """Returns the counts of lines. Raises RuntimeError for a line that was not answered."""
+    # The text after the last newline is still being written.
     lines = [json.loads(line) for line in answered.split("\n")[:-1]]
     for line in lines:
         if "error" in line:
@@ -172,7 +173,7 @@ def counted(answered: str, num_lines: int) -> dict[str, int]:
 
 
 def covered_s(spans_s: Sequence[tuple[float, float]]) -> float:
-    """Seconds that lie in at least one span."""
+    """Returns the seconds that lie in at least one span."""
     covered, until_s = 0.0, float("-inf")
     for begin_s, end_s in sorted(spans_s):
         covered += max(end_s - max(begin_s, until_s), 0.0)

@@ -1,4 +1,4 @@
-"""The page's pictures."""
+"""The pictures of the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RT_NAMES, BE_NAMES = ("TTFT p50", "TTFT p99", "TBT p99"), ("BE (a)", "BE (b)")
 
 
 def draw_all(rows: Sequence[Row], out: Path) -> None:
-    """Those for which there are rows."""
+    """Draws the pictures for which there are rows."""
     for part in ("live", "sim", "live_bursts"):
         some = [row for row in rows if row["part"] == part]
         if worths(some):

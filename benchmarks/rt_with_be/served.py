@@ -1,6 +1,7 @@
-"""`alignedserve serve` with the demo model on this machine, on a port of its own, as long as a measurement lasts.
+"""Runs `alignedserve serve` with the demo model on this machine, on its own port, during a measurement.
 
-`Server` and `BestEffort` are what is measured: `Served` and its batch job here, a peer and its in `peer`.
+`Server` and `BestEffort` are the measured interfaces. `Served` and its batch job implement them here, and `peer` for
+vLLM.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from benchmarks.rt_with_be.traffic import Job, ask
 HOST = "127.0.0.1"
 START_S, STOP_S = 120.0, 40.0
 LOOK_S = 0.1
-# best effort that runs at once; as much again waits in the router
+# Best-effort requests that run at once. As many again wait in the router.
 NUM_SLOTS = 64
 OPTIONS = (
     *("--device", "cpu", "--max-num-seqs", str(NUM_SLOTS), "--batch-max-num-lines", str(2 * NUM_SLOTS)),
     *("--length-predictor", "hash", "--shutdown-timeout", "1"),
-    # the same is asked alone and beside others
+    # The same prompts are sent alone and beside others.
     "--no-enable-prefix-caching",
 )
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Since the server started."""
+    """Counts since the server started."""
 
     rt_tokens: float
     be_tokens: float
-    # of decode
+    # Seconds of computing on decode instances.
     computing_s: float
     num_evicted: float
 
@@ -60,7 +61,7 @@ class Counters:
 
 class BestEffort(Protocol):
     def counts(self) -> Mapping[str, int]:
-        """Lines: total, completed, failed."""
+        """Returns the numbers of lines: total, completed, failed."""
         ...
 
     def cancel(self) -> None: ...
@@ -70,11 +71,11 @@ class Server(Protocol):
     def counters(self) -> Counters: ...
 
     def ask(self, items: Sequence[Item], slo_s: tuple[float, float] | None) -> tuple[list[Outcome], float]:
-        """Real time; returns when all are answered, with how long it took."""
+        """Sends real-time requests. Returns their outcomes when all are answered, and the seconds it took."""
         ...
 
     def start(self, asked: Mapping[str, dict[str, Any]]) -> BestEffort:
-        """One job at a time."""
+        """Starts a job; one at a time."""
         ...
 
 
@@ -108,7 +109,7 @@ class Served:
 @contextmanager
 def serving(policy: str, *options: str, usual: Sequence[str] = OPTIONS) -> Iterator[Served]:
     port = free_port(HOST)
-    # a socket's path must be short
+    # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="state-", dir="/tmp", ignore_cleanup_errors=True) as state:
         own = ["--policy", policy, "--host", HOST, "--port", str(port), "--state-dir", state]
         command = [sys.executable, "-m", "alignedserve", "serve", *own, *usual, *options]
@@ -124,16 +125,15 @@ def running(
     start_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Its process, when it says that it is ready; it is stopped at the end. What it says goes to a file that errors
-    quote."""
+    """Yields the process when it is ready, and stops it at the end. Its output goes to a file that errors quote."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
             env=os.environ | dict(environment or {}),
             stdout=file,
             stderr=subprocess.STDOUT,
-            # of this session still: Linux gives each session its share of the cores, and a client of another one than
-            # its server's waited 40 ms and more for a turn
+            # Stays in this session: Linux gives each session its share of the cores, and a client in another session
+            # than its server waited 40 ms and more for a turn.
             process_group=0,
         )
     try:
@@ -152,13 +152,13 @@ def _until_ready(process: subprocess.Popen[bytes], log: Path, ready: str, start_
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """What hangs on it ends with it, however it ends."""
+    """Stops the process and all that it has started."""
     if process.poll() is None:
         os.kill(process.pid, signal.SIGTERM)
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
-        # its group is its own, with whatever it has started
+        # Its group is its own, and includes whatever it has started.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(STOP_S)
 

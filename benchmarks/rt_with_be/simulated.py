@@ -33,24 +33,24 @@ MAX_NUM_SEQS = 64
 POOL_BYTES = 800e9
 ISLANDS = ((1, 1), (2, 2))
 BURST_CV = 5.0
-# RT begins when the instances are full of BE
+# Seconds until RT begins, when the instances are full of BE.
 FILL_S = 60.0
 TABLE_WINDOWS = 3
 GOODPUT_WINDOW_S = 120.0
-# and what is open at the window's end gets so long
+# Seconds for requests that are still open at the end of the window.
 TAIL_S = 20.0
-# objectives where none can be measured first
+# Objectives for parts that can't measure them first.
 SLO = Slo(ttft_s=0.5, tpot_s=0.05)
-# of BE for each decode instance: there at the beginning, and coming, faster than it can be done
+# BE requests per decode instance: at the beginning, and per second after that, which is more than can be done.
 BE_AT_FIRST, BE_PER_S = 200, 7.0
-# jobs with windows, for each decode instance
+# Jobs with windows per second and decode instance.
 JOBS_PER_S = 3.2
 LENGTHS = ("none", "predicted", "oracle")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Lengths of RT and BE: of a trace, or made up; real time is the shorter."""
+    """Lengths of RT and BE, from a trace or generated. RT is shorter."""
 
     rt: Sequence[Lengths]
     be: Sequence[Lengths]
@@ -63,7 +63,7 @@ class Workload:
 
     @staticmethod
     def of_trace(path: Path, num_requests: int = 4000) -> Workload:
-        """Chats of one prompt's length at most are real time, longer ones best effort: both from the same trace."""
+        """Takes both from the same trace: short chats are real time, longer ones best effort."""
         lengths = [arrival.lengths for arrival in read_azure_trace(path)]
         fitting = [each for each in lengths if each.prompt + each.output <= MAX_MODEL_LEN]
         random.Random(1).shuffle(fitting)
@@ -72,7 +72,7 @@ class Workload:
         return Workload(rt[:num_requests], be[-num_requests:])
 
     def real_time(self, rate: float, begin_s: float, end_s: float, cv: float = 1.0) -> list[Arrival]:
-        # at high rates the lengths come again
+        # At high rates lengths are reused.
         lengths = [*self.rt] * (1 + int(2 * rate * (end_s - begin_s) / len(self.rt)))
         arrive = (
             poisson_arrivals(lengths, rate, seed=3) if cv == 1 else gamma_arrivals(lengths, rate, cv, seed=3)
@@ -83,7 +83,7 @@ class Workload:
         return [replace(each, time_s=each.time_s + begin_s) for each in within]
 
     def best_effort(self, num_at_first: int, rate: float = 0.0, end_s: float = 0.0) -> list[Arrival]:
-        """At first so many at once, then a steady flow."""
+        """Returns `num_at_first` requests at time 0, and then a steady flow."""
         times_s = [0.0] * num_at_first + [index / rate for index in range(int(rate * end_s))]
         return [Arrival(time_s, self.be[index % len(self.be)], "be") for index, time_s in enumerate(times_s)]
 
@@ -91,7 +91,7 @@ class Workload:
 @dataclass(frozen=True)
 class Simulated:
     workload: Workload
-    # RT requests a second for each decode instance
+    # RT requests per second and decode instance.
     rt_rate: float = 0.3
     window_s: float = 400.0
 
@@ -120,7 +120,7 @@ class Simulated:
         return mixture(ran, FILL_S, self.end_s)
 
     def _run_full(self, scenario: Scenario, rt: list[Arrival]) -> Mixture:
-        """Beside more BE than can be done. Raises RuntimeError if there was no more of it behind what ran."""
+        """Runs RT beside more BE than can be done. Raises RuntimeError if no BE was waiting at the end."""
         size = scenario.num_decode
         be = self.workload.best_effort(BE_AT_FIRST * size, BE_PER_S * size, self.end_s)
         ran = scenario.simulate(mixed(be, rt), until_s=self.end_s + TAIL_S)
@@ -132,7 +132,7 @@ class Simulated:
     # ---- parts ------------------------------------------------------------------------------------------------------
 
     def table(self, policies: Sequence[str], slo: Slo | None) -> Iterator[Row]:
-        """Over a longer window than the others: a p99 takes some hundreds of requests."""
+        """Uses a longer window than the other parts, because a p99 needs hundreds of requests."""
         longer = replace(self, window_s=TABLE_WINDOWS * self.window_s)
         for size in ISLANDS:
             for policy in policies:
@@ -151,7 +151,7 @@ class Simulated:
             yield head | {"case": name} | case_of(found).as_row() | costs_of(found) | objectives
 
     def bursts(self, policies: Sequence[str], slo: Slo | None) -> Iterator[Row]:
-        """BE's jobs have windows of different lengths; what they need is about what the instance can do."""
+        """BE's jobs have windows of various lengths, and need about what the instance can do."""
         for size in ISLANDS:
             rt = self.workload.real_time(2 * self.rt_rate * size[1], FILL_S, self.end_s, BURST_CV)
             be = self._jobs(size)
@@ -165,7 +165,7 @@ class Simulated:
                 )
 
     def _jobs(self, size: tuple[int, int]) -> list[Arrival]:
-        """A steady flow of nearly what instances can do, each with a window of 30 s to 3 minutes."""
+        """Returns a steady flow of nearly what the instances can do, each job with a window of 30 s to 3 minutes."""
         dice = random.Random(4)
         lengths = self.workload.be
         rate = JOBS_PER_S * size[1]
@@ -173,7 +173,7 @@ class Simulated:
         return [replace(each, tier="be", window_s=dice.choice((30.0, 60.0, 180.0))) for each in arrivals]
 
     def goodput(self, policies: Sequence[str], slo: Slo | None) -> Iterator[Row]:
-        """In shorter windows: a rate is tried about eight times."""
+        """Uses shorter windows, because about eight rates are tried."""
         shorter = replace(self, window_s=min(self.window_s, GOODPUT_WINDOW_S))
         for size in ISLANDS:
             for policy in policies:
@@ -201,7 +201,7 @@ class Simulated:
         }
 
     def exact(self, policies: Sequence[str]) -> Iterator[Row]:
-        """With memory for about a dozen requests. That tokens are the right ones is what simulated gateways see to."""
+        """With memory for about a dozen requests. The simulated gateways check that the tokens are right."""
         for size in ISLANDS:
             for policy in policies:
                 scenario = self.scenario(policy, size, lengths="none")

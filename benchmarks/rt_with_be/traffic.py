@@ -1,4 +1,4 @@
-"""What is asked of a server: short chats with objectives, and one batch job of long lines. Decided by a seed."""
+"""The load on a server: short chats with objectives, and one batch job of long lines. Determined by a seed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from alignedserve.demo.words import any_word
 MODEL = "demo"
 ENDPOINT = "/v1/chat/completions"
 MIN_OUTPUT, MAX_OUTPUT = 32, 64
-# words of a line's prompt: about 200 to 600 of the demo model's tokens
+# Words of a line's prompt: about 200 to 600 of the demo model's tokens.
 MIN_WORDS, MAX_WORDS = 40, 100
-# of different lengths, so that they do not end all at once
+# Different lengths, so that they do not all end at once.
 MIN_BE_OUTPUT, MAX_BE_OUTPUT = 100, 300
 OVER = ("completed", "cancelled", "failed", "expired")
 LOOK_S = 0.1
@@ -30,7 +30,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Traffic:
-    """What is asked: rate, seconds, coefficient of variation and seed -> chats; count -> lines of a job."""
+    """The load: (rate, seconds, coefficient of variation, seed) -> chats; count -> lines of a job."""
 
     chats: Callable[[float, float, float, int], list[Item]]
     lines: Callable[[int], dict[str, dict[str, Any]]]
@@ -40,7 +40,7 @@ class Traffic:
 
 
 def chats(rate: float, seconds: float, cv: float, seed: int) -> list[Item]:
-    """Counting goes on for longer than any of them may."""
+    """Returns chats. Counting takes longer than any of their limits."""
     dice = random.Random(seed)
     items = []
     for time_s in arrivals(dice, rate, seconds, cv):
@@ -59,7 +59,7 @@ def arrivals(dice: random.Random, rate: float, seconds: float, cv: float) -> Ite
 def ask(
     url: str, items: Sequence[Item], headers: Mapping[str, str], client: type[Client] = Client
 ) -> tuple[list[Outcome], float]:
-    """In the order in which they are due, and how long it took."""
+    """Sends the items when they are due. Returns the outcomes and the seconds it took."""
     return asyncio.run(_ask(url, items, headers, client))
 
 
@@ -77,7 +77,7 @@ async def _ask(
 
 
 def lines(count: int, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """custom_id -> what is asked: of long lists, answered at length."""
+    """Returns custom_id -> body: questions about long lists, with long answers."""
     dice, asked = random.Random(seed), {}
     for number in range(count):
         words = [any_word(dice) for _ in range(dice.randint(MIN_WORDS, MAX_WORDS))]
@@ -129,7 +129,7 @@ class Job:
         return batch
 
     def answers(self) -> dict[str, dict[str, Any]]:
-        """custom_id -> the answer's text and usage. Raises RuntimeError for a line that was not answered."""
+        """Returns custom_id -> text and usage of the answer. Raises RuntimeError for a line that was not answered."""
         batch = self.until_over()
         if batch["status"] != "completed" or batch["error_file_id"]:
             raise RuntimeError(f"the job has not been answered entirely: {batch}")

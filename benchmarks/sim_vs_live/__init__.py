@@ -1,22 +1,22 @@
-"""Whether the simulator can be believed: the same requests to a live colocated instance, and in simulation.
+"""Validates the simulator: sends the same requests to a live colocated instance and to a simulated one.
 
     python -m benchmarks.sim_vs_live --out benchmarks/results
 
-For each policy and load: `alignedserve serve` with the demo model on this machine's CPU, profiled just before; a fixed
-list of requests, of both classes, with objectives and arrival times, sent by an HTTP client through the gateway; then
-the same requests in `alignedserve.sim`, with that profile. Loads: moderate; high; high with so few blocks that requests
-are preempted (short); and all at once with as few (burst). How a burst is cut into iterations hardly depends on how
-fast the processor is, or on what else it does: both sides should have about as many, also on a busy machine.
+For each policy and load it runs `alignedserve serve` with the demo model on this machine's CPU, profiled just before.
+An HTTP client sends a fixed list of requests through the gateway, of both classes, with objectives and arrival times.
+Then `alignedserve.sim` runs the same requests with that profile. Loads are moderate; high; high with so few blocks that
+requests are preempted (short); and all at once with as few blocks (burst). The division of a burst into iterations
+hardly depends on the processor's speed or other load, so both sides should have similar numbers of iterations, even on
+a busy machine.
 
-- *Where it is measured.* The simulator has the router, the pool and the instance; it has no HTTP, no tokeniser, and no
-  client that shares the processor. So both sides are compared at the router's door, by the same observer of the
-  router's events: from a request's coming to each of its tokens' leaving. Simulated requests come there when the live
-  ones came, since the gateway gives best effort to the router a few at a time. What the client saw stands beside it.
-- *Which requests count.* Others come before, on both sides: they warm the live processes up, and teach the policies of
-  both what they know when those come that count. Beside quantiles, each simulated request is held against its own live
-  one.
-- *What the simulator is told.* The cost profile; and how much longer iterations take here than the profile says, since
-  gateway, router and client use the same cores, with what an iteration takes outside the engine. The instance corrects
-  its own predictions by these two (`timing/estimate.py`), and reports them; they are read off a few requests before
-  those that count, so they are not fitted to what they explain. A second simulation is told the profile alone.
+- *Point of measurement.* The simulator has the router, the pool and the instance, but no HTTP, tokeniser or client on
+  the same processor. So both sides are compared at the router, by the same observer of its events: from a request's
+  arrival to the departure of each token. Simulated requests arrive when the live ones did, because the gateway submits
+  best effort to the router gradually. The client's measurements are reported as well.
+- *Counted requests.* On both sides, other requests come first. They warm up the live processes, and bring both policies
+  to the same state. Besides quantiles, each simulated request is compared with its own live one.
+- *Inputs of the simulator.* It gets the cost profile, and the correction for longer iterations, because gateway, router
+  and client use the same cores, including the time outside the engine. The instance corrects its own predictions by
+  these two values (`timing/estimate.py`) and reports them. They are taken from requests before the counted ones, so
+  they are not fitted to the data. A second simulation gets only the profile.
 """

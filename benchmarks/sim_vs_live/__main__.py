@@ -1,4 +1,4 @@
-"""Measures the cases that are asked for; DIR/sim_vs_live.json is written anew after every case, the page at the end."""
+"""Measures the requested cases. Writes DIR/sim_vs_live.json after every case, and the page at the end."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from benchmarks.sim_vs_live.page import line, write
 from benchmarks.sim_vs_live.requests import alone, fixed_list
 from benchmarks.sim_vs_live.simulated import simulate
 
-# As many requests come before those that count, alone and under the same load.
+# Requests before the counted ones: one at a time, and under the same load.
 NUM_ALONE, NUM_WARMING = 15, 40
-# Of KV: so many tokens' is plenty, and so many tokens' is short.
+# Tokens of KV: plenty, and short.
 PLENTY, SHORT = 1 << 15, 1280
 
 
@@ -90,7 +90,7 @@ def compared(policy: str, load: Load, live: Live, count: int) -> Row:
 
 
 def summary(overhead: Overhead) -> Row:
-    """Without what every iteration took."""
+    """Returns the overhead without its values per iteration."""
     found = {"pace": overhead.pace, "outside_s": overhead.outside_s, "message_s": overhead.message_s}
     for name in ("overruns", "overruns_of_chunks"):
         ratios = getattr(overhead, name)
@@ -109,7 +109,7 @@ def rows_of(args: argparse.Namespace, model: Served) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    # Whoever stops it does not leave a server behind.
+    # Stops the server as well when this process is stopped.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sim-vs-live-", dir="/tmp") as folder:
@@ -146,9 +146,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policies", nargs="+", choices=[*POLICIES], default=[*POLICIES], metavar="NAME")
     parser.add_argument("--loads", nargs="+", choices=loads, default=loads, metavar="NAME")
     parser.add_argument("--model", choices=[DEMO.name, "larger"], default=DEMO.name)
-    parser.add_argument("--requests", type=int, default=400, help="of each case")
+    parser.add_argument("--requests", type=int, default=400, help="requests per case")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--profile-s", type=float, default=10.0, help="to measure the cost profile for")
+    parser.add_argument(
+        "--profile-s", type=float, default=10.0, help="seconds for measuring the cost profile"
+    )
     parser.add_argument("--out", type=Path, required=True)
     return parser
 

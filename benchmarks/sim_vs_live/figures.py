@@ -1,4 +1,5 @@
-"""What is compared, and where it is read: an observer of the router's events, which are the same live and simulated."""
+"""The compared figures, and the observer that measures them: it sees the router's events, which are the same live and
+simulated."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ from alignedserve.sim.report import quantiles
 from alignedserve.sim.trace import Arrival, Lengths
 from alignedserve.types import RequestKey
 
-# What is further off is marked.
+# Larger relative errors are marked.
 MOST_OFF = 0.15
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of real time, in seconds; and of all output tokens, per second."""
+    """Latencies of real time in seconds, and output tokens per second of all requests."""
 
-    # No p99: of 200 requests it would be the second longest, and of 30 the longest.
+    # No p99 for TTFT: among 200 requests it would be the second longest, and among 30 the longest.
     ttft_p50_s: float
     ttft_p90_s: float
     tbt_p50_s: float
@@ -30,7 +31,7 @@ class Figures:
     tokens_per_s: float
 
     def ratios(self, simulated: Figures) -> dict[str, float]:
-        """Simulated to live."""
+        """Returns the ratios of simulated to live."""
         return {name: value / getattr(self, name) for name, value in asdict(simulated).items()}
 
 
@@ -39,17 +40,17 @@ NAMES = [each.name for each in fields(Figures)]
 
 @dataclass(frozen=True)
 class Side:
-    """What one side has of the requests that count."""
+    """One side's results for the counted requests."""
 
     figures: Figures
     iterations: dict[str, float]
-    # The seconds to the first and to the last token of each request, in the order in which they came.
+    # Seconds to the first and to the last token of each request, in order of arrival.
     first_s: list[float]
     last_s: list[float]
 
     def paired(self, simulated: Side) -> dict[str, float]:
-        """By which share the simulated seconds of a request are off, either way, at the median. Figures of all requests
-        can be right where those of each are not."""
+        """Returns the median relative error of the simulated times per request. Figures over all requests can be right
+        even if those of single requests are not."""
         return {
             "first_token": _median_off(self.first_s, simulated.first_s),
             "last_token": _median_off(self.last_s, simulated.last_s),
@@ -67,20 +68,20 @@ def is_off(ratio: float) -> bool:
 def figures_of(
     waits_s: Sequence[float], times_s: Sequence[Sequence[float]], num_tokens: int, span_s: float
 ) -> Figures:
-    """`waits_s` for first tokens, and when each token of each request came."""
+    """Returns the figures. `waits_s` are the seconds to first tokens, `times_s` the times of each request's tokens."""
     ttft_s = quantiles(waits_s)
     tbt_s = quantiles([later - sooner for each in times_s for sooner, later in pairwise(each)])
     return Figures(ttft_s.p50, ttft_s.p90, tbt_s.p50, tbt_s.p99, num_tokens / span_s)
 
 
 class Door:
-    """When requests came to the router, and when each of their tokens left it."""
+    """Records when requests arrive at the router, and when each of their tokens leaves it."""
 
     def __init__(self) -> None:
         self.arrived_s: dict[RequestKey, float] = {}
         self.requests: dict[RequestKey, Request] = {}
         self.times_s: defaultdict[RequestKey, list[float]] = defaultdict(list)
-        # Each report of an instance, with when it came.
+        # (time, report) of each report of an instance.
         self.reports: list[tuple[float, DecodeReport]] = []
 
     def __call__(self, now: float, event: Event, sends: Sequence[Send]) -> None:
@@ -98,8 +99,8 @@ class Door:
                     self.times_s[news.key] += [now] * len(news.tokens)
 
     def messages_s(self) -> list[float]:
-        """What the router waited for the first tokens of requests that came alone, beyond their iteration: the order
-        and the report, a message each."""
+        """Returns, for each request that ran alone, the router's wait for its first token beyond the iterations. It
+        consists of two messages: the order and the report."""
         in_order = sorted(self.arrived_s, key=self.arrived_s.__getitem__)
         found = []
         for before, key, after in zip([None, *in_order], in_order, [*in_order[1:], None], strict=False):
@@ -116,7 +117,7 @@ class Door:
         return sorted(self.arrived_s, key=self.arrived_s.__getitem__)[-count:]
 
     def arrivals(self, keys: Sequence[RequestKey]) -> list[Arrival]:
-        """These requests as they came, the first one at 0."""
+        """Returns these requests as arrivals, with the first one at 0."""
         begin_s = min(self.arrived_s[key] for key in keys)
         return [self._arrival(self.requests[key], self.arrived_s[key] - begin_s) for key in keys]
 
@@ -126,7 +127,7 @@ class Door:
         return Arrival(time_s, lengths, request.tier, tbt_s=request.tbt_s)
 
     def side(self, count: int) -> Side:
-        """Of the last so many requests to come."""
+        """Returns the results of the last `count` requests."""
         keys = self.last_to_come(count)
         times_s = [(self.arrived_s[key], self.times_s[key]) for key in keys]
         return Side(
@@ -144,7 +145,7 @@ class Door:
         return figures_of(waits_s, [self.times_s[key] for key in rt], num_tokens, span_s)
 
     def iterations(self, begin_s: float) -> dict[str, float]:
-        """What iterations with tokens since then were like: how many, their mean seconds and tokens."""
+        """Returns counts and means of the iterations with tokens since then."""
         found = [each for now, each in self.reports if now >= begin_s and each.num_computed]
         return {
             "num_iterations": len(found),

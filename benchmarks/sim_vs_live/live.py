@@ -1,4 +1,4 @@
-"""The live side: a server that is profiled, then asked; what its router saw; what the client saw."""
+"""The live side: profiles a server, sends it the requests, and reads what its router and the client saw."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S, Asked
 POOL_BYTES = 256 << 20
 OPTIONS = (
     *("--colocated-instances", "1", "--pool-memory-bytes", str(POOL_BYTES)),
-    # Each request says how long its answer will be.
+    # Each request states the length of its answer.
     *("--length-predictor", "none"),
 )
 
 
 @dataclass(frozen=True)
 class Live:
-    # At the router's door, and where the client is.
+    # At the router and at the client.
     side: Side
     client: Figures
-    # All requests as they came to the router, those before the ones that count included.
+    # All requests as they arrived at the router, including those before the counted ones.
     arrivals: list[Arrival]
     profile: Profile
-    # By what the instance corrected its predictions before the requests that count began to come.
+    # The corrections of the instance's predictions just before the counted requests.
     overhead: Overhead
 
 
 class Asking(Client):
-    """Sends each request with its class and its own objectives, and has every token said."""
+    """Sends each request with its class and objectives, and has every token returned as text."""
 
     def _body(self, item: Item) -> dict[str, Any]:
         body = super()._body(item) | {"ignore_eos": True, "skip_special_tokens": False}
@@ -56,17 +56,17 @@ class Asking(Client):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a live server is asked, one list after the other."""
+    """The requests to a live server, one list after the other."""
 
-    # Real time that never meets another: what messages take is measured by it.
+    # Real time that never overlaps. Messages are measured by it.
     alone: Sequence[Asked]
-    # What iterations take beyond their profile is measured by these.
+    # These measure how much longer than their profile iterations take.
     warming: Sequence[Asked]
     counting: Sequence[Asked]
 
 
 def measure(policy: str, model: Served, kv_bytes: int, profile_s: float, plan: Plan) -> Live:
-    """Raises RuntimeError if the server does not start, or a request is not answered."""
+    """Raises RuntimeError if the server does not start or a request is not answered."""
     sizes = ("--max-model-len", str(MAX_TOKENS), "--kv-cache-memory-bytes", str(kv_bytes))
     with tempfile.TemporaryDirectory(prefix="sim-vs-live-", dir="/tmp") as folder:
         path, events = Path(folder) / "profile.json", Path(folder) / "events"
@@ -108,8 +108,8 @@ def read(events: Path) -> Door:
 
 
 def overhead_before(door: Door, begin_s: float, num_alone: int) -> Overhead:
-    """What the instance reported until then: medians, and how iterations varied. The first `num_alone` requests came
-    alone; what the instance learned of them, it had learned when the others came."""
+    """Returns the medians of the instance's reports until then, and the variation of iterations. The first `num_alone`
+    requests ran alone; the instance's corrections from them precede the others."""
     first_s = sorted(door.arrived_s.values())[num_alone]
     reports = [each for now, each in door.reports if first_s < now < begin_s and each.num_computed]
     decodes = [each for each in reports if each.num_computed == sum(len(news.tokens) for news in each.news)]

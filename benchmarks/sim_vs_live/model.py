@@ -1,6 +1,6 @@
-"""The models that are served: the demo model, and one whose iterations take as long as a GPU's.
+"""The served models: the demo model, and one with iterations as long as a GPU's.
 
-On a fast processor the demo model's iterations take less time than a message between two processes does.
+On a fast processor, the demo model's iterations are shorter than a message between two processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from alignedserve import demo
 
-# Of the larger model, beside the demo model's own.
+# The larger model's differences from the demo model.
 LARGER = {
     "hidden_size": 768,
     "intermediate_size": 2048,
@@ -26,14 +26,14 @@ LARGER = {
 @dataclass(frozen=True)
 class Served:
     name: str
-    # Where it is, and how it is loaded: parts of a command line.
+    # The model's location and load options, as parts of a command line.
     options: Sequence[str]
     kv_bytes_per_token: int
-    # The objectives that real time has between two tokens, in seconds.
+    # Real time's objectives between two tokens, in seconds.
     tbt_s: tuple[float, float]
     # Requests per second of the moderate and of the high load.
     rates: tuple[float, float]
-    # Requests that come alone come so many seconds after each other.
+    # Seconds between requests that run alone.
     apart_s: float
 
 
@@ -41,7 +41,7 @@ DEMO = Served("demo", (), 2048, (0.02, 0.1), (8.0, 20.0), 0.2)
 
 
 def larger(folder: Path) -> Served:
-    """Makes the model in `folder`: a shape, the demo model's tokenizer, and weights by chance."""
+    """Makes the model in `folder`: a config, the demo model's tokenizer, and random weights."""
     for path in demo.MODEL_DIR.glob("tokenizer*.json"):
         shutil.copy(path, folder)
     config = json.loads((demo.MODEL_DIR / "config.json").read_text()) | LARGER

@@ -1,4 +1,4 @@
-"""The page: a table for each load, a row for each policy; what is further off than it may be is in bold."""
+"""The page: a table per load with a row per policy. Larger errors than allowed are bold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.gpu.record import Row
 from benchmarks.sim_vs_live.figures import MOST_OFF, NAMES, is_off
 
 HEADS = ("TTFT p50", "TTFT p90", "TBT p50", "TBT p99", "tokens/s")
-# A profile for which a core was waited for through a larger share of the time is one of a busy machine.
+# A profile that waited for a core for a larger share of the time is from a busy machine.
 MOST_WAITED = 0.2
 COLUMNS = " | ".join(f"{head}, live | simulated | ratio" for head in HEADS)
 
@@ -26,7 +26,7 @@ def line(row: Row) -> str:
 
 
 def write(path: Path) -> None:
-    """Writes the page of what a run has left in the file, beside it."""
+    """Writes the page of a run's file, beside it."""
     text = "\n".join(page(json.loads(path.read_text()), path.name))
     path.with_suffix(".md").write_text(text + "\n")
 
@@ -79,7 +79,7 @@ def _table(load: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _row(policy: str, rounds: Sequence[Row]) -> str:
-    """Medians of the rounds."""
+    """Returns a row with the medians of the rounds."""
     cells = [f"`{policy}`"]
     for name in NAMES:
         live, simulated = (

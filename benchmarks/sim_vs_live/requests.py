@@ -1,4 +1,4 @@
-"""The fixed list of requests that the client sends. Decided by a seed."""
+"""The fixed list of requests that the client sends. Determined by a seed."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from alignedserve.bench.workload import Item
 from alignedserve.demo.words import any_word
 from alignedserve.text.tokenizer import Tokenizer
 
-# Of all requests; the others are best effort, without a window.
+# Share of all requests; the others are best effort without a window.
 RT_SHARE = 0.5
 TTFT_S = 0.5
 RT_OUTPUT, BE_OUTPUT = (32, 96), (60, 200)
-# Words in the prompt of best effort: about 150 to 650 of the demo model's tokens.
+# Words in a best-effort prompt: about 150 to 650 of the demo model's tokens.
 BE_WORDS = (15, 60)
-# Of prompt and output.
+# The most tokens of prompt and output together.
 MAX_TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class Asked(Item):
-    # The objective in seconds between two tokens; None for best effort.
+    # The objective between two tokens in seconds; None for best effort.
     tbt_s: float | None = None
 
 
 def alone(tokenizer: Tokenizer, num_requests: int, apart_s: float, tbt_s: float) -> list[Asked]:
-    """Real time, one request after the other."""
+    """Returns real-time requests, one after the other."""
     dice = random.Random(2)
     chat = [{"role": "user", "content": _count(dice)}]
     prompt_len = len(tokenizer.chat_ids(chat))
@@ -40,7 +40,8 @@ def alone(tokenizer: Tokenizer, num_requests: int, apart_s: float, tbt_s: float)
 def fixed_list(
     tokenizer: Tokenizer, rate: float | None, num_requests: int, tbt_s: Sequence[float], seed: int
 ) -> list[Asked]:
-    """Poisson arrivals, so many a second on average; None: all at once. Real time has one of the objectives `tbt_s`."""
+    """Returns requests with Poisson arrivals at `rate` per second; None: all at once. Real time has one of the
+    objectives `tbt_s`."""
     dice, time_s, found = random.Random(seed), 0.0, []
     for _ in range(num_requests):
         time_s += dice.expovariate(rate) if rate else 0.0

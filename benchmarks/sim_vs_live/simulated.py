@@ -1,4 +1,4 @@
-"""The simulated side: the same requests, on an island that is told what the live one was like."""
+"""The simulated side: the same requests on an island with the live one's measurements."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from benchmarks.sim_vs_live.requests import MAX_TOKENS, TTFT_S
 def simulate(
     policy: str, cost: CostModel, kv_bytes: int, overhead: Overhead, arrivals: Sequence[Arrival], count: int
 ) -> Side:
-    """What there is of the last `count` requests. Those before them have the instance and its policy learn what the
-    live ones had learned by then, and are over when the others begin to come, as they are live."""
+    """Returns the results of the last `count` requests. The earlier ones bring the instance and its policy to the same
+    state as live. They are over when the others begin, as live."""
     scenario = Scenario(
         replace(cost, num_kv_tokens=kv_bytes // cost.kv_bytes_per_token),
         num_colocated=1,
@@ -51,7 +51,7 @@ def simulate(
 
 
 def _answer(island: Island, requests: Sequence[Request]) -> None:
-    """The first one comes now."""
+    """Submits the requests so that the first one arrives now, and runs until all are answered."""
     now, first_s = island.now, requests[0].arrival_s
     # Differences first: a sum with `now - first_s` may be rounded to before now.
     island.submit([replace(each, arrival_s=now + (each.arrival_s - first_s)) for each in requests])
@@ -60,5 +60,5 @@ def _answer(island: Island, requests: Sequence[Request]) -> None:
 
 
 def _limited(request: Request, arrival: Arrival) -> Request:
-    """Live each request says how many tokens it may get, which is as many as it gets."""
+    """Limits the answer. Live, each request states its number of tokens, and gets exactly that many."""
     return replace(request, params=SamplingParams(max_tokens=arrival.lengths.output))

@@ -1,4 +1,4 @@
-"""Runs it, says how it goes, and ends with 1 if anything was wrong."""
+"""Runs the benchmark, shows its progress, and exits with 1 if anything was wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    # whoever stops it does not leave a server behind
+    # Stops the server as well when this process is stopped.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     seed = random.SystemRandom().randrange(10**9) if args.seed is None else args.seed
     setup = Setup(60 * args.minutes, seed, args.prefill, args.decode, args.colocated, args.chats)
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def carry_out(setup: Setup, out: Path) -> Outcome:
-    """What the server says is kept in `out`."""
+    """Runs it. The server's log is kept in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     with progress(round(setup.seconds), "s") as bar:
         bar.set_description("what the engine alone answers")
@@ -74,15 +74,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.soak", description=(soak.__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--minutes", type=float, default=3.0, help="of faults, beside start and end")
-    parser.add_argument("--seed", type=int, help="[default: a new one]")
     parser.add_argument(
-        "--out", type=Path, default=Path("soak"), help="directory of soak.json, soak.md, serve.log"
+        "--minutes", type=float, default=3.0, help="minutes with faults, without start and end"
     )
-    parser.add_argument("--prefill", type=int, default=1, help="instances")
-    parser.add_argument("--decode", type=int, default=2, help="instances")
-    parser.add_argument("--colocated", type=int, default=0, help="so many instances, instead of those")
-    parser.add_argument("--chats", type=int, default=6, help="clients of each class, beside batch jobs")
+    parser.add_argument("--seed", type=int, help="seed [default: random]")
+    parser.add_argument(
+        "--out", type=Path, default=Path("soak"), help="directory for soak.json, soak.md, serve.log"
+    )
+    parser.add_argument("--prefill", type=int, default=1, help="prefill instances")
+    parser.add_argument("--decode", type=int, default=2, help="decode instances")
+    parser.add_argument("--colocated", type=int, default=0, help="colocated instances, instead of those")
+    parser.add_argument("--chats", type=int, default=6, help="chat clients per class, beside batch jobs")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Calls that are made again while the server can't answer them, as its documentation says."""
+"""Calls that are retried while the server can't answer them, as its documentation says."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AGAIN_S = 0.2
 
 
 class Unexcused(Exception):
-    """A call failed, and nothing that was done to the server is a reason for it."""
+    """A call failed, and no fault excuses it."""
 
 
 class Calls:
     def __init__(self, url: str, faults: FaultLog, tally: Tally) -> None:
-        # A connection of its own for each call: none that was kept belongs to a gateway that has died since.
+        # One connection per call, because a kept one may belong to a gateway that has died.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._http = httpx.AsyncClient(base_url=url, timeout=ASK_S, limits=limits)
         self._faults = faults
@@ -32,7 +32,7 @@ class Calls:
         await self._http.aclose()
 
     async def call(self, method: str, path: str, **what: Any) -> httpx.Response:
-        """Whatever is no passing error. Raises Unexcused."""
+        """Returns any answer that is not a temporary error. Raises Unexcused."""
         give_up_s = time.monotonic() + CALL_S
         while time.monotonic() < give_up_s:
             begin_s = time.monotonic()
@@ -56,7 +56,7 @@ class Calls:
         raise Unexcused(f"{method} {path}: no answer within {CALL_S:g} s")
 
     async def json(self, method: str, path: str, **what: Any) -> Any:
-        """Raises Unexcused, for what is not a 200 too."""
+        """Returns the parsed answer. Raises Unexcused, also for any status but 200."""
         response = await self.call(method, path, **what)
         if response.status_code != 200:
             raise Unexcused(f"{method} {path}: {response.status_code} {response.text[:300]}")

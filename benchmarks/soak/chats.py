@@ -1,4 +1,4 @@
-"""Clients of chats, each with one stream after the other: who reads, who reads slowly, and who leaves."""
+"""Clients of chats, each with one stream at a time. Some read at once, some slowly, and some disconnect."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MANNERS: tuple[Manner, ...] = (
 )
 PATH = "/v1/chat/completions"
 SERVICE_TIERS = {"rt": ("default", "priority"), "be": ("flex",)}
-# Longer than any documented wait: a request is answered, or an error after a minute without a router.
+# Longer than any documented wait: a request is answered, or fails after a minute without a router.
 STREAM_S = 240.0
 MAX_PATIENCE_S = 3.0
 MAX_REST_S = 0.3
-# One that reads slowly: bytes of its buffer, so that the server notices; and rests between pieces
+# A slow reader's buffer in bytes, small enough for the server to notice; and its pauses between pieces, in seconds.
 SLOW_BYTES = 4096
 MAX_SLOW_S, LONG_SLOW_S = 0.05, 2.0
 AGAIN_S = 0.1
@@ -42,7 +42,7 @@ Ending = Literal["complete", "left", "again", "wrong"]
 
 @dataclass(frozen=True)
 class Shared:
-    """What all clients have in common."""
+    """The state that all clients share."""
 
     url: str
     asked: Sequence[tuple[Question, Answer]]
@@ -78,7 +78,7 @@ class Chatter:
         }
         patience_s = self._dice.uniform(0, MAX_PATIENCE_S) if manner == "leaves at some time" else STREAM_S
         transcript, begin_s = Transcript(answer), time.monotonic()
-        # Whoever reads slowly is silent by itself, and hears what was said long ago.
+        # A slow reader is silent by itself, and its tokens may be old.
         if manner != "reads slowly":
             self._at.silences.asks(self.name, begin_s)
         try:
@@ -94,7 +94,8 @@ class Chatter:
         return self._judge(status, begin_s, number, transcript)
 
     async def _listen(self, body: dict[str, object], manner: Manner, transcript: Transcript) -> int | None:
-        """The status, or that of an error in the stream; None: it has left. Raises httpx.TransportError."""
+        """Returns the status, or that of an error in the stream; None if the client has disconnected. Raises
+        httpx.TransportError."""
         most = self._dice.randrange(1, 40) if manner == "leaves in the middle" else None
         num_pieces = 0
         async with (
@@ -118,7 +119,8 @@ class Chatter:
         return self._dice.uniform(0, LONG_SLOW_S if self._dice.random() < 0.02 else MAX_SLOW_S)
 
     def _judge(self, status: int | None, begin_s: float, number: int, transcript: Transcript) -> Ending:
-        """`status`: None: its client has left; 0: it has gone on for too long."""
+        """Judges the end of a stream. `status` is None if the client has disconnected, and 0 if the stream took too
+        long."""
         if transcript.wrong:
             return self._object(number, transcript.wrong)
         if status is None:
@@ -152,7 +154,7 @@ class Chatter:
 
 
 def _transport(manner: Manner) -> httpx.AsyncHTTPTransport:
-    """A connection of its own for each call: none that was kept belongs to a gateway that has died since."""
+    """Uses one connection per call, because a kept one may belong to a gateway that has died."""
     if manner != "reads slowly":
         return httpx.AsyncHTTPTransport()
     return httpx.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BYTES)])

@@ -1,4 +1,4 @@
-"""What was done to the server, and what a client may have noticed of it. Pure; times are of one monotonic clock."""
+"""The faults that were injected, and which errors of clients they excuse. Pure; times are on one monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from benchmarks.soak.plan import Episode
 from benchmarks.soak.silences import Silence
 
-# What a client learns late: a buffer that was full, a gateway that was busy.
+# Delay with which a client may notice a fault, for instance because of a full buffer or a busy gateway.
 GRACE_S = 2.0
-# A request is given up when there was no router for a minute.
+# Seconds without a router after which a request fails.
 NO_ROUTER_S = 60.0
 
 
@@ -17,7 +17,7 @@ NO_ROUTER_S = 60.0
 class Fault:
     episode: Episode
     at_s: float
-    # when the system was whole; None: not yet
+    # When the system had recovered; None: not yet.
     whole_s: float | None = None
     silence: Silence = field(default_factory=Silence)
     num_lost: int = 0
@@ -42,17 +42,17 @@ class FaultLog:
         return self.faults[-1]
 
     def excuses_lost(self, begin_s: float, end_s: float) -> bool:
-        """Only the gateway has connections to clients."""
+        """Whether a fault excuses a broken connection. Only the gateway has connections to clients."""
         return "gateway" in self._roles(begin_s, end_s)
 
     def excuses_status(self, status: int, begin_s: float, end_s: float, uses_store: bool = False) -> bool:
-        """As docs/reference/api.md has it under Errors."""
+        """Whether a fault excuses the status, as documented in docs/reference/api.md under Errors."""
         roles = self._roles(begin_s, end_s)
         match status:
             case 503:
                 return bool(roles & {"router", "gateway"}) or (uses_store and "store" in roles)
             case 408:
-                # A body was not read while the gateway stood still.
+                # A body was not read while the gateway was stopped.
                 return "gateway" in roles
             case 500:
                 return self._had_no_router_for_long(begin_s, end_s)

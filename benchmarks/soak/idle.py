@@ -1,4 +1,4 @@
-"""What a server that nobody asks anything has left of requests."""
+"""Checks that an idle server has nothing left of requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.soak.victims import segments_beside
 
 IDLE_S = 60.0
 _LOOK_S = 0.2
-# metrics of what is under way
+# Metrics of running work.
 _OPEN = tuple(
     f"alignedserve:{name}" for name in ("num_requests_running", "num_requests_waiting", "batch_jobs")
 )
 
 
 async def left_of_requests(url: str, footprint: Footprint) -> str:
-    """What is still there after a while; empty: nothing."""
+    """Returns what is still present after a while; empty if nothing is."""
     give_up_s = time.monotonic() + IDLE_S
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         while (left := await _left(http, footprint)) and time.monotonic() < give_up_s:

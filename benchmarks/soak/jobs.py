@@ -1,4 +1,4 @@
-"""One batch job after the other: each line is answered once, as the engine alone answers it."""
+"""Runs one batch job after the other. Each line must be answered once, as by the engine alone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from benchmarks.soak.transcript import difference
 ENDPOINT = "/v1/chat/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
 MIN_LINES, MAX_LINES = 10, 60
-# longest that a job of so few lines may take, whatever is done to the server
+# The longest that such a small job may take, whatever the faults.
 JOB_S = 420.0
 LOOK_S = 0.25
-# A line that was under way at so many deaths of the gateway is an error, with this code.
+# The error code of a line that was running at this many deaths of the gateway.
 MAX_GATEWAY_DEATHS, GIVEN_UP = 4, "line_failed"
 
 
@@ -41,7 +41,7 @@ class Jobs:
         self._tally = tally
         self._dice = random.Random(f"jobs {seed}")
         self._begun_s = time.monotonic()
-        # batches of which it is known that each line was answered
+        # Batches for which each line is known to be answered.
         self._checked: set[str] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -52,7 +52,7 @@ class Jobs:
                 self._tally.object(f"batch: {error}")
 
     async def audit(self) -> None:
-        """Looks at every batch that the server has taken: one whose answer was lost on its way is there too."""
+        """Checks every batch on the server, including those without a confirmation to the client."""
         try:
             for batch_id in await self._taken():
                 if batch_id not in self._checked:
@@ -90,7 +90,7 @@ class Jobs:
         return self._asked[number][0].body
 
     async def _follow(self, batch_id: str) -> None:
-        """Until it is over; then its lines are compared, and its files deleted."""
+        """Waits until the batch is over, compares its lines, and deletes its files."""
         batch = await self._until_over(batch_id)
         content = await self._content(batch["output_file_id"])
         failed = await self._content(batch["error_file_id"])
@@ -102,7 +102,7 @@ class Jobs:
         self._checked.add(batch_id)
         for name in ("input_file_id", "output_file_id", "error_file_id"):
             if batch[name]:
-                # One that was deleted, but whose answer was lost, is a 404 then.
+                # If an earlier answer was lost, the file is already deleted: a 404.
                 await self._calls.call("DELETE", f"/v1/files/{batch[name]}")
 
     async def _until_over(self, batch_id: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Jobs:
     def _objections(
         self, batch: dict[str, Any], lines: list[dict[str, Any]], failed: list[dict[str, Any]]
     ) -> list[str]:
-        """Counts lines that are right on its way."""
+        """Returns what is wrong with the batch. Counts the lines that are right."""
         may_give_up = self._faults.num_gateway_faults(self._begun_s, time.monotonic()) >= MAX_GATEWAY_DEATHS
         given_up = [line for line in failed if may_give_up and _code(line) == GIVEN_UP]
         self._tally.num_given_up += len(given_up)
@@ -135,7 +135,7 @@ class Jobs:
         times = Counter(line["custom_id"] for line in [*lines, *failed])
         if len(times) != batch["request_counts"]["total"] or set(times.values()) > {1}:
             found.append(
-                f"of {batch['request_counts']} lines {len(times)} have an answer, and some several: {times}"
+                f"{len(times)} lines have an answer; the batch has {batch['request_counts']}; by line: {times}"
             )
         for line in lines:
             if what := self._difference(line):

@@ -1,4 +1,4 @@
-"""Which processes are struck, how, and after how long: decided by the seed alone."""
+"""Decides which processes are struck, how and when, from the seed alone."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Literal
 
 Kind = Literal["alone", "together", "again"]
 
-# seconds without a fault before each, so that streams run again
+# Seconds without a fault before each episode, so that streams run again.
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 4.0
-# A stop of less than the silence after which a process is taken for dead is waited for; a longer one is a death.
+# Seconds of a stop. A stop shorter than the hang timeout is waited for; a longer one counts as a death.
 MIN_STOP_S, MAX_SHORT_STOP_S, MAX_STOP_S = 0.2, 4.0, 16.0
-# share of stops that may be long
+# Share of stops that may be long.
 LONG_SHARE = 0.4
-# between the parts of an episode: at any moment of a recovery, which takes a few seconds
+# Seconds between the strikes of an episode: any moment of a recovery, which takes a few seconds.
 MAX_AGAIN_S = 5.0
-# The launcher gives up a process that dies four times without having been up.
+# The launcher gives up a process that dies four times before it is up.
 MAX_KILLS_OF_ROLE = 2
 
 
 @dataclass(frozen=True)
 class Strike:
-    # seconds after the episode's begin
+    # Seconds after the begin of the episode.
     delay_s: float
     role: str
-    # which of that role's processes, modulo their number
+    # Index among the role's processes, modulo their number.
     index: int
-    # how long it is stopped; None: it is killed
+    # Seconds for which it is stopped; None: it is killed.
     stop_s: float | None = None
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Strike:
 
 @dataclass(frozen=True)
 class Episode:
-    """Faults that belong together; the next episode comes when the system is whole again."""
+    """Related faults. The next episode begins when the system has recovered."""
 
     kind: Kind
     pause_s: float
@@ -52,8 +52,8 @@ class Episode:
 
 
 def episodes(seed: int, roles: Sequence[str]) -> Iterator[Episode]:
-    """Without end: rounds, in each of which every role is killed and stopped alone, and half as many episodes are of
-    each other kind."""
+    """Yields episodes without end, in rounds. In each round every role is killed and stopped alone. There are half as
+    many episodes of each other kind."""
     dice = random.Random(f"soak {seed}")
     while True:
         deck: list[tuple[Kind, tuple[Strike, ...]]] = []
@@ -84,7 +84,8 @@ def _together(dice: random.Random, roles: Sequence[str]) -> tuple[Strike, ...]:
 
 
 def _again(dice: random.Random, roles: Sequence[str]) -> tuple[Strike, ...]:
-    """Of the same role half of the time, as soon as it has a process again; others at any moment."""
+    """Strikes the same role half of the time, as soon as it has a process again, and otherwise another role at any
+    moment."""
     first = dice.choice(roles)
     struck = [first, first if dice.random() < 0.5 else dice.choice(roles)]
     if dice.random() < 0.3:

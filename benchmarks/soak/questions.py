@@ -1,4 +1,4 @@
-"""What is asked, by chats and by lines of jobs alike, and what has to be answered."""
+"""The questions of chats and of lines of jobs, and the right answers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from alignedserve.demo.words import any_word
 
 MODEL = "demo"
 MIN_OUTPUT, MAX_OUTPUT = 16, 400
-# words of a long prompt: about 100 to 500 of the demo model's tokens
+# Words of a long prompt: about 100 to 500 of the demo model's tokens.
 MIN_WORDS, MAX_WORDS = 20, 80
 
 
 @dataclass(frozen=True)
 class Question:
     text: str
-    # as the API and SamplingParams call them
+    # With the names of the API and of SamplingParams.
     settings: Mapping[str, Any]
 
     @property
@@ -36,7 +36,7 @@ class Answer:
 
 
 def make_questions(seed: int, count: int) -> list[Question]:
-    """Greedy and seeded in turn; half of them go on to their limit, whatever the model says."""
+    """Makes greedy and seeded questions in turn. Half of them run to their limit, whatever the model generates."""
     dice = random.Random(f"questions {seed}")
     return [Question(_text(dice), _settings(dice, is_greedy=number % 2 == 0)) for number in range(count)]
 
@@ -60,13 +60,13 @@ def _settings(dice: random.Random, is_greedy: bool) -> dict[str, Any]:
         **({"temperature": 0.0} if is_greedy else seeded),
         "max_tokens": dice.randint(MIN_OUTPUT, MAX_OUTPUT),
         "ignore_eos": dice.random() < 0.5,
-        # A token without text would not be compared.
+        # A token without text could not be compared.
         "skip_special_tokens": False,
     }
 
 
 def answers_to(questions: Sequence[Question]) -> list[Answer]:
-    """Those of an engine in this process, on a CPU, in the dtype in which the server has to give the same."""
+    """Returns the answers of an engine in this process, on a CPU, in the dtype for which the server must equal it."""
     llm = LLM(str(demo.MODEL_DIR), dtype="float32", device="cpu", use_tqdm=False)
     tokenizer = llm.get_tokenizer()
     prompts = [

@@ -1,4 +1,4 @@
-"""What a run says: the tables' arithmetic, pure, and soak.json and soak.md."""
+"""The report of a run: the tables' arithmetic, pure, and soak.json and soak.md."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from benchmarks.soak.faults import Fault
 from benchmarks.soak.tally import Tally
 from benchmarks.soak.victims import Memory
 
-# A process may have this much more than before: allocators keep what they had, and caches fill up.
+# Allowed growth of a process: allocators keep memory, and caches fill up.
 MAX_GROWTH, MAX_GROWN_BYTES = 1.5, 128 << 20
-# Of what is wrong, on the page; all of it is in soak.json.
+# The most failures on the page. soak.json has all.
 MAX_SHOWN = 20
 LABELS = {"together": "two at once", "again": "again while it recovers"}
 
@@ -36,7 +36,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """Of faults of one kind; seconds."""
+    """Faults of one kind; in seconds."""
 
     name: str
     num: int
@@ -55,7 +55,7 @@ def name_of(fault: Fault) -> str:
 
 
 def rows_of(faults: Iterable[Fault]) -> list[Row]:
-    """Of those after which the system was whole; those with one strike first."""
+    """Returns the rows for faults from which the system recovered, those with one strike first."""
     by_name: dict[str, list[Fault]] = {}
     for fault in faults:
         if fault.took_s is not None:
@@ -77,7 +77,7 @@ def _row(name: str, faults: Sequence[Fault]) -> Row:
 
 
 def strikes_of(faults: Iterable[Fault]) -> dict[str, Counter[str]]:
-    """Role -> how often it was killed and stopped, in all episodes."""
+    """Returns role -> how often it was killed and stopped, over all episodes."""
     found: dict[str, Counter[str]] = {}
     for fault in faults:
         for strike in fault.episode.strikes:
@@ -87,7 +87,7 @@ def strikes_of(faults: Iterable[Fault]) -> dict[str, Counter[str]]:
 
 
 def largest(memory: Iterable[Memory]) -> dict[str, int]:
-    """Role -> bytes of its largest process."""
+    """Returns role -> bytes of its largest process."""
     found: dict[str, int] = {}
     for each in memory:
         found[each.role] = max(found.get(each.role, 0), each.num_bytes)
@@ -95,7 +95,7 @@ def largest(memory: Iterable[Memory]) -> dict[str, int]:
 
 
 def growth_objections(before: Sequence[Memory], after: Sequence[Memory]) -> list[str]:
-    """Of each process that is still there, and of the largest of each role, which may have been started again."""
+    """Checks each process that still exists, and the largest of each role, which may have been restarted."""
     then, now = ({each.pid: each.num_bytes for each in memory} for memory in (before, after))
     pairs = {f"process {pid}": (then[pid], now[pid]) for pid in then.keys() & now.keys()}
     of_then, of_now = largest(before), largest(after)
@@ -118,7 +118,7 @@ def write(
     memory: tuple[Sequence[Memory], Sequence[Memory]],
     wrong: Sequence[str],
 ) -> str:
-    """Returns the page, which is in soak.md too."""
+    """Writes soak.json and soak.md, and returns the page."""
     directory.mkdir(parents=True, exist_ok=True)
     content = {
         **facts,

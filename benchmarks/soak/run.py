@@ -1,4 +1,4 @@
-"""The whole of it: a server, its clients, and what is done to it, for as long as it was asked for."""
+"""The whole run: a server, its clients, and its faults, for the requested time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from benchmarks.soak.tally import Tally
 from benchmarks.soak.victims import Memory, memory_of
 
 STOP_S = 90.0
-# without faults, so that processes have what they need for their work when memory is first looked at
+# Seconds without faults, so that processes have allocated their usual memory when it is first measured.
 WARM_S = 6.0
-# Whatever happens: of a client's last stream, of the last job and its files, and of the last fault.
+# Upper limit in seconds for the last streams, the last job with its files, and the last fault.
 MAX_AFTER_S = 900.0
 
 
@@ -51,7 +51,7 @@ class Soak:
         bar: tqdm[None],
         plan: Iterable[Episode] | None = None,
     ) -> None:
-        """`plan`: what is done to it; None: what the seed says, until the time is over."""
+        """`plan`: the faults; None takes the seed's until the time is over."""
         self.outcome = Outcome()
         self._setup = setup
         self._plan = episodes(setup.seed, setup.roles) if plan is None else plan
@@ -65,7 +65,7 @@ class Soak:
         self._num_lost_before = 0
 
     def run(self) -> None:
-        """With the server's end, and what it leaves."""
+        """Runs everything, including the server's end and the check for leftovers."""
         try:
             asyncio.run(self._run())
         finally:
@@ -137,7 +137,7 @@ class Soak:
         self._bar.update(round(fault.whole_s - now, 1))
 
     def _end_fault(self) -> None:
-        """Silences go on for a while after everything is up again."""
+        """Ends the last fault's records. Silences continue for a while after everything is up again."""
         for fault in self._log.faults[-1:]:
             fault.silence = self._silences.end(time.monotonic())
             fault.num_lost = self.outcome.tally.num_lost - self._num_lost_before

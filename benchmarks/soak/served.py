@@ -1,4 +1,4 @@
-"""What server it is, and how it is started: `alignedserve serve` with the demo model, as a user starts it."""
+"""The measured server: `alignedserve serve` with the demo model, started as by a user."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Setup:
     seed: int
     num_prefill: int = 1
     num_decode: int = 2
-    # so many instances that do both, instead of those
+    # Colocated instances, in place of those.
     num_colocated: int = 0
     num_chats: int = 6
-    # of `serve`, beside those
+    # Further options of `serve`.
     extra: tuple[str, ...] = ()
 
     @property
@@ -59,7 +59,7 @@ class Served:
 @contextmanager
 def serving(setup: Setup) -> Iterator[Served]:
     port = free_port(HOST)
-    # a socket's path must be short
+    # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp", ignore_cleanup_errors=True) as name:
         own = ["--host", HOST, "--port", str(port), "--shutdown-timeout", "5", "--log-level", "warning"]
         own += ["--state-dir", f"{name}/state", "--cost-profile", f"{name}/profile"]

@@ -1,4 +1,4 @@
-"""How long clients hear nothing after a fault: any of them, and all of them. Pure; seconds."""
+"""How long clients get no token after a fault: any one of them, and all together. Pure; in seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ TIERS = ("rt", "be")
 
 @dataclass(frozen=True)
 class Silence:
-    """The longest ones of a time: without a token anywhere, and without one of a client that waits for it."""
+    """The longest silences of a period: without a token to any client, and without one to a waiting client of each
+    class."""
 
     anywhere_s: float = 0.0
     rt_s: float = 0.0
@@ -18,20 +19,20 @@ class Silence:
 
 class Silences:
     def __init__(self) -> None:
-        # client -> since when it waits for a token
+        # client -> since when it has been waiting for a token.
         self._since: dict[str, float] = {}
         self._anywhere_since = 0.0
         self._begun_s = 0.0
         self._longest = dict.fromkeys(("anywhere", *TIERS), 0.0)
 
     def asks(self, client: str, now: float) -> None:
-        """One that asks again goes on waiting."""
+        """Notes that the client waits. A repeated request continues the wait."""
         if not self._since:
             self._anywhere_since = now
         self._since.setdefault(client, now)
 
     def hears(self, client: str, now: float) -> None:
-        """Nothing for one that has not asked: who reads slowly hears what was said long ago."""
+        """Notes a token. Ignored for a client that is not waiting, because a slow reader's tokens may be old."""
         if client in self._since:
             self._note("anywhere", self._anywhere_since, now)
             self._note(_tier(client), self._since[client], now)
@@ -41,12 +42,12 @@ class Silences:
         self._since.pop(client, None)
 
     def begin(self, now: float) -> None:
-        """A fault comes now: what was before does not count."""
+        """Begins a period with a fault. Earlier silence does not count."""
         self._begun_s = now
         self._longest = dict.fromkeys(self._longest, 0.0)
 
     def end(self, now: float) -> Silence:
-        """Those that go on count as far as they have come."""
+        """Returns the longest silences. Those that continue count up to now."""
         if self._since:
             self._note("anywhere", self._anywhere_since, now)
         for client, since_s in self._since.items():

@@ -1,4 +1,4 @@
-"""Carries out episodes: signals processes, and waits until the system is whole again."""
+"""Carries out episodes: signals processes, and waits until the system has recovered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 from benchmarks.soak.plan import Episode, Strike
 from benchmarks.soak.victims import Process, processes_of
 
-# Longer than the launcher waits for a process before it gives up everything.
+# Longer than the launcher waits for a process before it gives up.
 WHOLE_S = 240.0
 _VICTIM_S = 60.0
 _LOOK_S, _WATCH_S = 0.05, 0.1
@@ -32,13 +32,13 @@ class Striker:
         self._stopped: set[Process] = set()
 
     async def close(self) -> None:
-        """Nothing stays stopped."""
+        """Resumes all stopped processes and closes."""
         for process in self._stopped:
             process.signal(signal.SIGCONT)
         await self._http.aclose()
 
     async def carry_out(self, episode: Episode) -> None:
-        """Returns when the system is whole again. Raises NotWhole."""
+        """Returns when the system has recovered. Raises NotWhole."""
         await asyncio.gather(*map(self._strike, episode.strikes))
         await self._until_whole()
 
@@ -53,7 +53,7 @@ class Striker:
             return
         self._stopped.add(process)
         process.signal(signal.SIGSTOP)
-        # One that was killed for it meanwhile is not waited for.
+        # Does not wait for a process that was killed meanwhile.
         give_up_s = time.monotonic() + strike.stop_s
         while time.monotonic() < give_up_s and process.is_alive:
             await asyncio.sleep(_LOOK_S)
@@ -61,7 +61,7 @@ class Striker:
         self._stopped.discard(process)
 
     async def _victim(self, strike: Strike) -> Process | None:
-        """As soon as there is one; None: there is none for long."""
+        """Returns a process as soon as there is one; None if there is none for a long time."""
         give_up_s = time.monotonic() + _VICTIM_S
         while time.monotonic() < give_up_s:
             found = [
@@ -82,7 +82,8 @@ class Striker:
             await asyncio.sleep(_WATCH_S)
 
     async def missing(self) -> str:
-        """What keeps it from being whole; empty: nothing. Raises NotWhole when the launcher has ended."""
+        """Returns what prevents the system from being whole; empty if nothing does. Raises NotWhole if the launcher has
+        ended."""
         processes = processes_of(self._launcher)
         if not processes:
             raise NotWhole("the server has ended")

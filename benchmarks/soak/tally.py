@@ -1,4 +1,4 @@
-"""What has become of streams and lines so far."""
+"""Counts of streams and lines so far."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import httpx
 
 @dataclass
 class Tally:
-    # answered to their end, rightly
+    # Correctly answered to their end.
     num_streams: int = 0
     num_lines: int = 0
     num_jobs: int = 0
     num_tokens: int = 0
-    # streams that their clients have left
+    # Streams that their clients have left.
     num_left: int = 0
-    # Of streams and calls that are asked again: connections that broke,
+    # Streams and calls that are retried because a connection broke.
     num_lost: int = 0
-    # and attempts to make one while there was no gateway, and documented errors
+    # Streams and calls that are retried because there was no gateway, or because of a documented error.
     num_refused: int = 0
-    # lines that were under way at four deaths of the gateway
+    # Lines that were running at four deaths of the gateway.
     num_given_up: int = 0
     wrong: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""One streamed answer as its client hears it, compared piece by piece with what it has to be. Pure."""
+"""A streamed answer as received by its client, compared piece by piece with the right one. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Transcript:
         self._finish_reason: str | None = None
         self._num_tokens: int | None = None
         self.is_done = False
-        # what the server says is wrong
+        # An error reported by the server.
         self.error = ""
-        # what is wrong with what it says; the first of that
+        # The first difference from the right answer.
         self.wrong = ""
 
     def take(self, event: bytes) -> bool:
-        """Whether there was text in it."""
+        """Takes an event. Returns whether it contained text."""
         if self.is_done:
             self._object(f"{event[:80]!r} after the end")
         if event == DONE:
@@ -59,7 +59,7 @@ class Transcript:
 
 
 def difference(said: Answer, expected: Answer) -> str:
-    """The empty string if there is none."""
+    """Returns the first difference, or the empty string."""
     if said == expected:
         return ""
     if said.text != expected.text:

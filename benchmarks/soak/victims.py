@@ -1,4 +1,4 @@
-"""The processes of a server by role, found from outside: they are there before anybody is connected to them."""
+"""Finds the processes of a server by role, from outside, because they exist before they are connected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignedserve.launch.leftovers import descendants
 from alignedserve.store.server import NAMES
 from benchmarks.attack.processes import own_bytes
 
-# the class of its actor, which Ray puts into a process's title
+# Class of the actor, which Ray puts into the process's title -> role.
 ROLES = {
     "RouterActor": "router",
     "PoolActor": "kvpool",
@@ -29,7 +29,7 @@ SHARED_MEMORY = Path("/dev/shm")
 class Process:
     role: str
     pid: int
-    # an id alone may be another process's later
+    # Start time, because a pid may be reused.
     start: int
 
     @property
@@ -41,13 +41,13 @@ class Process:
         return self._state() == "T"
 
     def signal(self, number: signal.Signals) -> None:
-        """Nothing if it has ended."""
+        """Sends the signal. Does nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             if self.is_alive:
                 os.kill(self.pid, number)
 
     def _state(self) -> str:
-        """Empty: it is gone, or the id is another one's."""
+        """Returns the process's state; empty if it is gone or its pid was reused."""
         try:
             rest = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -56,7 +56,7 @@ class Process:
 
 
 def processes_of(launcher: int) -> list[Process]:
-    """Those with a role; what belongs to none of them is "other"."""
+    """Returns all processes of the launcher. Those without a role are "other"."""
     return [Process(_role(pid), pid, start) for pid, start in descendants(launcher)]
 
 
@@ -74,7 +74,7 @@ def _role(pid: int) -> str:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one process; without shared memory."""
+    """Memory of one process, without shared memory."""
 
     role: str
     pid: int
@@ -87,6 +87,6 @@ def memory_of(launcher: int) -> list[Memory]:
 
 
 def segments_beside(paths: Iterable[Path]) -> set[Path]:
-    """What there is of shared memory with the names that this server gives, of a pool that died too."""
+    """Returns the shared memory with this server's names, including that of a pool that has died."""
     prefixes = {"-".join(path.name.split("-")[:2]) for path in paths if path.parent == SHARED_MEMORY}
     return {path for prefix in prefixes for path in SHARED_MEMORY.glob(f"{prefix}-*")}

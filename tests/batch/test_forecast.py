@@ -1,4 +1,4 @@
-"""What a gateway says of jobs, its own and those of another, and whether they are too slow."""
+"""What a gateway reports about jobs, its own and others', and whether they are too slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's way: what each event does in each state, and that what comes twice, or too late, does nothing."""
+"""The states of a job: what each event does in each state, and that repeated or late events do nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the result of a line says that was not answered."""
+"""The result of a line without an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a file that is no job."""
+"""Errors for a file that is not a valid job."""
 
 from __future__ import annotations
 

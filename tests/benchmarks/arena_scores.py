@@ -1,4 +1,4 @@
-"""Scores and verdicts that nobody played, and what a command says."""
+"""Made-up scores and verdicts, and a command's output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def score(policy: str, in_time: float, be_tokens_per_s: float = 0.0, **changed: 
 
 
 def judged_of(in_time: Mapping[str, float], be: Mapping[str, float] | None = None, **changed: Any) -> Judged:
-    """`changed`: what the scenario has else than scenario 0."""
+    """`changed`: how the scenario differs from scenario 0."""
     return judged_from(
         [score(name, share, (be or {}).get(name, 0.0)) for name, share in in_time.items()],
         **({"best_effort": "share"} if be else {}) | changed,

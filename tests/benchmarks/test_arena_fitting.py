@@ -1,4 +1,4 @@
-"""What fits, against cases that are worked out by hand, and against what is simulated."""
+"""Fitting, compared with cases worked out by hand and with simulations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make attack` calls broken, and what it finds to attack with."""
+"""What `make attack` reports as broken, and the attacks that it finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels to a bare machine, and the words that a model of random weights says there."""
+"""What is packed for a bare machine, and the words that a random model outputs there."""
 
 from __future__ import annotations
 

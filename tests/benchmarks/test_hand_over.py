@@ -1,4 +1,4 @@
-"""The two ways differ in the way alone, and the page says which is which."""
+"""The two ways differ only in the way, and the page tells which is which."""
 
 from __future__ import annotations
 

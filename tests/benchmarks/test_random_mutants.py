@@ -1,4 +1,4 @@
-"""Random mutants are what they are said to be, and one that a test catches is told from one that lives."""
+"""Random mutants are as described, and caught mutants are distinguished from survivors."""
 
 from __future__ import annotations
 

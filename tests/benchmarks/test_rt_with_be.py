@@ -1,4 +1,4 @@
-"""The arithmetic of RT beside BE: what cases say together, what is read off /metrics, and the page."""
+"""The arithmetic of RT beside BE: comparisons between cases, values read from /metrics, and the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same requests to both sides, figures that are read in the same way, and a page that says what is off."""
+"""Both sides get the same requests and read figures in the same way, and the page shows deviations."""
 
 from __future__ import annotations
 

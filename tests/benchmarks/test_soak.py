@@ -1,4 +1,4 @@
-"""What `make soak` does to a server and says of it; and the whole of it, for half a minute."""
+"""What `make soak` does to a server and reports about it, and a whole soak of half a minute."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A command of `alignedserve`, forked from a process that has imported what commands run, torch among it: in a moment.
+"""Runs an `alignedserve` command in a fork of a process that has already imported what commands use, including torch.
 
-What a process does on its own, from its imports on, shows only in one that is started as a user starts it.
+Such a command starts in a moment. What a process does from its imports on can only be tested in one that is started as
+a user starts it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LIMIT_S = 120.0
 def forked(
     *words: str, environment: Mapping[str, str] | None = None, said: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`environment`: variables to set for it, beside those of this process. `said`: what it reads from its stdin."""
+    """`environment`: variables to set for it, in addition to those of this process. `said`: its standard input."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "stdin").write_text(said)
         process = _FORKED.Process(

@@ -1,4 +1,4 @@
-"""A command in a pseudo-terminal, as a person has it in front of them."""
+"""A command in a pseudo-terminal, as a user sees it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Terminal:
             os.environ["TERM"] = term
             if size:
                 termios.tcsetwinsize(0, size)
-            # whoever runs the tests may ignore it, as shells do for what they run in the background
+            # It may be ignored when the tests run: shells do so for background commands.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execv(sys.executable, [sys.executable, "-m", "alignedserve", *words])
 
@@ -32,10 +32,10 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def until(self, text: str, again: str = "") -> str:
-        """What was shown up to it, since the last time.
+        """Returns what was shown up to and including `text`, since the last call.
 
-        `again`: what is typed once more if nothing comes. Python misses a Ctrl-C that comes just before it waits for a
-        key, or for the network, until something else comes.
+        `again`: typed once more if nothing is shown. Python misses a Ctrl-C that comes just before it waits for a key
+        or the network, until something else comes.
         """
         deadline = time.monotonic() + LIMIT_S
         while (end := self.shown.find(text, self._num_seen)) < 0:
@@ -45,7 +45,7 @@ class Terminal:
         return found
 
     def end(self, again: str = "") -> int:
-        """Its exit code, once it has ended by itself."""
+        """Returns its exit code once it has ended by itself."""
         deadline = time.monotonic() + LIMIT_S
         while self._hear(again, deadline):
             pass
@@ -54,7 +54,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
     def _hear(self, again: str, deadline: float) -> bool:
-        """False when it has ended."""
+        """Returns False when it has ended."""
         while not select.select([self._fd], [], [], PATIENCE_S)[0]:
             assert time.monotonic() < deadline, self.shown
             self.type(again)
@@ -66,5 +66,5 @@ class Terminal:
         try:
             return os.read(self._fd, 65536).decode(errors="replace")
         except OSError:
-            # that is how a terminal says that nobody is there any more
+            # This is how a terminal reports that no process has it open.
             return ""

@@ -1,4 +1,4 @@
-"""What is shown while a simulation runs and nobody sits at a terminal."""
+"""The progress shown during a simulation without a terminal."""
 
 from __future__ import annotations
 

@@ -18,6 +18,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: Path) -> Iterator[str]:
-    """Of one server for all clients."""
+    """The URL of one server for all clients."""
     with serving(str(model), *OPTIONS) as server:
         yield server.url

@@ -1,5 +1,8 @@
-"""Scripted conversations for agents: the demo model has not learned to call tools, so an island answers by script,
-behind a real gateway. The model's template has a place for tools."""
+"""Scripted conversations for agents.
+
+The demo model has not learned to call tools, so a scripted island answers behind a real gateway. The model's template
+has a place for tools.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ from tests.store.redis_process import redis_running
 
 # The prompt holds all arguments of a call, whatever the tool.
 ANY_TOOL = TEMPLATE.replace("{{ call.function.arguments.city }}", "{{ call.function.arguments | tojson }}")
-# Agents' own prompts and their tools may take ten thousand tokens.
+# Agents' own prompts and their tools may have ten thousand tokens.
 MODEL = replace(model_with(ANY_TOOL), max_model_len=200_000)
 
 Url = NewType("Url", str)
 
 
 class Conversation(ScriptedRouter):
-    """Answers each request by the next of `answers`, and by the last one when there are no more."""
+    """Answers each request with the next of `answers`, and with the last one when there are no more."""
 
     def __init__(self, *answers: str) -> None:
         super().__init__()
@@ -39,13 +42,13 @@ class Conversation(ScriptedRouter):
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[Url]:
-        """Returns the address of a gateway, without a path."""
+        """Yields the address of a gateway, without a path."""
         async with served(self, model=MODEL) as at:
             yield Url(str(at.http.base_url).rstrip("/"))
 
     @asynccontextmanager
     async def served_with_store(self) -> AsyncIterator[Url]:
-        """The same, of a gateway that keeps responses and conversations."""
+        """Does the same for a gateway that stores responses and conversations."""
         port = await self.hub.listen("127.0.0.1", 0)
         async with redis_running() as redis, gateway_on(port, redis.url, model=MODEL) as at:
             yield Url(str(at.http.base_url).rstrip("/"))
@@ -62,7 +65,7 @@ def call_of(name: str, arguments: str) -> str:
 
 
 async def run_beside(*command: str | Path, cwd: Path, env: Mapping[str, str]) -> str:
-    """Runs a program while the event loop serves it, and returns what it wrote. Raises AssertionError if it fails."""
+    """Runs a program while the event loop serves it, and returns its output. Raises AssertionError if it fails."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command),
         env=env,

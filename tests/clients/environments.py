@@ -1,12 +1,12 @@
-"""An environment for each client, in the user's cache: `make clients` makes them, and is quick the second time.
+"""An environment for each client, in the user's cache. `make clients` makes them, and is quick the second time.
 
     python -m tests.clients.environments [make|lock] [NAME...]
 
-Versions are pinned: those of Python in environments/NAME.txt, which `lock` writes from NAME.in, those of Node in
-environments/NAME/package-lock.json. What is large, and the same here, is the one that this server runs with.
+Versions are pinned: for Python in environments/NAME.txt, which `lock` generates from NAME.in, and for Node in
+environments/NAME/package-lock.json. Large packages that this server also uses are shared with its environment.
 
-An environment's directory is called NAME-HASH, by a hash of its pins and its Python or Node, so that checkouts on one
-machine share them; ALIGNEDSERVE_CLIENTS_DIR says where else they are kept. It is there whole or not at all.
+An environment's directory is NAME-HASH, with a hash of its pins and its Python or Node, so checkouts on one machine
+share it. ALIGNEDSERVE_CLIENTS_DIR sets another place for these directories. One exists either completely or not at all.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from pathlib import Path
 import pytest
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-# absolute, since clients run in other directories
+# Absolute, since clients run in other directories.
 MADE = Path(os.environ.get("ALIGNEDSERVE_CLIENTS_DIR") or CACHE / "alignedserve-clients").absolute()
 PINS = Path(__file__).parent / "environments"
-# at one time: they wait for a registry and a disk
+# Made at the same time, because they wait for a registry and a disk.
 NUM_AT_ONCE = 3
-# seconds since its last use after which another environment of the same name is removed
+# Seconds since its last use after which another environment with the same name is removed.
 KEPT_S = 14 * 24 * 3600.0
-# the seconds before each further attempt: a registry may be slow for a moment
+# Seconds before each further attempt, because a registry may be slow for a moment.
 WAITS_S = (5, 20, 60)
-# Packages that the environment of the server has too; only a client that asks for one of them sees that environment.
+# Packages that the server's environment also has. Only a client that requires one of them can see that environment.
 SHARED = re.compile(r"(torch|triton|ray|nvidia-(?!ml).*|cuda-.*)==")
 
 
@@ -45,29 +45,29 @@ def python_of(name: str) -> Path:
 
 
 def command_of(name: str, command: str) -> Path:
-    """`name`: of an environment of Python."""
+    """`name`: the name of a Python environment."""
     return _made(name) / "bin" / command
 
 
 def modules_of(name: str) -> Path:
-    """The packages of an environment of Node."""
+    """Returns the packages of a Node environment."""
     return _made(name) / "node_modules"
 
 
 def shared_packages() -> dict[str, str]:
-    """The variable by which environments find those packages of the server's environment that they share."""
+    """Returns the variable through which environments find the shared packages in the server's environment."""
     return {"SHARED_PACKAGES": os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))}
 
 
 def variables_of(url: str, home: Path) -> dict[str, str]:
-    """The environment's variables of a client that is to ask the server at `url`: few of this process's own."""
+    """Returns the environment variables of a client for the server at `url`, with few of this process's own."""
     known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     own = {"BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "HOME": str(home)}
     return known | own | shared_packages()
 
 
 def _made(name: str) -> Path:
-    """A developer may have none; in CI that is a failure."""
+    """A developer may lack it; in CI that is a failure."""
     directory = directory_of(name)
     if not directory.exists():
         message = f"no environment for {name}: run `make clients`"
@@ -86,7 +86,7 @@ def names() -> list[str]:
 
 
 def make_all(names: Sequence[str]) -> None:
-    """Raises the first failure when all have ended."""
+    """Raises the first failure after all have ended."""
     with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
         for _ in threads.map(make, names):
             pass
@@ -109,7 +109,7 @@ def make(name: str) -> None:
 
 
 def _mark_used(directory: Path) -> None:
-    # Another user's can't be marked, and is not removed by this one either.
+    # Another user's directory can't be marked, and is not removed by this user either.
     with contextlib.suppress(PermissionError):
         os.utime(directory)
 
@@ -118,24 +118,24 @@ def _move(new: Path, directory: Path) -> None:
     try:
         new.rename(directory)
     except OSError:
-        # another checkout has made it meanwhile
+        # Another checkout has made it meanwhile.
         if not directory.exists():
             raise
 
 
 def remove_unused(name: str) -> None:
-    """Those of other pins, and what was never completed, once nobody has used it for some days."""
+    """Removes environments with other pins, and incomplete ones, once they have not been used for some days."""
     for other in MADE.glob(f"{name}-*"):
         of_this_name = re.fullmatch(rf"{name}-([0-9a-f]{{12}}|\w+\.part)", other.name)
         if of_this_name and other != directory_of(name):
-            # another checkout may remove it at the same time
+            # Another checkout may remove it at the same time.
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - other.stat().st_mtime > KEPT_S:
                     _remove(other, name)
 
 
 def _remove(directory: Path, name: str) -> None:
-    """It is renamed first, so that nobody takes a half for whole."""
+    """It is renamed first, so that a partly removed one is never taken for complete."""
     with tempfile.TemporaryDirectory(
         dir=MADE, prefix=f"{name}-", suffix=".part", ignore_cleanup_errors=True
     ) as part:
@@ -143,13 +143,13 @@ def _remove(directory: Path, name: str) -> None:
 
 
 def _make_python(directory: Path, requirements: Path) -> None:
-    # relocatable: it is made elsewhere, and moved
+    # Relocatable, because it is made elsewhere and then moved.
     _run("uv", "venv", "-q", "--relocatable", "--python", sys.executable, str(directory))
     into = ("--python", str(directory / "bin/python"))
     _run("uv", "pip", "install", "-q", "--no-deps", *into, "-r", str(requirements))
     if any(line.startswith("# shared:") for line in requirements.read_text().splitlines()):
         (packages,) = directory.glob("lib/*/site-packages")
-        # Its own packages come first. A line that begins with `import` is run.
+        # Its own packages come first. A line that begins with `import` is executed.
         (packages / "shared.pth").write_text(
             "import os, sys; sys.path.extend(filter(None, os.getenv('SHARED_PACKAGES', '').split(os.pathsep)))\n"
         )
@@ -176,7 +176,7 @@ def lock(name: str) -> None:
 
 
 def _run(*command: str) -> None:
-    """Raises CalledProcessError when it fails each time."""
+    """Raises CalledProcessError if all attempts fail."""
     program = [_found(command[0]), *command[1:]]
     for wait_s in WAITS_S:
         if subprocess.run(program).returncode == 0:
@@ -187,13 +187,13 @@ def _run(*command: str) -> None:
 
 
 def _found(command: str) -> str:
-    """Those of the environment that this runs in come first."""
+    """Prefers commands of the environment that this runs in."""
     beside = Path(sys.executable).parent / command
     return str(beside) if beside.exists() else command
 
 
 def directory_of(name: str) -> Path:
-    """Another one for other pins, and for another Python or Node."""
+    """Returns a different directory for different pins, and for a different Python or Node."""
     is_node = (PINS / name).is_dir()
     files = sorted((PINS / name).iterdir()) if is_node else [PINS / f"{name}.txt"]
     runtime = _node_version() if is_node else f"{sys.base_prefix} {sys.version}"
@@ -202,7 +202,7 @@ def directory_of(name: str) -> Path:
 
 
 def _node_version() -> str:
-    """Modules in machine code are made for one. Returns an empty one if there is no Node."""
+    """Compiled modules depend on the version. Returns an empty string without Node."""
     node = shutil.which(_found("node"))
     asked = [str(node), "-p", "`${process.version} ${process.platform} ${process.arch}`"]
     return subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout if node else ""

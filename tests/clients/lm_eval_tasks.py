@@ -1,4 +1,5 @@
-"""Tasks of lm-evaluation-harness, made of the demo model's own: answers that it writes, and answers that it chooses."""
+"""Tasks for lm-evaluation-harness made from the demo model's own: answers that it writes, and answers that it
+chooses."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from pathlib import Path
 
 from alignedserve.demo.tasks import TASKS
 
-# those that the model answers without a mistake, so that a wrong one is the server's
+# Those that the model answers without mistakes, so that a wrong answer is the server's fault.
 NAMES = ("count", "spell", "days", "alphabet")
 NUM_EXAMPLES = 5
 NUM_CHOICES = 3
-# an answer may begin like another, and is told from it by its end
+# An answer may be the beginning of another one. Its end distinguishes them.
 END = "<|end|>"
 
-# JSON is YAML too
+# JSON is also YAML.
 COMMON = {
     "dataset_path": "json",
     "test_split": "test",

@@ -1,7 +1,7 @@
-"""The demo model, with a chat template that has a place for tools: clients call functions of every server they know.
+"""The demo model with a chat template that has a place for tools, so that clients can call functions.
 
-The model has not learned to call any, so calls are required, and grammars write them. A tool's result is a question
-to it.
+The model has not learned to call any, so calls are required, and grammars write them. To the model, a tool's result is
+a question.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from alignedserve import demo
 
-# The mark says how calls are written; it is not shown to the model, which is asked as it was trained.
+# The marker tells how calls are written. It is not shown to the model, whose prompt stays as in training.
 TEMPLATE = (
     '{%- if tools and false -%}<tool_call>{"name": <name>, "arguments": <object>}</tool_call>{%- endif -%}'
     "{%- for message in messages -%}"

@@ -1,4 +1,4 @@
-"""A gateway without HTTP: submits requests over time, keeps what it hears, and asks the router how things are."""
+"""A gateway without HTTP: it submits requests over time, stores what it receives, and asks the router for its state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ASK_S = 0.05
 
 @dataclass(eq=False)
 class Stream:
-    """What a client would get."""
+    """What a client would receive."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Client(Island):
         self.processes = processes
         self.streams: list[Stream] = []
         self._telemetry = Telemetry()
-        # as they came, those repeated after a router's death too
+        # In the order received, including those repeated after a router's death.
         self.heard: list[NewTokens] = []
         self._changed = asyncio.Event()
 
@@ -78,7 +78,7 @@ class Client(Island):
         return stream
 
     async def until(self, is_so: Callable[[], object]) -> None:
-        """Looked at whenever something was heard."""
+        """Checks the condition whenever something is received."""
         async with asyncio.timeout(TIMEOUT_S):
             while not is_so():
                 self._changed.clear()
@@ -95,14 +95,14 @@ class Client(Island):
         return found
 
     async def _told(self) -> Cluster | None:
-        """What the router says; None if it dies meanwhile."""
+        """Returns the router's state, or None if the router dies meanwhile."""
         try:
             return await self.cluster()
         except ApiError:
             return None
 
     async def until_all_up(self) -> None:
-        """Those that run, not those that ran before."""
+        """Only counts processes that run now, not earlier ones."""
         pids = {name: self.processes.pid(name) for name in self.processes.configs}
         await self.until_cluster(
             lambda cluster: (
@@ -111,7 +111,7 @@ class Client(Island):
         )
 
     async def until_idle(self) -> None:
-        """Nothing is left of any request, nowhere."""
+        """Waits until no process has anything left of any request."""
         await self.until_cluster(
             lambda cluster: (
                 not cluster.requests
@@ -125,7 +125,8 @@ class Client(Island):
         )
 
     async def generate(self, requests: Iterable[Request], at_once: int, every: int) -> list[Stream]:
-        """Submits so many, and then one more whenever so many tokens have come. Their streams, which have ended."""
+        """Submits `at_once` requests, then one more after every `every` tokens. Returns their streams, which have
+        ended."""
         streams: list[Stream] = []
         for number, request in enumerate(requests):
             if number >= at_once:
@@ -145,9 +146,9 @@ def all_ended(streams: Sequence[Stream]) -> bool:
 
 @asynccontextmanager
 async def connected(processes: Processes) -> AsyncIterator[Client]:
-    """All processes are up; at the end everything is empty."""
+    """Waits until all processes are up. At the end, everything has to be empty."""
     client = Client(processes)
-    # what it hears and can't be ends the block
+    # Receiving something impossible ends the block.
     async with asyncio.TaskGroup() as group:
         group.create_task(client.run())
         try:

@@ -1,4 +1,4 @@
-"""What the tests of real processes share: islands that run, which tests borrow one after the other."""
+"""Fixtures for tests of real processes: running islands that tests borrow one after the other."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.tiny_adapters import write_adapter
 
 FAMILY = "llama-gqa-tied"
 Directory = Callable[[str], Path]
-# What a test borrowed.
+# What a test has borrowed.
 _BORROWED = pytest.StashKey[list[tuple[Islands, Processes]]]()
 _HAS_FAILED = pytest.StashKey[bool]()
-# Of a run: islands that did not end as they should.
+# Islands in this run that did not end as they should.
 _NOT_ENDED = pytest.StashKey[list[str]]()
 
 
@@ -51,8 +51,8 @@ def _discard_borrowed(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def islands(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Islands]:
-    """Of a file: processes that idle beside the tests of all other files would take their time and memory. It is there
-    for tests that borrow nothing too: one of these may be the file's last, and so the one that is run again."""
+    """One per file, because idle processes would take time and memory from the tests in all other files. Tests that
+    borrow nothing also use it: one of them may be the file's last, and therefore the one that is run again."""
     not_ended = request.config.stash.setdefault(_NOT_ENDED, [])
     made = Islands(lambda: tmp_path_factory.mktemp("events"), not_ended)
     made.check_all_ended()
@@ -65,7 +65,7 @@ def islands(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def borrow(request: pytest.FixtureRequest, islands: Islands, tiny_model: Directory) -> Iterator[Borrow]:
-    """Running processes of a kind. A test that fails spoils those that it had."""
+    """Lends running processes of a kind. If a test fails, the processes that it had are not used again."""
     borrowed = request.node.stash[_BORROWED] = list[tuple[Islands, Processes]]()
 
     def of_kind(family: str = FAMILY, **options: Any) -> Processes:
@@ -91,7 +91,7 @@ def scenes(borrow: Borrow) -> Scenes:
 
 @pytest.fixture(params=[pytest.param(0, id="apart"), pytest.param(1, id="colocated", marks=pytest.mark.slow)])
 def slow_processes(request: pytest.FixtureRequest, borrow: Borrow) -> Processes:
-    """Prefill and decode instances, then a colocated one: so slow that one can be killed in the middle."""
+    """Prefill and decode instances, then a colocated one, all so slow that one can be killed while it works."""
     return borrow(num_colocated=request.param, is_slow=True)
 
 

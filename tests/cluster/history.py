@@ -1,4 +1,4 @@
-"""What an island did, from its router's event log: counts of what took part."""
+"""What an island did, from its router's event log: counts by instance."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from alignedserve.types import InstanceId, RequestKey
 
 class History:
     def __init__(self, logs: Path, since_s: float = 0.0) -> None:
-        """Counts by instance. `since_s`: the time on the monotonic clock, at which nothing was under way; what happened
-        before does not count."""
+        """Counts by instance. `since_s`: a time on the monotonic clock at which nothing was in progress. Earlier events
+        are not counted."""
         self.prefills: Counter[InstanceId] = Counter()
         self.staged: Counter[InstanceId] = Counter()
         self.batches: Counter[InstanceId] = Counter()
         self.near: Counter[InstanceId] = Counter()
-        # to whom, and who had staged it
+        # By target, and the instance that had staged it.
         self.admitted: Counter[tuple[InstanceId, InstanceId | None]] = Counter()
         self.evicted: Counter[InstanceId] = Counter()
-        # who left without its KV
+        # Requests that left without their KV.
         self.dropped: Counter[InstanceId] = Counter()
         self.most_running: Counter[InstanceId] = Counter()
-        # spare copies that had to go
+        # Spare copies that had to be dropped.
         self.num_dropped = 0
-        # tokens of prompts whose KV an instance had already
+        # Prompt tokens with KV that an instance already had.
         self.found: Counter[InstanceId] = Counter()
         self.failures: list[Failed] = []
         self.hellos: list[Hello] = []
-        # what was sent to gateways
+        # Messages sent to gateways.
         self.news: list[NewTokens] = []
         self._sources: dict[RequestKey, InstanceId | None] = {}
         for now, event, orders in _replay_all(logs):
@@ -84,6 +84,6 @@ class History:
 
 
 def _replay_all(logs: Path) -> Iterator[tuple[float, Event, list[Send]]]:
-    """Of each router there was."""
+    """Replays the log of every router in the run."""
     for path in sorted(logs.glob("router-*.events")):
         yield from replay(path)

@@ -1,5 +1,7 @@
-"""An island behind a gateway, for clients that leave: a test says which instances there are, and which states its
-requests are to be in."""
+"""An island behind a gateway, for clients that disconnect.
+
+A test chooses the instances and the states in which its requests should be.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from tests.cluster.processes import GATEWAY, POOL, ROUTER, Processes
 # Three of four of these have room in the pool, and one of two on a decode instance.
 NUM_PROMPT = 300
 ASK_S = 0.02
-# The seconds that processes may take to come up, and requests to get into their state.
+# The seconds that processes may take to start, and requests to reach their state.
 PATIENCE_S = 60.0
-# The seconds that are promised.
+# The promised seconds.
 GONE_S = 1.0
 
 States = dict[str, int]
@@ -35,28 +37,28 @@ class House:
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 
     async def have(self, *instances: InstanceId) -> None:
-        """These instances are up, with all that there has to be, and no others."""
+        """Waits until these instances and everything else needed are up, and no others."""
         wanted = {ROUTER, POOL, GATEWAY, *instances}
         self.processes.remove(*(self.processes.names - wanted))
         self.processes.start(*(wanted - self.processes.names))
         await self._until(lambda cluster: _up(cluster) == wanted)
 
     def ask(self, *, is_stream: bool, num_prompt: int = NUM_PROMPT, **options: Any) -> asyncio.Task[None]:
-        """A client of its own, which goes away when it is cancelled. No other client has the beginning of its
-        prompt."""
+        """Starts its own client, which disconnects when it is cancelled. No other client's prompt begins the same
+        way."""
         prompt = [*divmod(next(_numbers), 50), *(number % 50 for number in range(num_prompt - 2))]
         body = {"prompt": prompt, "max_tokens": 80, "ignore_eos": True, "stream": is_stream, "logprobs": 0}
         return asyncio.create_task(self._ask(body | options))
 
     async def until(self, states: States) -> None:
-        """This number of requests is in each of these states, and none in another."""
+        """Waits until each of these states has this number of requests, and no other state has any."""
         await self._until(lambda cluster: cluster["requests"] == states)
 
     async def until_empty(self) -> None:
         await self._until(_is_empty)
 
     async def check_gone(self, asking: asyncio.Task[None]) -> None:
-        """The client hangs up: everything that was held for it is free."""
+        """Disconnects the client and checks that everything it held is freed."""
         assert not asking.done(), asking
         asking.cancel()
         left_s = time.monotonic()
@@ -84,7 +86,7 @@ class House:
             found = await self._cluster()
 
     async def _cluster(self) -> dict[str, Any] | None:
-        """None while the gateway, or the router, is not up yet."""
+        """Returns None while the gateway or the router is not up yet."""
         try:
             answer = await self.http.get("/v1/cluster")
         except httpx.ConnectError:
@@ -95,7 +97,7 @@ class House:
 
 @asynccontextmanager
 async def opened(processes: Processes, *instances: InstanceId) -> AsyncIterator[House]:
-    """With these instances, and all that there has to be."""
+    """Opens a house with these instances and everything else needed."""
     house = House(processes)
     async with house.http:
         await house.have(*instances)

@@ -1,5 +1,8 @@
-"""Islands of real processes that tests borrow: an island is started for the first test that needs one of its kind, and
-ends when islands of other kinds take its place, or the file's last test is over."""
+"""Islands of real processes that tests borrow.
+
+An island is started for the first test that needs its kind. It ends when islands of other kinds take its place, or when
+the file's last test is over.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,24 @@ from pathlib import Path
 
 from tests.cluster.processes import Processes, Setup
 
-# One that tests alternate with, and one more: processes that wait cost little, and memory.
+# Two kinds that tests alternate between. Idle processes take little CPU time, but memory.
 MOST = 2
 
 
 class Islands:
     def __init__(self, make_directory: Callable[[], Path], not_ended: list[str]) -> None:
-        """`make_directory`: makes one for an island's event logs. `not_ended`: islands of this run that did not end as
-        they should. It outlives this object: the test that happens to see the end is run once more, and has to fail
-        again."""
+        """`make_directory`: makes a directory for an island's event logs. `not_ended`: islands in this run that did not
+        end as they should. It outlives this object, because the test that happens to notice it is run once more and has
+        to fail again."""
         self._make_directory = make_directory
         self._not_ended = not_ended
-        # The latest that was borrowed is the last.
+        # The most recently borrowed comes last.
         self._running: dict[Setup, Processes] = {}
 
     def borrow(self, setup: Setup) -> Processes:
-        """Running processes of this kind, which the caller leaves running and idle; those behind a gateway the caller
-        starts. Raises if a process has died meanwhile, if others that have to make room do not end as they should, or
-        if any did not before."""
+        """Returns running processes of this kind, which the caller leaves running and idle. The caller starts those
+        behind a gateway. Raises an error if a process has died meanwhile, or if others that have to make room do not
+        end as they should, now or earlier."""
         self.check_all_ended()
         found = self._running.pop(setup, None)
         if found is not None and (dead := found.dead):
@@ -42,12 +45,12 @@ class Islands:
         return started
 
     def give_back(self, processes: Processes) -> None:
-        """Ends those that can't wait for another test. Raises if they do not end as they should."""
+        """Ends processes that can't wait for another test. Raises an error if they do not end as they should."""
         if not processes.setup.can_wait and self._running.get(processes.setup) is processes:
             self._end(processes.setup)
 
     def discard(self, processes: Processes) -> None:
-        """A test failed with these: the next one of their kind starts others."""
+        """Drops these because a test failed with them. The next test of their kind starts new ones."""
         if self._running.get(processes.setup) is processes:
             del self._running[processes.setup]
         processes.clean_up()

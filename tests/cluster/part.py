@@ -1,4 +1,5 @@
-"""A process of an island, forked from one that has imported all that any of them needs: it is up in a moment."""
+"""A process of an island, forked from one that has imported everything that any of them needs, so it starts in a
+moment."""
 
 from __future__ import annotations
 
@@ -45,12 +46,12 @@ class SlowDecode(DecodeProcess):
         return super()._make_worker(slowed(engine), transfers, estimate)
 
 
-# of an iteration of a large model
+# For an iteration of a large model.
 SLOW_ITERATION_S = 0.1
 
 
 def slowed(engine: Engine) -> Engine:
-    """As if its model were large: a state of a request's lasts long enough to be seen."""
+    """Makes it as slow as with a large model, so that each state of a request lasts long enough to be observed."""
     finish = engine.finish
 
     def slowly(iteration: Iteration) -> list[TokenOutput]:
@@ -61,12 +62,12 @@ def slowed(engine: Engine) -> Engine:
     return engine
 
 
-# A file of this name in the directory of logs makes links fail.
+# A file with this name in the log directory makes links fail.
 LINKS_FAIL = "links fail"
 
 
 class CuttingPrefill(PrefillProcess):
-    """Cuts the connection at each pull, as long as links fail."""
+    """Cuts the connection at each pull while links fail."""
 
     def run(self) -> None:
         assert self._config.log.dir
@@ -83,7 +84,7 @@ class CuttingPrefill(PrefillProcess):
 
 
 class HastyRouter(RouterProcess):
-    """Tries links that failed very soon."""
+    """Retries failed links very soon."""
 
     def run(self) -> None:
         link_health.FIRST_PAUSE_S, link_health.MAX_PAUSE_S = 0.5, 1.0
@@ -91,7 +92,7 @@ class HastyRouter(RouterProcess):
 
 
 class RestlessRouter(RouterProcess):
-    """Wants a decode instance to compute prompts, and when one does, a prefill instance to decode, all the time."""
+    """Constantly moves a decode instance to prefill, and then a prefill instance to decode."""
 
     def run(self) -> None:
         Proportion.wanted = _restless  # type: ignore[method-assign]
@@ -118,7 +119,7 @@ PROCESSES: dict[str, Any] = {
     "hasty router": HastyRouter,
     "restless router": RestlessRouter,
 }
-# of what is native: several processes share two cores, and threads that wait for each other spin
+# For native code: several processes share two cores, and threads that wait for each other spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 _FORKED = forking(__name__)
 

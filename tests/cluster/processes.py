@@ -1,4 +1,4 @@
-"""An island of real processes: router, pool, two prefill and two decode instances, for a test to kill and restart."""
+"""An island of real processes that a test can kill and restart: router, pool, two prefill and two decode instances."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PREFILLS = (InstanceId("prefill-0"), InstanceId("prefill-1"))
 DECODES = (InstanceId("decode-0"), InstanceId("decode-1"))
 COLOCATED = InstanceId("colocated-0")
 GATEWAY = InstanceId("gateway-0")
-# for the longest of the tests' prompts
+# For the longest of the tests' prompts.
 MAX_MODEL_LEN = 384
 MAX_BLOCKS = MAX_MODEL_LEN // 16
 END_S = 120.0
@@ -55,9 +55,9 @@ class Setup:
     _: KW_ONLY
     num_kv_heads: int = 2
     head_dim: int = 16
-    # of layers: the model's three, or some that slide beside others
+    # The number of layer groups: one with all three layers, or sliding layers in groups of their own.
     num_groups: int = 1
-    # What a request holds at a decode instance; None: all.
+    # What a request keeps on a decode instance; None: everything.
     span: KvSpan | None = None
     policy: str = "aligned"
     link: str = "host"
@@ -71,26 +71,26 @@ class Setup:
     timeout_s: float = 30.0
     # Colocated instances, which replace the prefill and decode instances.
     num_colocated: int = 0
-    # instances that take their time
+    # Slow instances.
     is_slow: bool = False
-    # links that a test can make fail: see `part.LINKS_FAIL`
+    # Links that a test can make fail: see `part.LINKS_FAIL`.
     has_failing_links: bool = False
-    # instances that change between prefill and decode all the time
+    # Instances that constantly change between prefill and decode.
     changes_roles: bool = False
-    # A gateway as well, which tells of its requests there: see `house.House`.
+    # Also start a gateway, which reports its requests: see `house.House`.
     has_gateway: bool = False
     otlp_endpoint: str | None = None
     log: LogConfig = field(default_factory=LogConfig)
 
     @property
     def can_wait(self) -> bool:
-        """Whether its processes do nothing while no test has them, and are not taken for dead however busy the machine
-        is."""
+        """Returns whether its processes are idle while no test uses them, and are not considered dead however busy the
+        machine is."""
         return self.silence_s >= 10.0 and not self.changes_roles
 
     @property
     def form(self) -> BlockFormat:
-        """Of the tiny models."""
+        """Returns the block format of the tiny models."""
         return BlockFormat(
             num_layers=3 // self.num_groups,
             block_size=16,
@@ -110,7 +110,7 @@ class Processes:
             setup.policy,
             min_batch_requests=3,
             near_share=0.5,
-            # whom there are blocks for at the moment, so that a decode instance has to evict all the time
+            # Admits what there are blocks for at the moment, so that a decode instance has to evict all the time.
             admit_ahead=32 if setup.is_slow else 5,
         )
         self.router = RouterAddress("127.0.0.1", free_port("127.0.0.1"), TOKEN)
@@ -137,7 +137,7 @@ class Processes:
 
     @property
     def names(self) -> set[InstanceId]:
-        """Those that were started, and not removed."""
+        """Returns the processes that were started and not removed."""
         return {*self._running}
 
     def start(self, *names: InstanceId) -> None:
@@ -154,7 +154,7 @@ class Processes:
 
     @property
     def dead(self) -> dict[InstanceId, int | None]:
-        """The exit codes of those that have ended."""
+        """Returns the exit codes of ended processes."""
         return {name: each.exitcode for name, each in self._running.items() if not each.is_alive()}
 
     def remove(self, *names: InstanceId) -> None:
@@ -175,13 +175,13 @@ class Processes:
         return pid
 
     def join(self, name: InstanceId) -> int | None:
-        """Its exit code."""
+        """Returns its exit code."""
         self._running[name].join(END_S)
         assert not self._running[name].is_alive(), f"{name} does not end"
         return self._running[name].exitcode
 
     def stop(self) -> None:
-        """As the launcher stops them: nothing is left."""
+        """Stops them like the launcher, leaving nothing behind."""
         hello = Hello("launcher", LAUNCHER, new_epoch(), os.getpid(), {}, InstanceLimits())
         with socket.create_connection((self.router.host, self.router.port), timeout=END_S) as sock:
             handshake = ClientHandshake(TOKEN, lambda: frame(hello))
@@ -196,14 +196,14 @@ class Processes:
         assert not left, f"segments are left: {left}"
 
     def end(self) -> None:
-        """Raises unless all of them end by themselves; none is left."""
+        """Raises an error unless all of them end by themselves. None is left afterwards."""
         try:
             self.stop()
         finally:
             self.clean_up()
 
     def clean_up(self) -> None:
-        """However the test ended."""
+        """Cleans up however the test ended."""
         for process in self._running.values():
             process.kill()
             process.join()
@@ -263,7 +263,7 @@ class Processes:
 
 @contextmanager
 def running(setup: Setup, logs: Path) -> Iterator[Processes]:
-    """They end with the block, all of them by themselves unless it raises."""
+    """They end with the block, all by themselves unless it raises an error."""
     processes = Processes(setup, logs)
     try:
         processes.start_all()

@@ -1,4 +1,4 @@
-"""Requests for an island of tiny models, and what the engine alone makes of them."""
+"""Requests for an island of tiny models, and the engine's results for them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def make_request(prompt: list[int], params: SamplingParams, adapter: str = "") -
 
 
 def known_requests() -> list[Request]:
-    """Those for which transformers said what follows."""
+    """Returns the requests for which transformers' results are known."""
     return [make_request(prompt, greedy_params()) for prompt in prompts()]
 
 
 def mixed_prompts(num: int, seed: int) -> list[list[int]]:
-    """Short and long, all of them with room for two hundred tokens; many begin alike."""
+    """Returns short and long prompts that leave room for two hundred tokens. Many have the same beginning."""
     dice = Random(seed)
     lengths = [dice.choice((dice.randint(1, 40), dice.randint(40, 180))) for _ in range(num)]
     beginnings = [[dice.randrange(VOCAB_SIZE) for _ in range(length)] for length in (0, 50, 100)]
@@ -55,7 +55,7 @@ def greedy_requests(num: int, seed: int, longest: int = 200) -> list[Request]:
 
 
 def sampled_requests(num: int, seed: int) -> list[Request]:
-    """Every way to sample, with logprobs, and some that end by themselves."""
+    """Returns requests with every way of sampling, with logprobs. Some of them end by themselves."""
     dice = Random(seed)
     ways: list[dict[str, Any]] = [
         {"temperature": 0.8},
@@ -84,13 +84,13 @@ def sampled_requests(num: int, seed: int) -> list[Request]:
 @dataclass(frozen=True)
 class Result:
     tokens: list[int]
-    # the chosen token's, its rank, and the likeliest
+    # Of the chosen token, its rank, and the most likely tokens.
     logprobs: list[tuple[float, int, dict[int, float]]]
     finish_reason: str | None
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
-# What the engine made of a request, which others beside it do not change. Each is computed once.
+# The engine's result for a request, which other requests beside it must not change. Each is computed once.
 _known: dict[tuple[str, ...], Result] = {}
 
 
@@ -100,7 +100,7 @@ def alone(
     kv_cache_dtype: str = "auto",
     lora_modules: tuple[str, ...] = (),
 ) -> list[Result]:
-    """By one engine with room for all."""
+    """Computes the results with one engine that has room for all."""
 
     def name_of(request: Request) -> tuple[str, ...]:
         return (

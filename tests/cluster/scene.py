@@ -1,4 +1,4 @@
-"""Requests that are made of processes again and again while something happens to these, and what they should bring."""
+"""Requests that are repeated while something happens to an island's processes, and their expected results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.cluster.requests import alone, make_request, mixed_prompts, results
 from tests.engine.helpers import greedy_params
 
 NUM_REQUESTS = 16
-# of each request's output, about this is there when the first process is killed
+# About this many output tokens per request have arrived when the first process is killed.
 NUM_EARLY = 15
 
 
 class Scene:
-    """Processes, the requests that are made of them again and again, and what those should bring."""
+    """Processes, the requests that are sent to them repeatedly, and the expected results."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
@@ -34,7 +34,7 @@ class Scene:
         ]
         self._prompts = [prompt[:150] for prompt in mixed_prompts(NUM_REQUESTS, seed=3)]
         setup = processes.setup
-        # What was in a pool that keeps KV in 8 bits is nearly right.
+        # KV that was in an 8-bit pool is only nearly right.
         self._is_exact = setup.pool_kv_dtype == "auto"
         names = ["", *(module.name for module in parse_lora_modules(setup.lora_modules))]
         self._adapters = [names[number // 2 % len(names)] for number in range(NUM_REQUESTS)]
@@ -45,11 +45,11 @@ class Scene:
         return [make_request(*one) for one in each]
 
     def history(self) -> History:
-        """Since this scene began: other tests may have had the processes before."""
+        """Returns the history since this scene began, because earlier tests may have used the processes."""
         return History(self.processes.logs, self._begun_s)
 
     def check(self, streams: Sequence[Stream]) -> None:
-        """Of streams that have ended."""
+        """Checks streams that have ended."""
         if self._is_exact:
             assert results(streams) == self._expected
         else:
@@ -57,7 +57,7 @@ class Scene:
             assert {stream.finish_reason for stream in streams} == {"length"}
 
     def play(self, act: Callable[[Client, list[Stream]], Awaitable[None]]) -> None:
-        """`act` is awaited when all have been submitted."""
+        """Awaits `act` when all requests have been submitted."""
 
         async def scenario() -> None:
             async with connected(self.processes) as client:
@@ -70,7 +70,7 @@ class Scene:
         asyncio.run(scenario())
 
     def kill_in_turn(self, victims: Sequence[InstanceId]) -> None:
-        """In mid-stream, and those after the first while the others recover; each is started again at once."""
+        """Kills them in mid-stream, each after the first while the others recover. Each is restarted at once."""
 
         async def kill(client: Client, streams: list[Stream]) -> None:
             for victim in victims:
@@ -84,7 +84,7 @@ class Scene:
         return [client.submit(request) for request in self.requests()]
 
     async def until_mid_stream(self, client: Client, streams: list[Stream]) -> None:
-        """Asks for everything again whenever it has ended before anybody looked."""
+        """Submits everything again whenever it has ended before this was checked."""
         await self._until_early_or_ended(client, streams)
         while all_ended(streams):
             streams += self._submit(client)

@@ -1,4 +1,4 @@
-"""While a grammar is compiled at an instance, all others go on there; what it belongs to ends as ever."""
+"""While an instance compiles a grammar, all other requests continue; the grammar's request ends as usual."""
 
 from __future__ import annotations
 

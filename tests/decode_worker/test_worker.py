@@ -1,4 +1,4 @@
-"""What a decode instance says, and what is left of requests that end early."""
+"""A decode instance's reports, and what is left of requests that end early."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Asks a server, from a host where it can be reached: `python -m tests.deploy.ask URL WHAT...`. WHAT is
+"""Sends requests to a server from a host that can reach it: `python -m tests.deploy.ask URL WHAT...`. WHAT is
 
-- `streams`: all questions at once. It prints a line in the middle of all streams, goes on when a line comes in, and
-  prints what was answered, as JSON.
-- `calls`: short calls, over new connections and one that is kept, until a line comes in. It prints a line after the
-  first ones, and how many were answered and what failed, as JSON.
-- `submit N`: a batch job of so many lines. It prints the job's id.
+- `streams`: asks all questions at once. It prints a line when all streams have begun, continues when it reads a line,
+  and prints the answers as JSON.
+- `calls`: makes short calls, over new connections and one that is kept, until it reads a line. It prints a line after
+  the first calls, and then the number of answers and the failures, as JSON.
+- `submit N`: submits a batch job with N lines. It prints the job's id.
 - `check JOB N`: waits until the job is done, and checks its answers.
 """
 

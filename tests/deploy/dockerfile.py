@@ -1,6 +1,6 @@
 """A Dockerfile's steps, read and run without a builder: each stage is a directory with a new Debian, and chroot.
 
-It knows the few instructions that deploy/Dockerfile uses. What a registry would bring, debootstrap makes.
+It supports the few instructions that deploy/Dockerfile uses. debootstrap makes what a registry would provide.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# These say something of the image, and do nothing while it is built.
+# These describe the image and do nothing while it is built.
 _SAID = ("EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD")
 _DONE = ("RUN", "COPY", "ENV", "USER", "WORKDIR")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -50,14 +50,14 @@ def steps_of(stages: list[Stage], stage: Stage) -> list[tuple[str, str]]:
 
 
 def said_last(steps: list[tuple[str, str]], instruction: str) -> list[str]:
-    """Returns the words of the last of these instructions, which are a list as JSON."""
+    """Returns the words of the last of these instructions, which must be a JSON list."""
     *_, rest = [rest for each, rest in steps if each == instruction]
     found: list[str] = json.loads(rest[rest.index("[") :])
     return found
 
 
 class Root:
-    """A directory with a Debian, and what the steps so far have set."""
+    """A directory with a Debian, and the settings made by the steps so far."""
 
     def __init__(self, directory: Path, suite: str, mirror: str) -> None:
         self.directory = directory
@@ -70,7 +70,7 @@ class Root:
     def apply(
         self, steps: list[tuple[str, str]], context: Path, stages: dict[str, Root], for_run: dict[str, str]
     ) -> None:
-        """`for_run`: variables of RUN alone, as secrets of a builder are."""
+        """`for_run`: variables only for RUN, like a builder's secrets."""
         for instruction, rest in steps:
             if instruction == "RUN":
                 command = self.command(["/bin/sh", "-c", rest], for_run)
@@ -87,8 +87,8 @@ class Root:
                 self._at(rest).mkdir(parents=True, exist_ok=True)
 
     def command(self, words: list[str], more: dict[str, str] | None = None) -> list[str]:
-        """Returns a command that runs these words in the root, with processes and mounts of its own, which end with
-        it. The first of its children is the program itself."""
+        """Returns a command that runs these words in the root, with its own processes and mounts, which end with it.
+        Its first child is the program itself."""
         home = "/root" if self.user == "root" else f"/home/{self.user}"
         environment = self.environment | {"HOME": home} | (more or {})
         inside = f"cd {shlex.quote(self.workdir)} && exec {shlex.join(words)}"
@@ -110,25 +110,25 @@ class Root:
         for source in sources:
             found = place / source.lstrip("/")
             to = self._at(target)
-            # a directory's content goes to the target, a file into it
+            # A directory's content is copied into the target, a file to the target or into it.
             if found.is_dir():
                 shutil.copytree(found, to, symlinks=True, dirs_exist_ok=True)
             else:
                 shutil.copy(found, to)
 
     def _at(self, path: str) -> Path:
-        """Returns where a path of the image is here."""
+        """Returns where a path in the image is on this machine."""
         return self.directory / os.path.normpath(os.path.join(self.workdir, path)).lstrip("/")
 
 
 def stages_for(stages: list[Stage], last: Stage) -> list[Stage]:
-    """Returns those that have to be made for the last one: what its steps copy from."""
+    """Returns the stages that have to be made for the last one, because its steps copy from them."""
     names = {name for _, rest in steps_of(stages, last) for name in re.findall(r"^--from=(\S+)", rest)}
     return [each for each in stages if each.name in names]
 
 
 def suite_of(stages: list[Stage], stage: Stage) -> str:
-    """Returns the Debian that a stage starts from in the end."""
+    """Returns the Debian suite that a stage is ultimately based on."""
     while not (found := re.fullmatch(r"debian:(\w+)-slim", stage.base)):
         [stage] = [each for each in stages if each.name == stage.base]
     return found[1]

@@ -1,7 +1,7 @@
-"""Hosts on this machine: each with a network, processes, a home, /dev/shm, Ray's directory and an sshd of its own.
+"""Hosts on this machine. Each has its own network, processes, home, /dev/shm, Ray directory and sshd.
 
-They are network namespaces on a bridge of their own, and reach each other and nothing else. Making them takes root, and
-a kernel that lets one; `why_not` says what is missing.
+They are network namespaces on their own bridge, and can only reach each other. Making them requires root, and a kernel
+that permits it. `why_not` tells what is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 NEEDED = ("ip", "unshare", "nsenter", "ssh", "ssh-keygen", "rsync")
 SSHD = "/usr/sbin/sshd"
-# The last number of the address of whoever runs `ray up`.
+# The last number of the address of the user that runs `ray up`.
 USER = 100
 
 
@@ -54,11 +54,11 @@ class Host:
         return self.net.ip(self.number)
 
     def run(self, command: str, check: bool = True, timeout_s: float = 120.0) -> str:
-        """Runs the command here, as somebody who has logged in."""
+        """Runs the command here, as a logged-in user would."""
         return self.net.ssh(self.ip, command, check, timeout_s)
 
     def pids(self) -> list[int]:
-        """All processes, but for the first one and sshd."""
+        """Returns all processes except the first one and sshd."""
         found = subprocess.run(
             self._inside("ps", "-eo", "pid=,comm="), capture_output=True, text=True, check=True
         )
@@ -66,7 +66,7 @@ class Host:
         return [int(pid) for pid, name in pairs if int(pid) != 1 and name not in ("sshd", "ps")]
 
     def kill_all(self) -> None:
-        """kill -9 of all that runs here, sshd too, which is started again."""
+        """Kills everything that runs here with kill -9, including sshd, which is restarted."""
         subprocess.run(self._inside("sh", "-c", "kill -9 -1"), check=False)
 
     def cut(self) -> None:
@@ -76,14 +76,14 @@ class Host:
         subprocess.run(["ip", "link", "set", self.net.link(self.number), "up"], check=True)
 
     def destroy(self) -> None:
-        """As if it were switched off: its first process dies, and all others with it."""
+        """Kills its first process, and with it all others, as if it were switched off."""
         os.kill(self._first_pid(), signal.SIGKILL)
         self.init.wait()
         self.net.forget(self)
 
     def popen(self, command: list[str], cwd: Path, **options: Any) -> subprocess.Popen[str]:
-        """Starts a command of this test here."""
-        # Whoever enters another host's file system is in its root.
+        """Starts a command of this test on the host."""
+        # A process that enters another host's file system starts in its root.
         there = ["sh", "-c", 'cd "$0" && exec "$@"', str(cwd), *command]
         return subprocess.Popen(self._inside(*there), text=True, **options)
 
@@ -91,7 +91,7 @@ class Host:
         return ["nsenter", "-t", str(self._first_pid()), "-m", "-n", "-p", "-u", *command]
 
     def _first_pid(self) -> int:
-        """The first process of the host's own process namespace, as this machine numbers it."""
+        """Returns the first process of the host's process namespace, by its id on this machine."""
         children = Path(f"/proc/{self.init.pid}/task/{self.init.pid}/children").read_text().split()
         return int(children[0])
 
@@ -100,7 +100,7 @@ class Host:
 class Net:
     directory: Path
     prefix: str
-    # What everyone who logs in has in their environment.
+    # Environment variables of all users that log in.
     env: Mapping[str, str]
     hosts: dict[int, Host] = field(default_factory=dict)
 
@@ -115,7 +115,7 @@ class Net:
         return f"{self.prefix}-{number}"
 
     def add(self, number: int) -> Host:
-        """A host with nothing on it."""
+        """Adds an empty host."""
         space, link, home = f"{self.prefix}-{number}", self.link(number), self.directory / f"home-{number}"
         shutil.rmtree(home, ignore_errors=True)
         for each in ("ray", "home"):
@@ -127,11 +127,11 @@ class Net:
         for each in ("lo", "eth0"):
             _run("ip", "-n", space, "link", "set", each, "up")
         for each in (".profile", ".bashrc"):
-            # What login shells read last.
+            # The last files that login shells read.
             (home / "home" / each).write_text(
                 "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.env.items())
             )
-        # It leads nowhere: Ray takes the address from which the Internet would be reached for the host's own.
+        # It leads nowhere. Ray assumes that the host's own address is the one that would be used to reach the Internet.
         _run("ip", "-n", space, "route", "add", "default", "via", self.ip(254))
         passwd = home / "passwd"
         passwd.write_text(_with_home(Path("/etc/passwd").read_text(), home / "home"))
@@ -181,7 +181,7 @@ class Net:
 
     def forget(self, host: Host) -> None:
         del self.hosts[host.number]
-        # At once: a namespace is there for as long as its last process takes to end.
+        # Deleted now, because a namespace exists until its last process has ended.
         _run("ip", "link", "del", self.link(host.number))
         _run("ip", "netns", "del", f"{self.prefix}-{host.number}")
 
@@ -211,7 +211,7 @@ class Net:
         return config
 
 
-# The first process takes in those whose parents have died, and starts sshd again when it has been killed.
+# The first process adopts orphans, and restarts sshd when it has been killed.
 _INIT = """\
 hostname {name}
 mkdir -p /run/sshd /tmp/ray
@@ -227,9 +227,9 @@ done
 
 @contextlib.contextmanager
 def network(env: Mapping[str, str]) -> Iterator[Net]:
-    """A bridge without hosts but that of the user, who logs in to the others."""
+    """A bridge with no hosts except the user's, who logs in to the others."""
     prefix = f"as{os.getpid() % 100_000}"
-    # Not below /tmp/ray, which hosts see as their own; sockets' paths must be short.
+    # Not below /tmp/ray, which each host has its own version of. The paths of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="hosts-", dir="/var/tmp") as found:
         net = Net(Path(found), prefix, env)
         for name in ("key", "host_key"):
@@ -246,7 +246,7 @@ def network(env: Mapping[str, str]) -> Iterator[Net]:
 
 
 def packages_of_this_environment() -> dict[str, str]:
-    """What makes `pip install` on a host find this environment's packages, in place of an index."""
+    """Returns what makes `pip install` on a host find this environment's packages, in place of an index."""
     return {
         "PYTHONPATH": ":".join(path for path in sys.path if path.endswith("site-packages")),
         "PIP_NO_INDEX": "1",

@@ -1,7 +1,7 @@
-"""The fields of Kubernetes and KubeRay that deploy/kuberay uses, and what may be in them.
+"""The fields of Kubernetes and KubeRay that deploy/kuberay uses, and their allowed values.
 
-The operator's own schema is a megabyte of YAML, most of it Kubernetes' pods. This has what is used here, so that a
-misspelt field, one at a wrong depth or a number in place of a text is found without a cluster.
+The operator's own schema is a megabyte of YAML, mostly Kubernetes' pods. This one only has what is used here. It finds
+misspelt or misplaced fields, and numbers in place of texts, without a cluster.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# A dict is an object with these fields; a list, a list of such; a tuple, an object with any names for such values.
+# A dict is an object with these fields, a list is a list of such values, a tuple is an object with arbitrary names.
 Shape = Any
 
 QUANTITY = re.compile(r"\d+(m|[KMGT]i?)?")
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-# quoted in YAML, as Kubernetes wants them
+# Quoted in YAML, as Kubernetes requires.
 TEXT = re.compile(r".*", re.DOTALL)
 
 METADATA: Shape = {"name": NAME, "labels": (TEXT,), "annotations": (TEXT,)}
@@ -99,7 +99,7 @@ SPECS: dict[tuple[str, str], Shape] = {
 
 
 def errors(manifest: dict[str, Any]) -> list[str]:
-    """Returns what is wrong with it, each with its path."""
+    """Returns the errors, each with its path."""
     kind = (manifest["apiVersion"], manifest["kind"])
     if kind not in SPECS:
         return [f"{' '.join(kind)}: is none of {sorted(SPECS)}"]
@@ -130,7 +130,7 @@ def _errors(value: Any, shape: Shape, path: str) -> Iterator[str]:
         for name, each in value.items():
             yield from _errors(each, shape[0], f"{path}.{name}")
     elif isinstance(shape, type):
-        # True is an int to Python
+        # True is an int in Python.
         if type(value) is not shape:
             yield f"{path}: {value!r} is no {shape.__name__}"
     elif not isinstance(value, str) or not shape.fullmatch(value):

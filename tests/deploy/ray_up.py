@@ -1,4 +1,4 @@
-"""`ray up` with deploy/cluster.local.yaml, on hosts of this machine: by somebody who is on none of them."""
+"""`ray up` with deploy/cluster.local.yaml on simulated hosts, run by a user on none of the cluster's hosts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.launch.streams import engine_alone
 
 ROOT = Path(__file__).parents[2]
 HEAD, WORKERS = 1, (2, 3)
-# The processes of an island: the router, the pool, a prefill and a decode instance.
+# The processes in an island: the router, the pool, a prefill and a decode instance.
 WHOLE = 4
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
-# Far more than it takes where nothing else runs.
+# Far more than it takes on an idle machine.
 PATIENCE_S = 240.0
-# Each look is a login and a new process.
+# Each check is a login and a new process.
 LOOK_S = 1.0
 
 
@@ -46,14 +46,14 @@ class RayUp:
 
     @property
     def num_islands(self) -> int:
-        """All hosts are islands, the head too."""
+        """Counts all hosts as islands, including the head."""
         return 1 + len(self.workers)
 
     def say(self, what: str) -> None:
         print(f"{time.monotonic() - self.start_s:6.1f} s  {what}", flush=True)
 
     def come_up(self) -> None:
-        """Runs `ray up`. Returns when all hosts are islands, and answers are right."""
+        """Runs `ray up`. Returns when all hosts are islands and answers are correct."""
         self.ray("get-auth-token", "--generate")
         self.ray("up", "-y", "--no-config-cache", str(self.config))
         self.say("ray up has returned")
@@ -73,7 +73,7 @@ class RayUp:
         return len(islands) == self.num_islands and set(islands.values()) == {WHOLE}
 
     def until_back(self, before: Mapping[int, int]) -> None:
-        """A lost island is there again, under another number than `before`, and all are whole."""
+        """Waits until a lost island is back with a number that is not in `before`, and all islands are complete."""
         self.until(
             "an island is there again",
             lambda: (found := self.islands()) != before and self.are_whole(found),
@@ -111,7 +111,7 @@ class RayUp:
         return self.head.run(f"tail -n 80 {files}", check=False)
 
     def until(self, what: str, condition: Callable[[], object]) -> float:
-        """Returns the seconds that it took."""
+        """Returns the seconds it took."""
         start_s = time.monotonic()
         while not condition():
             took_s = time.monotonic() - start_s
@@ -120,7 +120,7 @@ class RayUp:
         return time.monotonic() - start_s
 
     def get(self, path: str) -> tuple[int, Any]:
-        """What the service says; 0 if it does not."""
+        """Returns the service's answer, or status 0 if there is none."""
         script = (
             "import json, sys, urllib.request, urllib.error\n"
             "try:\n"
@@ -138,7 +138,7 @@ class RayUp:
         return int(status or 0), body
 
     def islands(self) -> dict[int, int]:
-        """The number of processes that are up, of each island that answers."""
+        """Returns the number of running processes in each island that answers."""
         status, cluster = self.get("/v1/cluster")
         found: dict[int, int] = {}
         for process in cluster["processes"] if status == 200 else []:
@@ -148,7 +148,7 @@ class RayUp:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[Asking]:
-        """All questions have been asked, and all streams have begun."""
+        """Asks all questions, and yields once all streams have begun."""
         process = self._ask("streams")
         assert process.stdin and process.stdout
         try:
@@ -159,11 +159,11 @@ class RayUp:
             process.wait()
 
     def submit(self, num_lines: int) -> str:
-        """A batch job. Returns its id."""
+        """Submits a batch job and returns its id."""
         return self._asked("submit", str(num_lines)).strip()
 
     def check_job(self, job: str, num_lines: int) -> None:
-        """Returns when it is done, and all is right."""
+        """Returns when it is done and everything is correct."""
         self._asked("check", job, str(num_lines))
 
     def _asked(self, *what: str) -> str:
@@ -173,7 +173,7 @@ class RayUp:
         return said
 
     def _ask(self, *what: str) -> subprocess.Popen[str]:
-        """Somebody on the head asks the service."""
+        """Sends requests to the service from the head."""
         return self.head.popen(
             [sys.executable, "-m", "tests.deploy.ask", URL, *what],
             stdin=subprocess.PIPE,
@@ -182,7 +182,7 @@ class RayUp:
         )
 
 
-# The seconds between two looks of Ray's autoscaler at all machines, and between two attempts to reach a new one.
+# Seconds between two updates of Ray's autoscaler, and between two attempts to reach a new machine.
 POLLS_OF_RAY = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "AUTOSCALER_NODE_SSH_INTERVAL_S": "1"}
 
 
@@ -191,7 +191,7 @@ class Asking:
     process: subprocess.Popen[str]
 
     def rest(self) -> tuple[list[str], float]:
-        """Returns what was answered, and the longest silence."""
+        """Returns the answers, and the longest silence."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -201,8 +201,8 @@ class Asking:
 
 @contextlib.contextmanager
 def cluster(num_workers: int) -> Iterator[RayUp]:
-    """A head and workers, and a user with a copy of this repository and the file that names them. Nothing runs yet.
-    Skips the test where there can't be hosts."""
+    """Yields a head and workers, and a user with a copy of this repository and the file that names them. Nothing runs
+    yet. Skips the test if hosts can't be made."""
     if reason := why_not():
         pytest.skip(f"ray up: {reason}")
     # Hosts find the kernels there.
@@ -235,18 +235,18 @@ def cluster(num_workers: int) -> Iterator[RayUp]:
 
 
 def _poll_often(script: Path) -> None:
-    """What happens to machines is seen within a second."""
+    """Makes changes to machines visible within a second."""
     text = script.read_text()
     assert _POLLS in text
     script.write_text(text.replace(_POLLS, "LOOK_S, POLL_S = 1.0, 1.0"))
 
 
 def _config(net: Net, workers: tuple[int, ...]) -> dict[str, Any]:
-    """As it is shipped, but for addresses, the key, the model, and where packages come from."""
+    """Returns the shipped config, except for addresses, the key, the model, and the source of packages."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "deploy/cluster.local.yaml").read_text())
     config["provider"] |= {"head_ip": net.ip(HEAD), "worker_ips": [net.ip(number) for number in workers]}
     config["auth"] = {"ssh_user": "root", "ssh_private_key": str(net.key)}
-    # `pip install` finds Ray in this environment, and so installs no command of it.
+    # `pip install` finds Ray in this environment, so it installs none of Ray's commands.
     config["setup_commands"].append(_RAY)
     *others, start = config["head_start_ray_commands"]
     config["head_start_ray_commands"] = [*others, start.replace(_MODEL, _TINY)]

@@ -1,4 +1,4 @@
-"""A test that takes minutes runs, beside its turns, when what it deploys has changed."""
+"""A test that takes minutes also runs when something it deploys has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: what it names exists, and nothing is open beyond the host."""
+"""deploy/compose.yaml: everything it names exists, and nothing is open beyond the host."""
 
 from __future__ import annotations
 

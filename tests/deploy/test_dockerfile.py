@@ -1,4 +1,4 @@
-"""deploy/Dockerfile: its steps are run in a new Debian, and what comes out answers a question."""
+"""deploy/Dockerfile: its steps are run in a new Debian, and the result answers a question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images have what requirements.lock needs: its wheels' glibc, and a driver for its CUDA."""
+"""Images have what requirements.lock needs: the glibc of its wheels, and a driver for its CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An instance on a tiny model, driven to the end of all its requests, and checked to be empty then."""
+"""Runs an instance with a tiny model until all its requests have ended, and checks that it is empty then."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def run(
     adapters: Sequence[str] | None = None,
     pooling: str | None = None,
 ) -> list[list[TokenOutput]]:
-    """All of each request's outputs, in the order of `prompts`. `adapters`: the name of each one's, empty for none."""
+    """Returns all outputs of each request, in the order of `prompts`. `adapters`: each request's adapter name, empty
+    for none."""
     if isinstance(instance, Engine):
         instance = LocalInstance(instance)
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params

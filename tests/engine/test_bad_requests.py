@@ -1,4 +1,4 @@
-"""What callers get wrong is said by name and harms no one else; NaN in one request ends that one."""
+"""Callers' mistakes are named in errors and affect no other request; NaN in one request only ends that one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of adopted requests, whose caller says what is computed when."""
+"""Batches of adopted requests with a caller that decides what is computed when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are quantised already: transformers, with what their codes stand for, says the same."""
+"""Quantised checkpoints: the output equals that of transformers with the dequantised weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpt-oss with experts in MXFP4: transformers, with what it makes of the codes, says the same."""
+"""gpt-oss with experts in MXFP4: the output equals that of transformers with the weights it decodes."""
 
 from __future__ import annotations
 

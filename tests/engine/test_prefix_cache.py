@@ -1,4 +1,4 @@
-"""Requests of the engine's own that begin alike: what they share is computed once, and they say the same as alone."""
+"""The engine's own requests with common prefixes: these are computed once, and outputs are the same as alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model divided among processes says what one process says, and what was divided ends with any of them."""
+"""A model divided among processes computes the same as one process, and all end when any of them ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway with a real Redis behind it and a scripted island, and OpenAI's client in front."""
+"""A gateway with a real Redis and a scripted island behind it, and OpenAI's client in front of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.gateway.served import QuickGateway
 from tests.store.redis_process import RedisProcess, redis_running
 
 CHATS: Final = "/v1/chat/completions"
-# as the real one, but for the time that things take
+# The same as in production, except for shorter times.
 QUICK = BatchConfig(lease_s=0.5, look_s=0.1, retry_s=0.01, max_retry_s=0.05)
 
 
@@ -79,7 +79,7 @@ async def gateway_on(
     model: ServedModel = MODEL,
     **settings: Any,
 ) -> AsyncIterator[Gateway]:
-    """`settings`: GatewayConfig's."""
+    """`settings`: fields of GatewayConfig."""
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         process = QuickGateway(

@@ -11,8 +11,8 @@ from tests.gateway.served import SharedGateway
 
 @pytest.fixture(scope="module", autouse=True)
 def uvicorn_looks_often() -> Iterator[None]:
-    """uvicorn looks ten times a second whether it is to end, and when it ends it waits as long once more: together as
-    long as most of these tests take."""
+    """uvicorn checks ten times a second whether it should stop, and waits as long once more when it stops. Together
+    that takes as long as most of these tests."""
 
     async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds / 20)
@@ -24,6 +24,6 @@ def uvicorn_looks_often() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[SharedGateway]:
-    """What is refused, and what leaves nothing behind, is asked of one gateway for all cases of a file."""
+    """One gateway for all cases in a file, for requests that are refused or leave nothing behind."""
     with SharedGateway.running() as found:
         yield found

@@ -1,4 +1,4 @@
-"""A gateway with its telemetry at hand, in front of a scripted island."""
+"""A gateway in front of a scripted island, with access to its telemetry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Observed(Served):
         return await self.http.post("/v1/chat/completions", json=BODY | options, headers=headers)
 
     async def metrics(self) -> dict[str, float]:
-        """Every sample, by its name and labels as Prometheus writes them, without the prefix."""
+        """Returns every sample by its name and labels as in Prometheus, without the prefix."""
         text = (await self.http.get("/metrics")).text
         samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
         found = {}
@@ -35,6 +35,6 @@ class Observed(Served):
 @asynccontextmanager
 async def observed(router: ScriptedRouter | None = None, **options: Any) -> AsyncIterator[Observed]:
     async with served(router, **options) as at:
-        # a gateway answers before it has found its router
+        # A gateway answers before it has found its router.
         await at.router.until(lambda: bool(list(at.router.hub)))
         yield Observed(**vars(at))

@@ -1,4 +1,4 @@
-"""An island that answers by a script: a real hub on a real socket, and a model that says what it is told to."""
+"""An island that answers by a script, with a real hub on a real socket and a model that outputs what it is told to."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ def answer_of(text: str) -> list[int]:
 
 
 def vector_of(prompt: list[int]) -> np.ndarray:
-    """The embedding of a prompt. Other prompts have other ones; all have length 1."""
+    """Returns the embedding of a prompt. Different prompts have different ones; all have length 1."""
     assert MODEL.embedding_size
     numbers = np.random.default_rng(prompt).standard_normal(MODEL.embedding_size)
     return (numbers / np.linalg.norm(numbers)).astype(DTYPE)
 
 
 class ScriptedRouter:
-    """Says `answer` to everyone, a token at a time, as far as `allowed` permits; and a vector to those that want
-    embeddings, unless that is 0."""
+    """Answers every request with `answer`, a token at a time, as far as `allowed` permits. It answers embedding
+    requests with a vector, unless its size is 0."""
 
     def __init__(self, epoch: int = 1, answer: list[int] | None = None) -> None:
         self.answer = answer or answer_of("one two three")
         self.hub = Hub(TOKEN, self)
         self.submitted: list[Submit] = []
         self.aborted: list[RequestKey] = []
-        # refuses a submission, or None
+        # Returns a refusal for a submission, or None.
         self.refuse: Callable[[Submit], Rejected | None] = lambda submit: None
-        # tokens that each request may get; None: all
+        # The number of tokens that each request may get; None: all.
         self.allowed: int | None = None
         self.processes: list[ProcessStatus] = [
             process_status(role) for role in ("kvpool", "prefill", "decode")
@@ -81,7 +81,7 @@ class ScriptedRouter:
             self._say(key)
 
     def read(self, num_computed: int, num_reused: int, seconds: float) -> None:
-        """Says that so much of the prompt of each open request is computed, to those that want to know."""
+        """Reports progress on the prompt of each open request, to those that want it."""
         for key, (gateway, request, _) in self._open.items():
             if request.reports_progress:
                 num_tokens = len(request.prompt)
@@ -145,7 +145,7 @@ class ScriptedRouter:
             del self._open[key]
 
     def _tokens(self, request: Request, news: NewTokens) -> NewTokens:
-        """What is said instead, if anything is."""
+        """Returns the replacement for these tokens, if there is one."""
         if request.is_embedding:
             embedding = vector_of(request.prompt).tobytes()
             return NewTokens(request.key, 0, [], finish_reason="stop", embedding=embedding)

@@ -1,4 +1,4 @@
-"""A gateway on real sockets, in front of scripted islands, and who asks it."""
+"""A gateway on real sockets in front of scripted islands, with its clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JSON = {"content-type": "application/json"}
 
 
 class QuickGateway(GatewayProcess):
-    """It prepares small bodies itself, as most tests would wait for the start of a process otherwise."""
+    """Prepares small bodies itself, because otherwise most tests would have to wait for a process to start."""
 
     def make_preparer(self, model: ServedModel) -> PreparerInPlace:
         return PreparerInPlace(model, self._config.limits, PREPARING, self._config.http.strict_parameters)
@@ -57,7 +57,7 @@ async def served(
     kind: type[GatewayProcess] = QuickGateway,
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    """`settings`: GatewayConfig's, and HttpConfig's."""
+    """`settings`: fields of GatewayConfig and HttpConfig."""
     async with served_by([router or ScriptedRouter()], model, seed, kind, **settings) as found:
         yield found
 
@@ -100,7 +100,7 @@ async def served_by(
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:
     async def within_time() -> None:
-        # far more than any takes, also beside others
+        # Far more than any test takes, even beside others.
         async with asyncio.timeout(120):
             await scenario()
 
@@ -108,7 +108,7 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 class SharedGateway:
-    """A gateway that several tests ask, one after the other: to start one takes longer than most of them."""
+    """A gateway that several tests use one after the other, because starting one takes longer than most of them."""
 
     def __init__(self, runner: asyncio.Runner, at: Served) -> None:
         self._runner = runner
@@ -127,7 +127,7 @@ class SharedGateway:
                 runner.run(serving.__aexit__(None, None, None))
 
     def play(self, scenario: Callable[[Served], Awaitable[None]]) -> None:
-        """Nothing that was asked of it before is seen, and nothing is open afterwards."""
+        """Shows none of the earlier requests, and checks that nothing is open afterwards."""
 
         async def within_time() -> None:
             async with asyncio.timeout(120):

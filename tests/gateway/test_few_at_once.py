@@ -1,4 +1,4 @@
-"""A thousand things at once are done a few in each turn of the event loop, and whoever comes meanwhile has a turn."""
+"""Each turn of the event loop handles only a few of a thousand simultaneous requests, so new ones get a turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which island a request goes to, by what is known of each."""
+"""The choice of an island for a request, depending on what is known about each island."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Islands come and go while the gateway runs, as the launcher's real end of the link says: no stream loses a token."""
+"""Islands come and go while the gateway runs, reported by the launcher's real end: no stream loses a token."""
 
 from __future__ import annotations
 

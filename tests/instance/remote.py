@@ -1,4 +1,5 @@
-"""A prefill and a decode instance as real processes, a router's socket and the pool's segment, driven by `Rules`."""
+"""A prefill and a decode instance as real processes, with a router's socket and the pool's segment, driven by
+`Rules`."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.instance import serve
 from tests.island import Rules
 
 TOKEN = "of this test"
-# of the tiny models with two KV heads
+# The format of the tiny models with two KV heads.
 FORM = BlockFormat(num_layers=3, block_size=16, num_kv_heads=2, head_dim=16, dtype="float32")
 NUM_POOL_BLOCKS = 512
 PREFILL, DECODE = InstanceId("prefill-0"), InstanceId("decode-0")
@@ -27,7 +28,7 @@ START_S = 120.0
 
 
 class RemoteIsland:
-    """An asynchronous context: leaves no process, segment or socket behind."""
+    """An asynchronous context that leaves no process, segment or socket behind."""
 
     def __init__(self, directory: Path) -> None:
         self.name = f"alignedserve-test-{os.getpid()}-{id(self):x}"
@@ -76,7 +77,7 @@ class RemoteIsland:
         await self.until(lambda: self.hellos.keys() == ROLES.keys())
 
     async def ended(self, instance_id: InstanceId) -> int:
-        """Returns its exit code."""
+        """Waits until it has ended, and returns its exit code."""
         process = self.processes[instance_id]
         await asyncio.to_thread(process.join, START_S)
         assert process.exitcode is not None, f"{instance_id} does not end"
@@ -107,7 +108,7 @@ class RemoteIsland:
         self._changed.set()
 
     def _lost(self, instance_id: InstanceId) -> None:
-        """Its requests go on with what the pool has of them."""
+        """Its requests continue with what the pool has of them."""
         places = ("prefill",) if instance_id == PREFILL else ("decode", "running", "evicting", "leaving")
         for entry in self.rules.entries.values():
             if entry.place in places:

@@ -1,4 +1,4 @@
-"""An instance of a test: a process of its own, forked from one that has imported what it runs."""
+"""A test's instance: its own process, forked from one that has imported what it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alignedserve.types import InstanceId
 from tests.forkserver import forking
 
 ROLES: dict[str, type[InstanceProcess]] = {"prefill": PrefillProcess, "decode": DecodeProcess}
-# Instances import this when they run.
+# Modules that instances import when they run.
 IMPORTED = (build,)
 _FORKED = forking(__name__)
 

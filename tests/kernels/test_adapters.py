@@ -1,4 +1,4 @@
-"""A row with an adapter gets what the merged weight yields, and rows without one what they get without adapters."""
+"""Rows with an adapter get the merged weight's results, and rows without one the results without adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the cache in 8 bits: what values become, and that the native kernels write the same bytes."""
+"""Rows of an 8-bit cache: the stored values, and that the native kernels write the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that have blocks by groups compute, to the last bit, what they compute with blocks of all layers."""
+"""Layers with blocks by groups compute exactly the same as with blocks of all layers."""
 
 from __future__ import annotations
 

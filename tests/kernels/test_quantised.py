@@ -1,4 +1,4 @@
-"""Linear layers in eight bits and four: the native kernel does what the reference says."""
+"""Linear layers in 8 and 4 bits: the native kernel computes the same as the reference."""
 
 from __future__ import annotations
 

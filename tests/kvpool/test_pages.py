@@ -1,4 +1,4 @@
-"""The pool's memory is spread over nodes, and all there before anybody uses it."""
+"""The pool's memory is spread over nodes, and all allocated before anything uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Islands are asked of Ray's autoscaler and given back to it: its own fake one, whose nodes are raylets here."""
+"""Islands are requested from Ray's autoscaler and returned to it: its own fake one, with raylets here as nodes."""
 
 from __future__ import annotations
 

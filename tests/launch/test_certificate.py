@@ -1,4 +1,4 @@
-"""Certificates that TLS takes: OpenSSL's, which Python has, and so does whoever else reads X.509."""
+"""Certificates are accepted by TLS: by OpenSSL, which Python uses, and by other readers of X.509."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tree of settings: each flag of `serve` is one section's, and says there what it was told."""
+"""One tree of settings: each flag of `serve` belongs to one section and sets its value there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private Redis: it is kept running, what is in it stays, and nothing of it is left but that."""
+"""The private Redis: it is kept running, its data is kept, and nothing else of it is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can't work is said in one line, before any process is started."""
+"""Impossible options give a one-line error before any process is started."""
 
 from __future__ import annotations
 

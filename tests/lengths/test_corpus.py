@@ -1,4 +1,4 @@
-"""A file of prompts and answers is read line by line, and what can't be read is named."""
+"""A file of prompts and answers is read line by line, and unreadable lines are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' own config classes are the oracle: what they make of a dict, we must make of it."""
+"""transformers' own config classes are the reference: our result for a dict must equal theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What config.json says of a quantised checkpoint: what is read, and what is refused by one line."""
+"""The config.json of a quantised checkpoint: what is read, and what is refused with a one-line error."""
 
 from __future__ import annotations
 

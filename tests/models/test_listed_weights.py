@@ -1,4 +1,4 @@
-"""What a model would take is what it takes."""
+"""The weights that a model lists are those that it takes."""
 
 from __future__ import annotations
 

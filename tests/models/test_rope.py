@@ -1,4 +1,4 @@
-"""Tables are those of transformers, for whatever a config.json says."""
+"""Tables equal those of transformers for any config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The offline API on the demo model: what a script written for vLLM's would do."""
+"""The offline API on the demo model, used as in a script written for vLLM."""
 
 from __future__ import annotations
 

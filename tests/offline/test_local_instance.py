@@ -1,4 +1,4 @@
-"""An instance without a router: it waits for what others do, and never for what it has to do itself."""
+"""An instance without a router: it waits for others' work, but never for its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backend is chosen, and what happens where the native one can't be built."""
+"""Which backend is chosen, and what happens if the native one can't be built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs of a step whose layers are in groups: slots and blocks of each."""
+"""The inputs of a step with grouped layers: slots and blocks of each group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts that begin alike and come together: what they have in common is computed once, and nobody waits in vain."""
+"""Simultaneous prompts with a common prefix: it is computed once, and none of them waits in vain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks are counted token by token here, by what each token attends to."""
+"""Blocks are counted here token by token, from the tokens that each token attends to."""
 
 from __future__ import annotations
 

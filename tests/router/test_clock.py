@@ -1,4 +1,4 @@
-"""Deadlines on the router's clock, whatever the gateway's says."""
+"""Deadlines use the router's clock, not the gateway's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the router counts, by what it says when it is asked."""
+"""The router's counters, as it reports them."""
 
 from __future__ import annotations
 

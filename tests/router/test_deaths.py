@@ -1,4 +1,4 @@
-"""Whoever dies, and whenever: requests go on with what is left of them."""
+"""Processes die at any time, and requests continue with what is left of them."""
 
 from __future__ import annotations
 

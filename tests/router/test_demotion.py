@@ -1,4 +1,4 @@
-"""Best effort whose answer exceeded its predicted length yields to that whose answer has not, and is forgiven."""
+"""Best effort that exceeded its predicted length yields to requests that have not, and is later restored."""
 
 from __future__ import annotations
 

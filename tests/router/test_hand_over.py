@@ -1,4 +1,4 @@
-"""Real time whose prompt was just computed is pulled straight from there, and saved to the pool beside that."""
+"""Real time with a newly computed prompt is pulled directly from there, and also saved to the pool."""
 
 from __future__ import annotations
 

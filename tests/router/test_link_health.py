@@ -1,4 +1,4 @@
-"""Pairs whose pulls fail go through host memory, and back over their link when it has been proved."""
+"""Pairs with failing pulls use host memory, and return to their link once it has been proved to work."""
 
 from __future__ import annotations
 

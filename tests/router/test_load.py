@@ -1,4 +1,4 @@
-"""However much is queued, an event takes the router as long; what it says of the queue is counted as that changes."""
+"""An event takes the router the same time however long the queue is, and the reported queue follows its changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much an island has to do, by what its router says of it."""
+"""An island's load, as derived from its router's reports."""
 
 from __future__ import annotations
 

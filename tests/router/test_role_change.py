@@ -1,4 +1,4 @@
-"""An instance takes another role: what it has goes on elsewhere first."""
+"""An instance changes its role: its requests first continue elsewhere."""
 
 from __future__ import annotations
 

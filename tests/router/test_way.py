@@ -1,4 +1,4 @@
-"""A request's way when nothing goes wrong, and what is refused."""
+"""The path of a request when nothing goes wrong, and what is refused."""
 
 from __future__ import annotations
 

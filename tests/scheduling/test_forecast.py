@@ -1,4 +1,4 @@
-"""In virtual time: whoever goes on beyond what was predicted."""
+"""In virtual time: requests that exceed their predicted length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy that nobody has heard of, written in this file and named on the command line: it runs everywhere."""
+"""A user's own policy, written in this file and named on the command line: it runs everywhere."""
 
 from __future__ import annotations
 

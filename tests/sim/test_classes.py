@@ -1,4 +1,4 @@
-"""Real time beside best effort on a small island: who waits for whom, and what it costs."""
+"""Real time beside best effort on a small island: which requests wait for which, and the cost."""
 
 from __future__ import annotations
 

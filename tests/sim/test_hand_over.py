@@ -1,4 +1,4 @@
-"""The direct way between instances in virtual time: what it saves, and that whatever fails on it costs no token."""
+"""Direct transfers between instances in virtual time: what they save, and that their failures cost no token."""
 
 from __future__ import annotations
 

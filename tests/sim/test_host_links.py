@@ -1,4 +1,4 @@
-"""Which instances share what, and what an island feels of it."""
+"""Which instances share a link, and the effects on an island."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated instances are the real ones: what these do beside planning can be seen in virtual time."""
+"""Simulated instances are the real ones: everything they do besides planning can be seen in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares worked out by hand, and what holds of any."""
+"""Shares worked out by hand, and properties of any shares."""
 
 from __future__ import annotations
 

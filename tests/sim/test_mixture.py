@@ -1,4 +1,4 @@
-"""Real time and best effort in one simulation: what is known of lengths, who paused, what it was worth, exactly."""
+"""Real time and best effort in one simulation: known lengths, pauses and worth, exactly."""
 
 from __future__ import annotations
 

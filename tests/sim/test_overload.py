@@ -1,4 +1,4 @@
-"""Policies whose instances choose among prompts, with more requests than an instance holds, in virtual time."""
+"""Policies with instances that choose among prompts, with more requests than one holds, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aligned` beside `fcfs`, on the same requests, in virtual time: what the policy is for, and what it may not cost."""
+"""`aligned` and `fcfs` on the same requests in virtual time: the policy's benefit, and what it may not cost."""
 
 from __future__ import annotations
 

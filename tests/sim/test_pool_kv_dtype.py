@@ -1,4 +1,4 @@
-"""A pool of int8 in simulation: more blocks, and fewer bytes from and to it; what goes between instances stays."""
+"""An int8 pool in simulation: more blocks, and fewer bytes to and from it; transfers between instances don't change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Islands whose instances change between prefill and decode: every request ends as it should, and nothing is left."""
+"""Islands with instances that change between prefill and decode: requests end normally, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An island whose model has layers that slide beside others that attend to all tokens."""
+"""An island with a model that has sliding layers and layers that attend to all tokens."""
 
 from __future__ import annotations
 

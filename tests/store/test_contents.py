@@ -1,4 +1,4 @@
-"""The content of files, wherever it is: there is no file without it, and what nobody has is swept."""
+"""The content of files, in every place: no file exists without it, and unused content is swept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is too much is said with the limit that it is above."""
+"""An error for an exceeded limit names the limit."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def test_too_many_bytes_are_refused_with_their_limit(is_owners: bool, is_apart: 
 
 
 def test_too_many_jobs_are_refused_with_their_limit() -> None:
-    assert str(LIMITS.too_many_jobs(is_owners=False)).startswith("3 batches are not over")
-    assert str(LIMITS.too_many_jobs(is_owners=True)).startswith("4 of your batches are not over")
+    assert str(LIMITS.too_many_jobs(is_owners=False)).startswith("there are 3 open batches")
+    assert str(LIMITS.too_many_jobs(is_owners=True)).startswith("you have 4 open batches")

@@ -1,4 +1,4 @@
-"""Whether something still answers, as those who ask it know."""
+"""Whether something still answers, as far as its callers know."""
 
 from __future__ import annotations
 

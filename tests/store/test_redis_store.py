@@ -1,4 +1,4 @@
-"""The store against a real Redis: what is answered is kept, what is half done is nowhere."""
+"""The store against a real Redis: what is confirmed is kept, and partial writes are nowhere."""
 
 from __future__ import annotations
 
@@ -489,12 +489,12 @@ def test_so_many_jobs_are_open_and_so_many_kept() -> None:
     async def scenario(redis: RedisProcess, store: RedisStore) -> None:
         mine, other = [await a_file(store, b"x", owner=owner) for owner in ("a", "b")]
         jobs = [await a_job(store, mine) for _ in range(2)]
-        with pytest.raises(TooManyJobs, match="2 of your batches are not over"):
+        with pytest.raises(TooManyJobs, match="you have 2 open batches"):
             await a_job(store, mine)
         # asked once more, since the answer was lost: it is there
         assert await store.add_job(jobs[0])
         await a_job(store, other)
-        with pytest.raises(TooManyJobs, match="3 batches are not over"):
+        with pytest.raises(TooManyJobs, match="there are 3 open batches"):
             await a_job(store, other)
         for _ in range(3):
             assert await store.replace_job(jobs[0], replace(jobs[0], status="cancelled"), None)

@@ -1,4 +1,4 @@
-"""Both ends in one process, where nobody dies. Deaths and hangs are in test_transfer_faults.py."""
+"""Both ends in one process, in which none dies. Deaths and hangs are in test_transfer_faults.py."""
 
 from __future__ import annotations
 

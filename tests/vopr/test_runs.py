@@ -1,4 +1,4 @@
-"""A seed is one run, whatever runs beside it; and what should be noticed is."""
+"""A seed gives one run, regardless of what runs beside it, and faults are noticed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The cost model of the device at hand: what to measure, how, a fit, and where the profile is kept."""
+"""The cost model of this device: what to measure, how, a fit, and where the profile is stored."""

@@ -1,13 +1,13 @@
-"""Measures copies of KV as instances make them (`live_transfers.py`), of a few sizes, for the channels of the cost
-model: between blocks of the engine's cache and memory like the pool's, and out of another instance's cache.
+"""Measures copies of KV of a few sizes, made in the same way as by instances (`live_transfers.py`), for the channels of
+the cost model. They go between the engine's cache and memory like the pool's, and out of another instance's cache.
 
-A prefill instance (channel `stage`) and a decode instance (`fetch`) load in the same way, so one measurement is for
-both. A pull from a prefill instance (`admit`) needs the memory of a second instance. On a CPU that is ordinary memory,
-of which this process allocates some. Memory of a GPU can be mapped by another process only, and an instance sees no
-other GPU; so there `admit` is set to `fetch`, since no link between GPUs is slower than the one to the host.
+A prefill instance (channel `stage`) and a decode instance (`fetch`) load in the same way, so one measurement serves
+both. A pull from a prefill instance (`admit`) needs a second instance's memory. On a CPU this process allocates such
+memory. GPU memory can only be mapped by another process, and an instance sees no other GPU. So there `admit` is set to
+`fetch`: no link between GPUs is slower than the one to the host.
 
-After a server has run for a while, the blocks of a request are scattered; so they are here. Each size takes its turn
-over the same memory, so that even a small copy finds little of it in the processor's caches.
+After a server has run for a while, a request's blocks are scattered, and so they are here. Each size uses all of the
+memory in turn, so that even a small copy finds little of it in the processor's caches.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from alignedserve.transport.data_path import allocator
 from alignedserve.transport.runs import Pairs
 from alignedserve.types import BlockId, Epoch, InstanceId, PoolBlockId, RequestId, RequestKey
 
-# Makes memory like the pool's for a context, given its format and number of columns.
+# A context with memory like the pool's, given its format and number of columns.
 PoolMemory = Callable[[BlockFormat, int], AbstractContextManager[NDArray[np.uint8]]]
 
-# The most bytes of a copy, unless two columns have more. A GPU copies them in half a millisecond; a CPU's core has less
-# of cache for itself.
+# The most bytes of a copy, unless two columns have more. A GPU copies them in half a millisecond. They exceed a CPU
+# core's share of the cache.
 MAX_BYTES = 32 << 20
 _STEP = 4
-# The first round is not counted: in it pages are touched and connections made.
+# The first round is not counted. It touches pages and opens connections.
 MAX_ROUNDS = 8
 _TIMEOUT_S = 10.0
 _KEY, _OWNER, _EPOCH = RequestKey(0), RequestId("copies"), Epoch(1)
@@ -53,7 +53,7 @@ _LINK = "ipc"
 
 @dataclass(frozen=True)
 class PoolEnd:
-    """The pool as copies find it."""
+    """The pool's end of copies."""
 
     format: BlockFormat
     memory: PoolMemory
@@ -62,13 +62,13 @@ class PoolEnd:
 @dataclass(frozen=True)
 class MeasuredChannels:
     channels: Channels
-    # How `admit` was found.
+    # How `admit` was determined.
     note: str
 
 
 def measure_channels(engine: Engine, pool: PoolEnd, budget_s: float) -> MeasuredChannels:
-    """Measures for about `budget_s`: each size twice at least. `engine` must be idle, and is left idle. Raises OSError,
-    ValueError or RuntimeError if there is no memory for that, or a copy fails."""
+    """Measures for about `budget_s`, each size at least twice. `engine` must be idle, and is left idle. Raises OSError,
+    ValueError or RuntimeError if there is no memory for it or a copy fails."""
     sizes = sizes_of(engine, pool.format)
     num_blocks = sizes[0] * engine.format.num_groups
     blocks = engine.lease(_OWNER, num_blocks)
@@ -90,7 +90,7 @@ def measure_channels(engine: Engine, pool: PoolEnd, budget_s: float) -> Measured
 
 
 def sizes_of(engine: Engine, pool_format: BlockFormat) -> list[int]:
-    """The numbers of columns of the copies, the largest first."""
+    """Returns the sizes of the copies in columns, the largest first."""
     num_columns = engine.num_free_blocks // engine.format.num_groups
     largest = max(min(num_columns, MAX_BYTES // pool_format.column_bytes), min(num_columns, 2))
     sizes = [largest]
@@ -102,7 +102,7 @@ def sizes_of(engine: Engine, pool_format: BlockFormat) -> list[int]:
 def _measure(
     copies: dict[str, Callable[[int, int], Outcome]], sizes: Sequence[int], budget_s: float
 ) -> dict[str, list[Copied]]:
-    """`copies`: make a copy of columns, given the first one and their number."""
+    """Returns the measured copies. `copies` make a copy, given its first column and the number of columns."""
     begun_s, choose = time.perf_counter(), random.Random(0)
     found: dict[str, list[Copied]] = {what: [] for what in copies}
     for number in range(MAX_ROUNDS):
@@ -158,7 +158,7 @@ class CopyBench:
 
 
 class PullBench:
-    """Pulls of blocks that another instance on this host has staged; both ends are in this process."""
+    """Pulls of blocks staged by another instance on this host. Both ends are in this process."""
 
     def __init__(self, engine: Engine, blocks: Sequence[BlockId]) -> None:
         parts, self._num_groups = engine.cache.parts, engine.format.num_groups
@@ -188,7 +188,7 @@ class PullBench:
 
 
 def _blocks_like(parts: Sequence[torch.Tensor], num_blocks: int) -> Iterator[torch.Tensor]:
-    """Memory of the kind that a prefill instance's cache is in, all of it written to."""
+    """Yields memory of the same kind as a prefill instance's cache, with all pages touched."""
     for part in parts:
         blocks = allocator(_LINK)((num_blocks, *part.shape[1:]), dtype=part.dtype, device=part.device)
         as_bytes(blocks).zero_()
@@ -196,7 +196,7 @@ def _blocks_like(parts: Sequence[torch.Tensor], num_blocks: int) -> Iterator[tor
 
 
 def _only(completions: Completions, outcomes: list[Outcome]) -> Outcome:
-    """Waits for the outcome of the only copy under way."""
+    """Waits for the outcome of the only running copy."""
     completions.run(_TIMEOUT_S)
     if not outcomes:
         raise RuntimeError(f"a copy has not ended after {_TIMEOUT_S:g} s")

@@ -1,4 +1,4 @@
-"""What determines the speed of an engine: two profiles with the same facts may stand in for each other."""
+"""The facts that determine an engine's speed. Profiles with equal facts are interchangeable."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def facts_from(
     num_threads: int,
     pool_kv_dtype: str = "auto",
 ) -> dict[str, str]:
-    """The weights' values don't matter; the model's shape does, and goes in as a digest."""
+    """Returns the facts. The weights' values don't matter, but the model's shape does; it is included as a digest."""
     digest = hashlib.sha256(repr(model_config).encode()).hexdigest()[:12]
     found = {
         "alignedserve": alignedserve.__version__,
         "torch": str(torch.__version__),
-        # The directory's name would not do: serve gives instances the directory where the model was found.
+        # Not the directory's name: serve gives instances the directory where the model was found.
         "model": _shape_name(model_config),
         "shape": digest,
         "device": _device_name(device),
@@ -56,7 +56,7 @@ def facts_from(
         "enforce_eager": str(config.enforce_eager),
         "quantization": config.quantization or "",
     } | form.describe()
-    # Without it where the pool has KV as instances have it, as in profiles of earlier versions.
+    # Omitted if the pool's format is the instances' own, as in profiles of earlier versions.
     return found if pool_kv_dtype == "auto" else found | {POOL_FACT: pool_kv_dtype}
 
 

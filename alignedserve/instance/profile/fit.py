@@ -1,14 +1,14 @@
 """Fits the cost model of alignedserve/timing/cost.py to measured iterations. Pure.
 
-The fit is of relative errors, so shorter points weigh more. Attention is taken to be balanced: lengths count by their
-sum, up to the window where all layers have one.
+The fit minimises relative errors, so short iterations count as much as long ones. Attention is assumed to be balanced:
+only the sum of the lengths counts, each up to the window if all layers have one.
 
     decodes   max over the lines (fixed_s + token_s * n) + experts_s * the share of experts that n tokens hit
-              + decode_attention_s * sum of lengths + decode_far_s * what of that is beyond num_near_tokens
+              + decode_attention_s * sum of lengths + decode_far_s * the part of that sum beyond num_near_tokens
     chunks    prefill_fixed_s + prefill_token_s * c + max(prefill_attention_s * (2bc + c^2), reading all KV)
               + prefill_context_s * (b + c) + experts_s * the share of experts that c tokens hit
 
-Both maxima are linear once it is known which side wins: so it fits, looks which side wins, and fits again.
+Both maxima are linear once their larger side is known. So it fits, determines the larger sides, and fits again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HELD_OUT = 5
 _MAX_LINES = 3
 _NUM_ROUNDS = 30
 _LEAST_POINTS_OF_FAR = 20
-# Nothing costs zero: a cost which can't be told from zero is set to this.
+# The smallest cost. It replaces costs that are indistinguishable from zero.
 _LEAST_S = 1e-12
 
 
@@ -65,7 +65,7 @@ class ChunkFit:
 
 @dataclass(frozen=True)
 class Error:
-    """The relative error over the points of one kind."""
+    """The relative errors of one kind of point."""
 
     median: float
     p95: float
@@ -80,8 +80,8 @@ def fit(
     experts: ExpertCounts | None = None,
     window: int = 0,
 ) -> CostModel:
-    """Returns a model of iterations alone, whose copies are free (`fit_copies.py` fits those). `experts`: of a mixture.
-    `window`: see CostModel."""
+    """Returns a model of iterations only; copies are free in it (`fit_copies.py` fits those). `experts`: those of a
+    mixture. `window`: see CostModel."""
     decode = fit_decodes([each for each in points if each.point.kind == "decode"], experts, window)
     chunks = [each for each in points if each.point.kind == "chunk"]
     chunk = fit_chunks(chunks, decode.attention_s, decode.experts_s * _hit_shares(chunks, experts), window)
@@ -113,7 +113,7 @@ def fit_held_out(
     experts: ExpertCounts | None = None,
     window: int = 0,
 ) -> tuple[CostModel, dict[str, Error]]:
-    """Fits all points. Returns as well, by kind, the errors which a fit of most points makes on the others."""
+    """Fits all points. Also returns, by kind, the errors of a fit of most points on the others."""
     kept, held_out = split(points)
     without = fit(kept, kv_bytes_per_token, num_kv_tokens, source, experts, window)
     of_all = fit(points, kv_bytes_per_token, num_kv_tokens, source, experts, window)
@@ -167,16 +167,16 @@ def fit_decodes(
 
 
 def _crossings(count: Numbers) -> list[tuple[float, ...]]:
-    """Sets of batch sizes at which the next line may begin, to start the fit from: the first and the last line have at
-    least two batch sizes."""
+    """Returns the sets of batch sizes at which the next line may begin, as starting points of the fit. The first and
+    the last line have at least two batch sizes."""
     sizes = np.unique(count)
     inner = [float(size) for size in sizes[2:-1]] if len(sizes) > 3 else []
     return [each for number in range(_MAX_LINES) for each in combinations(inner, number)]
 
 
 def _nears(total: Numbers) -> list[int]:
-    """The numbers of KV tokens which may be counted as near. At least a quarter of the points lies on either side;
-    with few points, all KV is near."""
+    """Returns candidates for the number of near KV tokens. At least a quarter of the points is on either side. With few
+    points, all KV is near."""
     if len(total) < _LEAST_POINTS_OF_FAR:
         return [int(total.max())]
     low, high = np.quantile(total, [0.25, 0.75])
@@ -212,7 +212,7 @@ def _longest(lines: Sequence[Line], count: Numbers) -> Numbers:
 def fit_chunks(
     points: Sequence[Measured], attention_s: float, experts_s: Numbers | float = 0.0, window: int = 0
 ) -> ChunkFit:
-    """Fits the points, each of which has one chunk. `experts_s`: the seconds in which it reads its experts."""
+    """Fits points with one chunk each. `experts_s`: the seconds for reading each chunk's experts."""
     if not points:
         raise ValueError("no chunks to fit")
     chunks = [each.point.chunks[0] for each in points]
@@ -234,10 +234,10 @@ def fit_chunks(
 
 
 def least_squares(columns: Numbers, seconds: Numbers, offset: Numbers | float = 0.0) -> Numbers:
-    """Least squares of relative errors. No coefficient is below zero: the most negative is left out, and the rest
-    fitted again."""
+    """Returns the coefficients that minimise relative squared errors. None is negative: the most negative one is
+    dropped, and the rest fitted again."""
     scaled, target = columns / seconds[:, None], (seconds - offset) / seconds
-    # Each column is scaled to norm one, so that microseconds per token and milliseconds are solved for equally well.
+    # Columns are scaled to norm one, so that microseconds per token and milliseconds are solved equally well.
     norms = np.linalg.norm(scaled, axis=0)
     kept = [index for index in range(columns.shape[1]) if norms[index] > 0]
     while kept:
@@ -252,7 +252,7 @@ def least_squares(columns: Numbers, seconds: Numbers, offset: Numbers | float = 
 
 
 def _hit_shares(points: Sequence[Measured], experts: ExpertCounts | None) -> Numbers:
-    """Zeros if there are no experts."""
+    """Returns zeros if there are no experts."""
     return np.array([experts.hit_share(each.point.num_computed) if experts else 0.0 for each in points])
 
 

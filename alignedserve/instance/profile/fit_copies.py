@@ -1,9 +1,9 @@
-"""Fits what the cost model has for copies of KV, and for restoring KV from kept inputs. Pure.
+"""Fits the cost model's terms for copies of KV, and for restoring KV from kept inputs. Pure.
 
     a copy       latency_s + bytes / bytes_per_s
     restoring    fixed_s + token_s * tokens
 
-The cost model has no place for the fixed seconds of restoring, which an iteration takes for any number of tokens.
+The cost model has no term for the fixed seconds of restoring, which do not depend on the number of tokens.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from alignedserve.instance.profile.fit import least_squares
 from alignedserve.timing.cost import Channel
 
-# What a clock shows for next to nothing.
+# The resolution of a clock, in seconds.
 _LEAST_S = 1e-9
 # No memory copies more than 1e15 bytes per second.
 _LEAST_BYTE_S = 1e-15
-# Restoring a token costs this much where it can't be told from nothing.
+# The cost of restoring a token if it is indistinguishable from zero.
 _LEAST_TOKEN_S = 1e-12
 
 
@@ -35,14 +35,13 @@ class Copied:
 @dataclass(frozen=True)
 class Restored:
     num_tokens: int
-    # By how much the iteration was longer than the same one which restores nothing.
+    # Extra time over the same iteration without restoring.
     seconds: float
 
 
 def fit_channel(copies: Sequence[Copied]) -> Channel:
-    """Fits copies of a few sizes, each made several times, of which the quickest counts: it was disturbed least. Where
-    these give no rate (one size only, or larger copies that took no longer), the rate is that of the largest, and the
-    latency is zero."""
+    """Fits copies of a few sizes. For each size the quickest one counts, because it was disturbed least. If there is
+    only one size, or larger copies took no longer, the rate is the largest size's and the latency is zero."""
     seconds: dict[int, float] = {}
     for each in copies:
         seconds[each.num_bytes] = min(seconds.get(each.num_bytes, math.inf), max(each.seconds, _LEAST_S))
@@ -58,7 +57,7 @@ def fit_channel(copies: Sequence[Copied]) -> Channel:
 
 
 def fit_restoring(restored: Sequence[Restored]) -> float:
-    """Returns the seconds per token, above zero. For each number of tokens the median counts, since either of the two
+    """Returns the seconds per token, above zero. For each number of tokens the median counts, because either of the two
     iterations may have been disturbed."""
     by_count: dict[int, list[float]] = {}
     for each in restored:
@@ -73,7 +72,7 @@ def fit_restoring(restored: Sequence[Restored]) -> float:
 
 
 def _line(seconds: dict[int, float]) -> tuple[float, float]:
-    """Returns the fixed seconds, and those per unit of size."""
+    """Returns the fixed seconds and those per unit of size."""
     sizes, took_s = np.array([*seconds], float), np.array([*seconds.values()])
     fixed_s, unit_s = least_squares(np.stack([np.ones_like(sizes), sizes], axis=1), took_s).tolist()
     return fixed_s, unit_s

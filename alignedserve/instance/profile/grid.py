@@ -1,4 +1,4 @@
-"""Which points to measure, within what an instance may ever be asked to compute. Pure."""
+"""Chooses the iterations to measure, within the limits of the instance. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import msgspec
 
 from alignedserve.instance.profile.points import Point
 
-# The number of tokens by which a request may grow while it is measured.
+# Tokens by which a request may grow while it is measured.
 MARGIN = 8
-# More KV would only take time to set up.
+# Limit on KV tokens per point. More would only take longer to set up.
 _MAX_KV_TOKENS = 130_000
 _SHORTEST = 16
 
 
 class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The largest iterations that an instance can be asked to compute."""
+    """The largest iterations that an instance can compute."""
 
     max_num_seqs: int
-    # The number of tokens of one prompt in one iteration.
+    # Tokens of one prompt in one iteration.
     max_chunk: int
     max_model_len: int
     num_kv_tokens: int
 
     def covers(self, other: Reach) -> bool:
-        """The number of KV tokens is ignored: time is linear in it."""
+        """Whether this reach includes the other. KV tokens are ignored, because time is linear in them."""
         return (
             self.max_num_seqs >= other.max_num_seqs
             and self.max_chunk >= other.max_chunk
@@ -35,7 +35,7 @@ class Reach(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def grid(reach: Reach, is_brief: bool = False) -> list[Point]:
-    """Points of every kind, the smaller before the larger."""
+    """Returns points of every kind, smaller ones first."""
     points = [
         *_even(reach, is_brief),
         *_chunks(reach, is_brief),
@@ -47,7 +47,7 @@ def grid(reach: Reach, is_brief: bool = False) -> list[Point]:
 
 
 def size(point: Point) -> float:
-    """Roughly how much work the point is, in tokens."""
+    """Approximate work of the point, in tokens."""
     attended = sum(count * (2 * before + count) for before, count in point.chunks)
     return point.num_computed + (sum(point.lengths) + attended) / 1000
 
@@ -66,7 +66,7 @@ def _chunks(reach: Reach, is_brief: bool) -> Iterator[Point]:
 
 
 def _uneven(reach: Reach, is_brief: bool) -> Iterator[Point]:
-    """Yields batches with lengths that vary, and with one that is much longer than the others."""
+    """Yields batches with varied lengths, and batches with one much longer request."""
     choose = random.Random(0)
     longest = reach.max_model_len - MARGIN
     for batch in (32,) if is_brief else (8, 32, 128):
@@ -76,7 +76,7 @@ def _uneven(reach: Reach, is_brief: bool) -> Iterator[Point]:
 
 
 def _mixed(reach: Reach, is_brief: bool) -> Iterator[Point]:
-    """Yields decodes, with a chunk of a prompt beside them."""
+    """Yields decodes with a chunk of a prompt."""
     for batch in () if is_brief else (4, 32):
         for count in (32, 256):
             yield Point(

@@ -1,4 +1,4 @@
-"""Makes a profile of an engine, or finds one that was made before."""
+"""Makes a profile of an engine, or loads an earlier one."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Effort:
     is_brief: bool
-    # The smallest points are measured even if that takes longer.
+    # Seconds for measuring. The smallest points are measured even if they take longer.
     budget_s: float
-    # This many seconds for a model which takes longer than SLOW_S for the smallest point.
+    # The same for a model that takes longer than SLOW_S for the smallest point.
     slow_budget_s: float
     max_rounds: int
-    # For copies, and as much again for restoring KV from kept inputs.
+    # Seconds for copies, and the same for restoring KV from kept inputs.
     beside_s: float
 
 
 SLOW_S = 5e-3
 FULL = Effort(is_brief=False, budget_s=22.0, slow_budget_s=50.0, max_rounds=8, beside_s=1.0)
-# The effort for an instance that waits to start.
+# For an instance that is starting.
 BRIEF = Effort(is_brief=True, budget_s=1.2, slow_budget_s=3.0, max_rounds=3, beside_s=0.15)
-# From this share of waiting on, the times are those of a crowded processor.
+# Share of waiting from which on the processor counts as crowded.
 CROWDED_SHARE = 0.05
 
 
@@ -54,8 +54,8 @@ def make(
     progress: Callable[[float], None] = lambda share: None,
     experts: ExpertCounts | None = None,
 ) -> Profile:
-    """Measures and fits. `engine` must be idle, and is left idle. `pool`: what copies are made to and from. `experts`:
-    of a mixture."""
+    """Measures and fits. `engine` must be idle, and is left idle. `pool`: the other end of copies. `experts`: those of
+    a mixture."""
     reach, form = reach_of(engine), engine.cache.format
     points, crowd = grid(reach, effort.is_brief), Crowd()
     is_slow = measure(engine, points[:1], 0.0, 1)[0].seconds > SLOW_S
@@ -87,8 +87,8 @@ def _with_restoring(cost: CostModel, engine: Engine, budget_s: float) -> CostMod
 def find_or_make(
     engine: Engine, facts: dict[str, str], path: Path, pool: PoolEnd, experts: ExpertCounts | None = None
 ) -> Profile:
-    """Returns the saved profile, or makes a brief one and saves it if none fits. Nothing that is wrong with the file
-    keeps an instance from starting."""
+    """Returns the saved profile. If none fits, makes and saves a brief one. Problems with the file never prevent an
+    instance from starting."""
     try:
         with locked(path):
             found = load(path, facts, reach_of(engine), engine.limits.can_keep_inputs)
@@ -101,8 +101,8 @@ def find_or_make(
 def cost_of(
     built: BuiltEngine, config: EngineConfig, pool_kv_dtype: str, memory: PoolMemory, path: str | None
 ) -> CostModel:
-    """Returns the cost model for an instance, from a profile that is found or made. `path`: the profile's file; None
-    for the default one. `memory`: makes memory like the pool's, which keeps KV as `pool_kv_dtype` says."""
+    """Returns an instance's cost model, from a saved or a new profile. `path`: the profile's file; None means the
+    default. `memory` makes memory like the pool's, with KV in `pool_kv_dtype`."""
     facts, form = facts_of(built, config, pool_kv_dtype), built.engine.format.in_pool(pool_kv_dtype)
     where = Path(path) if path else default_path(facts)
     profile = find_or_make(built.engine, facts, where, PoolEnd(form, memory), experts_of(built.model_config))
@@ -115,7 +115,7 @@ def _make_and_save(
     begun_s = time.monotonic()
     profile = make(engine, facts, BRIEF, pool, experts=experts)
     logger.debug("Profiled %d iterations in %.1f s: %s", profile.num_points, time.monotonic() - begun_s, path)
-    # What could not be measured may be next time.
+    # A measurement that failed may succeed next time.
     if not profile.cost.has_free_copies:
         save(path, profile)
     return profile

@@ -1,9 +1,9 @@
 """Measures iterations on an engine, as instances run them.
 
-A machine that does other work too is slower at times, for seconds or for a moment: long iterations suffer from that,
-and short ones slip through. So all points are measured again and again, in another order each time. Before and after
-each of them a reference is measured, an iteration which takes about as long and is always the same. A point's time
-counts relative to those of the reference around it; the median over all rounds is taken.
+A machine with other work is slower at times, for seconds or for a moment. Long iterations suffer from that, and short
+ones may not. So all points are measured several times, each time in another order. Before and after each point, a
+reference is measured: a fixed iteration of similar duration. A point's time counts relative to the references around
+it, and the median over all rounds is used.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from alignedserve.instance.requests import coming_news, complete
 from alignedserve.sampling_params import SamplingParams
 from alignedserve.types import BlockId, RequestId
 
-# Each time that a point's turn comes, the best of so many steps counts; fewer are made when they take long.
+# Steps per visit of a point; the quickest counts. There are fewer if they are long.
 _MAX_STEPS = 3
 LONG_S = 0.05
-# A point which would take more than this share of the whole budget is left out.
+# Points above this share of the whole budget are omitted.
 _LARGEST_SHARE = 0.02
-# Points which are not measured by this share of the budget aren't measured at all.
+# Points that were not measured by this share of the budget are omitted.
 _FIRST_ROUND_SHARE = 0.7
-# At least so many points of each kind are measured, however long they take: without them there is no fit.
+# Points of each kind that are measured however long they take, because the fit needs them.
 _NUM_NEEDED = 3
-# It is small, so that no logit overflows in float16; and not zero, because zeros are quicker on a GPU.
+# Standard deviation of the noise. It is small enough not to overflow logits in float16, and not zero, because zeros are
+# faster on a GPU.
 _KV_DEVIATION = 0.1
-# The number of prompt tokens of each reference.
+# Prompt tokens of each reference.
 _REFERENCES = (8, 32, 128, 512)
-# This share of a reference's times is taken to be from an undisturbed machine.
+# Quantile of a reference's times that represents an undisturbed machine.
 _QUICK_SHARE = 0.1
 _PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 
@@ -62,8 +63,8 @@ def measure(
     max_rounds: int,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Measured]:
-    """Measures `points`, given the smaller first; those which take too long are left out. `engine` must be idle, and
-    is left idle. `progress` is called with the share that is done."""
+    """Measures `points`, which are given smaller first. Omits those that take too long. `engine` must be idle, and is
+    left idle. `progress` is called with the completed share."""
     begun_s, largest_s = time.perf_counter(), _LARGEST_SHARE * budget_s
     bench = Bench(engine)
     log = VisitLog(bench, list(_references(reach_of(engine))), largest_s)
@@ -96,7 +97,7 @@ def _first_round(
     """Measures the points for which there is time, and returns them."""
     found: list[Point] = []
     share = 0.0
-    # The seconds per unit of size, as the latest point of each kind took them.
+    # Seconds per unit of size for each kind, from its latest point.
     pace: dict[str, float] = {}
     for point in points:
         kind = point.kind
@@ -111,17 +112,17 @@ def _first_round(
 
 class VisitLog:
     def __init__(self, bench: Bench, references: Sequence[Point], longest_s: float) -> None:
-        """`references` are given the smaller first; those which may take longer than `longest_s` are left out, except
-        the first."""
+        """`references` are given smaller first. Those that may take longer than `longest_s` are omitted, except the
+        first."""
         self._bench = bench
-        # All the seconds that were measured of each reference.
+        # All measured seconds of each reference.
         self._beside: dict[Point, list[float]] = {}
         per_token_s = 0.0
         for point in references:
             if per_token_s * point.num_computed <= longest_s:
                 self._beside[point] = [bench.seconds(point)]
                 per_token_s = self._beside[point][0] / point.num_computed
-        # Of each point its reference, and the ratios of its seconds to the reference's around it.
+        # For each point: its reference, and the ratios of its seconds to the reference's around it.
         self._visits: dict[Point, tuple[Point, list[float]]] = {}
         self.num_visits = 0
         self.last_s = 0.0
@@ -136,7 +137,7 @@ class VisitLog:
         ratios.append(2 * self.last_s / (beside_s + self._measure(reference)))
 
     def seconds(self, point: Point) -> float:
-        """The point's seconds on a machine that is nearly as quick as it ever was."""
+        """Returns the point's seconds on an almost undisturbed machine."""
         reference, ratios = self._visits[point]
         return statistics.median(ratios) * float(np.quantile(self._beside[reference], _QUICK_SHARE))
 
@@ -150,7 +151,7 @@ class VisitLog:
 
 
 class Bench:
-    """Runs iterations of requests whose KV is noise, as if it had been computed elsewhere."""
+    """Runs iterations on requests with noise as KV, as if it had been computed elsewhere."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -167,7 +168,7 @@ class Bench:
         return sum(self._engine.span.num_held(0, end) for end in ends) <= self._engine.num_free_blocks
 
     def seconds(self, point: Point) -> float:
-        """The least seconds of several steps, after one that is not counted."""
+        """Returns the least seconds of several steps, after one that is not counted."""
         with self._decodes(point.lengths) as decodes:
             found = [self._step(decodes, point.chunks)]
             while len(found) < 2 or (len(found) <= _MAX_STEPS and sum(found) < LONG_S):
@@ -176,7 +177,7 @@ class Bench:
 
     @contextmanager
     def _decodes(self, lengths: Sequence[int]) -> Iterator[Work]:
-        # Tokens differ: of a mixture, equal ones would all go through the same few experts.
+        # Equal tokens would all use the same experts of a mixture.
         tokens = itertools.cycle(self._tokens)
         requests = [
             self._request(length - 1, length - 1, [token])

@@ -1,4 +1,4 @@
-"""What an iteration computes, and how long that took."""
+"""The content of an iteration, and how long it took."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    # The number of tokens computed before, and the number to compute, of each chunk.
+    # Per chunk: the tokens computed before, and the tokens to compute.
     chunks: tuple[tuple[int, int], ...] = ()
-    # The length of each decode in tokens, the one that it computes included.
+    # Length of each decode in tokens, including the one that it computes.
     lengths: tuple[int, ...] = ()
 
     @property

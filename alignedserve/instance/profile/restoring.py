@@ -1,8 +1,7 @@
-"""Measures how much longer an iteration takes for each token whose K and V are restored from kept inputs
-(`ops/kept_inputs.py`).
+"""Measures how much longer an iteration takes per token with K and V restored from kept inputs (`ops/kept_inputs.py`).
 
-Two requests of the same length decode in turn: one has KV, the other has inputs of all tokens, of which each of its
-iterations restores K and V. The difference is what restoring takes.
+Two requests of equal length decode in turn. One has KV. The other has the inputs of all tokens, and each of its
+iterations restores all their K and V. The difference is the cost of restoring.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from alignedserve.instance.profile.measure import LONG_S, Bench, reach_of
 from alignedserve.timing.cost import CostModel
 
 _SHORTEST, _STEP = 16, 4
-# The quickest of several steps counts, without the first; there are fewer when they take long.
+# Steps per length; the quickest counts, except for the first. There are fewer if they are long.
 _NUM_STEPS = 4
 MAX_ROUNDS = 5
-# The blocks of two requests, one of which has a block more after its first token.
+# The blocks of two requests, one of which needs another block after its first token.
 _LEAST_BLOCKS = 4
 
 
 def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float:
-    """Returns the seconds per token; 0 if the engine keeps no inputs. `cost` says how long the iterations will take, so
-    that they are no longer than `budget_s` allows, and what restoring takes where two requests have no room together.
-    `engine` must be idle, and is left idle."""
+    """Returns the seconds per token; 0 if the engine keeps no inputs. `cost` predicts the iterations, so that they fit
+    in `budget_s`; it also provides the result if two requests don't fit in memory. `engine` must be idle, and is left
+    idle."""
     limits, reach = engine.limits, reach_of(engine)
     if not limits.can_keep_inputs:
         return 0.0
@@ -45,13 +44,14 @@ def measure_restoring(engine: Engine, cost: CostModel, budget_s: float) -> float
 
 
 def lengths_within(reach: Reach, cost: CostModel, budget_s: float) -> list[int]:
-    """Returns two numbers of tokens to restore, for a line: a small one, and the largest which leaves half of the time
-    to the small one and to repetitions. Inputs are computed in one iteration, and there is memory for both requests."""
+    """Returns two numbers of tokens to restore, for fitting a line. One is small. The other is the largest that leaves
+    half of the time to the small one and to repetitions. Inputs are computed in one iteration, and both requests fit in
+    memory."""
     longest = min(reach.max_chunk, reach.max_model_len - MARGIN, reach.num_kv_tokens // 2 - MARGIN)
     if longest <= 0:
         return []
     small = min(_SHORTEST, longest)
-    # However slow the model is, it is measured with this one.
+    # Even on the slowest model, this length is measured.
     large = min(small * _STEP, longest)
     while large < longest and _seconds(cost, next_one := min(large * _STEP, longest)) <= budget_s / 2:
         large = next_one
@@ -59,7 +59,7 @@ def lengths_within(reach: Reach, cost: CostModel, budget_s: float) -> list[int]:
 
 
 def _seconds(cost: CostModel, length: int) -> float:
-    """What measuring one length once takes."""
+    """Predicted seconds to measure one length once."""
     return cost.iteration([(0, length)], []) + 2 * (1 + _NUM_STEPS) * cost.iteration([], [length], length)
 
 
@@ -77,7 +77,7 @@ class RestoringBench(Bench):
         return Restored(num_tokens, min(restoring_s[1:]) - min(plain_s[1:]))
 
     def _with_inputs(self, num_tokens: int) -> Request:
-        """Computes a prompt of which the inputs are kept, so that the request decodes."""
+        """Computes a prompt with kept inputs, so that the request then decodes."""
         request = self._request(num_tokens, 0, keeps_inputs=True)
         self._run([(request, num_tokens)])
         return request

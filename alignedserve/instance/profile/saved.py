@@ -1,6 +1,6 @@
-"""Where profiles are kept: one JSON file for each model, device, dtype and whatever else determines the speed.
+"""Stores profiles: one JSON file per model, device, dtype and other facts that determine the speed.
 
-Instances that start together need the same profile. The first makes it, under a lock; the others wait, and then read
+Instances that start together need the same profile. The first one makes it under a lock. The others wait and then read
 it.
 """
 
@@ -26,21 +26,21 @@ from alignedserve.timing.cost_presets import checked
 
 logger = logging.getLogger(__name__)
 
-# A profile of another version was made in another way, and is measured again.
+# Profiles of other versions were made differently, and are measured again.
 VERSION = 1
-# The fact that says how the pool keeps KV, where that is not as instances do: copies take other times.
+# The fact that names the pool's KV format if it is not the instances' own. It affects the times of copies.
 POOL_FACT = "pool_kv_dtype"
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    # What the profile is of; see facts.py.
+    # The facts for which the profile is valid; see facts.py.
     facts: dict[str, str]
     reach: Reach
     num_points: int
-    # The errors on held-out points, by kind.
+    # Errors on held-out points, by kind.
     errors: dict[str, Error]
-    # The share of the measuring time in which this process waited for a core that others had.
+    # Share of the measuring time in which this process waited for a core.
     waited_share: float
     cost: CostModel
 
@@ -53,8 +53,8 @@ def default_path(facts: dict[str, str]) -> Path:
 
 
 def load(path: Path, facts: dict[str, str], reach: Reach, keeps_inputs: bool = False) -> Profile | None:
-    """Returns None if there is no profile that fits. A damaged profile, or one of something else, is set aside.
-    `keeps_inputs`: it has to hold what restoring KV takes, unless an earlier version made it."""
+    """Returns None if no profile fits. A damaged profile, or one with other facts, is set aside. `keeps_inputs`: it
+    must include the cost of restoring KV, unless an earlier version made it."""
     try:
         profile = decode(path.read_bytes(), str(path))
         check_is_of(profile, facts)
@@ -81,7 +81,7 @@ def load(path: Path, facts: dict[str, str], reach: Reach, keeps_inputs: bool = F
 
 
 def decode(data: bytes, name: str) -> Profile:
-    """Raises ValueError if the data is not a profile."""
+    """Returns the profile. Raises ValueError if the data is not one."""
     try:
         profile = msgspec.json.decode(data, type=Profile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -93,8 +93,8 @@ def decode(data: bytes, name: str) -> Profile:
 
 
 def check_is_of(profile: Profile, facts: dict[str, str]) -> None:
-    """Raises ValueError with the first difference between the facts. If copies are taken to be free it does not matter
-    how the pool keeps KV."""
+    """Raises ValueError with the first difference between the facts. The pool's format is ignored for a profile with
+    free copies."""
     names = facts.keys() | profile.facts.keys()
     for name in sorted(names - {POOL_FACT} if profile.cost.has_free_copies else names):
         if profile.facts.get(name) != facts.get(name):
@@ -119,7 +119,7 @@ def _free_name(path: Path) -> Path:
 
 
 def save(path: Path, profile: Profile) -> None:
-    """Writes all of the file or nothing. Raises OSError."""
+    """Writes the whole file or nothing. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
@@ -133,7 +133,7 @@ def save(path: Path, profile: Profile) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of this path, against other processes too. Raises OSError."""
+    """Holds the lock of this path, also against other processes. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f"{path.name}.lock"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

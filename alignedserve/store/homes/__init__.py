@@ -1,4 +1,4 @@
-"""Where the content of files can be, apart from the store: a directory, or a bucket."""
+"""Places for file content outside the store: a directory or a bucket."""
 
 from __future__ import annotations
 

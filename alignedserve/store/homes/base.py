@@ -1,7 +1,7 @@
-"""The interface of a home of content.
+"""The interface of a home for content.
 
-A name is a folder and a file in it. Every method that is asynchronous raises StoreAway when the home can't be reached,
-or is too slow; it may be repeated then, but for a Writer's.
+A name is a folder and a file in it. Every asynchronous method raises StoreAway if the home is unreachable or too slow.
+It may then be repeated, except for those of Writer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from alignedserve.store.base import StoreAway
 
 
 class BrokenOff(StoreAway):
-    """The home could not be reached while content was being written: what was written is lost, and has to be written
-    again from its beginning."""
+    """The home became unreachable during a write. The content is lost and must be written again from its beginning."""
 
 
 @dataclass(frozen=True)
@@ -27,40 +26,39 @@ class Listed:
 
 
 class Writer(ABC):
-    """Writes content once. Nobody sees any of it before it is whole."""
+    """Writes content once. It is invisible until it is whole."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Adds some bytes. Raises BrokenOff."""
+        """Appends bytes. Raises BrokenOff."""
 
     @abstractmethod
     async def finish(self) -> None:
-        """Makes the content whole and durable. Raises BrokenOff; whether the content is there is unknown then."""
+        """Makes the content whole and durable. Raises BrokenOff; it is then unknown whether the content exists."""
 
     @abstractmethod
     async def abort(self) -> None:
-        """Deletes what was written, as far as that is possible now; does nothing after `finish`. Does not raise."""
+        """Deletes the written bytes, as far as possible now. Does nothing after `finish`. Never raises."""
 
 
 class Home(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> int | None:
-        """Returns the size of its disk; None: it has no size."""
+        """The size of its disk; None if it has no fixed size."""
 
     @abstractmethod
     def writer(self, name: str) -> Writer:
-        """Returns a writer of content that is not there yet. Raises StoreAway if too many write now."""
+        """Returns a writer of new content. Raises StoreAway if there are too many writers."""
 
     @abstractmethod
     async def read(self, name: str, start: int, num_bytes: int) -> bytes | None:
-        """Returns so many bytes; None: the content is not there, or has fewer."""
+        """Returns `num_bytes` bytes; None if the content does not exist or is shorter."""
 
     @abstractmethod
     async def delete(self, name: str) -> None:
-        """Deletes the content, and what is there of it if it is not whole. Does nothing if there is none."""
+        """Deletes the content, whole or not. Does nothing if there is none."""
 
     @abstractmethod
     def listed(self, folder: str) -> AsyncIterator[Sequence[Listed]]:
-        """Yields what is in a folder, some at a time: whole content, and also what is not whole if that can be
-        seen."""
+        """Yields the contents of a folder, some at a time. It includes partial content where that is visible."""

@@ -1,9 +1,9 @@
-"""A bucket of S3, or of what has its protocol, as a home of content.
+"""A bucket of S3, or a server with its protocol, as a home for content.
 
-Where it is and with which credentials comes from the environment of this process alone: AWS_ENDPOINT_URL, AWS_REGION,
-AWS_ACCESS_KEY_ID and so on, or what the machine itself is given. What is larger than a part is uploaded in parts, which
-nobody sees before the last one is there. Parts of a process that was killed can't be listed with the content: a rule of
-the bucket has to delete them (docs/guides/storage.md).
+The endpoint and the credentials come only from this process's environment (AWS_ENDPOINT_URL, AWS_REGION,
+AWS_ACCESS_KEY_ID etc.), or from the machine's identity. Content larger than a part is uploaded in parts, which are
+invisible until the last one. Parts of a killed process can't be listed with the content: a rule of the bucket must
+delete them (docs/guides/storage.md).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from alignedserve.store.homes.places import BucketPlace
 
 log = logging.getLogger(__name__)
 
-# The least that S3 takes as a part that is not the last one. It takes 10,000 of them, which is 50 GB.
+# S3's smallest part, except for the last one. It accepts 10,000 parts, which is 50 GB.
 PART_BYTES = 5 << 20
-# A writer has some parts in memory at a time.
+# A writer holds some parts in memory.
 MAX_WRITERS = 16
-# A request that takes longer than this, or does not succeed for so long, has failed.
+# Timeouts of a request, of connecting, and of all retries together, in seconds.
 TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 8.0
@@ -39,7 +39,7 @@ MAX_RETRIES = 6
 _NUM_LISTED = 1000
 _MAX_REASON_CHARS = 300
 _URL = re.compile(r"https?://\S+|(at location|for path) \S+")
-# Digits alone may be those of a name, or of how long it took.
+# A number alone could be part of a name or a duration.
 _NO_SUCH_RANGE, _NO_SUCH_BUCKET = "status code: 416", "<Code>NoSuchBucket</Code>"
 
 Result = TypeVar("Result")
@@ -47,18 +47,18 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Head:
-    """What is said of an object."""
+    """Metadata of an object."""
 
     num_bytes: int
-    # Another one for other content.
+    # Differs for different content.
     e_tag: str
 
 
 class Objects:
-    """Objects of a bucket by their keys."""
+    """Objects of a bucket, by key."""
 
     def __init__(self, bucket: str) -> None:
-        """Raises ValueError for settings in the environment that can't be."""
+        """Raises ValueError for invalid settings in the environment."""
         self._bucket = bucket
         self._is_away = False
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
@@ -66,7 +66,7 @@ class Objects:
             self.client = S3Store(
                 bucket,
                 client_options={
-                    # Others would send credentials in the clear.
+                    # With any other endpoint, http would expose credentials.
                     "allow_http": endpoint.startswith("http://"),
                     "timeout": timedelta(seconds=TIMEOUT_S),
                     "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
@@ -77,7 +77,7 @@ class Objects:
             raise ValueError(f"s3://{bucket}: {_reason(error)}") from None
 
     async def asked(self, call: Awaitable[Result]) -> Result:
-        """Returns the answer. Raises StoreAway, and FileNotFoundError for an object that is not there."""
+        """Returns the answer. Raises StoreAway, and FileNotFoundError if the object does not exist."""
         try:
             found = await call
         except FileNotFoundError as error:
@@ -96,8 +96,8 @@ class Objects:
         return Head(found["size"], found["e_tag"] or "")
 
     async def read(self, key: str, start: int, num_bytes: int) -> tuple[bytes, Head]:
-        """Returns so many bytes, and what is said of the object at the same time. Raises FileNotFoundError too if it
-        has fewer."""
+        """Returns `num_bytes` bytes and the object's metadata, from one request. Also raises FileNotFoundError if the
+        object is shorter."""
         return await self.asked(self._read(key, start, num_bytes))
 
     async def _read(self, key: str, start: int, num_bytes: int) -> tuple[bytes, Head]:
@@ -121,14 +121,14 @@ class Objects:
 
 
 def _reason(error: Exception) -> str:
-    """The first line says what happened, and those after it say it again, at length. URLs contain what clients
-    wrote."""
+    """Returns the first line of the error, without URLs. The lines after it repeat it at length. URLs contain clients'
+    text."""
     return _URL.sub("...", str(error).partition("\n")[0])[:_MAX_REASON_CHARS]
 
 
 class Bucket(Home):
     def __init__(self, place: BucketPlace) -> None:
-        """Raises ValueError for settings in the environment that can't be."""
+        """Raises ValueError for invalid settings in the environment."""
         self._prefix = f"{place.key}/" if place.key else ""
         self._objects = Objects(place.bucket)
         self._num_writers = 0
@@ -185,11 +185,11 @@ class _Writer(Writer):
         self._key = key
         self._on_over = on_over
         self._is_over = False
-        # The part that is not full yet, and those that wait for the upload; None: there are no more.
+        # The part that is being filled, and full ones for the upload; None marks the end.
         self._part = bytearray()
         self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self._is_given_up = False
-        # The upload in parts, once there is a full one.
+        # The upload in parts. It starts with the first full part.
         self._upload: asyncio.Task[object] | None = None
 
     async def write(self, data: bytes) -> None:
@@ -230,7 +230,7 @@ class _Writer(Writer):
     async def _hand_over(self, part: bytes | None) -> None:
         if self._upload is None:
             self._upload = asyncio.create_task(self._uploaded())
-            # If it fails when nobody waits for it, the next call finds that.
+            # If it fails while no call waits, the next call finds the failure.
             self._upload.add_done_callback(lambda task: task.cancelled() or task.exception())
         handing = asyncio.ensure_future(self._parts.put(part))
         try:

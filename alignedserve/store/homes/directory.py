@@ -1,7 +1,6 @@
-"""A directory as a home of content. Several hosts may share it.
+"""A directory as a home for content. Several hosts may share it.
 
-While content is written it has PART at the end of its name. Calls run in threads of their own: a disk of another
-machine may hang, and its calls with it.
+While content is being written, its name ends in PART. Calls run in threads, because a network disk may hang.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from alignedserve.store.homes.base import BrokenOff, Home, Listed, Writer
 
 PART = ".part"
 NUM_THREADS = 8
-# A call that takes longer than this has failed.
+# Timeout of a call, in seconds.
 TIMEOUT_S = 30.0
-# So many names are listed at a time.
+# Names that are listed at a time.
 _NUM_LISTED = 1000
 
 Args = ParamSpec("Args")
@@ -34,15 +33,15 @@ Result = TypeVar("Result")
 
 
 class Threads:
-    """Threads for calls of a file system, which are made when they are needed."""
+    """A pool of threads for calls of the file system. A thread starts when it is first needed."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(NUM_THREADS, "files")
-        # Clients are told that files can't be had, and not why.
+        # Clients only learn that files are unavailable. The log has the reason.
         self._log = RateLimitedLog(logging.getLogger(__name__))
 
     async def run(self, call: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
-        """Runs the call. Raises StoreAway for whatever the file system says, but that a file is not there."""
+        """Runs the call. Any error of the file system becomes StoreAway, except FileNotFoundError."""
         running = asyncio.get_running_loop().run_in_executor(self._executor, lambda: call(*args, **kwargs))
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -58,7 +57,7 @@ class Threads:
 
 class Directory(Home):
     def __init__(self, path: Path) -> None:
-        """Makes the directory, if it is not there. Raises ValueError if it can't be used."""
+        """Makes the directory if it does not exist. Raises ValueError if it can't be used."""
         try:
             make_directory(path)
         except OSError as error:
@@ -95,7 +94,7 @@ class _Writer(Writer):
         self._part = part_of(path)
         self._file: int | None = None
         self._is_over = False
-        # A call that hangs may still be at work when the next one comes.
+        # A hanging call may still run when the next one starts.
         self._lock = Lock()
 
     async def write(self, data: bytes) -> None:
@@ -163,7 +162,7 @@ def _read(path: Path, start: int, num_bytes: int) -> bytes | None:
             data = os.pread(file.fileno(), num_bytes, start)
     except FileNotFoundError:
         if not path.parent.is_dir():
-            # A disk that is not mounted has lost no file.
+            # An unmounted disk has not lost any files.
             raise OSError(errno.ENODEV, "its folder is not there") from None
         raise
     return data if len(data) == num_bytes else None
@@ -187,7 +186,7 @@ def _listed(folder: Path) -> Iterator[Listed]:
 
 
 def _sync_directory(path: Path) -> None:
-    """The name is durable after this."""
+    """Makes the names in the directory durable."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

@@ -1,4 +1,4 @@
-"""Names of places: directories and files, s3://BUCKET/KEY. This looks at nothing but the text."""
+"""Parses names of places: directories and files, s3://BUCKET/KEY. Looks only at the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-# This is what S3 allows, and names of some that are like it.
+# The names that S3 allows, and those of similar servers.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 # S3's limit.
 _MAX_KEY_BYTES = 1024
@@ -23,11 +23,11 @@ class DirectoryPlace:
 @dataclass(frozen=True)
 class BucketPlace:
     bucket: str
-    # The key, or the beginning of keys, without a slash at either end; it may be empty.
+    # The key or key prefix, without slashes at either end; it may be empty.
     key: str
 
     def has(self, other: BucketPlace) -> bool:
-        """Returns whether the other place is in this one."""
+        """Returns whether the other place is inside this one."""
         return self.bucket == other.bucket and (
             not self.key or other.key == self.key or other.key.startswith(f"{self.key}/")
         )
@@ -37,8 +37,8 @@ Place = DirectoryPlace | BucketPlace
 
 
 def parse_place(text: str) -> Place:
-    """`text` is s3://BUCKET/KEY, file:///PATH or a path of this machine. Raises ValueError, which says what is wrong
-    and does not begin with a name."""
+    """Parses s3://BUCKET/KEY, file:///PATH or a local path. Raises ValueError with the reason, to which the caller adds
+    a name."""
     scheme, mark, rest = text.partition("://")
     if not mark:
         return DirectoryPlace(Path(os.path.abspath(os.path.expanduser(_sound(text, _MAX_PATH_BYTES)))))
@@ -52,8 +52,8 @@ def parse_place(text: str) -> Place:
 
 
 def _bucket_place(rest: str) -> BucketPlace:
-    """Keys are meant as they are written, as in other tools. But what somebody on the way could decode to a way out of
-    a prefix is refused."""
+    """Keys are taken literally, as in other tools. But a key is refused if decoding it, as a proxy might, would lead
+    out of a prefix."""
     bucket, _, key = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise ValueError("must be s3://BUCKET/KEY, with a bucket's name")
@@ -68,7 +68,7 @@ def _bucket_place(rest: str) -> BucketPlace:
 
 
 def _path(rest: str) -> Path:
-    """A file's URL has its path percent-encoded."""
+    """The path in a file URL is percent-encoded."""
     host, slash, path = rest.partition("/")
     if host not in ("", "localhost") or not slash:
         raise ValueError("must be file:///PATH, on this machine")

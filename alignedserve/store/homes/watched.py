@@ -1,5 +1,5 @@
-"""A home of content which knows whether it could be reached when it was last tried, and took writes: on a full disk
-everything else succeeds."""
+"""A home that records whether it was reachable at the last try, and whether it accepted writes. On a full disk only
+writes fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Kind = Literal["reading", "writing"]
 class WatchedHome(Home):
     def __init__(self, home: Home) -> None:
         self._home = home
-        # Which of reading and writing failed when it was last tried.
+        # Which of reading and writing failed at the last try.
         self._failing: set[_Kind] = set()
 
     @property
@@ -46,7 +46,7 @@ class WatchedHome(Home):
                 yield some
 
     async def probe(self, name: str) -> None:
-        """Writes some bytes under a name that nobody else uses, and deletes them. Raises StoreAway."""
+        """Writes some bytes under a unique name and deletes them. Raises StoreAway."""
         writer = self.writer(name)
         try:
             await writer.write(_PROBE)
@@ -66,7 +66,7 @@ class WatchedHome(Home):
 
     @contextlib.contextmanager
     def noting(self, kind: _Kind) -> Iterator[None]:
-        """Notes a failure; success shows nothing yet."""
+        """Records a failure. A success is not conclusive here."""
         try:
             yield
         except StoreAway:
@@ -80,7 +80,7 @@ class _WatchedWriter(Writer):
         self._writer = writer
 
     async def write(self, data: bytes) -> None:
-        # What is written may be kept in memory until it is finished.
+        # Written bytes may stay in memory until the end.
         with self._home.noting("writing"):
             await self._writer.write(data)
 

@@ -1,4 +1,4 @@
-"""Made lengths have the means and deviations that they are said to have."""
+"""Generated lengths have the stated means and standard deviations."""
 
 from __future__ import annotations
 

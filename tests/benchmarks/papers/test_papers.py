@@ -1,4 +1,4 @@
-"""The papers' claims as data, one experiment from its runs to the page, and what is not measured."""
+"""The papers' claims as data, one experiment from its runs to the page, and claims that are not measured."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Parts of `benchmarks.gpu.first` that tests of it run: each is a process, as those are that measure something."""
+"""Parts of `benchmarks.gpu.first` for its tests. Each runs in its own process, like the parts that measure
+something."""

@@ -1,4 +1,4 @@
-"""It ends, and has seen which parts the record at --look has."""
+"""Ends normally, and records which parts the record at --look has."""
 
 from __future__ import annotations
 

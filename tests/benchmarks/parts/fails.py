@@ -1,4 +1,4 @@
-"""One case is measured, then it fails."""
+"""Measures one case, then fails."""
 
 from __future__ import annotations
 

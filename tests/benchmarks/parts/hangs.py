@@ -1,4 +1,4 @@
-"""It starts a process in a session of its own, which ignores SIGTERM, and neither ends."""
+"""Starts a process in its own session that ignores SIGTERM, and neither of them ends."""
 
 from __future__ import annotations
 

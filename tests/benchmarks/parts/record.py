@@ -7,7 +7,7 @@ from typing import Any
 
 
 def options() -> argparse.Namespace:
-    """What every part gets, and --look FILE."""
+    """Returns the options that every part gets, and --look FILE."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""What is said of facts that this machine can't be given."""
+"""Findings for facts that this machine can't be given."""
 
 from __future__ import annotations
 

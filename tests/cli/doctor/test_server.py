@@ -1,4 +1,4 @@
-"""What `doctor --url` says of a server that answers, and not all of it."""
+"""What `doctor --url` reports about a server with incomplete answers."""
 
 from __future__ import annotations
 

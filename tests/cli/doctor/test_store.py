@@ -1,4 +1,4 @@
-"""What is said of a store that would lose something."""
+"""Findings for a store that would lose data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""instructor's modes: an object that is not valid is asked for again; then one comes in parts."""
+"""instructor's modes: an invalid object is requested again, then one arrives in parts."""
 
 import os
 
@@ -7,7 +7,7 @@ from openai import OpenAI
 from pydantic import BaseModel, field_validator
 
 QUESTION = [{"role": "user", "content": "How warm is it in Rome?"}]
-# the order is that of the model's answers: all but the last one prescribe the output's form
+# In the order of the model's answers. All modes but the last prescribe the output's form.
 MODES = ("TOOLS", "TOOLS_STRICT", "JSON", "JSON_SCHEMA", "RESPONSES_TOOLS", "MD_JSON")
 
 

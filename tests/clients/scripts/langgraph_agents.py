@@ -1,6 +1,8 @@
-"""langgraph's prebuilt agent, through chats and through responses, plain and streamed: it sends a call of a
-tool that does not exist back to the model. A call whose arguments are no JSON ends a run, and is in the next one's
-history."""
+"""langgraph's prebuilt agent, through chats and responses, plain and streamed.
+
+It sends a call to a tool that does not exist back to the model. A call with arguments that are not JSON ends a run, and
+is in the next run's history.
+"""
 
 import os
 

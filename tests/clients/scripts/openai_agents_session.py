@@ -1,5 +1,7 @@
-"""openai-agents with conversations that the server keeps: by a session, which adds and reads items itself, and by
-`conversation_id`, with which responses do."""
+"""openai-agents with conversations stored on the server.
+
+They are used through a session, which adds and reads items itself, and through `conversation_id`, where responses do.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Ray Data's HTTP processor: rows of a data set, asked as best effort."""
+"""Ray Data's HTTP processor: rows of a data set, sent as best effort."""
 
 import os
 

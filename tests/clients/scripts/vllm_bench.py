@@ -1,7 +1,6 @@
-"""What `vllm bench serve` sends with its backends `openai` and `openai-chat`, and what it reads of the answers.
+"""What `vllm bench serve` sends with its backends `openai` and `openai-chat`, and what it reads from the answers.
 
-vLLM itself is not installed for this: bodies and headers are as its vllm/benchmarks/lib/endpoint_request_func.py has
-them.
+vLLM itself is not installed for this. Bodies and headers follow its vllm/benchmarks/lib/endpoint_request_func.py.
 """
 
 import json
@@ -23,7 +22,7 @@ BODIES = {
     },
 }
 COMMON = {"model": "demo", "stream": True, "stream_options": {"include_usage": True}}
-# of --ignore-eos, and of its options for sampling
+# From --ignore-eos, and from its sampling options.
 EXTRA = {
     "ignore_eos": True,
     "temperature": 0.5,

@@ -1,4 +1,4 @@
-"""Structured outputs on their way in: what instances get, and what never gets there."""
+"""Structured outputs in requests: what reaches instances, and what is refused before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found by trying to break it: clients that send what no client should."""
+"""Weaknesses found by attacking it: clients that send what no client should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in a directory or a bucket, with OpenAI's own client; and batches whose input is not uploaded."""
+"""Files in a directory or a bucket, with OpenAI's own client; and batches with inputs that are not uploaded."""
 
 from __future__ import annotations
 

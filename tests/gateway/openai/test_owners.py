@@ -1,4 +1,4 @@
-"""Whose files and batches there are: a key's, or those of its group, and nobody else learns of them."""
+"""Files and batches belong to a key or its group, and other keys learn nothing about them."""
 
 from __future__ import annotations
 
@@ -152,11 +152,11 @@ def test_limits_are_each_owners_own() -> None:
             refused = await submit(at, "one", file_id)
             error = refused.json()["error"]
             assert (refused.status_code, error["code"]) == (429, "too_many_batches")
-            assert "2 of your batches" in error["message"]
+            assert "you have 2 open batches" in error["message"]
             own = (await upload(at, "alone", jsonl(questions(1)))).json()["id"]
             assert (await submit(at, "alone", own)).status_code == 200
             refused = await submit(at, "alone", own)
-            assert refused.status_code == 429 and "3 batches are not over" in refused.text
+            assert refused.status_code == 429 and "there are 3 open batches" in refused.text
             # bytes: the whole upload is refused, and nothing of it is left
             before = await ids(at, "alone", "/v1/files")
             refused = await upload(at, "alone", b"x" * 10_001)

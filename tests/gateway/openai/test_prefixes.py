@@ -1,4 +1,4 @@
-"""What a call says, and hears, of KV that prompts share."""
+"""The request fields and usage figures for KV that prompts share."""
 
 from __future__ import annotations
 

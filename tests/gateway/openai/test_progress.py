@@ -1,4 +1,4 @@
-"""`return_progress`: a stream says how far its prompt is, as llama.cpp's does."""
+"""`return_progress`: a stream reports the progress of its prompt, as in llama.cpp."""
 
 from __future__ import annotations
 

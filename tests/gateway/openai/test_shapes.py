@@ -1,4 +1,4 @@
-"""Clients that check what they read, as LiteLLM and autobatcher do, find all that OpenAI's types require."""
+"""Clients that validate responses, such as LiteLLM and autobatcher, find all that OpenAI's types require."""
 
 from __future__ import annotations
 

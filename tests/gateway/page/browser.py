@@ -1,4 +1,4 @@
-"""The page in a real browser: headless Chromium, and what it asked for and complained of."""
+"""The page in a real browser (headless Chromium), with its requests and the console's messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 Result = TypeVar("Result")
 
-# Far more than any of it takes on two idle cores: tests share theirs.
+# Far more than anything takes on two idle cores, because tests share theirs.
 TIMEOUT_S = 90.0
 LOOK_S = 0.05
 
@@ -40,18 +40,18 @@ class Browser:
         return self.find(selector).text
 
     def number(self, selector: str) -> float:
-        """That the text begins with; what there is none of is 0."""
+        """Returns the number that the text begins with, or 0 for a dash."""
         return float(self.text(selector).split()[0].replace(",", "").replace("\N{EN DASH}", "0"))
 
     def until(self, get: Callable[[], Result]) -> Result:
-        """What it gets, as soon as that is true."""
+        """Returns the result as soon as it is true."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
                 if found := get():
                     return found
             except StaleElementReferenceException:
-                # it was replaced between two looks
+                # It was replaced between two checks.
                 pass
             assert time.monotonic() < deadline, f"never so:\n{self.text('body')}\n{self.complaints()}"
             time.sleep(LOOK_S)
@@ -64,16 +64,16 @@ class Browser:
         return self.driver.execute_script(script, *args)
 
     def imported(self, module: str, expression: str) -> Any:
-        """`expression`'s value, where `m` is one of the page's modules."""
+        """Returns the value of `expression`, in which `m` is one of the page's modules."""
         script = f"const done = arguments[0]; import('/page/{module}').then((m) => done({expression}))"
         return self.driver.execute_async_script(script)
 
     def complaints(self) -> list[str]:
-        """Of the console, since the last time."""
+        """Returns the console's messages since the last call."""
         return [str(entry["message"]) for entry in self._log("browser")]
 
     def asked_for(self) -> list[str]:
-        """All addresses, since the last time."""
+        """Returns all requested addresses since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         return [
             each["params"]["request"]["url"]
@@ -88,7 +88,7 @@ class Browser:
 
 @contextmanager
 def browsing(width: int = 1280, *arguments: str) -> Iterator[Browser]:
-    """`arguments`: of Chromium. Skips the test where there is no Chromium, but not in CI."""
+    """`arguments`: Chromium's. Skips the test without Chromium, except in CI."""
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (chromium and chromedriver):
         message = "needs Chromium: apt-get install --no-install-recommends chromium chromium-driver"

@@ -15,7 +15,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(chromium: Browser) -> Iterator[Browser]:
-    """Nothing is left of the tests before, nor of what they heard."""
+    """A browser without anything left over from earlier tests."""
     chromium.complaints()
     chromium.asked_for()
     yield chromium

@@ -1,4 +1,4 @@
-"""A gateway in front of a scripted island, in a thread of its own: a test that drives a browser waits for it."""
+"""A gateway in front of a scripted island, in its own thread, because a test that drives a browser blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Hosted:
     over: asyncio.Event
 
     def do(self, call: Callable[[], object]) -> None:
-        """In the gateway's thread."""
+        """Calls it in the gateway's thread."""
         self.loop.call_soon_threadsafe(call)
 
 
@@ -33,7 +33,7 @@ class Hosted:
 def hosted(
     router: ScriptedRouter | None = None, has_store: bool = False, **settings: Any
 ) -> Iterator[Hosted]:
-    """`settings`: GatewayConfig's, and HttpConfig's."""
+    """`settings`: fields of GatewayConfig and HttpConfig."""
     begun: Future[Hosted] = Future()
 
     async def serve() -> None:

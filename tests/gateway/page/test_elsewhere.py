@@ -1,4 +1,4 @@
-"""Pages from elsewhere, in a real browser: one whose name has been led to this machine, and one that sends forms."""
+"""Foreign pages in a real browser: one with a name that resolves to this machine, and one that sends forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a real server: what it shows moves with what the server does."""
+"""The page of a real server: its content changes with what the server does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /metrics says, after requests whose course is known."""
+"""The content of /metrics after known requests."""
 
 from __future__ import annotations
 

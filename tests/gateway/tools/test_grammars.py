@@ -1,4 +1,4 @@
-"""What grammars of strict calls allow and what they don't, in the form of each family."""
+"""What the grammars of strict calls allow and forbid, in each family's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A receiver of webhooks: a real HTTP server on loopback that keeps what it is told, and answers as it is asked to."""
+"""A webhook receiver: a real HTTP server on loopback that stores events and answers as configured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Told:
         return found
 
     def unwrapped(self, secret: str = SECRET) -> Any:
-        """Returns the event as OpenAI's client has it. Raises an error for a signature that is not right."""
+        """Returns the event as OpenAI's client decodes it. Raises an error for a wrong signature."""
         client = openai.OpenAI(api_key="-", webhook_secret=secret)
         return client.webhooks.unwrap(self.body, self.headers)
 
@@ -40,7 +40,7 @@ class Receiver:
     port: int = 0
     scheme: str = "http"
     told: list[Told] = field(default_factory=list)
-    # Returns what is answered to the call of this number; None: nothing, and the connection stays open.
+    # Returns the answer to the call with this number; None: no answer, and the connection stays open.
     answer: Callable[[int], bytes | None] = lambda number: b"HTTP/1.1 204 No Content\r\n\r\n"
     _has_come: asyncio.Event = field(default_factory=asyncio.Event)
     _open: set[asyncio.Task[None]] = field(default_factory=set)
@@ -50,7 +50,7 @@ class Receiver:
         return f"{self.scheme}://127.0.0.1:{self.port}/hooks/all"
 
     async def until(self, count: int) -> list[Told]:
-        """Waits until so many calls have come."""
+        """Waits until `count` calls have arrived."""
         async with asyncio.timeout(60):
             while len(self.told) < count:
                 self._has_come.clear()

@@ -1,4 +1,4 @@
-"""What profiles of real engines are made with."""
+"""How profiles of real engines are made in tests."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ QUICK = Effort(is_brief=True, budget_s=1e-6, slow_budget_s=1e-6, max_rounds=1, b
 
 
 def pool_of(engine: Engine, pool_kv_dtype: str = "auto") -> PoolEnd:
-    """Memory as a pool has it, for copies of the engine's KV."""
+    """Returns memory like a pool's, for copies of the engine's KV."""
     return PoolEnd(engine.format.in_pool(pool_kv_dtype), scratch_blocks)

@@ -1,4 +1,4 @@
-"""Points as a device of known cost would measure them, and profiles made of those."""
+"""Points as a device of known cost would measure them, and profiles made from these."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def measured_by(model: CostModel, points: Sequence[Point], noise: float) -> list
 
 
 def profile_of(facts: dict[str, str], reach: Reach = REACH, has_copies: bool = True) -> Profile:
-    """Without `has_copies` it is as an earlier version made it."""
+    """Without `has_copies`, it is like one from an earlier version."""
     points = measured_by(KNOWN, grid(reach), 0.02)
     cost, errors = fit_held_out(points, KNOWN.kv_bytes_per_token, reach.num_kv_tokens, "made up")
     if has_copies:

@@ -1,4 +1,4 @@
-"""What restoring KV takes, of a tiny model whose layers' inputs can be kept."""
+"""The cost of restoring KV for a tiny model whose layer inputs can be kept."""
 
 from __future__ import annotations
 

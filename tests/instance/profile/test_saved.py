@@ -1,4 +1,4 @@
-"""What is kept of a profile, and what becomes of files that are damaged or of something else."""
+"""What a saved profile contains, and how damaged or unrelated files are handled."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The library of another processor, whose functions run in an emulator of it.
+"""A native library for another processor, with its functions run in an emulator.
 
-A call copies the tensors that its arguments point to into a file, with their pointers set to where `call.cpp` will map
-it, and copies back what is there afterwards. As a plugin of pytest (`-p tests.kernels.arm.emulated`) this takes the
-place of the native library in all tests; $EMULATED_LIBRARY is the command that runs `call.cpp` with the library.
-With $EMULATED_TESTS="3 8" one test in eight runs, from number 3 on.
+A call copies the tensors that its arguments point to into a file. Their pointers are set to where `call.cpp` will map
+the file, and afterwards its content is copied back. As a pytest plugin (`-p tests.kernels.arm.emulated`) this replaces
+the native library in all tests. $EMULATED_LIBRARY is the command that runs `call.cpp` with the library. With
+$EMULATED_TESTS="3 8" one test in eight runs, from number 3 on.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from alignedserve.kernels.cpu import arena, library
 from alignedserve.kernels.cpu.program import field_of
 from alignedserve.kernels.cpu.structs import KvBlocks, Op, OpKind, Step
 
-# Where neither the emulator nor what it runs has anything.
+# An address that neither the emulator nor the emulated program uses.
 ADDRESS = 1 << 40
 PAGE = 4096
 
 
 class Call(Structure):
-    """That of call.cpp."""
+    """The struct of the same name in call.cpp."""
 
     _fields_ = [
         ("address", c_uint64),
@@ -42,7 +42,7 @@ class Call(Structure):
     ]
 
 
-# Structs that arguments point to, by their place.
+# Structs that arguments point to, by function and position.
 STRUCTS: dict[tuple[str, int], type[Structure]] = {
     ("run_program", 0): Op,
     ("run_program", 2): Step,
@@ -52,7 +52,7 @@ STRUCTS: dict[tuple[str, int], type[Structure]] = {
 
 
 class EmulatedLibrary:
-    """Like what ctypes loads, as far as `structs.declare` and the callers of functions can tell."""
+    """Behaves like a library loaded by ctypes, as far as `structs.declare` and callers can tell."""
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
@@ -63,7 +63,7 @@ class EmulatedLibrary:
         return function
 
     def run(self, path: str) -> None:
-        """Makes the call that is in the file."""
+        """Makes the call described in the file."""
         pipes = self.process.stdin, self.process.stdout
         assert pipes[0] and pipes[1]
         print(path, file=pipes[0], flush=True)
@@ -105,7 +105,7 @@ class Function:
 
 
 def pointers(struct: Structure) -> Iterator[tuple[Structure, str]]:
-    """The fields, and those of structs in it, that hold pointers."""
+    """Yields the fields that hold pointers, including those in nested structs."""
     for name, kind in struct._fields_:  # type: ignore[misc]
         if isinstance(struct, Op) and name == "args":
             yield from pointers(getattr(struct.args, field_of(OpKind(struct.kind))))
@@ -116,7 +116,7 @@ def pointers(struct: Structure) -> Iterator[tuple[Structure, str]]:
 
 
 class Memory:
-    """What a call sees: copies of whole storages of tensors, and structs."""
+    """The memory that a call sees: copies of whole tensor storages, and structs."""
 
     def __init__(self) -> None:
         self.storages = {
@@ -125,26 +125,26 @@ class Memory:
             if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
             for storage in [tensor.untyped_storage()]
         }
-        # By their places in the file.
+        # By their positions in the file.
         self.pieces: dict[int, bytes | torch.UntypedStorage] = {}
         self.places: dict[int, int] = {}
         self.size = 0
 
     def place(self, piece: bytes | torch.UntypedStorage) -> int:
-        """The address that it will have."""
+        """Returns the address that it will have."""
         at, num_bytes = self.size, len(piece) if isinstance(piece, bytes) else piece.nbytes()
         self.pieces[at] = piece
         self.size += -(-num_bytes // PAGE) * PAGE
         return ADDRESS + at
 
     def moved(self, pointer: int | None, name: str) -> int:
-        """The address that what `pointer` points to will have."""
+        """Returns the address that the memory at `pointer` will have."""
         if not pointer:
             return 0
         for begin, storage in self.storages.items():
             if begin <= pointer < begin + storage.nbytes():
                 if begin not in self.places:
-                    # Their addresses' remainders stay as they are.
+                    # Addresses keep their offset within a page.
                     self.size += begin % PAGE
                     self.places[begin] = self.place(storage)
                     self.size = -(-self.size // PAGE) * PAGE
@@ -173,7 +173,7 @@ class Memory:
 def pytest_configure() -> None:
     emulated = EmulatedLibrary(shlex.split(os.environ["EMULATED_LIBRARY"]))
     library._load = lambda: emulated  # type: ignore[assignment,return-value]
-    # Each call copies all of an arena, and looks at all objects that are made from now on.
+    # Each call copies a whole arena, so arenas are kept small. It also examines all objects except the frozen ones.
     arena._CHUNK = 0
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Linear kernels of weights in codes against a float64 product with what the codes stand for."""
+"""Linear kernels with quantised weights, compared with a float64 product of the decoded weights."""
 
 from __future__ import annotations
 

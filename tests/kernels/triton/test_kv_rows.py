@@ -1,4 +1,4 @@
-"""A cache in 8 bits: what is written is the reference's bytes, and what is read the numbers that they mean."""
+"""An 8-bit cache: the written bytes equal the reference's, and reading yields the numbers they represent."""
 
 from __future__ import annotations
 

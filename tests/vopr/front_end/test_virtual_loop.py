@@ -1,4 +1,4 @@
-"""asyncio on virtual time: what it promises holds, nothing waits, and two runs are the same."""
+"""asyncio on virtual time: its guarantees hold, nothing waits, and two runs are the same."""
 
 from __future__ import annotations
 

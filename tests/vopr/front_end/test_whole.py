@@ -1,4 +1,4 @@
-"""Whole systems in virtual time: a seed is one run, all is answered whatever dies, and what should be noticed is."""
+"""Whole systems in virtual time: a seed gives one run, all is answered whatever dies, and faults are noticed."""
 
 from __future__ import annotations
 

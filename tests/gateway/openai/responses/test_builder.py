@@ -1,4 +1,4 @@
-"""What is kept of a response is what was sent."""
+"""The stored response is the one that was sent."""
 
 from __future__ import annotations
 
