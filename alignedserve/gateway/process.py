@@ -85,6 +85,11 @@ class GatewayProcess:
             config.first_island,
         )
         self.drain_state = DrainState()
+        self._keys = Keys(config.key_owners)
+        # Set once the keys are current. The launcher may have read others since this process was planned.
+        self._has_keys = asyncio.Event()
+        if not config.key_owners or config.launcher is None:
+            self._has_keys.set()
         # The name of the holder of leases. Places are counted by it: gateways in containers may have the same name and
         # the same number of their process.
         self._holder = f"{config.instance_id}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -140,7 +145,7 @@ class GatewayProcess:
             self.telemetry.metrics.ignored_parameters,
             self._config.http.embedding_pooling,
         )
-        keys = Keys(self._config.key_owners)
+        keys = self._keys
         memory = body_memory(limits, keys)
         async with (
             contextlib.aclosing(compiler),
@@ -293,8 +298,9 @@ class GatewayProcess:
     async def _serve(self, app: FastAPI, sock: socket.socket) -> None:
         self._server = server = self.make_server(app)
         stop_on_sigterm(self._signalled)
-        serving = asyncio.create_task(server.serve([sock]))
         linked = asyncio.create_task(self._run_islands())
+        await self._until_keys(linked)
+        serving = asyncio.create_task(server.serve([sock]))
         collecting = asyncio.create_task(collect_when_idle(lambda: not self._islands.num_open))
         # When one of them ends, the other one is stopped.
         await asyncio.wait({serving, linked}, return_when=asyncio.FIRST_COMPLETED)
@@ -307,6 +313,16 @@ class GatewayProcess:
         await asyncio.gather(serving, linked)
         # Closing them waits for the receiver, which may be away.
         await asyncio.to_thread(self.telemetry.traces.close)
+
+    async def _until_keys(self, linked: asyncio.Task[None]) -> None:
+        """Returns when the keys are current, or the link to the launcher has ended."""
+        waiting = asyncio.create_task(self._has_keys.wait())
+        await asyncio.wait({waiting, linked}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+
+    def _set_keys(self, owners: Mapping[bytes, str]) -> None:
+        self._keys.change(owners)
+        self._has_keys.set()
 
     async def _run_islands(self) -> None:
         """Runs until the launcher, or all routers, have sent Stop, or until `stop`."""
@@ -324,6 +340,7 @@ class GatewayProcess:
             self._news if self._gateways or config.has_island_gateways else None,
             self._hear,
             self._attained,
+            self._set_keys,
         )
         tasks = [asyncio.create_task(each.run()) for each in (self._islands, link)]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

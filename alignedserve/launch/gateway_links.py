@@ -14,6 +14,7 @@ from alignedserve.protocol.frames import WireError
 from alignedserve.protocol.hub import SILENCE_S, Hub
 from alignedserve.protocol.messages import (
     AnyMessage,
+    ApiKeys,
     Attainment,
     Drain,
     GatewayNews,
@@ -44,6 +45,8 @@ class GatewayLinks:
         self._epoch = new_epoch()
         self._hub = Hub(address.token, self, members=dict.fromkeys((*gateways, ISLAND_GATEWAY), "gateway"))
         self._membership = Membership([])
+        # None where no keys are needed
+        self._keys: ApiKeys | None = None
         # Set for each gateway that is connected, by the name of its generation.
         self._connected: dict[InstanceId, asyncio.Event] = {}
         # Those whose place others have: nobody supervises them.
@@ -77,6 +80,11 @@ class GatewayLinks:
         if found != self._membership:
             self._membership = found
             self._tell_all(found)
+
+    def set_keys(self, owners: Mapping[bytes, str]) -> None:
+        """Sends the owners of API keys to all gateways, those included that connect later."""
+        self._keys = ApiKeys(dict(owners))
+        self._tell_all(self._keys)
 
     def attained(self) -> Seen:
         """Returns what became of objectives since this was called last."""
@@ -119,6 +127,8 @@ class GatewayLinks:
             # Its island is gone.
             self._hub.send(to, Stop())
             return
+        if self._keys:
+            self._hub.send(to, self._keys)
         self._hub.send(to, self._membership)
         if self._is_draining:
             self._hub.send(to, Drain())

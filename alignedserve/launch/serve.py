@@ -156,6 +156,7 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
                 say,
                 ready,
                 ControlPlace(path, listener),
+                settings.keys,
                 http.shutdown_timeout,
             )
             signals.tell(supervisor.stop)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import ray
 
+from alignedserve.gateway.config import KeyConfig
 from alignedserve.launch.actors import RayActor
+from alignedserve.launch.api_keys import KeyFile
 from alignedserve.launch.control import Control, RestartFailed, Say
 from alignedserve.launch.gateway_links import GatewayLinks
 from alignedserve.launch.island_supervisor import STOP_S, IslandSupervisor
@@ -45,11 +47,12 @@ class SystemSupervisor:
         say: Callable[[str], None],
         ready: Callable[[], None],
         control: ControlPlace,
+        keys: KeyConfig,
         shutdown_timeout_s: float = 0.0,
     ) -> None:
         """`islands` are the plans of the first nodes; `plan` makes those of nodes that come later. `ready` is called
-        when everything is up for the first time. `control` is where others may ask for a restart. Requests that run at
-        the end get `shutdown_timeout_s` seconds to finish."""
+        when everything is up for the first time. `control` is where others may ask for a restart. The file of `keys` is
+        watched. Requests that run at the end get `shutdown_timeout_s` seconds to finish."""
         self._say = say
         self._ready = ready
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -61,6 +64,10 @@ class SystemSupervisor:
             for spec in gateways
         }
         self._links = GatewayLinks(nodes.launcher, self._gateways)
+        owners = gateways[0].config.key_owners
+        if owners:
+            self._links.set_keys(owners)
+        self._key_file = KeyFile(keys, owners, say, self._links.set_keys)
         self._control = Control(control.path, control.listener, self._restart)
         self._restarting = asyncio.Lock()
         # Gateways whose place others have taken, and what waits for their ends.
@@ -88,6 +95,7 @@ class SystemSupervisor:
         supervising = asyncio.create_task(self._supervise())
         storing = asyncio.create_task(self._store.supervise())
         stopping = asyncio.create_task(self._stop.wait())
+        watching = asyncio.create_task(self._key_file.watch())
         await asyncio.wait({supervising, storing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         # Who has no gateway any more is refused.
@@ -100,6 +108,7 @@ class SystemSupervisor:
         for task, actor in list(self._retiring.items()):
             task.cancel()
             actor.kill()
+        watching.cancel()
         self._islands.stop()
         self._links.stop()
         await asyncio.wait({supervising}, timeout=STOP_S)

@@ -735,6 +735,13 @@ class Membership(Message):
     num_wanted: int = 0
 
 
+class ApiKeys(Message):
+    """From the launcher to gateways, when they connect and whenever the list changes, if the system has API keys."""
+
+    # The owners by the keys' digests (see gateway/http/keys.py). It is never empty.
+    owners: dict[bytes, str]
+
+
 class Attainment(Message):
     """From a gateway to the launcher, every second: how many objectives were met since the last message."""
 
@@ -793,6 +800,7 @@ AnyMessage = (
     | Drain
     | Stop
     | Membership
+    | ApiKeys
     | GatewayNews
     | Retire
     | Attainment
