@@ -11,7 +11,8 @@ What Ray 2.60 was seen to do, and to which its configuration here is the answer:
 - its autoscaler, which has nothing to do here, serves metrics without a token, at a port that can only be moved: to
   one that does not exist;
 - `num_cpus` workers are started ahead, which saves most of an actor's start and restart: one for each process;
-- it reports at length, and repeatedly, that a worker died, which is printed here as one line;
+- it reports at length, and repeatedly, that a worker died (console.py leaves that out);
+- it colours the lines of workers, also in files, and prints one line for several that are alike;
 - its memory monitor kills workers when the machine is 95 % full, whichever process filled it;
 - its workers run at nice 15: behind whatever else the machine does, and hardly ahead of instances on a CPU, which are
   nicer still and can only get to 19. A gateway then waited half as long for a core as it ran.
@@ -33,9 +34,6 @@ from alignedserve.launch.leftovers import descendants, end
 
 # The fewest bytes that Ray accepts. Nothing of ours goes through its object store.
 OBJECT_STORE_BYTES = 80 << 20
-_UNSAID = (
-    r"^A worker died or was killed while executing a task|^Task .* failed\. There are .* retries remaining"
-)
 
 
 @contextmanager
@@ -55,7 +53,6 @@ def local_ray(directory: Path, num_processes: int, num_threads: int) -> Iterator
         RAY_TLS_SERVER_KEY=str(tls.key),
         RAY_TLS_CA_CERT=str(tls.certificate),
         AUTOSCALER_METRIC_PORT="-1",
-        RAY_DEDUP_LOGS_SKIP_REGEX=_UNSAID,
     )
     # Otherwise every attempt of a stranger on its ports would be printed on the terminal.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -101,6 +98,7 @@ def _join(address: str) -> Any:
 
 
 def _init(**options: Any) -> Any:
+    os.environ.update(RAY_COLOR_PREFIX="0", RAY_DEDUP_LOGS="0")
     # It is imported here, since its native part reads the environment when it is imported.
     import ray
 

@@ -14,6 +14,7 @@ from types import FrameType
 
 from alignedserve.kvpool.segment import NAME_PREFIX
 from alignedserve.launch.config import LaunchConfig
+from alignedserve.launch.console import format_output
 from alignedserve.launch.control import control_path, prepare_directory
 from alignedserve.launch.nodes import Nodes, nodes_of, this_machine
 from alignedserve.launch.plan import (
@@ -170,8 +171,9 @@ def _serve(settings: Settings, say: Callable[[str], None], signals: Signals) -> 
 
 
 def _logging_too(settings: Settings, say: Callable[[str], None]) -> Callable[[str], None]:
-    """Returns a function which also writes what is printed on the terminal to the launcher's log file, if there are
-    files. Raises ValueError."""
+    """Formats the output of this process. Returns a function which also writes what is printed to the launcher's log
+    file, if there are files. Raises ValueError."""
+    format_output(settings.log.format)
     try:
         log_of(settings).start("launcher", has_console=False)
     except OSError as error:

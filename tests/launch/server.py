@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -50,6 +51,13 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def message_of(line: str) -> str:
+    """The message of a line of the launcher. Lines of processes keep their fields in text format."""
+    if line.startswith('{"time": '):
+        return str(json.loads(line)["message"])
+    return re.sub(r"^\d{4}-\d\d-\d\dT[0-9:.]{12}Z ", "", line)
+
+
 def program_of(pid: int) -> str:
     """Its name; empty if there is no such process."""
     try:
@@ -64,7 +72,9 @@ class Server:
         run instead."""
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
+        # What it has printed, without times, or the messages of JSON lines.
         self.lines: list[str] = []
+        self.raw_lines: list[str] = []
         # A connection for each call, as another client has it: to a gateway that is there, whichever was before.
         unkept = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(base_url=self.url, timeout=60, limits=unkept, verify=NO_TLS)
@@ -189,7 +199,8 @@ class Server:
         assert self._process.stdout
         for line in self._process.stdout:
             with self._changed:
-                self.lines.append(line.rstrip())
+                self.raw_lines.append(line.rstrip())
+                self.lines.append(message_of(line.rstrip()))
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
