@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from alignedserve.gateway.actor import GatewayActor
 from alignedserve.instance.config import InstanceConfig
 from alignedserve.kvpool.actor import PoolActor
 from alignedserve.launch.changing_actor import ChangingActor
+from alignedserve.launch.exits import ExitWatch
 from alignedserve.launch.nodes import ISLAND, ROUTER_HOLDS
 from alignedserve.launch.plan import ProcessSpec
 from alignedserve.prefill_worker.actor import PrefillActor
@@ -51,6 +54,8 @@ class RayActor:
         # The last call of its `run`, and the same if nobody waits for that yet.
         self._last: Any = None
         self._begun: Any = None
+        # watches the process, if it runs on this host
+        self._exit: ExitWatch | None = None
 
     def successor(self) -> RayActor | None:
         """Returns another actor, which can take this one's place; None if there can't be two at once, since each needs
@@ -61,6 +66,7 @@ class RayActor:
 
     async def prepare(self) -> None:
         """Returns when the process has done all that it can before it serves. Raises RayError."""
+        await self._watch()
         await self._handle.prepare.remote()
 
     def begin(self) -> None:
@@ -70,7 +76,7 @@ class RayActor:
     async def ready(self) -> None:
         # A call would wait for the end of the run that has begun.
         if self._begun is None:
-            await self._handle.__ray_ready__.remote()
+            await self._watch()
 
     async def run(self) -> None:
         if self._begun is None:
@@ -83,6 +89,19 @@ class RayActor:
         with contextlib.suppress(RayError):
             if self._last is not None:
                 await self._last
+
+    async def why_ended(self) -> str | None:
+        """Returns how its last process ended; None if that is not known."""
+        return await asyncio.to_thread(self._exit.result) if self._exit else None
+
+    async def _watch(self) -> None:
+        """Returns when the process exists. Raises RayError."""
+        if self._exit:
+            self._exit.close()
+            self._exit = None
+        pid: int = await self._handle.__ray_call__.remote(lambda actor: os.getpid())
+        if self._node_id in (None, ray.get_runtime_context().get_node_id()):
+            self._exit = ExitWatch(pid)
 
     def restart(self) -> None:
         ray.kill(self._handle, no_restart=False)

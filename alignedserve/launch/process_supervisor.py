@@ -43,6 +43,9 @@ class Actor(Protocol):
     async def run(self) -> None:
         """Returns when the process has stopped, having been told to. Raises RayError."""
 
+    async def why_ended(self) -> str | None:
+        """Returns how the last process ended, such as its signal; None if that is not known."""
+
     def restart(self) -> None:
         """Kills the process; Ray starts another one."""
 
@@ -196,7 +199,7 @@ class ProcessSupervisor:
             if self._is_stopping:
                 return
             if actor is self._actor:
-                self._judge(error)
+                self._judge(error, await actor.why_ended())
                 await asyncio.sleep(_RETRY_S)
 
     async def _run_once(self, actor: Actor) -> RayError | None:
@@ -233,12 +236,13 @@ class ProcessSupervisor:
                     raise
             await asyncio.sleep(_RETRY_S)
 
-    def _judge(self, error: RayError | None) -> None:
+    def _judge(self, error: RayError | None, why: str | None) -> None:
+        """`why` is how the process ended, if that is known."""
         was_restarting, self._is_restarting = self._is_restarting, False
         if was_restarting and isinstance(error, ActorUnavailableError):
             return
         self._num_deaths += 1
-        reason = _reason(error)
+        reason = f"{_reason(error)}: {why}" if why and not isinstance(error, RayTaskError) else _reason(error)
         if isinstance(error, ActorDiedError | ActorUnschedulableError):
             raise ProcessFailed(f"{self.name} can't be started again: {reason}")
         if isinstance(error, RayTaskError):
@@ -248,6 +252,8 @@ class ProcessSupervisor:
             self._say(f"{self.name} failed: {reason}")
             self._is_restarting = True
             self._actor.restart()
+        else:
+            self._say(f"{self.name}: {reason}")
         if self._num_deaths >= MAX_DEATHS:
             raise ProcessFailed(
                 f"{self.name} died {self._num_deaths} times in a row: {self._reason or reason}"

@@ -55,7 +55,7 @@ def message_of(line: str) -> str:
     """The message of a line of the launcher. Lines of processes keep their fields in text format."""
     if line.startswith('{"time": '):
         return str(json.loads(line)["message"])
-    return re.sub(r"^\d{4}-\d\d-\d\dT[0-9:.]{12}Z ", "", line)
+    return re.sub(r"^\d{4}-\d\d-\d\dT[0-9:.]{12}Z (?![A-Z]+ )", "", line)
 
 
 def program_of(pid: int) -> str:
