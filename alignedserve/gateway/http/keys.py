@@ -11,6 +11,9 @@ from pathlib import Path
 
 from fastapi import Request
 
+_KEY, _GROUP_OF = "key:", "group:"
+# The digits of a key's digest that name it in logs.
+_NAME_DIGITS = 8
 # The owner of all requests where no keys are needed.
 ANYONE = ""
 
@@ -47,6 +50,11 @@ def owner_of(http: Request) -> str:
     return owner
 
 
+def name_of(owner: str) -> str:
+    """Returns the name of an owner in logs: its group, or the first digits of the SHA-256 of its key."""
+    return owner if owner.startswith(_GROUP_OF) else owner[: len(_KEY) + _NAME_DIGITS]
+
+
 def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
@@ -65,7 +73,7 @@ def owners_of(keys: Iterable[str], file: str | None) -> dict[bytes, str]:
                 f"{place}: after a key there may be the name of its group: 1 to 64 ASCII letters"
             )
         digest = digest_of(key)
-        owner = f"key:{digest.hex()[:16]}" if group is None else f"group:{group}"
+        owner = f"{_KEY}{digest.hex()[:16]}" if group is None else f"{_GROUP_OF}{group}"
         if found.setdefault(digest, owner) != owner:
             raise ValueError(f"{place}: a key is in two groups, or once in one and once in none")
     return found
