@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from alignedserve.types import InvalidRequest
+from alignedserve.types import InvalidRequest, shortened
 
 # The most unknown fields of a body, with others that are ignored. Real clients send a few.
 MAX_UNKNOWN = 64
+# The most characters of an unknown name in an error.
+MAX_NAME_CHARS = 100
 
 
 class Fields(BaseModel):
@@ -25,6 +27,8 @@ class Fields(BaseModel):
 
     # Fields that are unknown here and are not ignored, since the answer would be another; with what to use instead.
     refused: ClassVar[Mapping[str, str]] = {}
+    # Whether all unknown fields are refused: no other server has this object.
+    is_ours: ClassVar[bool] = False
 
 
 def take_unknown(body: BaseModel) -> list[str]:
@@ -50,6 +54,9 @@ def _taken(found: Any, prefix: str) -> Iterator[str]:
         extra = found.model_extra
         refused = found.refused if isinstance(found, Fields) else {}
         for name, value in (extra or {}).items():
+            if isinstance(found, Fields) and found.is_ours:
+                known = ", ".join(type(found).model_fields)
+                raise InvalidRequest(f"{prefix}{shortened(name, MAX_NAME_CHARS)}: must be one of {known}")
             if name not in refused:
                 yield prefix + name
             elif value:
