@@ -43,7 +43,7 @@ from alignedserve.gateway.openai.responses.routes import RESPONSES, response_rou
 from alignedserve.gateway.prepare_process import MODULE as PREPARING
 from alignedserve.gateway.telemetry.attainment import AttainmentCount
 from alignedserve.gateway.telemetry.exposition import Gateways, metrics_route, written
-from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces
+from alignedserve.gateway.telemetry.telemetry import Telemetry, Traces, check_extra
 from alignedserve.gateway.webhooks.deliverer import Deliverer
 from alignedserve.gateway.webhooks.events import Events
 from alignedserve.process.listening import ask_for_listener, inherited, listen
@@ -420,8 +420,7 @@ class GatewayProcess:
 def _traces(config: GatewayConfig) -> Traces | None:
     if config.http.otlp_endpoint is None:
         return None
-    try:
-        from alignedserve.gateway.telemetry.traces import OtlpTraces
-    except ImportError as error:
-        raise ValueError(f"otlp_endpoint: needs the extra alignedserve[otel] ({error})") from None
+    check_extra()
+    from alignedserve.gateway.telemetry.traces import OtlpTraces
+
     return OtlpTraces(config.http.otlp_endpoint)

@@ -132,6 +132,11 @@ class Store(ABC):
         """Returns whether the store could not be reached and no probe has succeeded since. It does not ask the
         store."""
 
+    @property
+    def why_down(self) -> str:
+        """Returns where the store is and why it could not be reached, for a log line. It has no password."""
+        return ""
+
     @abstractmethod
     async def probe(self) -> None:
         """Writes something that changes nothing, to find out whether a store that could not be reached can be written

@@ -50,6 +50,7 @@ class RedisConnection:
         self._hearing = Liveness(NUM_TICKS)
         self._is_ticking = False
         self._is_down = False
+        self._reason = ""
         # The calls that go on, perhaps with no caller waiting for them.
         self._calls: set[asyncio.Task[Any]] = set()
 
@@ -61,6 +62,11 @@ class RedisConnection:
     @property
     def is_down(self) -> bool:
         return self._is_down
+
+    @property
+    def why_down(self) -> str:
+        """Returns the address, without user and password, and the latest error."""
+        return f"{self._pool.place}: {self._reason}"
 
     async def probe(self) -> None:
         """See Store."""
@@ -74,8 +80,9 @@ class RedisConnection:
         cancellations."""
         if self._hearing.is_silent:
             call.close()
-            self._is_down = True
-            raise StoreAway("it does not answer")
+            away = StoreAway("it does not answer")
+            self._failed(away)
+            raise away
         task = asyncio.create_task(self._heard(call))
         self._calls.add(task)
         task.add_done_callback(self._over)
@@ -121,9 +128,12 @@ class RedisConnection:
             self._next_tick()
         try:
             return await self._translated(call)
-        except StoreAway:
-            self._is_down = True
+        except StoreAway as error:
+            self._failed(error)
             raise
+
+    def _failed(self, error: StoreAway) -> None:
+        self._is_down, self._reason = True, str(error)
 
     async def _translated(self, call: Coroutine[Any, Any, Result]) -> Result:
         """Translates errors to StoreAway. BusyLoadingError and AuthenticationError are ConnectionErrors too."""
