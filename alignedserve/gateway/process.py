@@ -166,6 +166,8 @@ class GatewayProcess:
                     self._count_jobs,
                     self._gateways,
                     lambda: self._islands.num_wanted,
+                    without_generation(self._config.instance_id),
+                    model.names,
                 )
             )
             origins = self._config.http.allowed_origins
@@ -423,4 +425,4 @@ def _traces(config: GatewayConfig) -> Traces | None:
     check_extra()
     from alignedserve.gateway.telemetry.traces import OtlpTraces
 
-    return OtlpTraces(config.http.otlp_endpoint)
+    return OtlpTraces(config.http.otlp_endpoint, config.model_name)
