@@ -105,6 +105,11 @@ class Islands:
         """Those on islands' hosts."""
         return [island.gateway for island in self._islands.values() if island.gateway]
 
+    @property
+    def hosts(self) -> list[tuple[str, str | None]]:
+        """The names of the islands that are there now, and Ray's ids of their nodes."""
+        return [(island.name, island.plan.node.node_id) for island in self._islands.values()]
+
     async def restart(self, say: Say) -> None:
         """Replaces all processes of all islands that are there now, one after the other. Raises RestartFailed."""
         for number, island in list(self._islands.items()):

@@ -23,6 +23,7 @@ from alignedserve.launch.plan import IslandPlan, Node, ProcessSpec
 from alignedserve.launch.process_supervisor import ProcessSupervisor
 from alignedserve.launch.store import StoreLocation
 from alignedserve.launch.store_supervisor import StoreSupervisor
+from alignedserve.launch.upgrade import check_installed
 
 # A gateway that was told to retire ends by its own clock; this is for one that does not.
 RETIRED_S = 660.0
@@ -154,6 +155,7 @@ class SystemSupervisor:
         async with self._restarting:
             self._say("restart: every process is replaced, one after the other")
             try:
+                await check_installed([("this host", None), *self._islands.hosts])
                 await self._islands.restart(tell)
                 for gateway in self._all_gateways:
                     await self._replace_gateway(gateway, tell)

@@ -67,9 +67,15 @@ def program_of(pid: int) -> str:
 
 
 class Server:
-    def __init__(self, *options: str, state: Path | None = None, program: str = "alignedserve") -> None:
+    def __init__(
+        self,
+        *options: str,
+        state: Path | None = None,
+        program: str = "alignedserve",
+        cwd: Path | None = None,
+    ) -> None:
         """`state`: the state directory of another one, which goes on where that one ended. `program`: a module that is
-        run instead."""
+        run instead. `cwd`: the directory that has the package, if it is another one."""
         self.port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port}"
         # What it has printed, without times, or the messages of JSON lines.
@@ -83,7 +89,12 @@ class Server:
         own = ["--state-dir", str(state or self._state.name), "--port", str(self.port)]
         command = [sys.executable, "-m", program, "serve", *own, *options]
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            cwd=cwd,
         )
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read)
@@ -207,9 +218,11 @@ class Server:
 
 
 @contextmanager
-def starting(*options: str, state: Path | None = None, program: str = "alignedserve") -> Iterator[Server]:
+def starting(
+    *options: str, state: Path | None = None, program: str = "alignedserve", cwd: Path | None = None
+) -> Iterator[Server]:
     """As soon as it is begun. If it still runs at the end, it is killed."""
-    server = Server(*options, state=state, program=program)
+    server = Server(*options, state=state, program=program, cwd=cwd)
     try:
         yield server
     finally:
@@ -219,9 +232,11 @@ def starting(*options: str, state: Path | None = None, program: str = "alignedse
 
 
 @contextmanager
-def serving(*options: str, state: Path | None = None, program: str = "alignedserve") -> Iterator[Server]:
+def serving(
+    *options: str, state: Path | None = None, program: str = "alignedserve", cwd: Path | None = None
+) -> Iterator[Server]:
     """Ready. At the end, if it still runs, it is stopped by SIGTERM, and has to leave nothing."""
-    with starting(*options, state=state, program=program) as server:
+    with starting(*options, state=state, program=program, cwd=cwd) as server:
         server.until_ready()
         footprint = Footprint(server.pid)
         yield server
