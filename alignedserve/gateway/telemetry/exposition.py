@@ -28,7 +28,7 @@ from alignedserve.gateway.telemetry.metrics import Metrics
 from alignedserve.lengths.prediction import SOURCES
 from alignedserve.process.usage import usage_of
 from alignedserve.protocol.messages import ROLES_THAT_CHANGE, SCHEDULING_S, Cluster, ProcessStatus
-from alignedserve.types import GATEWAY, InstanceId, is_island_gateway
+from alignedserve.types import GATEWAY, InstanceId, is_island_gateway, without_generation
 
 PREFIX = "alignedserve:"
 # The states of requests that an instance computes; all others wait, or are about to leave.
@@ -323,7 +323,7 @@ def _usage(clusters: Mapping[int, Cluster], me: InstanceId) -> Iterator[Metric]:
             name = process.instance_id
             if process.role == "gateway":
                 if not is_island_gateway(me) and not is_island_gateway(name):
-                    gateways.setdefault(name, process.pid)
+                    gateways.setdefault(without_generation(name), process.pid)
             elif process.resident_bytes:
                 labels = [str(island), process.role, name]
                 cpu.add_metric(labels, process.cpu_s)
