@@ -21,6 +21,7 @@ from tests.test_english import forbidden_words, too_long
 ROOT = Path(__file__).parents[1]
 # Folders that were read and rewritten. A file of the root of `alignedserve` is named by itself.
 FOLDERS: list[str] = [
+    "alignedserve/launch",
     "alignedserve/protocol",
     "alignedserve/scheduling/__init__.py",
     "alignedserve/scheduling/block_hashes.py",

@@ -1,5 +1,5 @@
-"""The launcher's end of its links to gateways: it tells them which islands there are, when to take no more requests,
-and when to end."""
+"""The launcher's end of its links to gateways. It sends them the islands and API keys, and orders to drain, retire and
+stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from alignedserve.types import ISLAND_GATEWAY, Epoch, InstanceId, without_genera
 
 
 class Seer(Protocol):
-    """What is told whether a process is connected (ProcessSupervisor)."""
+    """Learns whether a process is connected (ProcessSupervisor)."""
 
     def seen(self, by: str, detail: str) -> None: ...
 
@@ -39,7 +39,7 @@ class Seer(Protocol):
 
 class GatewayLinks:
     def __init__(self, address: RouterAddress, gateways: Mapping[InstanceId, Seer]) -> None:
-        """`gateways` are those of this host; others are added and removed with their islands."""
+        """`gateways` are those of this host. Others are added and removed with their islands."""
         self._address = address
         self._gateways = dict(gateways)
         self._epoch = new_epoch()
@@ -47,12 +47,12 @@ class GatewayLinks:
         self._membership = Membership([])
         # None where no keys are needed
         self._keys: ApiKeys | None = None
-        # Set for each gateway that is connected, by the name of its generation.
+        # set for each gateway that is connected, by its name with the generation
         self._connected: dict[InstanceId, asyncio.Event] = {}
-        # Those whose place others have: nobody supervises them.
+        # gateways that were replaced and are not supervised any more
         self._retired: set[InstanceId] = set()
         self._is_draining = False
-        # What gateways have said since it was asked for, and whether jobs are late by the last word of each.
+        # objectives since the last `attained`, and the gateways that last reported late jobs
         self._num_met = self._num_missed = 0
         self._late: set[InstanceId] = set()
 
@@ -87,7 +87,7 @@ class GatewayLinks:
         self._tell_all(self._keys)
 
     def attained(self) -> Seen:
-        """Returns what became of objectives since this was called last."""
+        """Returns the numbers of objectives met and missed since the last call."""
         seen = Seen(self._num_met, self._num_missed, bool(self._late))
         self._num_met = self._num_missed = 0
         return seen
@@ -106,7 +106,7 @@ class GatewayLinks:
         await self._connected.setdefault(gateway, asyncio.Event()).wait()
 
     def retire(self, gateway: InstanceId) -> None:
-        """Another one has taken its place."""
+        """Orders a gateway to end, because another one has taken its place."""
         self._retired.add(gateway)
         if seer := self._gateways.get(without_generation(gateway)):
             seer.unseen(gateway, is_dead=False)
@@ -118,13 +118,13 @@ class GatewayLinks:
     def close(self) -> None:
         self._hub.close()
 
-    # ---- what the hub hears ----
+    # ---- the hub's handler ----
 
     def connected(self, hello: Hello) -> None:
         to = hello.instance_id
         self._hub.send(to, Welcome(self._epoch, SILENCE_S))
         if without_generation(to) not in self._gateways:
-            # Its island is gone.
+            # Its island no longer exists.
             self._hub.send(to, Stop())
             return
         if self._keys:
@@ -133,7 +133,7 @@ class GatewayLinks:
         if self._is_draining:
             self._hub.send(to, Drain())
         if to in self._retired:
-            # It may not have been there to hear it.
+            # It may have been disconnected when the order was sent.
             self._hub.send(to, Retire())
             return
         self._connected.setdefault(to, asyncio.Event()).set()
