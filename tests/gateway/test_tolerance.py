@@ -54,9 +54,8 @@ def test_what_is_unknown_is_ignored_and_named(path: str, caplog: pytest.LogCaptu
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
 def test_an_unknown_field_of_slo_is_refused_and_named(path: str) -> None:
     """No other server has `slo`, so it is a mistake, and the objective would be another."""
-    body = {CHAT: {"messages": QUESTION}, COMPLETIONS: {"prompt": "How far?"}}.get(
-        path, {"input": "How far?"}
-    )
+    bodies: dict[str, dict[str, Any]] = {CHAT: {"messages": QUESTION}, COMPLETIONS: {"prompt": "How far?"}}
+    body = bodies.get(path, {"input": "How far?"})
 
     async def scenario() -> None:
         async with served() as at:
